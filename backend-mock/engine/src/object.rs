@@ -1,0 +1,145 @@
+//! Shared objects: memory files without a name, and the way to another process's.
+//!
+//! Why memory files: nothing lies in `/dev/shm`, nothing has to be swept up after
+//! a SIGKILL, and a file descriptor of one can be passed. Why through
+//! `/proc/<pid>/fd/<n>`: 64 bytes are then enough to open, and a descriptor
+//! number is reused after a free exactly as a driver reuses its slots, which is how a
+//! stale handle comes to name somebody else's block.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    readlink,
+};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::EngineError;
+use crate::handle::Handle;
+use crate::page::{Identity, ObjectKind, Page, page_size};
+use crate::process::ProcessId;
+
+const NAME: &str = "device-ipc-mock";
+const LINK_PREFIX: &[u8] = b"/memfd:device-ipc-mock";
+
+/// Descriptors are moved to numbers from here on, where nobody else takes the lowest free one between a
+/// free and the next allocation.
+const FIRST_SLOT: i32 = 256;
+
+/// A shared object, opened or made.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) file: OwnedFd,
+    pub(crate) page: Page,
+    pub(crate) identity: Identity,
+}
+
+impl Object {
+    /// Makes an object with `data` bytes (whole pages) after its header page.
+    pub(crate) fn create(identity: Identity, data: u64) -> Result<Self, EngineError> {
+        let low = with_more_descriptors("memfd_create", || {
+            memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        })?;
+        let file = with_more_descriptors("fcntl(F_DUPFD)", || fcntl_dupfd_cloexec(&low, FIRST_SLOT))?;
+        drop(low);
+        ftruncate(&file, page_size() as u64 + data).map_err(EngineError::system("ftruncate"))?;
+        // No process can make another one's mapping end in a SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(EngineError::system("fcntl(F_ADD_SEALS)"))?;
+        let page = Page::map(&file, true)?;
+        page.initialise(&identity);
+        Ok(Self { file, page, identity })
+    }
+
+    /// Number of the descriptor, as a handle carries it.
+    pub(crate) fn slot(file: &OwnedFd) -> u32 {
+        file.as_raw_fd().unsigned_abs()
+    }
+
+    /// Opens what stands now behind the descriptor that `handle` names, with a file description of its own.
+    ///
+    /// # Errors
+    /// `ExporterGone`, `PermissionDenied`, and `InvalidHandle` if nothing of the engine's is there.
+    pub(crate) fn reach(handle: &Handle, kind: ObjectKind, writable: bool) -> Result<Self, EngineError> {
+        let pid = handle.exporter.pid;
+        let gone = EngineError::ExporterGone { pid };
+        if !handle.exporter.is_alive() {
+            return Err(gone);
+        }
+        let refused = |errno| match errno {
+            Errno::ACCESS | Errno::PERM => EngineError::PermissionDenied { pid },
+            _ if !handle.exporter.is_alive() => EngineError::ExporterGone { pid },
+            Errno::MFILE | Errno::NFILE => EngineError::System { call: "open", errno: errno.raw_os_error() },
+            _ => EngineError::InvalidHandle { reason: "its exporter has freed what it names" },
+        };
+        let path = format!("/proc/{pid}/fd/{}", handle.fd);
+        // The number may be anything by now: a pipe, a tape drive. Only memory files are opened.
+        let target = readlink(path.as_str(), Vec::new()).map_err(refused)?;
+        if !target.as_bytes().starts_with(LINK_PREFIX) {
+            return Err(EngineError::InvalidHandle { reason: "its exporter has freed what it names" });
+        }
+        let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(path.as_str(), flags, Mode::empty()).map_err(refused)?;
+        let object = Self::adopt(file, kind, writable && kind == ObjectKind::Event)?;
+        if object.identity.owner != handle.exporter {
+            return Err(EngineError::InvalidHandle { reason: "it names an object of another process" });
+        }
+        Ok(object)
+    }
+
+    /// Takes over a descriptor that somebody passed on, after checking that it is one of the engine's.
+    /// The page is mapped without the right to write unless asked for.
+    pub(crate) fn adopt(file: OwnedFd, kind: ObjectKind, writable_page: bool) -> Result<Self, EngineError> {
+        let invalid = |reason| EngineError::InvalidHandle { reason };
+        let no_object = invalid("the file descriptor is no memory of this engine");
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let length = fstat(&file).map_err(EngineError::system("fstat"))?.st_size.unsigned_abs();
+        if !sealed || length < page_size() as u64 {
+            return Err(no_object);
+        }
+        let page = Page::map(&file, writable_page)?;
+        let identity = page.identity().ok_or_else(|| no_object.clone())?;
+        if identity.kind != kind {
+            return Err(invalid("it names something of another kind: memory for an event, or the reverse"));
+        }
+        if identity.size > length - page_size() as u64 {
+            return Err(no_object);
+        }
+        Ok(Self { file, page, identity })
+    }
+}
+
+/// The lowest whole pages that hold `bytes`; `None` if that overflows.
+pub(crate) fn whole_pages(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(page_size() as u64)
+}
+
+/// A second descriptor of the same file.
+pub(crate) fn duplicate(file: impl AsFd) -> Result<OwnedFd, EngineError> {
+    with_more_descriptors("fcntl(F_DUPFD)", || fcntl_dupfd_cloexec(&file, 0))
+}
+
+/// Refuses a handle of this process's own.
+pub(crate) fn refuse_own(exporter: ProcessId, own: ProcessId) -> Result<(), EngineError> {
+    if exporter == own { Err(EngineError::OwnProcess) } else { Ok(()) }
+}
+
+/// Each allocation keeps a descriptor, and the usual soft limit of 1024 is there for `select`, not for us:
+/// raises it to the hard limit when it is met.
+fn with_more_descriptors(
+    call: &'static str,
+    attempt: impl Fn() -> Result<OwnedFd, Errno>,
+) -> Result<OwnedFd, EngineError> {
+    match attempt() {
+        // F_DUPFD says EINVAL when its lower bound is past the limit.
+        Err(Errno::MFILE | Errno::INVAL) => {
+            let limit = getrlimit(Resource::Nofile);
+            let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+            setrlimit(Resource::Nofile, raised).map_err(EngineError::system("setrlimit"))?;
+            attempt().map_err(EngineError::system(call))
+        }
+        result => result.map_err(EngineError::system(call)),
+    }
+}

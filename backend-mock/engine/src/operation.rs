@@ -1,0 +1,208 @@
+//! The calls of the engine by name: counted, and made to fail on demand.
+//!
+//! Why: a hot path is guarded by counting the driver calls it makes, and an
+//! error path is tested by making the n-th call fail. Both need one list of names.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::EngineError;
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// A call of [`Machine`](crate::Machine), or the running of queued work.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Operation { $($(#[$doc])* $variant,)* }
+
+        impl Operation {
+            /// Every operation.
+            pub const ALL: &'static [Operation] = &[$(Operation::$variant,)*];
+
+            /// The name that [`MachineConfig::from_spec`](crate::MachineConfig::from_spec) takes.
+            pub const fn name(self) -> &'static str {
+                match self { $(Operation::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+operations! {
+    /// `allocate`
+    Allocate = "allocate",
+    /// `free`
+    Free = "free",
+    /// `range_of`
+    RangeOf = "range_of",
+    /// `memory_info`
+    MemoryInfo = "memory_info",
+    /// `export_bytes` and `export_fd`
+    Export = "export",
+    /// `unexport`
+    Unexport = "unexport",
+    /// `open` and `open_contiguous`
+    Open = "open",
+    /// `close`
+    Close = "close",
+    /// `create_stream`, and the first `default_stream` of a device
+    CreateStream = "create_stream",
+    /// `destroy_stream`
+    DestroyStream = "destroy_stream",
+    /// `synchronize`, `synchronize_timeout` and `synchronize_device`
+    Synchronize = "synchronize",
+    /// `query`
+    Query = "query",
+    /// `copy`
+    Copy = "copy",
+    /// `fill`
+    Fill = "fill",
+    /// `write_from_host`
+    Write = "write",
+    /// `read_to_host` and `read_then`
+    Read = "read",
+    /// `add_f32` and `add_u8`
+    Kernel = "kernel",
+    /// `delay`
+    Delay = "delay",
+    /// `host_fn`
+    HostFn = "host_fn",
+    /// `write_value64`
+    WriteValue = "write_value",
+    /// `wait_value64`
+    WaitValue = "wait_value",
+    /// `create_event`
+    CreateEvent = "create_event",
+    /// `export_event`
+    ExportEvent = "export_event",
+    /// `open_event`
+    OpenEvent = "open_event",
+    /// `destroy_event`
+    DestroyEvent = "destroy_event",
+    /// `record`
+    Record = "record",
+    /// `wait`
+    Wait = "wait",
+    /// `query_event`
+    QueryEvent = "query_event",
+    /// `synchronize_event`
+    SynchronizeEvent = "synchronize_event",
+    /// The running of one queued operation on a stream's thread, whatever it is.
+    /// A fault here fails the stream, not the call.
+    Run = "run",
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Operation {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.iter().copied().find(|operation| operation.name() == text).ok_or(())
+    }
+}
+
+/// One call that shall fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// Which call.
+    pub operation: Operation,
+    /// The how-many-th call from the arming on fails: 1 is the next one. It fails once.
+    pub after: u32,
+    /// The code that [`EngineError::Injected`] then carries.
+    pub code: i32,
+}
+
+/// How often each operation was called: a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counters([u64; Operation::ALL.len()]);
+
+impl Counters {
+    /// Calls of one operation since the machine was made, failed ones included.
+    pub fn get(&self, operation: Operation) -> u64 {
+        self.0[operation as usize]
+    }
+
+    /// Every operation with its calls.
+    pub fn iter(&self) -> impl Iterator<Item = (Operation, u64)> + '_ {
+        Operation::ALL.iter().map(|&operation| (operation, self.get(operation)))
+    }
+
+    /// The calls that were made after `earlier` was taken.
+    #[must_use]
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        Counters(std::array::from_fn(|index| self.0[index] - earlier.0[index]))
+    }
+}
+
+/// Counts calls and holds the armed faults.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    calls: [AtomicU64; Operation::ALL.len()],
+    armed: Mutex<Vec<Fault>>,
+}
+
+impl Tally {
+    pub(crate) fn new(faults: &[Fault]) -> Self {
+        Self { calls: std::array::from_fn(|_| AtomicU64::new(0)), armed: Mutex::new(faults.to_vec()) }
+    }
+
+    /// Notes one call of `operation`; fails if it is the one that shall.
+    pub(crate) fn call(&self, operation: Operation) -> Result<(), EngineError> {
+        self.calls[operation as usize].fetch_add(1, Ordering::Relaxed);
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = None;
+        armed.retain_mut(|fault| {
+            if fault.operation != operation {
+                return true;
+            }
+            fault.after = fault.after.saturating_sub(1);
+            if fault.after == 0 && due.is_none() {
+                due = Some(fault.code);
+                return false;
+            }
+            true
+        });
+        due.map_or(Ok(()), |code| Err(EngineError::Injected { operation, code }))
+    }
+
+    pub(crate) fn arm(&self, fault: Fault) {
+        self.armed.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+    }
+
+    pub(crate) fn snapshot(&self) -> Counters {
+        Counters(std::array::from_fn(|index| self.calls[index].load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_parse_back() {
+        for (index, &operation) in Operation::ALL.iter().enumerate() {
+            assert_eq!(operation as usize, index);
+            assert_eq!(operation.name().parse(), Ok(operation));
+        }
+        assert_eq!("warp".parse::<Operation>(), Err(()));
+    }
+
+    #[test]
+    fn the_nth_call_fails_once() {
+        let tally = Tally::new(&[Fault { operation: Operation::Open, after: 2, code: 7 }]);
+        assert_eq!(tally.call(Operation::Close), Ok(()));
+        assert_eq!(tally.call(Operation::Open), Ok(()));
+        assert_eq!(
+            tally.call(Operation::Open),
+            Err(EngineError::Injected { operation: Operation::Open, code: 7 })
+        );
+        assert_eq!(tally.call(Operation::Open), Ok(()));
+        assert_eq!(tally.snapshot().get(Operation::Open), 3);
+    }
+}

@@ -1,0 +1,167 @@
+//! The first page of every shared object.
+//!
+//! Why: the 64 bytes of a handle say what the exporter *meant*; this page, which
+//! lies in the memory file itself, says what is there now: which generation,
+//! whether it was freed or withdrawn, and for an event how far it has come.
+
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::event::EventState;
+use crate::process::ProcessId;
+use crate::{EngineError, Lifetime, Revocation};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"mockpage");
+
+/// What a shared object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObjectKind {
+    Memory = 1,
+    Event = 2,
+}
+
+/// What the page says once and for all.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) kind: ObjectKind,
+    pub(crate) owner: ProcessId,
+    /// Generation of the allocation, or number of the event.
+    pub(crate) id: u64,
+    /// Bytes of data after the page.
+    pub(crate) size: u64,
+    /// Physical index of the home device.
+    pub(crate) physical: u32,
+    pub(crate) lifetime: Lifetime,
+}
+
+/// Other processes read this while the owner writes: nothing but atomics.
+#[repr(C)]
+struct Layout {
+    magic: AtomicU64,
+    kind: AtomicU32,
+    physical: AtomicU32,
+    pid: AtomicU32,
+    revoking: AtomicU32,
+    start: AtomicU64,
+    id: AtomicU64,
+    size: AtomicU64,
+    epoch: AtomicU32,
+    freed: AtomicU32,
+    event: EventState,
+}
+
+const _: () = assert!(size_of::<Layout>() <= 4096);
+
+/// Size of a page and of the header, in bytes.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// The header page, mapped.
+#[derive(Debug)]
+pub(crate) struct Page {
+    layout: NonNull<Layout>,
+}
+
+// SAFETY: the mapping belongs to no thread, and all that is reached through it is atomic.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// Maps the first page of `file`, which must be at least a page long and sealed against shrinking.
+    pub(crate) fn map(file: impl AsFd, writable: bool) -> Result<Self, EngineError> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+        let page = unsafe { mmap(ptr::null_mut(), page_size(), protection, MapFlags::SHARED, file, 0) }
+            .map_err(EngineError::system("mmap"))?;
+        let layout = NonNull::new(page.cast()).ok_or(EngineError::System { call: "mmap", errno: 0 })?;
+        Ok(Self { layout })
+    }
+
+    /// Writes the identity. For the owner, before anybody else can know of the object; writable pages only.
+    pub(crate) fn initialise(&self, identity: &Identity) {
+        let page = self.layout();
+        page.kind.store(identity.kind as u32, Ordering::Relaxed);
+        page.physical.store(identity.physical, Ordering::Relaxed);
+        page.pid.store(identity.owner.pid, Ordering::Relaxed);
+        page.start.store(identity.owner.start, Ordering::Relaxed);
+        page.id.store(identity.id, Ordering::Relaxed);
+        page.size.store(identity.size, Ordering::Relaxed);
+        page.revoking.store(u32::from(identity.lifetime == Lifetime::Revoking), Ordering::Relaxed);
+        page.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// The identity; `None` if the page is not one of the engine's.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        let page = self.layout();
+        if page.magic.load(Ordering::Acquire) != MAGIC {
+            return None;
+        }
+        let kind = match page.kind.load(Ordering::Relaxed) {
+            1 => ObjectKind::Memory,
+            2 => ObjectKind::Event,
+            _ => return None,
+        };
+        let revoking = page.revoking.load(Ordering::Relaxed) != 0;
+        Some(Identity {
+            kind,
+            owner: ProcessId {
+                pid: page.pid.load(Ordering::Relaxed),
+                start: page.start.load(Ordering::Relaxed),
+            },
+            id: page.id.load(Ordering::Relaxed),
+            size: page.size.load(Ordering::Relaxed),
+            physical: page.physical.load(Ordering::Relaxed),
+            lifetime: if revoking { Lifetime::Revoking } else { Lifetime::Pinning },
+        })
+    }
+
+    /// How often the export was withdrawn.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.layout().epoch.load(Ordering::Acquire)
+    }
+
+    /// What has ended an export that was made at `epoch`, if anything has.
+    pub(crate) fn ended(&self, epoch: u32) -> Option<Revocation> {
+        if self.layout().freed.load(Ordering::Acquire) != 0 {
+            Some(Revocation::Freed)
+        } else if self.epoch() != epoch {
+            Some(Revocation::Unexported)
+        } else {
+            None
+        }
+    }
+
+    /// Withdraws all exports made so far. Writable pages only.
+    pub(crate) fn withdraw(&self) {
+        self.layout().epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Says that the owner has freed it. Writable pages only.
+    pub(crate) fn mark_freed(&self) {
+        self.layout().freed.store(1, Ordering::Release);
+    }
+
+    /// The state of an event. Its methods that change it need a writable page.
+    pub(crate) fn event(&self) -> &EventState {
+        &self.layout().event
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: the page is mapped until `self` is dropped, page-aligned, at least as large as `Layout`
+        // (asserted above), never shrinks (sealed), and every bit pattern is a valid `Layout`.
+        unsafe { self.layout.as_ref() }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `map` mapped, and no reference into it outlives `self`.
+        // A failure would leave the page mapped, which harms nobody.
+        let _ = unsafe { munmap(self.layout.as_ptr().cast(), page_size()) };
+    }
+}

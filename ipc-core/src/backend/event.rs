@@ -1,0 +1,53 @@
+//! Events that order the streams of two processes.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::HandleBytes;
+use crate::device::DeviceOrdinal;
+use crate::error::Result;
+use crate::stream::BorrowedStream;
+
+/// A vendor's event, created here or opened from another process. Dropping it destroys it.
+///
+/// The process that recorded last must keep its event until the waiters are done
+/// (`cudaIpcGetEventHandle`: waiting on an event whose creator has freed it is undefined).
+pub trait DeviceEvent: fmt::Debug + Send + Sync {
+    /// The device whose streams the event was created or opened for.
+    fn device(&self) -> DeviceOrdinal;
+
+    /// The bytes by which another process opens this event.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for an event that was opened from another process.
+    fn export(&self) -> Result<HandleBytes>;
+
+    /// Records the event on a stream. The record has been submitted to the device when the call returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`](crate::Error::WrongStream), else the vendor's error.
+    fn record(&self, stream: BorrowedStream<'_>) -> Result<()>;
+
+    /// Makes the work that is submitted to `stream` from now on wait for the last record, on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`](crate::Error::WrongStream), else the vendor's error.
+    fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()>;
+
+    /// Has the last record been reached? True for an event that has never been recorded.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's error.
+    fn query(&self) -> Result<bool>;
+
+    /// Waits on the host until the last record has been reached.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`](crate::Error::Timeout), else the vendor's error.
+    fn synchronize(&self, timeout: Duration) -> Result<()>;
+}

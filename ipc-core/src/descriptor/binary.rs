@@ -1,0 +1,324 @@
+//! The binary form. `docs/descriptor.md` is its specification; the two change together.
+
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{DescribedExtent, Descriptor, DescriptorError, ExportId};
+use crate::backend::Access;
+use crate::broker::{BrokerAddress, MAX_ADDRESS_BYTES, Token};
+use crate::device::{DeviceIdentity, HostId};
+use crate::process::ProcessIdentity;
+use crate::tensor::{Dtype, MAX_DIMENSIONS, TensorLayout};
+
+/// The largest descriptor in bytes.
+pub const MAX_DESCRIPTOR_BYTES: usize = 64 * 1024;
+
+/// The most allocations that a region may lie in.
+pub const MAX_EXTENTS: usize = 2048;
+
+/// The format that this library writes.
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+
+/// The version of a layout. A reader of the same major version reads every minor one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatVersion {
+    /// Another number: another layout.
+    pub major: u8,
+    /// A higher number: more fields at the end, which an older reader passes over.
+    pub minor: u8,
+}
+
+impl fmt::Display for FormatVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+const MAGIC: [u8; 4] = *b"DIPC";
+const CHECKSUM_BYTES: usize = 4;
+const MAX_BACKEND_BYTES: usize = 32;
+
+const FLAG_READ_ONLY: u16 = 1 << 0;
+const FLAG_READY: u16 = 1 << 1;
+const FLAG_TENSOR: u16 = 1 << 2;
+/// Bits that a reader must know; those above it may pass over.
+const MANDATORY_FLAGS: u16 = 0x00ff;
+const KNOWN_FLAGS: u16 = FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR;
+
+const HOME_UUID: u8 = 1;
+const HOME_HOST_PHYSICAL: u8 = 2;
+const ADDRESS_ABSTRACT: u8 = 1;
+const ADDRESS_PATH: u8 = 2;
+
+/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    major: u8,
+    minor: u8,
+    flags: U16,
+    total_bytes: U32,
+    home_kind: u8,
+    home: [u8; 16],
+    home_physical: U32,
+    host: [u8; 16],
+    boot: [u8; 16],
+    pid_namespace: U64,
+    net_namespace: U64,
+    pid: U32,
+    start_time: U64,
+    export: U64,
+    token: [u8; 16],
+    offset: U64,
+    len: U64,
+    extents: U16,
+    backend_bytes: u8,
+    address_kind: u8,
+    address_bytes: u8,
+    dtype: u8,
+    storage_format: u8,
+    dimensions: u8,
+}
+
+/// An allocation of the region.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct ExtentEntry {
+    size: U64,
+    generation: U64,
+}
+
+impl Descriptor {
+    /// The binary form.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (home_kind, home, home_physical) = match self.home {
+            DeviceIdentity::Uuid(uuid) => (HOME_UUID, uuid, 0),
+            DeviceIdentity::HostPhysical { host, physical } => (HOME_HOST_PHYSICAL, *host.as_bytes(), physical),
+        };
+        let mut flags = 0;
+        flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
+        flags |= if self.ready { FLAG_READY } else { 0 };
+        flags |= if self.layout.is_some() { FLAG_TENSOR } else { 0 };
+        let address = self.broker.bytes();
+        let dimensions = self.layout.as_ref().map_or(0, |layout| layout.shape().len());
+        let body = self.backend.len() + address.len() + self.extents.len() * size_of::<ExtentEntry>() + dimensions * 16;
+        let total = size_of::<Head>() + body + CHECKSUM_BYTES;
+        let head = Head {
+            magic: MAGIC,
+            major: FORMAT_VERSION.major,
+            minor: FORMAT_VERSION.minor,
+            flags: U16::new(flags),
+            total_bytes: U32::new(total as u32),
+            home_kind,
+            home,
+            home_physical: U32::new(home_physical),
+            host: *self.exporter.host.as_bytes(),
+            boot: self.exporter.boot,
+            pid_namespace: U64::new(self.exporter.pid_namespace),
+            net_namespace: U64::new(self.exporter.net_namespace),
+            pid: U32::new(self.exporter.pid),
+            start_time: U64::new(self.exporter.start_time),
+            export: U64::new(self.export.0),
+            token: self.token.to_bytes(),
+            offset: U64::new(self.offset),
+            len: U64::new(self.len),
+            extents: U16::new(self.extents.len() as u16),
+            backend_bytes: self.backend.len() as u8,
+            address_kind: match self.broker {
+                BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
+                BrokerAddress::Path(_) => ADDRESS_PATH,
+            },
+            address_bytes: address.len() as u8,
+            dtype: self.layout.as_ref().map_or(0, |layout| layout.dtype().code()),
+            storage_format: 0,
+            dimensions: dimensions as u8,
+        };
+        let mut bytes = Vec::with_capacity(total);
+        bytes.extend_from_slice(head.as_bytes());
+        bytes.extend_from_slice(self.backend.as_bytes());
+        bytes.extend_from_slice(address);
+        for extent in &self.extents {
+            let entry = ExtentEntry { size: U64::new(extent.size), generation: U64::new(extent.generation) };
+            bytes.extend_from_slice(entry.as_bytes());
+        }
+        if let Some(layout) = &self.layout {
+            for number in layout.shape().iter().chain(layout.strides()) {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        debug_assert_eq!(bytes.len(), total);
+        bytes
+    }
+
+    /// Reads the binary form. The bytes may come from anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`DescriptorError`] with what is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let (head, mut body) = checked_parts(bytes)?;
+        let backend = str::from_utf8(take(&mut body, usize::from(head.backend_bytes))?)
+            .ok()
+            .filter(|name| is_backend_name(name))
+            .ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))?
+            .to_owned();
+        let broker = read_address(head, take(&mut body, usize::from(head.address_bytes))?)?;
+        let extents = read_extents(head, &mut body)?;
+        let layout = read_layout(head, &mut body)?;
+        let region_end = head.offset.get().checked_add(head.len.get());
+        let allocated = extents.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
+        let (Some(region_end), Some(allocated)) = (region_end, allocated) else {
+            return Err(bad("region", "its offset, length or allocations do not fit 64 bits"));
+        };
+        if head.len.get() == 0 || region_end > allocated || head.offset.get() >= extents[0].size {
+            let region = format!("{} bytes at offset {} in {allocated}", head.len, head.offset);
+            return Err(bad("region", &region));
+        }
+        if let Some(layout) = &layout {
+            layout.check_fits(head.len.get())?;
+        }
+        let flags = head.flags.get();
+        Ok(Self {
+            backend,
+            home: read_home(head)?,
+            exporter: ProcessIdentity {
+                host: HostId::from_bytes(head.host),
+                boot: head.boot,
+                pid_namespace: head.pid_namespace.get(),
+                net_namespace: head.net_namespace.get(),
+                pid: head.pid.get(),
+                start_time: head.start_time.get(),
+            },
+            broker,
+            export: ExportId(head.export.get()),
+            token: Token::from_bytes(head.token),
+            access: if flags & FLAG_READ_ONLY == 0 { Access::ReadWrite } else { Access::ReadOnly },
+            ready: flags & FLAG_READY != 0,
+            offset: head.offset.get(),
+            len: head.len.get(),
+            extents,
+            layout,
+        })
+    }
+}
+
+/// Head and body, once size, version, checksum and flags have been checked.
+fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
+    let found = bytes.len();
+    if found > MAX_DESCRIPTOR_BYTES {
+        return Err(DescriptorError::TooLarge { found });
+    }
+    if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
+        return Err(DescriptorError::BadMagic);
+    }
+    let truncated = |expected| DescriptorError::Truncated { found, expected };
+    let least = size_of::<Head>() + CHECKSUM_BYTES;
+    // The version stands at the same place in every layout, so it can be told before the rest makes sense.
+    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
+    if major != FORMAT_VERSION.major {
+        return Err(DescriptorError::Version { found: FormatVersion { major, minor } });
+    }
+    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
+    let total = head.total_bytes.get() as usize;
+    if total < least {
+        return Err(bad("length", "it is shorter than the fixed part"));
+    }
+    if found < total {
+        return Err(truncated(total));
+    }
+    if found > total {
+        return Err(DescriptorError::TrailingBytes { extra: found - total });
+    }
+    let (covered, checksum) = bytes.split_at(total - CHECKSUM_BYTES);
+    if crc32fast::hash(covered).to_le_bytes() != checksum {
+        return Err(DescriptorError::BadChecksum);
+    }
+    let unknown = head.flags.get() & MANDATORY_FLAGS & !KNOWN_FLAGS;
+    if unknown != 0 {
+        return Err(DescriptorError::UnknownFeatures { flags: unknown });
+    }
+    Ok((head, &covered[size_of::<Head>()..]))
+}
+
+fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
+    let (taken, rest) = body
+        .split_at_checked(bytes)
+        .ok_or_else(|| bad("length", "its fields need more bytes than there are"))?;
+    *body = rest;
+    Ok(taken)
+}
+
+fn read_home(head: &Head) -> Result<DeviceIdentity, DescriptorError> {
+    match head.home_kind {
+        HOME_UUID => Ok(DeviceIdentity::Uuid(head.home)),
+        HOME_HOST_PHYSICAL => Ok(DeviceIdentity::HostPhysical {
+            host: HostId::from_bytes(head.home),
+            physical: head.home_physical.get(),
+        }),
+        other => Err(bad("home device", &format!("kind {other} of identity is not known"))),
+    }
+}
+
+fn read_address(head: &Head, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
+    if bytes.is_empty() || bytes.len() > MAX_ADDRESS_BYTES {
+        return Err(bad("socket address", &format!("it has {} bytes, not 1 to {MAX_ADDRESS_BYTES}", bytes.len())));
+    }
+    match head.address_kind {
+        ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.to_vec())),
+        ADDRESS_PATH if bytes[0] == b'/' && !bytes.contains(&0) => {
+            Ok(BrokerAddress::Path(std::ffi::OsString::from_vec(bytes.to_vec()).into()))
+        }
+        ADDRESS_PATH => Err(bad("socket address", "it is no absolute path")),
+        other => Err(bad("socket address", &format!("kind {other} is not known"))),
+    }
+}
+
+fn read_extents(head: &Head, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, DescriptorError> {
+    let count = usize::from(head.extents.get());
+    if count == 0 || count > MAX_EXTENTS {
+        return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
+    }
+    let bytes = take(body, count * size_of::<ExtentEntry>())?;
+    let entries = <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
+    let extents: Vec<_> = entries
+        .iter()
+        .map(|entry| DescribedExtent { size: entry.size.get(), generation: entry.generation.get() })
+        .collect();
+    if extents.iter().any(|extent| extent.size == 0) {
+        return Err(bad("allocations", "one has no bytes"));
+    }
+    Ok(extents)
+}
+
+fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, DescriptorError> {
+    if head.flags.get() & FLAG_TENSOR == 0 {
+        return Ok(None);
+    }
+    let dimensions = usize::from(head.dimensions);
+    if dimensions > MAX_DIMENSIONS {
+        return Err(crate::tensor::LayoutError::TooManyDimensions(dimensions).into());
+    }
+    if head.storage_format != 0 {
+        return Err(bad("storage format", &format!("format {} is not known", head.storage_format)));
+    }
+    let bytes = take(body, dimensions * 16)?;
+    let numbers = <[U64]>::ref_from_bytes(bytes).map_err(|_| bad("tensor", "it is cut off"))?;
+    let mut numbers = numbers.iter().map(|number| number.get());
+    let shape: Vec<u64> = numbers.by_ref().take(dimensions).collect();
+    let strides: Vec<u64> = numbers.collect();
+    Ok(Some(TensorLayout::strided(Dtype::from_code(head.dtype), shape, strides)?))
+}
+
+pub(crate) fn is_backend_name(name: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=MAX_BACKEND_BYTES).contains(&name.len()) && name.bytes().all(good)
+}
+
+fn bad(field: &'static str, why: &str) -> DescriptorError {
+    DescriptorError::BadField { field, why: why.to_owned() }
+}

@@ -1,0 +1,71 @@
+//! Why some bytes are not a descriptor.
+
+use crate::descriptor::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use crate::tensor::LayoutError;
+
+/// Why bytes or a text are not a descriptor that this version can read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescriptorError {
+    /// The text does not begin as a descriptor does.
+    #[error("this text is no device-ipc descriptor: one begins with {TEXT_PREFIX:?}")]
+    NotText,
+    /// A character that no descriptor holds.
+    #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
+    BadCharacter {
+        /// Counted from 0, behind the prefix.
+        position: usize,
+    },
+    /// The bytes do not begin as a descriptor does.
+    #[error("these bytes are no device-ipc descriptor")]
+    BadMagic,
+    /// Another layout.
+    #[error(
+        "the descriptor has format {found}, and this library reads {FORMAT_VERSION}; update device-ipc in the {} process",
+        if found.major > FORMAT_VERSION.major { "receiving" } else { "exporting" }
+    )]
+    Version {
+        /// The descriptor's.
+        found: FormatVersion,
+    },
+    /// It needs something that this version does not know.
+    #[error("the descriptor uses features {flags:#06x} that this library does not know; update the receiver")]
+    UnknownFeatures {
+        /// The bits.
+        flags: u16,
+    },
+    /// Bytes are missing at the end.
+    #[error("the descriptor is cut off: {found} of {expected} bytes")]
+    Truncated {
+        /// Bytes that there are.
+        found: usize,
+        /// Bytes that there should be, as far as can be told.
+        expected: usize,
+    },
+    /// Bytes are left over at the end.
+    #[error("{extra} bytes follow the descriptor")]
+    TrailingBytes {
+        /// How many.
+        extra: usize,
+    },
+    /// Larger than any descriptor.
+    #[error("{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES})")]
+    TooLarge {
+        /// How many bytes.
+        found: usize,
+    },
+    /// The checksum does not fit.
+    #[error("the descriptor is damaged: its checksum does not fit")]
+    BadChecksum,
+    /// A field makes no sense.
+    #[error("the descriptor's {field} makes no sense: {why}")]
+    BadField {
+        /// Which.
+        field: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// The tensor's layout makes no sense, or does not fit the region.
+    #[error("the descriptor's tensor makes no sense: {0}")]
+    Layout(#[from] LayoutError),
+}

@@ -1,0 +1,113 @@
+//! The descriptor: plain bytes, or one line of text, that name an export.
+//!
+//! It travels by any road the user has and opens nothing by itself: the vendor's handle is not in it, but comes from
+//! the exporter's broker, together with a lease. The layout is specified in `docs/descriptor.md`.
+//!
+//! Every reader treats it as hostile: nothing is allocated from a length that was not checked, and all offsets and
+//! lengths are checked against each other here and against the driver's answer after the open.
+
+mod binary;
+mod error;
+mod text;
+mod view;
+
+use std::fmt;
+
+use crate::backend::Access;
+use crate::broker::{BrokerAddress, Token};
+use crate::device::DeviceIdentity;
+use crate::process::ProcessIdentity;
+use crate::tensor::TensorLayout;
+
+pub use binary::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+pub use error::DescriptorError;
+pub use text::TEXT_PREFIX;
+pub use view::DescriptorView;
+
+/// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it by any road, and give it to
+/// [`Ipc::open`](crate::Ipc::open).
+///
+/// `Display` and `FromStr` are the text form; it holds a secret, so it belongs where passwords may go. `Debug` and
+/// [`view`](Self::view) do not show the secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Descriptor {
+    pub(crate) backend: String,
+    pub(crate) home: DeviceIdentity,
+    pub(crate) exporter: ProcessIdentity,
+    pub(crate) broker: BrokerAddress,
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) access: Access,
+    pub(crate) ready: bool,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) extents: Vec<DescribedExtent>,
+    pub(crate) layout: Option<TensorLayout>,
+}
+
+/// One allocation of the region, as the descriptor states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DescribedExtent {
+    /// Size of the whole allocation in bytes.
+    pub(crate) size: u64,
+    /// The vendor's number of it, 0 where there is none.
+    pub(crate) generation: u64,
+}
+
+/// The number of an export in its process; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct ExportId(pub(crate) u64);
+
+impl fmt::Display for ExportId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Descriptor {
+    /// The name of the backend that can open it.
+    pub fn backend(&self) -> &str {
+        &self.backend
+    }
+
+    /// The device where the bytes live.
+    pub const fn home(&self) -> DeviceIdentity {
+        self.home
+    }
+
+    /// The exporting process.
+    pub const fn exporter(&self) -> &ProcessIdentity {
+        &self.exporter
+    }
+
+    /// Length of the region in bytes.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never true: a region has at least one byte.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the exporter permits.
+    pub const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Element type, shape and strides, where the exporter stated them.
+    pub const fn layout(&self) -> Option<&TensorLayout> {
+        self.layout.as_ref()
+    }
+
+    /// For people: everything but the secret, ready for JSON.
+    pub fn view(&self) -> DescriptorView<'_> {
+        DescriptorView::new(self)
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view().fmt(f)
+    }
+}

@@ -1,0 +1,101 @@
+//! What a device is, whatever the numbering.
+
+use std::fmt;
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// What a device is, the same for every process on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DeviceIdentity {
+    /// The vendor's UUID of the device (CUDA: `cuDeviceGetUuid`; Ascend A2, A3, 950: `aclrtDeviceGetUuid`).
+    Uuid([u8; 16]),
+    /// Where the vendor has no UUID (Ascend 310P, 910): the host and the physical id on it.
+    HostPhysical {
+        /// The host that the physical id counts on.
+        host: HostId,
+        /// The vendor's physical id, not changed by any visibility variable.
+        physical: u32,
+    },
+}
+
+impl fmt::Display for DeviceIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uuid(bytes) => fmt_uuid(bytes, f),
+            Self::HostPhysical { host, physical } => write!(f, "{host}/{physical}"),
+        }
+    }
+}
+
+/// What names a machine over reboots, as far as the system tells: `/etc/machine-id`, else a hash of the host name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HostId([u8; 16]);
+
+impl HostId {
+    /// A host id from its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// This machine's id. Containers of one machine may tell different ones: compare boot ids first.
+    pub fn local() -> Self {
+        let machine_id = fs::read_to_string("/etc/machine-id").ok();
+        if let Some(bytes) = machine_id.and_then(|text| parse_hex(text.trim())) {
+            return Self(bytes);
+        }
+        let name = rustix::system::uname();
+        let name = name.nodename().to_bytes();
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(b"name");
+        bytes[4..8].copy_from_slice(&crc32fast::hash(name).to_le_bytes());
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt_uuid(&self.0, f)
+    }
+}
+
+/// Thirty-two hexadecimal digits, dashes ignored.
+pub(crate) fn parse_hex(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(&digits).ok()?;
+    bytes.try_into().ok()
+}
+
+pub(crate) fn fmt_uuid(bytes: &[u8; 16], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            f.write_str("-")?;
+        }
+        write!(f, "{byte:02x}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_shown_in_the_usual_groups_and_read_back() {
+        let bytes: [u8; 16] = std::array::from_fn(|index| index as u8);
+        let text = DeviceIdentity::Uuid(bytes).to_string();
+        assert_eq!(text, "00010203-0405-0607-0809-0a0b0c0d0e0f");
+        assert_eq!(parse_hex(&text), Some(bytes));
+    }
+
+    #[test]
+    fn the_local_host_id_does_not_change() {
+        assert_eq!(HostId::local(), HostId::local());
+    }
+}

@@ -1,0 +1,319 @@
+//! What can go wrong, a variant for each thing that a caller can do something about.
+
+use std::time::Duration;
+
+use crate::address::DevicePtr;
+use crate::backend::Access;
+use crate::descriptor::DescriptorError;
+use crate::device::{DeviceIdentity, DeviceOrdinal};
+use crate::lease::Holders;
+use crate::select::{BackendStatus, Unavailable};
+use crate::tensor::LayoutError;
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, and what to do about it where that is known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No backend has a device.
+    #[error("no backend has a device:{}", list(.0))]
+    NoBackend(Vec<BackendStatus>),
+
+    /// The backend that was asked for cannot be used here.
+    #[error("the backend {backend:?} cannot be used: {reason}")]
+    BackendUnavailable {
+        /// The backend that was asked for.
+        backend: String,
+        /// Why not.
+        reason: Unavailable,
+    },
+
+    /// No backend of that name is compiled in or registered.
+    #[error(
+        "no backend is called {name:?}; there are: {}. Enable the feature of that name, or register the backend",
+        .known.join(", ")
+    )]
+    UnknownBackend {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+
+    /// A descriptor, a stream or an owner of memory belongs to another backend.
+    #[error("{what} belongs to the backend {found:?}, but this one is {expected:?}; open it with Ipc::named({found:?})")]
+    WrongBackend {
+        /// What belongs to the other backend.
+        what: &'static str,
+        /// That backend.
+        found: String,
+        /// The backend that was asked.
+        expected: String,
+    },
+
+    /// A call of the vendor's library failed.
+    #[error(transparent)]
+    Vendor(Box<VendorError>),
+
+    /// The backend cannot do this.
+    #[error("{backend} cannot {what}: {why}")]
+    Unsupported {
+        /// The backend.
+        backend: &'static str,
+        /// What it cannot do.
+        what: String,
+        /// Why not, and what to do instead.
+        why: String,
+    },
+
+    /// The bytes or the text are not a descriptor that this version can read.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
+
+    /// The address is not device memory.
+    #[error("{ptr} is not device memory: {why}")]
+    NotDeviceMemory {
+        /// The address.
+        ptr: DevicePtr,
+        /// What it is instead.
+        why: String,
+    },
+
+    /// The region makes no sense, or leaves its allocation.
+    #[error("invalid region: {0}")]
+    InvalidRegion(String),
+
+    /// The memory is of a kind that cannot be shared as it is.
+    #[error("the memory at {ptr} is {kind} and cannot be shared: {remedy}")]
+    NotShareable {
+        /// The address.
+        ptr: DevicePtr,
+        /// What kind of memory it is.
+        kind: String,
+        /// What to do about it.
+        remedy: String,
+    },
+
+    /// The memory was itself opened from another process.
+    #[error(
+        "the memory at {ptr} was opened from another process and cannot be exported again; forward the descriptor \
+         it was opened with (Mapping::descriptor)"
+    )]
+    SharedOn {
+        /// The address.
+        ptr: DevicePtr,
+    },
+
+    /// The ordinal is not that of a device of this process.
+    #[error("there is no device {ordinal}: {backend} shows this process {count} device(s), numbered from 0")]
+    NoSuchDevice {
+        /// The backend.
+        backend: &'static str,
+        /// The ordinal asked for.
+        ordinal: DeviceOrdinal,
+        /// How many there are.
+        count: usize,
+    },
+
+    /// The memory's home is not among the devices of this process.
+    #[error(
+        "the memory lives on device {home}, which this process does not see; add it to {variable}, or open on a \
+         device of this process (OpenBuilder::on_device)"
+    )]
+    HomeNotVisible {
+        /// Where the memory lives.
+        home: DeviceIdentity,
+        /// The vendor's variable that hides devices.
+        variable: &'static str,
+    },
+
+    /// The device map has no entry for the memory's home.
+    #[error("the device map has no entry for device {home}; add one with DeviceMap::insert")]
+    NotInDeviceMap {
+        /// Where the memory lives.
+        home: DeviceIdentity,
+    },
+
+    /// The device cannot reach the memory's home.
+    #[error(
+        "device {from} cannot access the memory of device {to}: no peer access between them; open it at home \
+         (OpenBuilder::at_home) and copy"
+    )]
+    NoPeerAccess {
+        /// The device asked for.
+        from: DeviceOrdinal,
+        /// Where the memory lives.
+        to: DeviceIdentity,
+    },
+
+    /// The stream belongs to another device than the event or the mapping.
+    #[error("the stream runs on device {stream}, but {what} needs a stream of device {expected}")]
+    WrongStream {
+        /// The stream's device.
+        stream: DeviceOrdinal,
+        /// What needs another stream.
+        what: &'static str,
+        /// The device it needs.
+        expected: DeviceOrdinal,
+    },
+
+    /// The device has no memory left for this.
+    #[error("device {device} has no {bytes} bytes left: {detail}")]
+    OutOfMemory {
+        /// The device.
+        device: DeviceOrdinal,
+        /// The bytes asked for.
+        bytes: u64,
+        /// What the vendor says.
+        detail: String,
+    },
+
+    /// The tensor's layout does not fit the region, or the view does not fit the layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+
+    /// The mapping does not permit this access.
+    #[error("the memory is shared {granted}, and {wanted} was asked for; ask the exporter to share it so")]
+    AccessDenied {
+        /// What was asked for.
+        wanted: Access,
+        /// What there is.
+        granted: Access,
+    },
+
+    /// The exporting process has ended, or is another one that got its process id.
+    #[error("the exporting process {pid} has ended, and its exports with it")]
+    ExporterGone {
+        /// Its process id, in its own pid namespace.
+        pid: u32,
+    },
+
+    /// The exporter lives, but has dropped this export.
+    #[error("process {pid} has dropped this export; ask it for a new descriptor")]
+    ExportDropped {
+        /// The exporter's process id.
+        pid: u32,
+    },
+
+    /// The memory was freed, and another allocation may be in its place.
+    #[error("the exported memory was freed by its owner, and may have been given to somebody else since: {0}")]
+    StaleGeneration(String),
+
+    /// The descriptor was made before this machine was started again.
+    #[error("the descriptor was made before this machine was last started; ask for a new one")]
+    Rebooted,
+
+    /// The descriptor was made on another machine.
+    #[error("the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host")]
+    OtherHost {
+        /// The exporter's host.
+        exporter: String,
+        /// This host.
+        local: String,
+    },
+
+    /// The exporter's socket cannot be reached from this network namespace.
+    #[error(
+        "the exporter listens on an abstract socket of another network namespace; set {} to a directory that both \
+         containers mount, in both",
+        crate::broker::SOCKET_DIR_VARIABLE
+    )]
+    OtherNetworkNamespace,
+
+    /// The exporter or the importer refuses to talk to the other.
+    #[error("not permitted: {0}")]
+    NotPermitted(String),
+
+    /// The peer does not speak the protocol, or another version of it.
+    #[error("the process at the other end of the socket answered what is not the protocol: {0}")]
+    Protocol(String),
+
+    /// The connection to the exporter failed.
+    #[error("{what} failed: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+
+    /// It did not happen in time.
+    #[error("{what} did not happen within {} ms{detail}", .after.as_millis())]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        after: Duration,
+        /// What is known about the reason, or nothing.
+        detail: String,
+    },
+
+    /// The export is still held by these processes.
+    #[error("after {} ms the export is still held: {holders}", .after.as_millis())]
+    StillHeld {
+        /// For how long it was waited.
+        after: Duration,
+        /// Who holds it.
+        holders: Holders,
+    },
+
+    /// The process was forked after the library was used.
+    #[error(
+        "device memory does not survive fork: this process was forked from one that used it; spawn the child \
+         (std::process::Command, or multiprocessing with the start method \"spawn\") instead"
+    )]
+    Forked,
+}
+
+impl Error {
+    /// A failed system call or input/output.
+    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Self::Io { what: what.into(), source: source.into() }
+    }
+}
+
+impl From<VendorError> for Error {
+    fn from(error: VendorError) -> Self {
+        Self::Vendor(Box::new(error))
+    }
+}
+
+/// The number that a vendor's call returned. A number, because a newer library may return one that nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VendorStatus(pub i32);
+
+/// A call of a vendor's library that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{call} failed with {name} ({}){}{}",
+    .status.0,
+    separated(": ", .message),
+    separated(". ", .hint)
+)]
+pub struct VendorError {
+    /// The backend.
+    pub backend: &'static str,
+    /// The function, as the vendor writes it.
+    pub call: &'static str,
+    /// The number it returned.
+    pub status: VendorStatus,
+    /// The vendor's name of the number, or `unknown status`.
+    pub name: String,
+    /// The vendor's last message, or empty.
+    pub message: String,
+    /// What to do about it, or empty.
+    pub hint: String,
+}
+
+fn separated(separator: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{separator}{text}") }
+}
+
+fn list(statuses: &[BackendStatus]) -> String {
+    if statuses.is_empty() {
+        return " none is compiled in; enable a feature (cuda, mock) or register one".into();
+    }
+    statuses.iter().map(|status| format!("\n  {status}")).collect()
+}

@@ -1,0 +1,30 @@
+//! core
+#![deny(unsafe_code)]
+
+mod address;
+pub mod backend;
+pub mod broker;
+pub mod descriptor;
+pub mod device;
+mod error;
+mod interop;
+mod lease;
+mod process;
+pub mod select;
+mod stream;
+pub mod tensor;
+
+pub use address::{DevicePtr, DeviceRange, Extent, Generation};
+pub use backend::{
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, Exported, HandleBytes,
+    HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
+};
+pub use descriptor::{Descriptor, DescriptorError, ExportId};
+pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
+pub use error::{Error, Result, VendorError, VendorStatus};
+pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream};
+pub use lease::{Holder, Holders, LeaseId};
+pub use process::ProcessIdentity;
+pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
+pub use stream::{AsStream, BorrowedStream};
+pub use tensor::{Dtype, Element, LayoutError, TensorLayout};

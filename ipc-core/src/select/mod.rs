@@ -1,0 +1,30 @@
+//! Which backends there are, which of them can be used here, and which one to take.
+
+mod choose;
+mod registry;
+mod unavailable;
+
+pub use choose::{BACKEND_VARIABLE, BackendStatus, Backends};
+pub use registry::{Registration, Rank};
+pub use unavailable::Unavailable;
+
+#[doc(hidden)]
+pub use inventory;
+
+/// Registers a backend of another crate, so that [`Backends::registered`] lists it.
+///
+/// A registration disappears where nothing else of its crate is linked, so offer a plain constructor or a public
+/// [`Registration`] as well.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use device_ipc_core::{DeviceIpc, Rank, Registration, Unavailable};
+/// # fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> { Err(Unavailable::NoDevice { detail: "none".into() }) }
+/// device_ipc_core::register_backend!(Registration::new("acme", Rank::THIRD_PARTY, load));
+/// ```
+#[macro_export]
+macro_rules! register_backend {
+    ($registration:expr) => {
+        $crate::select::inventory::submit! { $registration }
+    };
+}
