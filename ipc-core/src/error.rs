@@ -136,6 +136,10 @@ pub enum Error {
         home: DeviceIdentity,
     },
 
+    /// A device map that is not one to one.
+    #[error("invalid device map: {0}")]
+    InvalidDeviceMap(String),
+
     /// The device cannot reach the memory's home.
     #[error(
         "device {from} cannot access the memory of device {to}: no peer access between them; open it at home \

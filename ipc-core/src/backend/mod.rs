@@ -64,6 +64,9 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// [`Error::Vendor`](crate::Error::Vendor) with the call that failed.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
 
+    /// The environment variable by which the vendor hides devices from a process, for error messages.
+    fn visible_devices_variable(&self) -> &'static str;
+
     /// Can `from` read and write the memory of `to`? True for a device and itself.
     ///
     /// # Errors

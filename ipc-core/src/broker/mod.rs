@@ -1,8 +1,29 @@
 //! The small server inside every exporting process, and its client.
+//!
+//! A descriptor opens nothing. The importer connects to the exporter's socket, both sides ask the kernel who the other
+//! is, the importer shows the export's token, and the broker answers with a *lease*: the vendor's handle, its file
+//! descriptors, and the promise that the memory stays until the lease ends. It ends exactly once: by a message, or by
+//! the importer's death, which the kernel tells us by the closing of the socket or by a pidfd, whichever is first
+//! (a forked child keeps the socket open, not the process).
+//!
+//! The poller is one thread for all sockets of the process, in both roles. It never calls a driver, runs the user's
+//! code or blocks on a send. The messages are specified in `docs/protocol.md`.
 
 mod address;
+mod allow;
+mod link;
+mod poller;
+mod protocol;
+mod served;
+mod socket;
 mod token;
 
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
+pub use allow::AllowList;
+
 pub(crate) use address::MAX_ADDRESS_BYTES;
+pub(crate) use link::{Deadline, GoneCallback, Link};
+pub(crate) use poller::{ConnectionId, Poller};
+pub(crate) use protocol::{AllocationId, Grant, Refusal};
+pub(crate) use socket::{MAX_FDS, PeerCredentials};
 pub(crate) use token::Token;

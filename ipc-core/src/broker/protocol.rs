@@ -1,0 +1,129 @@
+//! The messages between an importer and an exporter's broker. `docs/protocol.md` specifies them; the two change
+//! together.
+//!
+//! Each message is one packet, encoded by [postcard](https://postcard.jamesmunns.com/wire-format). File descriptors
+//! travel with the packet that names them.
+
+use serde::{Deserialize, Serialize};
+
+use super::Token;
+use crate::address::Generation;
+use crate::backend::{Access, HandleKind};
+use crate::descriptor::ExportId;
+use crate::lease::LeaseId;
+use crate::process::ProcessIdentity;
+
+/// The protocol that this library speaks. A server answers a client of another version with its own, and closes.
+pub(crate) const PROTOCOL_VERSION: u16 = 1;
+
+/// The longest program name that is taken over from a peer, in bytes.
+pub(crate) const MAX_PROGRAM_BYTES: usize = 64;
+
+/// From an importer to a broker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// The first message of a connection.
+    Hello { protocol: u16, program: String },
+    /// Asks for a lease on an export.
+    Open { request: RequestId, export: ExportId, token: Token, access: Access, peer: Vec<u8> },
+    /// Gives a lease back.
+    Release { lease: LeaseId },
+}
+
+/// From a broker to an importer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// Answers [`Request::Hello`].
+    Hello { protocol: u16, exporter: ProcessIdentity },
+    /// Answers [`Request::Open`]: the lease has begun.
+    Grant(Grant),
+    /// Answers [`Request::Open`]: there is no lease.
+    Refused { request: RequestId, refusal: Refusal },
+    /// The exporter has dropped an export that this importer holds a lease on.
+    Dropped { export: ExportId },
+}
+
+/// Tells answers apart; the importer counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RequestId(pub(crate) u64);
+
+/// A lease, and what opens the memory.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    pub(crate) request: RequestId,
+    pub(crate) lease: LeaseId,
+    /// In the order of their addresses. The packet's descriptors belong to them one after the other.
+    pub(crate) handles: Vec<WireHandle>,
+    /// The vendor's handle of the event that says when the bytes have been written.
+    pub(crate) ready: Option<Vec<u8>>,
+}
+
+/// The handle of one allocation.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct WireHandle {
+    pub(crate) allocation: AllocationId,
+    pub(crate) kind: HandleKind,
+    pub(crate) bytes: Vec<u8>,
+    /// How many of the packet's descriptors are this handle's.
+    pub(crate) fds: u16,
+    pub(crate) size: u64,
+    pub(crate) generation: Option<Generation>,
+}
+
+/// The number of an allocation in the exporting process: the same for all its exports, never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct AllocationId(pub(crate) u64);
+
+/// Why there is no lease.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Refusal {
+    /// The export has been dropped (numbers are never given twice, so it once was).
+    Dropped,
+    /// The token is not the export's.
+    WrongToken,
+    /// The kernel says that the importer is a user whom the exporter does not allow.
+    UserNotAllowed { uid: u32 },
+    /// The export does not permit this access.
+    Access { granted: Access },
+    /// The memory was freed under a borrowed export.
+    Stale { detail: String },
+    /// Anything else, in words.
+    Failed { detail: String },
+}
+
+/// Encodes a message. Fails only for what is larger than memory.
+pub(crate) fn encode<T: Serialize>(message: &T) -> crate::error::Result<Vec<u8>> {
+    postcard::to_stdvec(message).map_err(|error| crate::error::Error::Protocol(error.to_string()))
+}
+
+/// Decodes a message that takes all the bytes.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Error> {
+    match postcard::take_from_bytes(bytes)? {
+        (message, []) => Ok(message),
+        _ => Err(postcard::Error::DeserializeBadEncoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_read_back_and_bytes_left_over_are_refused() {
+        let mut bytes = encode(&Request::Release { lease: LeaseId(300) }).unwrap();
+        assert_eq!(bytes, [2, 172, 2], "the encoding is part of docs/protocol.md");
+        assert!(matches!(decode(&bytes), Ok(Request::Release { lease: LeaseId(300) })));
+        bytes.push(0);
+        assert!(decode::<Request>(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_length_that_lies_allocates_nothing() {
+        // An Open whose peer id claims 2^63 bytes.
+        let mut bytes = vec![1, 0, 0];
+        bytes.extend([0; 16]);
+        bytes.push(1);
+        bytes.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+        assert!(decode::<Request>(&bytes).is_err());
+    }
+}

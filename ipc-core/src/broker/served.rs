@@ -1,0 +1,209 @@
+//! One importer's connection, seen from the exporter. Runs on the poller's thread: nothing here may block.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::protocol::{MAX_PROGRAM_BYTES, PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode};
+use super::socket::{self, PeerCredentials};
+use super::{ConnectionId, Grant};
+use crate::descriptor::ExportId;
+use crate::error::Result;
+use crate::export::{ExportTable, Importer, OpenRequest};
+use crate::lease::LeaseId;
+use crate::process::ProcessIdentity;
+
+/// How long a peer may stay connected without having said hello.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many messages may wait for a peer that does not read.
+const MAX_UNSENT: usize = 1024;
+
+/// How many messages of one peer are answered before the others have their turn.
+const MESSAGES_PER_TURN: usize = 32;
+
+/// What to do with the connection next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Go on; tell the poller whether there is something to send.
+    Keep,
+    /// The peer has ended, or broke the rules.
+    Close,
+}
+
+/// A connection and the leases that were given over it.
+#[derive(Debug)]
+pub(super) struct Served {
+    id: ConnectionId,
+    socket: OwnedFd,
+    peer: PeerCredentials,
+    program: Option<String>,
+    since: Instant,
+    leases: HashMap<LeaseId, ExportId>,
+    unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// Does the poller wait until the peer reads?
+    writing: bool,
+}
+
+impl Served {
+    pub(super) fn new(id: ConnectionId, socket: OwnedFd, peer: PeerCredentials) -> Self {
+        Self {
+            id,
+            socket,
+            peer,
+            program: None,
+            since: Instant::now(),
+            leases: HashMap::new(),
+            unsent: VecDeque::new(),
+            writing: false,
+        }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn peer(&self) -> &PeerCredentials {
+        &self.peer
+    }
+
+    /// Whether there is now something to send that has to wait, if that has changed since the last time.
+    pub(super) fn take_change_of_interest(&mut self) -> Option<bool> {
+        let wants_to_write = !self.unsent.is_empty();
+        let changed = wants_to_write != self.writing;
+        self.writing = wants_to_write;
+        changed.then_some(wants_to_write)
+    }
+
+    /// When a peer that has not said hello loses its connection.
+    pub(super) fn hello_deadline(&self) -> Option<Instant> {
+        self.program.is_none().then(|| self.since + HELLO_DEADLINE)
+    }
+
+    pub(super) fn into_leases(self) -> HashMap<LeaseId, ExportId> {
+        self.leases
+    }
+
+    /// Reads and answers what the peer has sent.
+    pub(super) fn read(&mut self, buffer: &mut Vec<u8>, exports: &ExportTable, identity: &ProcessIdentity) -> Next {
+        for _ in 0..MESSAGES_PER_TURN {
+            let packet = match socket::receive(self.socket.as_fd(), buffer) {
+                Ok(Some(packet)) => packet,
+                Err(Errno::AGAIN) => return Next::Keep,
+                Ok(None) => return Next::Close,
+                Err(error) => return self.broke_the_rules(&error.to_string()),
+            };
+            // No request carries descriptors; whatever came along is closed here.
+            drop(packet.fds);
+            let next = match decode(&packet.bytes) {
+                Ok(request) => self.answer(request, exports, identity),
+                Err(error) => return self.broke_the_rules(&error.to_string()),
+            };
+            if next == Next::Close {
+                return Next::Close;
+            }
+        }
+        Next::Keep
+    }
+
+    fn answer(&mut self, request: Request, exports: &ExportTable, identity: &ProcessIdentity) -> Next {
+        match (request, &self.program) {
+            (Request::Hello { protocol, mut program }, None) => {
+                let end = program.floor_char_boundary(MAX_PROGRAM_BYTES);
+                program.truncate(end);
+                self.program = Some(program);
+                let sent = self.send(&Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity }, &[]);
+                if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
+            }
+            (Request::Open { request, export, token, access, peer: _ }, Some(program)) => {
+                let importer = Importer {
+                    credentials: self.peer,
+                    program: program.clone(),
+                    connection: Some(self.id),
+                };
+                match exports.grant(OpenRequest { export, token, access }, importer) {
+                    Ok(granted) => {
+                        self.leases.insert(granted.lease, export);
+                        let mut fds = Vec::new();
+                        let mut handles = Vec::with_capacity(granted.shared.allocations.len());
+                        for allocation in &granted.shared.allocations {
+                            let exported = allocation.exported();
+                            fds.extend(exported.fds.iter().map(AsFd::as_fd));
+                            handles.push(WireHandle {
+                                allocation: allocation.id(),
+                                kind: exported.kind,
+                                bytes: exported.bytes.as_slice().to_vec(),
+                                fds: exported.fds.len() as u16,
+                                size: exported.extent.allocation.len,
+                                generation: exported.extent.generation,
+                            });
+                        }
+                        let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
+                        let grant = Grant { request, lease: granted.lease, handles, ready };
+                        self.send(&Reply::Grant(grant), &fds)
+                    }
+                    Err(refusal) => {
+                        self.log_refusal(export, &refusal);
+                        self.send(&Reply::Refused { request, refusal }, &[])
+                    }
+                }
+            }
+            (Request::Release { lease }, Some(_)) => match self.leases.remove(&lease) {
+                Some(export) => {
+                    exports.release(export, lease);
+                    Next::Keep
+                }
+                None => self.broke_the_rules("it released a lease that it does not hold"),
+            },
+            (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
+            (_, None) => self.broke_the_rules("it did not say hello first"),
+        }
+    }
+
+    /// Sends a message now if the peer reads, else later; a peer that never reads loses its connection.
+    pub(super) fn send(&mut self, reply: &Reply, fds: &[BorrowedFd<'_>]) -> Next {
+        let Ok(bytes) = encode(reply) else { return Next::Close };
+        if self.unsent.is_empty() {
+            match socket::send(self.socket.as_fd(), &bytes, fds) {
+                Ok(()) => return Next::Keep,
+                Err(Errno::AGAIN) => {}
+                Err(_) => return Next::Close,
+            }
+        }
+        if self.unsent.len() >= MAX_UNSENT {
+            return self.broke_the_rules("it does not read its messages");
+        }
+        let owned: Result<Vec<_>, _> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        match owned {
+            Ok(owned) => {
+                self.unsent.push_back((bytes, owned));
+                Next::Keep
+            }
+            Err(error) => self.broke_the_rules(&format!("its descriptors could not be kept: {error}")),
+        }
+    }
+
+    /// Sends what had to wait.
+    pub(super) fn flush(&mut self) -> Next {
+        while let Some((bytes, fds)) = self.unsent.front() {
+            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            match socket::send(self.socket.as_fd(), bytes, &borrowed) {
+                Ok(()) => drop(self.unsent.pop_front()),
+                Err(Errno::AGAIN) => return Next::Keep,
+                Err(_) => return Next::Close,
+            }
+        }
+        Next::Keep
+    }
+
+    fn log_refusal(&self, export: ExportId, refusal: &Refusal) {
+        tracing::warn!(pid = self.peer.pid, uid = self.peer.uid, %export, ?refusal, "an open was refused");
+    }
+
+    fn broke_the_rules(&self, how: &str) -> Next {
+        tracing::warn!(pid = self.peer.pid, uid = self.peer.uid, how, "the connection of an importer is closed");
+        Next::Close
+    }
+}

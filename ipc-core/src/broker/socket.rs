@@ -1,0 +1,183 @@
+//! Sequenced packets over Unix sockets: whole messages with file descriptors, and who is at the other end.
+//!
+//! `SOCK_SEQPACKET` keeps the bounds of messages and ties descriptors to the message they came with (unix(7)), so a
+//! peer cannot get us out of step.
+
+#![allow(unsafe_code, reason = "SO_PEERCRED with the process id 0, which rustix's type cannot hold")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+
+/// The most file descriptors that the kernel takes in one message (`SCM_MAX_FD`).
+pub(crate) const MAX_FDS: usize = 253;
+
+/// The largest message in bytes. Below the default size of a socket's buffer.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
+
+/// A message as it arrived.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// A new non-blocking socket.
+pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// Sends one message, or says `AGAIN` where the peer does not read.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Receives one message. `None` at the end of the connection, `AGAIN` where there is none yet, `MSGSIZE` for one that
+/// is larger than any of ours or lost some of its descriptors.
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Packet>> {
+    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    // Collected first, so that they are closed whatever is wrong with the message.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Packet { bytes: buffer[..received.bytes].to_vec(), fds }))
+}
+
+/// Waits until the socket can be read, or written, or has ended. False when the deadline came first.
+pub(crate) fn wait_until(
+    socket: BorrowedFd<'_>,
+    interest: PollFlags,
+    deadline: Instant,
+) -> rustix::io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(socket, interest)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A time for the kernel; what does not fit is as good as for ever.
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 })
+}
+
+/// Who is at the other end, as the kernel says: of a client its `connect`, of a server its `listen`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerCredentials {
+    /// In our pid namespace; 0 for a process of another one.
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// Asks the kernel who is at the other end of a connected socket (`SO_PEERCRED`, unix(7)).
+pub(crate) fn peer_credentials(socket: &OwnedFd) -> std::io::Result<PeerCredentials> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the pointer and the size are those of `credentials`, which any bytes are a value of.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut size,
+        )
+    };
+    if status != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let pid = u32::try_from(credentials.pid).unwrap_or(0);
+    Ok(PeerCredentials { pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::socketpair;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_their_descriptors() {
+        let (near, far) = pair();
+        let mut buffer = Vec::new();
+        assert_eq!(receive(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN);
+        send(near.as_fd(), b"one", &[near.as_fd(), far.as_fd()]).unwrap();
+        send(near.as_fd(), b"two", &[]).unwrap();
+        let one = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((one.bytes.as_slice(), one.fds.len()), (&b"one"[..], 2));
+        let two = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 0));
+        drop(one);
+        drop(near);
+        assert!(receive(far.as_fd(), &mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_is_refused_whole() {
+        let (near, far) = pair();
+        send(near.as_fd(), &vec![7; MAX_MESSAGE_BYTES + 1], &[near.as_fd()]).unwrap();
+        assert_eq!(receive(far.as_fd(), &mut Vec::new()).unwrap_err(), Errno::MSGSIZE);
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_does_not_block_us() {
+        let (near, _far) = pair();
+        let sent = (0..100_000).find_map(|_| send(near.as_fd(), &[0; 1024], &[]).err());
+        assert_eq!(sent, Some(Errno::AGAIN));
+    }
+
+    #[test]
+    fn the_kernel_says_who_the_peer_is() {
+        let (near, _far) = pair();
+        let peer = peer_credentials(&near).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+    }
+}

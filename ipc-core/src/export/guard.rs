@@ -1,0 +1,75 @@
+//! The sender's guard.
+
+use std::time::Duration;
+
+use crate::broker::Deadline;
+use crate::descriptor::Descriptor;
+use crate::error::{Error, Result};
+use crate::lease::Holders;
+use crate::process::Owner;
+use crate::runtime::Runtime;
+
+/// An export: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer
+/// has let go.
+///
+/// Dropping it does not wait: from that moment new opens fail with
+/// [`Error::ExportDropped`], live mappings go on, and the owner is dropped after the last of them. Use
+/// [`close`](Self::close) to wait for that, or [`wait_released`](Self::wait_released) to keep it open until the readers
+/// are done.
+#[derive(Debug)]
+#[must_use = "dropping the export ends it"]
+pub struct Export {
+    descriptor: Descriptor,
+    owner: Owner,
+}
+
+impl Export {
+    pub(super) fn new(descriptor: Descriptor) -> Self {
+        Self { descriptor, owner: Owner::current() }
+    }
+
+    /// What an importer needs; send it by any road.
+    pub const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// Who holds the export now.
+    pub fn holders(&self) -> Holders {
+        Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.descriptor.export)).unwrap_or_default()
+    }
+
+    /// Waits until somebody has opened the export and nobody holds it any longer. The export stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder.
+    pub fn wait_released(&self, timeout: Duration) -> Result<()> {
+        self.owner.check()?;
+        let runtime = Runtime::get()?;
+        let waited = runtime.exports.wait_released(self.descriptor.export, Deadline::after(timeout).at);
+        waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
+    }
+
+    /// Ends the export and waits until nobody holds it and its owner has been dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StillHeld`] when the time is over. The export has ended all the same: it can no longer be opened, and
+    /// its owner is dropped after the last holder.
+    pub fn close(self, timeout: Duration) -> Result<()> {
+        self.owner.check()?;
+        let runtime = Runtime::get()?;
+        let export = self.descriptor.export;
+        drop(self);
+        let waited = runtime.exports.wait_retired(export, Deadline::after(timeout).at);
+        waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        if let Some(runtime) = Runtime::of_guard(&self.owner) {
+            runtime.exports.drop_export(self.descriptor.export);
+        }
+    }
+}

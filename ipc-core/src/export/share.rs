@@ -1,0 +1,288 @@
+//! How an export is made.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use super::guard::Export;
+use super::table::{NewExport, ReadyEvent, Shared};
+use crate::address::DeviceRange;
+use crate::backend::Access;
+use crate::broker::{MAX_FDS, Token};
+use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+use crate::error::{Error, Result};
+use crate::interop::Region;
+use crate::ipc::Ipc;
+use crate::runtime::Runtime;
+use crate::stream::{AsStream, BorrowedStream};
+use crate::tensor::{Dtype, LayoutError, TensorLayout};
+
+/// An export in the making; see [`Ipc::share`].
+#[must_use = "nothing is shared before ShareBuilder::start"]
+pub struct ShareBuilder<'a, O> {
+    ipc: &'a Ipc,
+    owner: O,
+    region: Region,
+    dtype: Option<Dtype>,
+    shape: Option<Vec<u64>>,
+    strides: Option<Vec<u64>>,
+    access: Access,
+    ready: Option<BorrowedStream<'a>>,
+}
+
+impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
+    pub(crate) fn new(ipc: &'a Ipc, owner: O, region: Region) -> Self {
+        Self {
+            ipc,
+            owner,
+            region,
+            dtype: region.dtype,
+            shape: None,
+            strides: None,
+            access: Access::ReadWrite,
+            ready: None,
+        }
+    }
+
+    /// The shape of the tensor, in elements; row-major unless [`strides`](Self::strides) says otherwise.
+    pub fn shape(mut self, shape: impl Into<Vec<u64>>) -> Self {
+        self.shape = Some(shape.into());
+        self
+    }
+
+    /// The distance between neighbours in each dimension, in elements.
+    pub fn strides(mut self, strides: impl Into<Vec<u64>>) -> Self {
+        self.strides = Some(strides.into());
+        self
+    }
+
+    /// The type of the elements, where the owner does not tell it, or another one.
+    pub const fn dtype(mut self, dtype: Dtype) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// What importers may do. Read-write unless said otherwise; read-only is enforced by the hardware where the kind of
+    /// handle allows it, and an importer is refused where it does not.
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// The bytes are written by what has been submitted to this stream before [`start`](Self::start): importers wait for
+    /// it, on their stream where they name one.
+    ///
+    /// Where the device has no events that processes share, `start` waits for the stream on the host instead.
+    pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
+        self.ready = Some(stream.as_stream());
+        self
+    }
+
+    /// Makes the export.
+    ///
+    /// # Errors
+    ///
+    /// [`ShareError`], which holds the owner and the reason: memory that cannot be shared
+    /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, memory that was itself opened from another
+    /// process ([`Error::SharedOn`]), or what the vendor says.
+    pub fn start(self) -> Result<Export, ShareError<O>> {
+        match self.prepare() {
+            Ok(prepared) => prepared.finish(self.owner),
+            Err(error) => Err(ShareError { error, owner: Mutex::new(self.owner) }),
+        }
+    }
+
+    fn prepare(&self) -> Result<Prepared> {
+        let runtime = Runtime::get()?;
+        let backend = self.ipc.backend();
+        let name = backend.info().name;
+        let range = self.region.range;
+        check_backend("the memory", self.region.backend, name)?;
+        if range.ptr.is_null() {
+            return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
+        }
+        if range.len == 0 {
+            return Err(Error::InvalidRegion("it has no bytes; share at least one".into()));
+        }
+        if range.end().is_none() {
+            return Err(Error::InvalidRegion(format!("{} bytes at {} leave the address space", range.len, range.ptr)));
+        }
+        if runtime.imports.holds(range) {
+            return Err(Error::SharedOn { ptr: range.ptr });
+        }
+        let layout = self.layout()?;
+        let extents = backend.extents_of(range, self.region.allocation)?;
+        let offset = offset_in(range, &extents)?;
+        let mut allocations = Vec::with_capacity(extents.len());
+        for extent in &extents {
+            allocations.push(runtime.exports.allocation(backend, extent)?);
+        }
+        let fds: usize = allocations.iter().map(|allocation| allocation.exported().fds.len()).sum();
+        if fds > MAX_FDS {
+            return Err(Error::InvalidRegion(format!(
+                "it lies in allocations with {fds} file descriptors together, and one message takes {MAX_FDS}; share \
+                 smaller regions"
+            )));
+        }
+        let ready = self.ready.map(|stream| self.ready_event(stream)).transpose()?.flatten();
+        let broker = runtime.poller.listen(self.ipc.socket_directory())?;
+        let token = Token::random()?;
+        let descriptor = Descriptor {
+            backend: name.to_owned(),
+            home: self.ipc.identity_of(range.device)?,
+            exporter: runtime.identity,
+            broker,
+            export: crate::descriptor::ExportId(0),
+            token,
+            access: self.access,
+            ready: ready.is_some(),
+            offset,
+            len: range.len,
+            extents: extents
+                .iter()
+                .map(|extent| DescribedExtent {
+                    size: extent.allocation.len,
+                    generation: extent.generation.map_or(0, |generation| generation.0),
+                })
+                .collect(),
+            layout,
+        };
+        let bytes = descriptor.to_bytes().len();
+        if extents.len() > MAX_EXTENTS || bytes > MAX_DESCRIPTOR_BYTES {
+            return Err(Error::InvalidRegion(format!("it lies in {} allocations, at most {MAX_EXTENTS}", extents.len())));
+        }
+        let export = NewExport {
+            region: range,
+            access: self.access,
+            allow: self.ipc.allow_list().clone(),
+            token,
+            shared: Shared { ready, allocations, owner: None },
+        };
+        Ok(Prepared { runtime, descriptor, export })
+    }
+
+    fn layout(&self) -> Result<Option<TensorLayout>> {
+        let layout = match (self.dtype, &self.shape, &self.strides) {
+            (Some(dtype), Some(shape), Some(strides)) => {
+                TensorLayout::strided(dtype, shape.as_slice(), strides.as_slice())?
+            }
+            (Some(dtype), Some(shape), None) => TensorLayout::contiguous(dtype, shape.as_slice())?,
+            (Some(dtype), None, None) => {
+                let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
+                TensorLayout::contiguous(dtype, [self.region.range.len / element])?
+            }
+            (_, None, Some(strides)) => {
+                return Err(LayoutError::Strides { dimensions: 0, strides: strides.len() }.into());
+            }
+            (None, Some(_), _) => return Err(LayoutError::NoDtype.into()),
+            (None, None, None) => return Ok(None),
+        };
+        layout.check_fits(self.region.range.len)?;
+        Ok(Some(layout))
+    }
+
+    /// The event that importers wait for, or `None` where the stream has been waited for on the host.
+    fn ready_event(&self, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+        let backend = self.ipc.backend();
+        check_backend("the stream", stream.backend(), backend.info().name)?;
+        if !backend.capabilities(stream.device())?.ipc_events {
+            backend.memory().synchronize(stream)?;
+            return Ok(None);
+        }
+        let event = backend.create_event(stream.device())?;
+        event.record(stream)?;
+        let handle = event.export()?;
+        Ok(Some(ReadyEvent { event, handle }))
+    }
+}
+
+impl<O> fmt::Debug for ShareBuilder<'_, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShareBuilder").field("region", &self.region).finish_non_exhaustive()
+    }
+}
+
+/// All that can fail has been done.
+struct Prepared {
+    runtime: &'static Runtime,
+    descriptor: Descriptor,
+    export: NewExport,
+}
+
+impl Prepared {
+    fn finish<O: Send + 'static>(mut self, owner: O) -> Result<Export, ShareError<O>> {
+        let owner: Box<dyn Any + Send + Sync> = Box::new(Mutex::new(owner));
+        self.export.shared.owner = Some(owner);
+        self.descriptor.export = self.runtime.exports.insert(self.export);
+        tracing::debug!(export = %self.descriptor.export, bytes = self.descriptor.len, "shared");
+        Ok(Export::new(self.descriptor))
+    }
+}
+
+pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+/// The offset of the region in its first allocation, once the backend's answer has been checked.
+fn offset_in(range: DeviceRange, extents: &[crate::address::Extent]) -> Result<u64> {
+    let misfit = || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
+    let first = extents.first().ok_or_else(misfit)?.allocation;
+    let mut end = first.ptr;
+    for extent in extents {
+        if extent.allocation.ptr != end || extent.allocation.len == 0 {
+            return Err(misfit());
+        }
+        end = extent.allocation.end().ok_or_else(misfit)?;
+    }
+    let offset = range.ptr.offset_from(first.ptr).filter(|offset| *offset < first.len).ok_or_else(misfit)?;
+    if range.end().is_none_or(|range_end| range_end > end) {
+        return Err(misfit());
+    }
+    Ok(offset)
+}
+
+/// Why nothing was shared, and the owner of the memory.
+pub struct ShareError<O> {
+    error: Error,
+    /// In a mutex so that the error can be sent and shared whatever the owner is.
+    owner: Mutex<O>,
+}
+
+impl<O> ShareError<O> {
+    /// Why.
+    pub const fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Gives the owner back.
+    pub fn into_owner(self) -> O {
+        self.owner.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<O> fmt::Debug for ShareError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<O> fmt::Display for ShareError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<O> std::error::Error for ShareError<O> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<O> From<ShareError<O>> for Error {
+    fn from(failed: ShareError<O>) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,319 @@
+//! The exports of this process: what the broker answers from, and who holds what.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use crate::address::{DeviceRange, Extent};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes};
+use crate::broker::{AllocationId, AllowList, ConnectionId, PeerCredentials, Refusal, Token};
+use crate::descriptor::ExportId;
+use crate::error::Result;
+use crate::lease::{Holder, Holders, LeaseId};
+use crate::runtime::Runtime;
+
+/// All exports of the process.
+#[derive(Debug, Default)]
+pub(crate) struct ExportTable {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exports: HashMap<ExportId, Entry>,
+    allocations: HashMap<AllocationKey, Weak<Allocation>>,
+    last_export: u64,
+    last_lease: u64,
+    last_allocation: u64,
+}
+
+/// An export, from its making to the drop of its owner.
+#[derive(Debug)]
+struct Entry {
+    token: Token,
+    region: DeviceRange,
+    access: Access,
+    allow: AllowList,
+    leases: HashMap<LeaseId, Lease>,
+    opened: u64,
+    dropped: bool,
+    /// `None` once the worker has been asked to drop it.
+    shared: Option<Arc<Shared>>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    holder: Holder,
+    connection: Option<ConnectionId>,
+}
+
+/// What an export keeps alive. Fields are dropped in this order: the memory goes last.
+pub(crate) struct Shared {
+    pub(crate) ready: Option<ReadyEvent>,
+    pub(crate) allocations: Vec<Arc<Allocation>>,
+    #[allow(dead_code, reason = "keeps the memory allocated")]
+    pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
+}
+
+/// The event that says when the bytes have been written.
+pub(crate) struct ReadyEvent {
+    pub(crate) event: Box<dyn DeviceEvent>,
+    pub(crate) handle: HandleBytes,
+}
+
+/// An allocation that has a handle; shared by all exports of regions in it.
+pub(crate) struct Allocation {
+    id: AllocationId,
+    backend: Arc<dyn DeviceIpc>,
+    exported: Option<Exported>,
+}
+
+type AllocationKey = (usize, DeviceRange, Option<u64>);
+
+/// What a new export is made of.
+pub(crate) struct NewExport {
+    pub(crate) region: DeviceRange,
+    pub(crate) access: Access,
+    pub(crate) allow: AllowList,
+    pub(crate) token: Token,
+    pub(crate) shared: Shared,
+}
+
+/// An importer, as the kernel and it itself tell.
+pub(crate) struct Importer {
+    pub(crate) credentials: PeerCredentials,
+    pub(crate) program: String,
+    pub(crate) connection: Option<ConnectionId>,
+}
+
+/// What an importer asks for.
+pub(crate) struct OpenRequest {
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) access: Access,
+}
+
+/// A lease that has begun, for a process of its own.
+pub(crate) struct Granted {
+    pub(crate) lease: LeaseId,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// A lease that has begun, in the exporting process itself.
+pub(crate) struct LocalGrant {
+    pub(crate) lease: LeaseId,
+    pub(crate) region: DeviceRange,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl ExportTable {
+    /// The allocation with its handle: the one that another export made, or a new one.
+    pub(crate) fn allocation(&self, backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> Result<Arc<Allocation>> {
+        let key = (
+            Arc::as_ptr(backend).cast::<()>() as usize,
+            extent.allocation,
+            extent.generation.map(|generation| generation.0),
+        );
+        if let Some(known) = self.lock().allocations.get(&key).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let exported = backend.export(extent, None)?;
+        let mut state = self.lock();
+        state.last_allocation += 1;
+        let id = AllocationId(state.last_allocation);
+        let made = Arc::new(Allocation { id, backend: Arc::clone(backend), exported: Some(exported) });
+        state.allocations.retain(|_, known| known.strong_count() > 0);
+        state.allocations.insert(key, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    pub(crate) fn insert(&self, new: NewExport) -> ExportId {
+        let mut state = self.lock();
+        state.last_export += 1;
+        let id = ExportId(state.last_export);
+        let entry = Entry {
+            token: new.token,
+            region: new.region,
+            access: new.access,
+            allow: new.allow,
+            leases: HashMap::new(),
+            opened: 0,
+            dropped: false,
+            shared: Some(Arc::new(new.shared)),
+        };
+        state.exports.insert(id, entry);
+        id
+    }
+
+    /// Begins a lease for another process, or says why not.
+    pub(crate) fn grant(&self, request: OpenRequest, importer: Importer) -> Result<Granted, Refusal> {
+        let mut state = self.lock();
+        let (lease, entry) = state.begin_lease(&request, importer)?;
+        let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
+        Ok(Granted { lease, shared: Arc::clone(shared) })
+    }
+
+    /// Begins a lease in this very process.
+    pub(crate) fn grant_locally(&self, request: OpenRequest) -> Result<LocalGrant, Refusal> {
+        let importer = Importer {
+            credentials: PeerCredentials {
+                pid: std::process::id(),
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+            program: "this process".into(),
+            connection: None,
+        };
+        let mut state = self.lock();
+        let (lease, entry) = state.begin_lease(&request, importer)?;
+        let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
+        Ok(LocalGrant { lease, region: entry.region, shared: Arc::clone(shared) })
+    }
+
+    /// Ends a lease. The last lease of a dropped export takes its owner along.
+    pub(crate) fn release(&self, export: ExportId, lease: LeaseId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        entry.leases.remove(&lease);
+        self.retire_if_free(&mut state, export);
+        self.changed.notify_all();
+    }
+
+    /// From now on there are no new leases.
+    pub(crate) fn drop_export(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if std::mem::replace(&mut entry.dropped, true) {
+            return;
+        }
+        let connections: Vec<_> = entry.leases.values().filter_map(|lease| lease.connection).collect();
+        self.retire_if_free(&mut state, export);
+        drop(state);
+        if !connections.is_empty() {
+            if let Ok(runtime) = Runtime::get() {
+                runtime.poller.notify_dropped(export, connections);
+            }
+        }
+    }
+
+    /// The owner's drop and the vendor's calls may block, so the worker does them.
+    fn retire_if_free(&self, state: &mut State, export: ExportId) {
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if !entry.dropped || !entry.leases.is_empty() {
+            return;
+        }
+        let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
+        runtime.worker.submit(move || {
+            drop(shared);
+            let mut state = runtime.exports.lock();
+            state.exports.remove(&export);
+            runtime.exports.changed.notify_all();
+        });
+    }
+
+    /// Who holds the export.
+    pub(crate) fn holders(&self, export: ExportId) -> Holders {
+        self.lock().exports.get(&export).map_or_else(Holders::default, Entry::holders)
+    }
+
+    /// Waits until `done` says so, or the deadline has come; then the holders of that moment.
+    fn wait(&self, export: ExportId, until: Instant, done: impl Fn(Option<&Entry>) -> bool) -> Result<(), Holders> {
+        let mut state = self.lock();
+        loop {
+            let entry = state.exports.get(&export);
+            if done(entry) {
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(entry.map_or_else(Holders::default, Entry::holders));
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until the export has been opened at least once and nobody holds it any longer.
+    pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
+        self.wait(export, until, |entry| entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty()))
+    }
+
+    /// Waits until a dropped export's owner has been dropped.
+    pub(crate) fn wait_retired(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
+        self.wait(export, until, |entry| entry.is_none())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn begin_lease(&mut self, request: &OpenRequest, importer: Importer) -> Result<(LeaseId, &mut Entry), Refusal> {
+        let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
+        if entry.token != request.token {
+            return Err(Refusal::WrongToken);
+        }
+        if !entry.allow.permits(&importer.credentials) {
+            return Err(Refusal::UserNotAllowed { uid: importer.credentials.uid });
+        }
+        if entry.dropped {
+            return Err(Refusal::Dropped);
+        }
+        if request.access.is_writable() && !entry.access.is_writable() {
+            return Err(Refusal::Access { granted: entry.access });
+        }
+        self.last_lease += 1;
+        let lease = LeaseId(self.last_lease);
+        let holder = Holder {
+            pid: importer.credentials.pid,
+            program: importer.program,
+            bytes: entry.region.len,
+            since: Instant::now(),
+        };
+        entry.leases.insert(lease, Lease { holder, connection: importer.connection });
+        entry.opened += 1;
+        Ok((lease, entry))
+    }
+}
+
+impl Entry {
+    fn holders(&self) -> Holders {
+        let mut now: Vec<Holder> = self.leases.values().map(|lease| lease.holder.clone()).collect();
+        now.sort_by_key(|holder| holder.since);
+        Holders { now, ever: self.opened }
+    }
+}
+
+impl Allocation {
+    pub(crate) const fn id(&self) -> AllocationId {
+        self.id
+    }
+
+    pub(crate) fn exported(&self) -> &Exported {
+        self.exported.as_ref().expect("taken by drop alone")
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let Some(exported) = self.exported.take() {
+            if let Err(error) = self.backend.unexport(exported) {
+                tracing::warn!(%error, "an export could not be taken back");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocation").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("allocations", &self.allocations).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,295 @@
+//! The receiver's guard.
+
+#![allow(unsafe_code, reason = "views are made of the range that this guard keeps mapped")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::table::{Lease, LeaseKey};
+use crate::address::DeviceRange;
+use crate::backend::{Access, DeviceEvent, DeviceIpc};
+use crate::broker::GoneCallback;
+use crate::descriptor::Descriptor;
+use crate::device::{DeviceIdentity, DeviceOrdinal};
+use crate::error::{Error, Result};
+use crate::export::{Shared, check_backend};
+use crate::interop::ViewStream;
+use crate::lease::LeaseId;
+use crate::process::Owner;
+use crate::runtime::Runtime;
+use crate::stream::{AsStream, BorrowedStream};
+use crate::tensor::{Element, LayoutError, TensorLayout};
+
+/// How long the worker waits for a stream that a mapping was released on, before it says so and waits on.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory of another process, opened on a device of this one.
+///
+/// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream, and a
+/// plain drop waits for everything that had been submitted to the device before it. Neither makes the caller wait.
+#[derive(Debug)]
+pub struct Mapping {
+    parts: Option<MappingParts>,
+    owner: Owner,
+    /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
+    seen_ready: AtomicBool,
+    callbacks: std::sync::Mutex<Vec<u64>>,
+}
+
+#[derive(Debug)]
+pub(super) struct MappingParts {
+    pub(super) backend: Arc<dyn DeviceIpc>,
+    pub(super) descriptor: Descriptor,
+    pub(super) range: DeviceRange,
+    pub(super) access: Access,
+    pub(super) at_home: bool,
+    pub(super) hold: Hold,
+}
+
+/// What keeps the memory mapped.
+#[derive(Debug)]
+pub(super) enum Hold {
+    /// A lease of another process's broker.
+    Remote(LeaseKey, Arc<Lease>),
+    /// The exporter is this very process.
+    Local(LeaseId, Arc<Shared>),
+}
+
+impl Hold {
+    fn ready(&self) -> Option<&dyn DeviceEvent> {
+        match self {
+            Self::Remote(_, lease) => lease.ready.as_deref(),
+            Self::Local(_, shared) => shared.ready.as_ref().map(|ready| &*ready.event),
+        }
+    }
+}
+
+impl Mapping {
+    pub(super) fn new(parts: MappingParts) -> Self {
+        Self {
+            parts: Some(parts),
+            owner: Owner::current(),
+            seen_ready: AtomicBool::new(false),
+            callbacks: std::sync::Mutex::default(),
+        }
+    }
+
+    fn parts(&self) -> &MappingParts {
+        self.parts.as_ref().expect("taken when the mapping ends")
+    }
+
+    /// The bytes: an address of this process, in the address space of [`device`](Self::device).
+    pub fn range(&self) -> DeviceRange {
+        self.parts().range
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.range().len
+    }
+
+    /// Never true: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device in whose address space the mapping is.
+    pub fn device(&self) -> DeviceOrdinal {
+        self.range().device
+    }
+
+    /// The device where the bytes live.
+    pub fn home(&self) -> DeviceIdentity {
+        self.parts().descriptor.home
+    }
+
+    /// Do the bytes live on the device of the mapping, so that access does not cross cards?
+    pub fn is_at_home(&self) -> bool {
+        self.parts().at_home
+    }
+
+    /// What this process may do with the memory.
+    pub fn access(&self) -> Access {
+        self.parts().access
+    }
+
+    /// Element type, shape and strides, where the exporter stated them.
+    pub fn layout(&self) -> Option<&TensorLayout> {
+        self.parts().descriptor.layout.as_ref()
+    }
+
+    /// What the mapping was opened by. Forward it to let a third process open the memory.
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.parts().descriptor
+    }
+
+    /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and
+    /// the views do so by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongBackend`] for a stream of another backend, else what the vendor says.
+    pub fn order_after_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
+        self.owner.check()?;
+        self.wait_ready_on(stream.as_stream())
+    }
+
+    pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.check_stream(stream)?;
+        match self.parts().hold.ready() {
+            Some(event) if !self.seen_ready.load(Ordering::Acquire) => event.wait_on(stream),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits on the host until the bytes are ready.
+    pub(super) fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        if let Some(event) = self.parts().hold.ready() {
+            event.synchronize(timeout)?;
+            self.seen_ready.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
+    /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
+    pub fn view<'m, T: Element, M, S: ViewStream<M>>(&'m self, stream: &S) -> Result<S::View<'m, T>> {
+        let range = self.viewable::<T>(stream.as_stream())?;
+        // SAFETY: the mapping lives for `'m`, and `viewable` checked size and alignment.
+        unsafe { stream.view(range) }
+    }
+
+    /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
+    ///
+    /// # Errors
+    ///
+    /// As [`view`](Self::view), and [`Error::AccessDenied`] for a read-only mapping.
+    pub fn view_mut<'m, T: Element, M, S: ViewStream<M>>(&'m self, stream: &S) -> Result<S::ViewMut<'m, T>> {
+        let granted = self.access();
+        if !granted.is_writable() {
+            return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
+        }
+        let range = self.viewable::<T>(stream.as_stream())?;
+        // SAFETY: as in `view`; the mapping is read-write. Views are device addresses: what two streams or two
+        // processes do with them at a time is for events to order, as with all device memory.
+        unsafe { stream.view_mut(range) }
+    }
+
+    fn viewable<T: Element>(&self, stream: BorrowedStream<'_>) -> Result<DeviceRange> {
+        self.owner.check()?;
+        self.check_stream(stream)?;
+        let range = match self.layout() {
+            Some(layout) if layout.dtype() != T::DTYPE => {
+                return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
+            }
+            Some(layout) if !layout.is_contiguous() => {
+                let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+                return Err(LayoutError::NotContiguous { shape, strides }.into());
+            }
+            Some(layout) => DeviceRange { len: layout.span_bytes()?, ..self.range() },
+            None => self.range(),
+        };
+        let element = size_of::<T>() as u64;
+        if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
+            return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
+        }
+        self.wait_ready_on(stream)?;
+        Ok(range)
+    }
+
+    fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        check_backend("the stream", stream.backend(), self.parts().backend.info().name)?;
+        if stream.device() != self.device() {
+            let (stream, expected) = (stream.device(), self.device());
+            return Err(Error::WrongStream { stream, what: "the mapping", expected });
+        }
+        Ok(())
+    }
+
+    /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
+    /// library, and not at all for memory of this very process or once the mapping is gone.
+    pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
+        if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
+            let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
+            self.callbacks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(id);
+        }
+    }
+
+    /// Ends the mapping when the stream gets here: work submitted to it so far may still use the memory.
+    ///
+    /// Work on other streams must have been ordered before that, by an event. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`], or what the vendor says; the mapping then ends as by a plain drop.
+    pub fn release<M>(mut self, stream: &impl AsStream<M>) -> Result<()> {
+        self.owner.check()?;
+        let stream = stream.as_stream();
+        self.check_stream(stream)?;
+        let backend = Arc::clone(&self.parts().backend);
+        if !backend.capabilities(stream.device())?.ipc_events {
+            // A plain drop waits for the whole device, this stream included.
+            return Ok(());
+        }
+        let event = backend.create_event(stream.device())?;
+        event.record(stream)?;
+        self.end(move |_, _| wait_patiently(&*event));
+        Ok(())
+    }
+
+    /// Hands everything to the worker, which closes once `finished` has returned.
+    fn end(&mut self, finished: impl FnOnce(&dyn DeviceIpc, DeviceOrdinal) + Send + 'static) {
+        let Some(parts) = self.parts.take() else { return };
+        let Some(runtime) = Runtime::of_guard(&self.owner) else {
+            // A forked child: the driver's state is the parent's.
+            std::mem::forget(parts);
+            return;
+        };
+        if let Hold::Remote(_, lease) = &parts.hold {
+            for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)) {
+                lease.link.forget_callback(id);
+            }
+        }
+        runtime.worker.submit(move || {
+            finished(&*parts.backend, parts.range.device);
+            match parts.hold {
+                Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
+                Hold::Local(lease, shared) => {
+                    drop(shared);
+                    runtime.exports.release(parts.descriptor.export, lease);
+                }
+            }
+        });
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.end(|backend, device| {
+            if let Err(error) = backend.synchronize_device(device) {
+                tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+            }
+        });
+    }
+}
+
+fn wait_patiently(event: &dyn DeviceEvent) {
+    loop {
+        match event.synchronize(RELEASE_PATIENCE) {
+            Ok(()) => return,
+            Err(Error::Timeout { .. }) => tracing::warn!(
+                seconds = RELEASE_PATIENCE.as_secs(),
+                "a mapping was released on a stream that has not got there yet; its memory stays open"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "a stream that a mapping was released on cannot be waited for");
+                return;
+            }
+        }
+    }
+}

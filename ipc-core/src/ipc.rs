@@ -1,0 +1,212 @@
+//! The entry point: a backend, and what is done with it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::DeviceIpc;
+use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
+use crate::descriptor::Descriptor;
+use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::error::{Error, Result};
+use crate::export::ShareBuilder;
+use crate::import::OpenBuilder;
+use crate::interop::DeviceOwner;
+use crate::memory::{Buffer, Stream};
+use crate::select::{BackendStatus, Backends};
+
+/// How long an exporter may take to answer, unless said otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A backend, and what is done with it: [`share`](Self::share) memory, [`open`](Self::open) that of others.
+///
+/// Cheap to make and to clone. Making one creates no context on a device and starts no thread.
+#[derive(Clone, Debug)]
+pub struct Ipc {
+    backend: Arc<dyn DeviceIpc>,
+    options: Arc<Options>,
+}
+
+#[derive(Debug)]
+struct Options {
+    socket_directory: Option<PathBuf>,
+    allow: AllowList,
+    timeout: Duration,
+}
+
+impl Ipc {
+    /// The backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackend`] with the reason for each.
+    pub fn auto() -> Result<Self> {
+        Self::builder().auto()
+    }
+
+    /// The backend of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownBackend`], or [`Error::BackendUnavailable`] with the reason.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::builder().named(name)
+    }
+
+    /// A backend that the caller made.
+    pub fn with_backend(backend: Arc<dyn DeviceIpc>) -> Self {
+        Self::builder().with_backend(backend)
+    }
+
+    /// To say more: which backends, which users, where the sockets are.
+    pub fn builder() -> IpcBuilder {
+        IpcBuilder::default()
+    }
+
+    /// Every registered backend with its devices, or the reason why not. Creates no context.
+    pub fn available() -> Vec<BackendStatus> {
+        Backends::registered().available()
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
+    /// The devices that this process sees. Creates no context.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.backend.devices()
+    }
+
+    /// Shares memory. The owner is kept until the last importer has let go.
+    ///
+    /// Owners are [`Buffer`], an `Arc` of an owner, what a backend's crate implements [`DeviceOwner`] for (cudarc's
+    /// `CudaSlice`), or any raw address with what keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
+    pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
+        let region = owner.region();
+        ShareBuilder::new(self, owner, region)
+    }
+
+    /// Opens memory of another process, or of this one.
+    pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
+        OpenBuilder::new(self, descriptor, self.options.timeout)
+    }
+
+    /// Allocates memory that can be shared, for those who have no allocator of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`], [`Error::NoSuchDevice`], [`Error::InvalidRegion`] for zero bytes, else the vendor's.
+    pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
+        Buffer::allocate(Arc::clone(&self.backend), device.into(), bytes)
+    }
+
+    /// Creates a stream, for those who have none of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchDevice`], else the vendor's.
+    pub fn create_stream(&self, device: impl Into<DeviceOrdinal>) -> Result<Stream> {
+        Stream::create(Arc::clone(&self.backend), device.into())
+    }
+
+    pub(crate) fn identity_of(&self, ordinal: DeviceOrdinal) -> Result<DeviceIdentity> {
+        let devices = self.devices()?;
+        devices.get(ordinal.index()).map(|device| device.identity).ok_or_else(|| Error::NoSuchDevice {
+            backend: self.backend.info().name,
+            ordinal,
+            count: devices.len(),
+        })
+    }
+
+    pub(crate) fn socket_directory(&self) -> Option<PathBuf> {
+        self.options.socket_directory.clone()
+    }
+
+    pub(crate) fn allow_list(&self) -> &AllowList {
+        &self.options.allow
+    }
+}
+
+/// An [`Ipc`] in the making.
+#[derive(Clone, Debug, Default)]
+#[must_use = "the backend is chosen by auto, named or with_backend"]
+pub struct IpcBuilder {
+    backends: Option<Backends>,
+    allow_simulated: bool,
+    socket_directory: Option<PathBuf>,
+    allow: AllowList,
+    timeout: Option<Duration>,
+}
+
+impl IpcBuilder {
+    /// Chooses among these backends instead of all that registered themselves.
+    pub fn backends(mut self, backends: Backends) -> Self {
+        self.backends = Some(backends);
+        self
+    }
+
+    /// Lets [`auto`](Self::auto) fall back to a backend without hardware (the mock).
+    pub const fn allow_simulated(mut self, yes: bool) -> Self {
+        self.allow_simulated = yes;
+        self
+    }
+
+    /// Makes the socket in this directory instead of the abstract namespace, for containers that share a volume and no
+    /// network namespace. `DEVICE_IPC_SOCKET_DIR` does the same for programs that do not say it.
+    pub fn socket_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.socket_directory = Some(directory.into());
+        self
+    }
+
+    /// Users and groups to share with, and to open from, beside this process's own user.
+    pub fn allow(mut self, allow: AllowList) -> Self {
+        self.allow = allow;
+        self
+    }
+
+    /// How long an exporter may take to answer; 30 seconds unless said otherwise.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Takes the backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ipc::auto`].
+    pub fn auto(self) -> Result<Ipc> {
+        let backend = self.choices().auto()?;
+        Ok(self.with_backend(backend))
+    }
+
+    /// Takes the backend of this name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ipc::named`].
+    pub fn named(self, name: &str) -> Result<Ipc> {
+        let backend = self.choices().named(name)?;
+        Ok(self.with_backend(backend))
+    }
+
+    /// Takes a backend that the caller made.
+    pub fn with_backend(self, backend: Arc<dyn DeviceIpc>) -> Ipc {
+        let from_environment = || std::env::var_os(SOCKET_DIR_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let options = Options {
+            socket_directory: self.socket_directory.or_else(from_environment),
+            allow: self.allow,
+            timeout: self.timeout.unwrap_or(DEFAULT_TIMEOUT),
+        };
+        Ipc { backend, options: Arc::new(options) }
+    }
+
+    fn choices(&self) -> Backends {
+        self.backends.clone().unwrap_or_else(Backends::registered).allow_simulated(self.allow_simulated)
+    }
+}
