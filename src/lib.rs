@@ -1,1 +1,61 @@
-//! (in work)
+//! Share accelerator memory between processes.
+//!
+//! One process exports a region of device memory; another opens the same bytes with no copy, on the same card or on
+//! another one; both order their work on streams. The same program runs on NVIDIA CUDA and on a mock that needs no
+//! hardware; the backend is chosen when the program starts.
+//!
+//! ```
+//! use std::time::Duration;
+//! use device_ipc::{Descriptor, Ipc};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The sender.
+//! let ipc = Ipc::builder().allow_simulated(true).auto()?;
+//! let stream = ipc.create_stream(0)?;
+//! let weights = ipc.allocate(0, 20 * 4)?;
+//! weights.view_mut::<f32>(&stream)?.copy_from(&[1.0; 20])?;
+//! let share = ipc.share(weights).dtype(device_ipc::Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
+//! let line = share.descriptor().to_string(); // travels by any road
+//!
+//! // The receiver: another process, or this one.
+//! let descriptor: Descriptor = line.parse()?;
+//! let tensor = ipc.open(&descriptor).on(&stream)?; // waits for `ready` on the stream, not on the host
+//! tensor.view_mut::<f32, _, _>(&stream)?.add(1.0)?;
+//! tensor.release(&stream)?; // the lease ends when the stream gets here
+//!
+//! share.wait_released(Duration::from_secs(30))?; // an error would name process, program and bytes
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where to look
+//!
+//! | to | see |
+//! |---|---|
+//! | choose a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
+//! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
+//! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
+//! | send a descriptor | [`Descriptor`]: bytes, or one line of text |
+//! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
+//! | write a backend | [`backend`] for the contract, [`Registration`] to make it known |
+//!
+//! # Features
+//!
+//! | feature | backend |
+//! |---|---|
+//! | `cuda` (default) | NVIDIA CUDA; `libcuda` is loaded at run time, nothing of the vendor is needed to build |
+//! | `mock` (default) | devices in shared memory, for machines and tests without hardware |
+//!
+//! # Threads and forks
+//!
+//! Listing devices and backends starts no thread and creates no context. The first export or open of another process's
+//! memory starts a thread that serves the sockets; a second one, started when needed, does what may block. Neither is
+//! ever delivered a signal. Device memory does not survive `fork`: in a forked child guards do nothing, and calls return
+//! [`Error::Forked`].
+
+pub use device_ipc_core::*;
+
+#[cfg(feature = "cuda")]
+pub use device_ipc_cuda as cuda;
+#[cfg(feature = "mock")]
+pub use device_ipc_mock as mock;

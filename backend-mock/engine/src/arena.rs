@@ -65,8 +65,7 @@ impl Reservation {
         let at = (self.base + offset) as *mut _;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the addresses belong to this reservation, and the caller promises that they are unused.
-        unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) }
-            .map_err(EngineError::system("mmap"))?;
+        unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) }.map_err(EngineError::system("mmap"))?;
         Ok(())
     }
 

@@ -89,7 +89,9 @@ impl MachineConfig {
     pub(crate) fn physical_order(&self) -> Vec<usize> {
         match &self.visible {
             None => (0..self.devices.len()).collect(),
-            Some(list) => list.iter().copied().take_while(|&physical| physical < self.devices.len()).collect(),
+            Some(list) => {
+                list.iter().copied().take_while(|&physical| physical < self.devices.len()).collect()
+            }
         }
     }
 }

@@ -71,7 +71,9 @@ pub enum EngineError {
         base: Address,
     },
     /// The memory was opened from another process, and the call takes own allocations only.
-    #[error("{address} was opened from another process; it is closed, not freed, and cannot be exported again")]
+    #[error(
+        "{address} was opened from another process; it is closed, not freed, and cannot be exported again"
+    )]
     Imported {
         /// The address.
         address: Address,

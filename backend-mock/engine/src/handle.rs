@@ -38,8 +38,6 @@ pub(crate) struct Handle {
     pub(crate) epoch: u32,
     /// Size in bytes; 0 for an event.
     pub(crate) size: u64,
-    /// Physical index of the home device.
-    pub(crate) physical: u32,
 }
 
 impl Handle {
@@ -49,7 +47,6 @@ impl Handle {
         bytes[8..12].copy_from_slice(&(self.kind as u32).to_le_bytes());
         bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.exporter.pid.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.physical.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.exporter.start.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.id.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.size.to_le_bytes());
@@ -84,7 +81,6 @@ impl Handle {
             id: u64_at(bytes, 32),
             epoch: u32_at(bytes, 48),
             size: u64_at(bytes, 40),
-            physical: u32_at(bytes, 20),
         })
     }
 }
@@ -117,7 +113,6 @@ mod tests {
             id: 5,
             epoch: 2,
             size: 4096,
-            physical: 1,
         };
         let bytes = handle.encode();
         assert_eq!(Handle::decode(&bytes), Ok(handle));

@@ -38,10 +38,10 @@ pub(crate) struct Object {
 impl Object {
     /// Makes an object with `data` bytes (whole pages) after its header page.
     pub(crate) fn create(identity: Identity, data: u64) -> Result<Self, EngineError> {
-        let low = with_more_descriptors("memfd_create", || {
-            memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        })?;
-        let file = with_more_descriptors("fcntl(F_DUPFD)", || fcntl_dupfd_cloexec(&low, FIRST_SLOT))?;
+        let low =
+            with_more_descriptors(|| memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))
+                .map_err(EngineError::system("memfd_create"))?;
+        let file = duplicate_from(&low, FIRST_SLOT)?;
         drop(low);
         ftruncate(&file, page_size() as u64 + data).map_err(EngineError::system("ftruncate"))?;
         // No process can make another one's mapping end in a SIGBUS.
@@ -81,7 +81,8 @@ impl Object {
         }
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = rustix::fs::open(path.as_str(), flags, Mode::empty()).map_err(refused)?;
+        let open = || rustix::fs::open(path.as_str(), flags, Mode::empty());
+        let file = with_more_descriptors(open).map_err(refused)?;
         let object = Self::adopt(file, kind, writable && kind == ObjectKind::Event)?;
         if object.identity.owner != handle.exporter {
             return Err(EngineError::InvalidHandle { reason: "it names an object of another process" });
@@ -118,7 +119,7 @@ pub(crate) fn whole_pages(bytes: u64) -> Option<u64> {
 
 /// A second descriptor of the same file.
 pub(crate) fn duplicate(file: impl AsFd) -> Result<OwnedFd, EngineError> {
-    with_more_descriptors("fcntl(F_DUPFD)", || fcntl_dupfd_cloexec(&file, 0))
+    duplicate_from(file, 0)
 }
 
 /// Refuses a handle of this process's own.
@@ -128,18 +129,25 @@ pub(crate) fn refuse_own(exporter: ProcessId, own: ProcessId) -> Result<(), Engi
 
 /// Each allocation keeps a descriptor, and the usual soft limit of 1024 is there for `select`, not for us:
 /// raises it to the hard limit when it is met.
-fn with_more_descriptors(
-    call: &'static str,
-    attempt: impl Fn() -> Result<OwnedFd, Errno>,
-) -> Result<OwnedFd, EngineError> {
-    match attempt() {
-        // F_DUPFD says EINVAL when its lower bound is past the limit.
-        Err(Errno::MFILE | Errno::INVAL) => {
-            let limit = getrlimit(Resource::Nofile);
-            let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-            setrlimit(Resource::Nofile, raised).map_err(EngineError::system("setrlimit"))?;
-            attempt().map_err(EngineError::system(call))
-        }
-        result => result.map_err(EngineError::system(call)),
+pub(crate) fn with_more_descriptors(attempt: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
+    let first = attempt();
+    if !matches!(first, Err(Errno::MFILE)) {
+        return first;
     }
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if setrlimit(Resource::Nofile, raised).is_err() {
+        return first;
+    }
+    attempt()
+}
+
+/// A duplicate with the lowest free number from `lowest` on.
+fn duplicate_from(file: impl AsFd, lowest: i32) -> Result<OwnedFd, EngineError> {
+    // The limit itself as the lower bound is invalid, which here means the same as having met it.
+    let attempt = || {
+        fcntl_dupfd_cloexec(&file, lowest)
+            .map_err(|errno| if errno == Errno::INVAL { Errno::MFILE } else { errno })
+    };
+    with_more_descriptors(attempt).map_err(EngineError::system("fcntl(F_DUPFD)"))
 }

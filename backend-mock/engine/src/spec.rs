@@ -35,7 +35,8 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: &str = "devices, memory, visible, peers, lifetime, generations, check_generation, events, latency, fault";
+const KEYS: &str =
+    "devices, memory, visible, peers, lifetime, generations, check_generation, events, latency, fault";
 
 impl MachineConfig {
     /// Reads a description such as
@@ -71,11 +72,9 @@ impl MachineConfig {
                     config.visible = match value {
                         "all" => None,
                         "" => Some(Vec::new()),
-                        list => Some(
-                            list.split(',').map(parse).collect::<Option<_>>().ok_or_else(|| {
-                                bad("'all', or physical device numbers separated by commas, such as 1,0")
-                            })?,
-                        ),
+                        list => Some(list.split(',').map(parse).collect::<Option<_>>().ok_or_else(|| {
+                            bad("'all', or physical device numbers separated by commas, such as 1,0")
+                        })?),
                     };
                     value.clone_into(&mut visible);
                 }
@@ -101,15 +100,17 @@ impl MachineConfig {
                 "check_generation" => config.check_generation = switch(key, value)?,
                 "events" => config.events = switch(key, value)?,
                 "latency" => {
-                    config.latency =
-                        duration(value).ok_or_else(|| bad("a time with its unit, such as 200us, 1ms or 2s"))?;
+                    config.latency = duration(value)
+                        .ok_or_else(|| bad("a time with its unit, such as 200us, 1ms or 2s"))?;
                 }
                 "fault" => {
                     let faults: Option<Vec<_>> = value.split(',').map(fault).collect();
                     config.faults = faults.ok_or_else(|| {
                         let names: Vec<_> = Operation::ALL.iter().map(|operation| operation.name()).collect();
                         let names = names.join(", ");
-                        bad(&format!("operation:n or operation:n:code, n from 1, with an operation of {names}"))
+                        bad(&format!(
+                            "operation:n or operation:n:code, n from 1, with an operation of {names}"
+                        ))
                     })?;
                 }
                 _ => return Err(ConfigError::UnknownKey { key: key.to_owned() }),
@@ -125,7 +126,11 @@ impl MachineConfig {
         }
         if let Some((value, list)) = pairs {
             if list.iter().any(|&(from, to)| from >= devices || to >= devices) {
-                return Err(bad_value("peers", &value, &format!("pairs of physical devices below {devices}")));
+                return Err(bad_value(
+                    "peers",
+                    &value,
+                    &format!("pairs of physical devices below {devices}"),
+                ));
             }
             config.peers = PeerMatrix::Pairs(list);
         }

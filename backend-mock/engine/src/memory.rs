@@ -1,0 +1,225 @@
+//! Memory of this process's own: allocate, free, and what an address belongs to.
+//!
+//! Why `free` waits: a driver's free waits for the streams of the device, which is
+//! how programs come to hang in a destructor; a mock that returned at once would hide it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::arena::Arena;
+use crate::machine::{Device, lock};
+use crate::mapping::{Content, Mapping, Place};
+use crate::object::{Object, whole_pages};
+use crate::page::{Identity, ObjectKind, Page};
+use crate::ranges::RangeTable;
+use crate::sharing::ImportTable;
+use crate::{Address, EngineError, Lifetime, Machine, Operation};
+
+/// How long a revoking exporter waits for importers' running work. Longer means an importer is stopped.
+const REVOCATION_LIMIT: Duration = Duration::from_secs(1);
+
+/// The address space of a device is larger than its memory, so that gaps do not matter.
+const ADDRESSES_PER_BYTE: u64 = 4;
+
+/// Generations are numbered per process: also two machines in one process never use one twice.
+static NEXT_GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// What is known of the range around an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeInfo {
+    /// Ordinal of the device in whose address space the range is. For opened memory that is the device it was
+    /// opened on; where the bytes live is not told, as with CUDA.
+    pub device: usize,
+    /// First address of the allocation or mapping.
+    pub base: Address,
+    /// Its size in bytes, as asked for at the allocation.
+    pub size: u64,
+    /// A number that no other allocation of the exporting process has had;
+    /// `None` if [`MachineConfig::generations`](crate::MachineConfig::generations) is off.
+    pub generation: Option<u64>,
+    /// Whether it was opened from another process.
+    pub imported: bool,
+}
+
+/// An own allocation.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    /// The memory file stays open for importers to reach.
+    pub(crate) file: OwnedFd,
+    rounded: u64,
+}
+
+/// All memory of the process, own and opened.
+#[derive(Debug)]
+pub(crate) struct MemoryTable {
+    pub(crate) ranges: RangeTable,
+    pub(crate) owned: HashMap<u64, Owned>,
+    pub(crate) imports: ImportTable,
+    /// Bytes in use by ordinal.
+    used: Vec<u64>,
+}
+
+impl MemoryTable {
+    pub(crate) fn new(devices: usize) -> Self {
+        Self {
+            ranges: RangeTable::default(),
+            owned: HashMap::new(),
+            imports: ImportTable::default(),
+            used: vec![0; devices],
+        }
+    }
+
+    /// The own allocation that begins at `address`.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `Imported`.
+    pub(crate) fn own(&self, address: Address) -> Result<(&Arc<Mapping>, &Owned), EngineError> {
+        let mapping = self.ranges.at_base(address)?;
+        if mapping.imported {
+            return Err(EngineError::Imported { address });
+        }
+        let owned = self.owned.get(&address.get()).ok_or(EngineError::UnknownAddress { address })?;
+        Ok((mapping, owned))
+    }
+
+    /// Marks everything as freed or closed when the machine goes.
+    pub(crate) fn retire_all(&self, revoking: bool) {
+        for mapping in self.ranges.all() {
+            mapping.mark_closed();
+            if let Some(owned) = self.owned.get(&mapping.base()) {
+                mapping.page.mark_freed();
+                if revoking {
+                    wait_for_importers(&owned.file);
+                }
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// Allocates `size` bytes on a device; the base is aligned to a page, the contents are zero. Blocks that
+    /// are allocated one after the other are neighbours if their sizes are whole pages, and a block of the same
+    /// size as the one freed before lands at its address.
+    ///
+    /// # Errors
+    /// `InvalidDevice`; `InvalidValue` for 0 bytes; `OutOfMemory`; `System`.
+    pub fn allocate(&self, device: usize, size: u64) -> Result<Address, EngineError> {
+        self.enter(Operation::Allocate)?;
+        let home = self.device(device)?;
+        if size == 0 {
+            return Err(EngineError::invalid_value("an allocation of 0 bytes"));
+        }
+        let mut memory = lock(&self.memory);
+        let free = home.memory_bytes.saturating_sub(memory.used[device]);
+        let refused = EngineError::OutOfMemory { device, requested: whole_pages(size).unwrap_or(size), free };
+        let rounded = whole_pages(size).filter(|&rounded| rounded <= free).ok_or_else(|| refused.clone())?;
+        let length = usize::try_from(rounded).map_err(|_| refused.clone())?;
+        let arena = arena_of(home)?;
+        let identity = Identity {
+            kind: ObjectKind::Memory,
+            owner: self.process,
+            id: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
+            size,
+            physical: home.physical as u32,
+            lifetime: self.config.lifetime,
+        };
+        let Object { file, page, .. } = Object::create(identity, rounded)?;
+        let offset = arena.take(length).ok_or(refused)?;
+        let content = Content { file: &file, page, identity, device, writable: true, imported: false };
+        let mapping = Arc::new(Mapping::new(Place::Arena(arena), offset, length, content)?);
+        let base = mapping.base();
+        memory.used[device] += rounded;
+        memory.ranges.insert(mapping);
+        memory.owned.insert(base, Owned { file, rounded });
+        Ok(Address::new(base))
+    }
+
+    /// Frees an own allocation, after all work of this process's streams on its device, also work that has
+    /// nothing to do with it. With [`Lifetime::Revoking`] importers lose the memory; otherwise they keep it.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `Imported`; `NotPermitted` from a host function.
+    pub fn free(&self, address: Address) -> Result<(), EngineError> {
+        self.enter_waiting(Operation::Free)?;
+        let device = lock(&self.memory).own(address)?.0.device;
+        self.wait_for_device(device);
+        let mut memory = lock(&self.memory);
+        let mapping = memory.own(address)?.0.clone();
+        memory.ranges.remove(address.get());
+        let owned = memory.owned.remove(&address.get());
+        let Some(Owned { file, rounded }) = owned else {
+            return Err(EngineError::UnknownAddress { address });
+        };
+        memory.used[device] -= rounded;
+        mapping.mark_closed();
+        mapping.page.mark_freed();
+        if self.config.lifetime == Lifetime::Revoking {
+            // Others may go on allocating meanwhile, but must not get this file's number yet.
+            drop(memory);
+            wait_for_importers(&file);
+        }
+        Ok(())
+    }
+
+    /// The range in which an address lies, which need not be its first.
+    ///
+    /// # Errors
+    /// `UnknownAddress` for host memory, null, and memory that was freed or closed.
+    pub fn range_of(&self, address: Address) -> Result<RangeInfo, EngineError> {
+        self.enter(Operation::RangeOf)?;
+        let memory = lock(&self.memory);
+        let mapping = memory.ranges.find(address)?;
+        Ok(RangeInfo {
+            device: mapping.device,
+            base: Address::new(mapping.base()),
+            size: mapping.size(),
+            generation: self.config.generations.then_some(mapping.identity.id),
+            imported: mapping.imported,
+        })
+    }
+
+    /// Free and total bytes of a device, as far as this process uses it.
+    ///
+    /// # Errors
+    /// `InvalidDevice`.
+    pub fn memory_info(&self, device: usize) -> Result<(u64, u64), EngineError> {
+        self.enter(Operation::MemoryInfo)?;
+        let total = self.device(device)?.memory_bytes;
+        Ok((total.saturating_sub(lock(&self.memory).used[device]), total))
+    }
+}
+
+/// Waits until no importer's work touches memory that has just been marked as freed or withdrawn.
+pub(crate) fn wait_for_importers(file: &OwnedFd) {
+    let deadline = Instant::now() + REVOCATION_LIMIT;
+    // Not a blocking lock: an importer that is stopped by a signal must not stop us.
+    while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    // Cannot fail for a lock that we have.
+    let _ = flock(file, FlockOperation::Unlock);
+}
+
+/// Withdraws what was exported so far of memory that its owner keeps.
+pub(crate) fn withdraw(page: &Page, file: &OwnedFd) {
+    page.withdraw();
+    wait_for_importers(file);
+}
+
+fn arena_of(device: &Device) -> Result<Arc<Arena>, EngineError> {
+    let mut arena = lock(&device.arena);
+    if let Some(arena) = &*arena {
+        return Ok(arena.clone());
+    }
+    let length = whole_pages(device.memory_bytes.saturating_mul(ADDRESSES_PER_BYTE)).unwrap_or(u64::MAX);
+    let length = usize::try_from(length).map_err(|_| EngineError::invalid_value("a device this large"))?;
+    Ok(arena.insert(Arc::new(Arena::new(length)?)).clone())
+}

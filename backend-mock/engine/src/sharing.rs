@@ -1,0 +1,321 @@
+//! Memory of another process: export, open, close.
+//!
+//! Why two kinds of handle: the vendors have both. Bytes alone can be copied, kept too long and opened
+//! by whoever reads them; a file descriptor cannot, and it pins what it names. Core has to be right
+//! about either.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::arena::Reservation;
+use crate::handle::{Handle, HandleKind};
+use crate::machine::lock;
+use crate::mapping::{Content, Lease, Mapping, Place};
+use crate::memory::withdraw;
+use crate::object::{Object, duplicate, refuse_own, whole_pages, with_more_descriptors};
+use crate::page::ObjectKind;
+use crate::process::ProcessId;
+use crate::{Access, Address, EngineError, HANDLE_BYTES, Lifetime, Machine, Operation, Revocation};
+
+/// What opens one allocation: the handle, and the descriptor if it is of that kind.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// The bytes of [`Machine::export_bytes`] or [`Machine::export_fd`].
+    pub handle: &'a [u8],
+    /// The descriptor of [`Machine::export_fd`], passed on by whatever road.
+    pub fd: Option<OwnedFd>,
+}
+
+/// What must be equal for two opens to share one mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    owner: ProcessId,
+    generation: u64,
+    device: usize,
+    access: Access,
+    /// The export's epoch, where that can end.
+    epoch: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Import {
+    opens: u32,
+    /// First addresses of all its mappings.
+    bases: Vec<u64>,
+    device: usize,
+    /// `None`: never shared.
+    key: Option<Key>,
+}
+
+/// What is open, by first address.
+#[derive(Debug, Default)]
+pub(crate) struct ImportTable {
+    open: HashMap<u64, Import>,
+    by_key: HashMap<Key, u64>,
+}
+
+impl ImportTable {
+    fn get(&self, address: Address) -> Result<&Import, EngineError> {
+        let import = self.open.get(&address.get());
+        import.ok_or_else(|| {
+            let group = self.open.iter().find(|(_, import)| import.bases.contains(&address.get()));
+            match group {
+                Some((&base, _)) => EngineError::NotBase { address, base: Address::new(base) },
+                None => EngineError::UnknownAddress { address },
+            }
+        })
+    }
+}
+
+/// An object that another process exported, and the lease if its exporter revokes.
+struct Reached {
+    object: Object,
+    exporter: Option<(OwnedFd, u32)>,
+}
+
+impl Machine {
+    /// Exports an own allocation as bytes that another process of the same user can open while it exists.
+    /// The same bytes come back until the allocation is freed or [`unexport`](Self::unexport)ed.
+    ///
+    /// # Errors
+    /// `UnknownAddress`; `NotBase` for an interior address; `Imported`.
+    pub fn export_bytes(&self, address: Address) -> Result<[u8; HANDLE_BYTES], EngineError> {
+        self.enter(Operation::Export)?;
+        let memory = lock(&self.memory);
+        let (mapping, owned) = memory.own(address)?;
+        Ok(handle_of(mapping, &owned.file, HandleKind::Bytes).encode())
+    }
+
+    /// Exports an own allocation as a file descriptor, to be passed by SCM_RIGHTS, and the bytes that go with it.
+    /// The descriptor pins the memory, with either lifetime, and can be opened also after the exporter's end.
+    ///
+    /// # Errors
+    /// As [`export_bytes`](Self::export_bytes), and `System`.
+    pub fn export_fd(&self, address: Address) -> Result<(OwnedFd, [u8; HANDLE_BYTES]), EngineError> {
+        self.enter(Operation::Export)?;
+        let memory = lock(&self.memory);
+        let (mapping, owned) = memory.own(address)?;
+        let handle = handle_of(mapping, &owned.file, HandleKind::Descriptor).encode();
+        Ok((duplicate(&owned.file)?, handle))
+    }
+
+    /// Withdraws all bytes exported so far and keeps the memory. With [`Lifetime::Revoking`] importers lose their
+    /// mappings, and their running work on them has ended when this returns. With [`Lifetime::Pinning`] nothing
+    /// happens, as with CUDA.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `Imported`.
+    pub fn unexport(&self, address: Address) -> Result<(), EngineError> {
+        self.enter(Operation::Unexport)?;
+        let memory = lock(&self.memory);
+        let (mapping, owned) = memory.own(address)?;
+        if self.config.lifetime == Lifetime::Revoking {
+            withdraw(&mapping.page, &owned.file);
+        }
+        Ok(())
+    }
+
+    /// Opens an allocation of another process in the address space of a device. A second open of the same
+    /// allocation with the same device and access gives the same address, and is to be closed as well.
+    ///
+    /// # Errors
+    /// `InvalidDevice`; `InvalidHandle` for bytes that name nothing (any more); `OwnProcess`; `ExporterGone`;
+    /// `PermissionDenied`; `NoPeerAccess`; `System`.
+    pub fn open(
+        &self,
+        handle: &[u8],
+        fd: Option<OwnedFd>,
+        device: usize,
+        access: Access,
+    ) -> Result<Address, EngineError> {
+        self.open_contiguous(vec![Part { handle, fd }], device, access)
+    }
+
+    /// Opens several allocations of other processes side by side, in the order given, into one range of
+    /// addresses. All but the last must have a size of whole pages. The address that comes back closes all of
+    /// them; several parts are mapped anew at every call.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `InvalidValue` for no parts, and for a part that would leave a gap.
+    pub fn open_contiguous(
+        &self,
+        parts: Vec<Part<'_>>,
+        device: usize,
+        access: Access,
+    ) -> Result<Address, EngineError> {
+        self.enter(Operation::Open)?;
+        let physical = self.device(device)?.physical;
+        let mut reached = Vec::with_capacity(parts.len());
+        for part in parts {
+            let part = self.reach(part, access)?;
+            let home = part.object.identity.physical as usize;
+            if !self.config.peers.reaches(physical, home) {
+                return Err(EngineError::NoPeerAccess { from: physical, to: home });
+            }
+            reached.push(part);
+        }
+        let key = match &reached[..] {
+            [only] => Some(Key {
+                owner: only.object.identity.owner,
+                generation: only.object.identity.id,
+                device,
+                access,
+                epoch: only.exporter.as_ref().map(|(_, epoch)| *epoch),
+            }),
+            _ => None,
+        };
+        let mut memory = lock(&self.memory);
+        let imports = &mut memory.imports;
+        if let Some(base) = key.and_then(|key| imports.by_key.get(&key).copied())
+            && let Some(import) = imports.open.get_mut(&base)
+        {
+            import.opens += 1;
+            return Ok(Address::new(base));
+        }
+        let mappings = map_side_by_side(reached, device, access)?;
+        let bases: Vec<u64> = mappings.iter().map(Mapping::base).collect();
+        let base = bases[0];
+        if let Some(key) = key {
+            memory.imports.by_key.insert(key, base);
+        }
+        memory.imports.open.insert(base, Import { opens: 1, bases, device, key });
+        for mapping in mappings {
+            memory.ranges.insert(Arc::new(mapping));
+        }
+        Ok(Address::new(base))
+    }
+
+    /// Closes once what was opened once. The last close waits for all work of this process's streams on the
+    /// device, as [`free`](Self::free) does, and unmaps.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `NotImported`; `NotPermitted` from a host function.
+    pub fn close(&self, address: Address) -> Result<(), EngineError> {
+        self.enter_waiting(Operation::Close)?;
+        let device = {
+            let mut memory = lock(&self.memory);
+            if !memory.ranges.at_base(address)?.imported {
+                return Err(EngineError::NotImported { address });
+            }
+            let (opens, device) = memory.imports.get(address).map(|import| (import.opens, import.device))?;
+            if opens > 1 {
+                memory.imports.open.entry(address.get()).and_modify(|import| import.opens -= 1);
+                return Ok(());
+            }
+            device
+        };
+        self.wait_for_device(device);
+        let mut memory = lock(&self.memory);
+        // While we waited another thread may have opened it again, or closed it.
+        let imports = &mut memory.imports;
+        let Some(import) = imports.open.get_mut(&address.get()) else {
+            return Err(EngineError::UnknownAddress { address });
+        };
+        import.opens -= 1;
+        if import.opens > 0 {
+            return Ok(());
+        }
+        let bases = std::mem::take(&mut import.bases);
+        if let Some(key) = import.key {
+            imports.by_key.remove(&key);
+        }
+        imports.open.remove(&address.get());
+        for base in bases {
+            if let Some(mapping) = memory.ranges.remove(base) {
+                mapping.mark_closed();
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the object behind a handle and checks that it may be opened.
+    fn reach(&self, part: Part<'_>, access: Access) -> Result<Reached, EngineError> {
+        let invalid = |reason| EngineError::InvalidHandle { reason };
+        let handle = Handle::decode(part.handle)?;
+        refuse_own(handle.exporter, self.process)?;
+        match (handle.kind, part.fd) {
+            (HandleKind::Bytes, None) => self.reach_by_bytes(&handle, access),
+            (HandleKind::Descriptor, Some(fd)) => {
+                let object = Object::adopt(fd, ObjectKind::Memory, false)?;
+                let identity = &object.identity;
+                if (identity.owner, identity.id, identity.size) != (handle.exporter, handle.id, handle.size) {
+                    return Err(invalid("handle and file descriptor name different memory"));
+                }
+                Ok(Reached { object, exporter: None })
+            }
+            (HandleKind::Bytes, Some(_)) => Err(invalid("a handle of bytes takes no file descriptor")),
+            (HandleKind::Descriptor, None) => Err(invalid("this handle needs the file descriptor beside it")),
+            (HandleKind::Event, _) => Err(invalid("it names an event, not memory")),
+        }
+    }
+
+    fn reach_by_bytes(&self, handle: &Handle, access: Access) -> Result<Reached, EngineError> {
+        let invalid = |reason| EngineError::InvalidHandle { reason };
+        let pid = handle.exporter.pid;
+        let gone = EngineError::ExporterGone { pid };
+        // Before the look at the process, so that it is this one's and not that of a later one with its pid.
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| gone.clone())?;
+        let watch = || pidfd_open(raw, PidfdFlags::empty());
+        let exporter = with_more_descriptors(watch).map_err(|errno| match errno {
+            Errno::SRCH | Errno::INVAL => gone,
+            errno => EngineError::System { call: "pidfd_open", errno: errno.raw_os_error() },
+        })?;
+        let object = Object::reach(handle, ObjectKind::Memory, access == Access::ReadWrite)?;
+        let revoking = object.identity.lifetime == Lifetime::Revoking;
+        if object.identity.id != handle.id && (revoking || self.config.check_generation) {
+            return Err(invalid(
+                "it is stale: its exporter has freed the memory, and another block is there",
+            ));
+        }
+        match object.page.ended(handle.epoch) {
+            None => {}
+            Some(Revocation::Unexported) => return Err(invalid("its exporter has withdrawn it")),
+            Some(_) => return Err(invalid("its exporter has freed the memory")),
+        }
+        Ok(Reached { object, exporter: revoking.then_some((exporter, handle.epoch)) })
+    }
+}
+
+fn handle_of(mapping: &Mapping, file: &OwnedFd, kind: HandleKind) -> Handle {
+    Handle {
+        kind,
+        exporter: mapping.identity.owner,
+        fd: Object::slot(file),
+        id: mapping.identity.id,
+        epoch: mapping.page.epoch(),
+        size: mapping.size(),
+    }
+}
+
+fn map_side_by_side(parts: Vec<Reached>, device: usize, access: Access) -> Result<Vec<Mapping>, EngineError> {
+    let mut lengths = Vec::with_capacity(parts.len());
+    for (index, part) in parts.iter().enumerate() {
+        let size = part.object.identity.size;
+        let rounded = whole_pages(size).and_then(|rounded| usize::try_from(rounded).ok());
+        let rounded = rounded.ok_or_else(|| EngineError::invalid_value("a part that is too large"))?;
+        if rounded as u64 != size && index + 1 < parts.len() {
+            let what = format!("part {index} of {size} bytes would leave a gap: not a multiple of the page");
+            return Err(EngineError::invalid_value(what));
+        }
+        lengths.push(rounded);
+    }
+    let total = lengths.iter().try_fold(0_usize, |sum, &length| sum.checked_add(length));
+    let total = total.filter(|&total| total > 0).ok_or_else(|| EngineError::invalid_value("no parts"))?;
+    let space = Arc::new(Reservation::new(total)?);
+    let mut offset = 0;
+    let mut mappings = Vec::with_capacity(parts.len());
+    for (part, length) in parts.into_iter().zip(lengths) {
+        let Object { file, page, identity } = part.object;
+        let writable = access == Access::ReadWrite;
+        let content = Content { file: &file, page, identity, device, writable, imported: true };
+        let mapping = Mapping::new(Place::Reservation(space.clone()), offset, length, content)?;
+        let lease = part.exporter.map(|(exporter, epoch)| Lease::new(file, exporter, epoch));
+        mappings.push(mapping.tied_by(lease));
+        offset += length;
+    }
+    Ok(mappings)
+}

@@ -1,0 +1,281 @@
+//! Streams of one process: late work, failures, faults and counters.
+
+mod support;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use device_ipc_mock_engine::{EngineError, Machine, MachineConfig, Operation};
+use support::{DEADLINE, code, machine};
+
+#[test]
+fn work_runs_later_than_its_call() {
+    let ours = Machine::new(MachineConfig { latency: Duration::from_millis(20), ..MachineConfig::default() });
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 4).unwrap();
+    ours.fill(block, 4, 1, stream).unwrap();
+    assert_eq!(ours.query(stream), Ok(false));
+    ours.synchronize(stream).unwrap();
+    assert_eq!(ours.query(stream), Ok(true));
+    assert_eq!(ours.read_to_host(block, 4, stream).unwrap(), [1; 4]);
+}
+
+#[test]
+fn work_is_done_in_order_and_bytes_of_the_host_are_taken_at_the_call() {
+    let ours = machine("");
+    let stream = ours.default_stream(0).unwrap();
+    assert_eq!(ours.default_stream(0), Ok(stream));
+    assert!(matches!(ours.destroy_stream(stream), Err(EngineError::InvalidValue { .. })));
+    let (first, second) = (ours.allocate(0, 16).unwrap(), ours.allocate(1, 16).unwrap());
+    let mut bytes: Vec<u8> = [1.5_f32, 2.0, -1.0, 0.0].iter().flat_map(|value| value.to_ne_bytes()).collect();
+    ours.write_from_host(first, &bytes, stream).unwrap();
+    bytes.fill(0);
+    ours.add_f32(first, 4, 0.5, stream).unwrap();
+    ours.copy(second, first, 16, stream).unwrap();
+    ours.fill(first, 16, 0, stream).unwrap();
+    let (send, receive) = mpsc::channel();
+    ours.read_then(second, 4, stream, move |bytes| send.send(bytes).unwrap()).unwrap();
+    assert_eq!(receive.recv_timeout(DEADLINE).unwrap(), 2.0_f32.to_ne_bytes());
+    assert_eq!(ours.read_to_host(second.add(12), 4, stream).unwrap(), 0.5_f32.to_ne_bytes());
+}
+
+#[test]
+fn free_waits_for_the_streams_of_the_device() {
+    let ours = machine("");
+    let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
+    let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
+    ours.wait_value64(stream, gate, 1).unwrap();
+    let (send, receive) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ours.free(block).unwrap();
+            send.send(()).unwrap();
+        });
+        assert!(receive.recv_timeout(Duration::from_millis(50)).is_err(), "it waits");
+        assert!(ours.range_of(block).is_ok());
+        let other = ours.allocate(0, 8).unwrap();
+        assert_ne!(other, block, "allocating does not wait");
+        ours.write_value64(rescue, gate, 1).unwrap();
+        receive.recv_timeout(DEADLINE).unwrap();
+    });
+    assert!(ours.range_of(block).is_err());
+}
+
+#[test]
+fn free_waits_for_a_destroyed_stream_too() {
+    let ours = machine("");
+    let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(1).unwrap());
+    let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
+    ours.wait_value64(stream, gate, 1).unwrap();
+    ours.fill(block, 8, 1, stream).unwrap();
+    ours.destroy_stream(stream).unwrap();
+    assert_eq!(ours.query(stream), Err(EngineError::InvalidStream { stream: stream.get() }));
+    ours.write_value64(rescue, gate, 1).unwrap();
+    ours.free(block).unwrap();
+    ours.synchronize_device(0).unwrap();
+}
+
+#[test]
+fn a_failure_is_kept_until_it_is_read_and_drops_the_work_behind_it() {
+    let ours = machine("");
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 8).unwrap();
+    ours.inject(Operation::Run, 2, 700);
+    ours.fill(block, 8, 1, stream).unwrap();
+    ours.fill(block, 8, 2, stream).unwrap();
+    ours.fill(block, 8, 3, stream).unwrap();
+    let injected = EngineError::Injected { operation: Operation::Run, code: 700 };
+    assert_eq!(ours.synchronize(stream), Err(injected.clone()));
+    assert_eq!(ours.read_to_host(block, 1, stream).unwrap(), [1]);
+
+    ours.inject(Operation::Run, 1, 700);
+    assert_eq!(ours.read_to_host(block, 1, stream), Err(injected));
+    ours.synchronize(stream).unwrap();
+}
+
+/// Blocks the thread that drops it until the sender has gone.
+struct SlowToDrop(mpsc::Receiver<()>);
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        let _ = self.0.recv_timeout(DEADLINE);
+    }
+}
+
+#[test]
+fn work_that_was_queued_before_the_failure_was_read_is_dropped_after_it_too() {
+    let ours = machine("fault=run:1");
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 8).unwrap();
+    let (release, held) = mpsc::channel();
+    let slow = SlowToDrop(held);
+    ours.fill(block, 8, 1, stream).unwrap();
+    ours.host_fn(Box::new(move || drop(slow)), stream).unwrap();
+    ours.fill(block, 8, 2, stream).unwrap();
+    while ours.query(stream).is_ok() {
+        std::thread::yield_now();
+    }
+    drop(release);
+    ours.synchronize(stream).unwrap();
+    assert_eq!(ours.read_to_host(block, 8, stream).unwrap(), [0; 8]);
+}
+
+#[test]
+fn a_kernel_reaches_a_peer_only_where_the_matrix_allows() {
+    let ours = machine("peers=0>1");
+    let (on_zero, on_one) = (ours.allocate(0, 8).unwrap(), ours.allocate(1, 8).unwrap());
+    let (zero, one) = (ours.create_stream(0).unwrap(), ours.create_stream(1).unwrap());
+    ours.add_u8(on_one, 8, 1, zero).unwrap();
+    ours.synchronize(zero).unwrap();
+    ours.add_u8(on_zero, 8, 1, one).unwrap();
+    assert_eq!(ours.synchronize(one), Err(EngineError::IllegalAddress { address: on_zero, device: 1 }));
+    ours.copy(on_zero, on_one, 8, one).unwrap();
+    assert_eq!(ours.read_to_host(on_zero, 8, one).unwrap(), [1; 8], "copies are staged");
+}
+
+#[test]
+fn queued_work_on_memory_that_was_freed_fails() {
+    let ours = machine("");
+    let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
+    let (stream, rescue) = (ours.create_stream(1).unwrap(), ours.create_stream(1).unwrap());
+    ours.wait_value64(stream, gate, 1).unwrap();
+    ours.fill(block, 8, 1, stream).unwrap();
+    ours.free(block).unwrap();
+    ours.write_value64(rescue, gate, 1).unwrap();
+    assert_eq!(ours.synchronize(stream), Err(EngineError::IllegalAddress { address: block, device: 1 }));
+}
+
+#[test]
+fn arguments_are_checked_at_the_call() {
+    let ours = machine("");
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 100).unwrap();
+    let beyond = EngineError::OutOfRange { address: block.add(96), len: 8, base: block, size: 100 };
+    assert_eq!(ours.fill(block.add(96), 8, 0, stream), Err(beyond));
+    assert_eq!(ours.copy(block, block.add(100), 1, stream).map_err(|error| error.code()), Err(4));
+    assert!(ours.fill(block, u64::MAX, 0, stream).is_err());
+    assert!(ours.add_f32(block, u64::MAX / 2, 0.0, stream).is_err());
+    assert!(matches!(ours.fill(block, 0, 0, stream), Err(EngineError::InvalidValue { .. })));
+    let odd = block.add(2);
+    assert_eq!(
+        ours.add_f32(odd, 1, 0.0, stream),
+        Err(EngineError::Misaligned { address: odd, alignment: 4 })
+    );
+    let odd = block.add(4);
+    assert_eq!(
+        ours.wait_value64(stream, odd, 0),
+        Err(EngineError::Misaligned { address: odd, alignment: 8 })
+    );
+    assert!(matches!(ours.create_stream(2), Err(EngineError::InvalidDevice { ordinal: 2, count: 2 })));
+    let event = ours.create_event(1, false).unwrap();
+    assert!(matches!(ours.record(event, stream), Err(EngineError::InvalidValue { .. })));
+    ours.destroy_event(event).unwrap();
+    assert_eq!(ours.wait(stream, event), Err(EngineError::InvalidEvent { event: event.get() }));
+}
+
+#[test]
+fn a_host_function_cannot_wait_for_streams_and_its_panic_fails_the_stream() {
+    let ours = machine("");
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 8).unwrap();
+    let (send, receive) = mpsc::channel();
+    let inside = ours.clone();
+    let calls = move || {
+        let codes = [
+            code(inside.free(block)),
+            code(inside.synchronize(stream)),
+            code(inside.read_to_host(block, 1, stream)),
+        ];
+        send.send(codes).unwrap();
+    };
+    ours.host_fn(Box::new(calls), stream).unwrap();
+    assert_eq!(receive.recv_timeout(DEADLINE).unwrap(), [24; 3]);
+    ours.synchronize(stream).unwrap();
+    ours.host_fn(Box::new(|| panic!("on purpose")), stream).unwrap();
+    assert_eq!(ours.synchronize(stream), Err(EngineError::HostFunctionPanicked));
+}
+
+#[test]
+fn faults_fail_the_nth_call_once_and_calls_are_counted() {
+    let ours = machine("fault=allocate:2:-3,query:1");
+    let before = ours.counters();
+    let block = ours.allocate(0, 8).unwrap();
+    let injected = |operation, code| EngineError::Injected { operation, code };
+    assert_eq!(ours.allocate(0, 8), Err(injected(Operation::Allocate, -3)));
+    assert!(ours.allocate(0, 8).is_ok());
+    let stream = ours.create_stream(0).unwrap();
+    assert_eq!(ours.query(stream), Err(injected(Operation::Query, 1)));
+    let event = ours.create_event(0, false).unwrap();
+    for operation in [Operation::Copy, Operation::Record, Operation::Synchronize] {
+        ours.inject(operation, 1, 9);
+        let result = match operation {
+            Operation::Copy => ours.copy(block, block, 8, stream),
+            Operation::Record => ours.record(event, stream),
+            _ => ours.synchronize(stream),
+        };
+        assert_eq!(result, Err(injected(operation, 9)));
+    }
+    let calls = ours.counters().since(&before);
+    assert_eq!(calls.get(Operation::Allocate), 3);
+    assert_eq!(calls.get(Operation::CreateEvent), 1);
+    assert_eq!(calls.get(Operation::Open), 0);
+    assert_eq!(calls.iter().map(|(_, calls)| calls).sum::<u64>(), 9);
+}
+
+#[test]
+fn dropping_the_machine_ends_streams_that_wait_for_ever() {
+    let ours = machine("");
+    let stream = ours.create_stream(0).unwrap();
+    let block = ours.allocate(0, 8).unwrap();
+    ours.wait_value64(stream, block, 1).unwrap();
+    let (send, receive) = mpsc::channel::<()>();
+    ours.host_fn(Box::new(move || send.send(()).unwrap()), stream).unwrap();
+    drop(ours);
+    assert_eq!(receive.recv_timeout(DEADLINE), Err(mpsc::RecvTimeoutError::Disconnected), "dropped unrun");
+}
+
+#[test]
+fn a_stream_has_a_thread_only_once_it_has_work() {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let name =
+            |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        tasks.map(name).filter(|name| name == "mock-stream-123\n").count()
+    };
+    let ours = machine("");
+    let stream = (0..200).map(|_| ours.create_stream(0).unwrap()).find(|stream| stream.get() == 123).unwrap();
+    assert_eq!(threads(), 0);
+    let event = ours.create_event(0, false).unwrap();
+    ours.record(event, stream).unwrap();
+    // A thread has its name only once it runs.
+    ours.synchronize(stream).unwrap();
+    assert_eq!(threads(), 1);
+}
+
+#[test]
+fn a_forked_child_is_refused() {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn _exit(code: i32) -> !;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+    }
+    let ours = machine("");
+    let block = ours.allocate(0, 8).unwrap();
+    // SAFETY: the child makes calls that return before they take a lock, drops nothing, and leaves.
+    let pid = unsafe { fork() };
+    if pid == 0 {
+        let refused = ours.free(block) == Err(EngineError::Forked)
+            && ours.allocate(0, 8) == Err(EngineError::Forked)
+            && ours.create_event(0, true) == Err(EngineError::Forked);
+        // The drop of the machine has to leave the parent's memory and this child alone.
+        drop(ours);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { _exit(i32::from(!refused)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for our own child, which ends by itself.
+    assert_eq!(unsafe { waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    let stream = ours.create_stream(0).unwrap();
+    assert_eq!(ours.read_to_host(block, 8, stream).unwrap(), [0; 8]);
+}

@@ -1,0 +1,221 @@
+//! A second process to test against.
+//!
+//! The test binary runs itself again with one test, `peer`, which serves commands over a socket on
+//! its standard input: one line in, one line out, with a file descriptor beside it where one is passed. Every
+//! wait has a deadline, and the process is killed and reaped when its guard goes.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::fs;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_mock_engine::{Access, Address, EngineError, EventId, Machine, MachineConfig, StreamId};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const ROLE: &str = "MOCK_ENGINE_TEST_PEER";
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A machine from a description, with the latency off unless named.
+pub fn machine(spec: &str) -> Arc<Machine> {
+    Machine::new(MachineConfig::from_spec(&format!("latency=0;{spec}")).expect("a valid description"))
+}
+
+/// The code of an error, to compare with a peer's.
+pub fn code<T: std::fmt::Debug>(result: Result<T, EngineError>) -> i32 {
+    result.expect_err("this has to fail").code()
+}
+
+pub fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hex")).collect()
+}
+
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Another process with a machine of its own.
+pub struct Peer {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl Peer {
+    pub fn spawn(spec: &str) -> Self {
+        Self::start(spec, None).expect("the peer starts")
+    }
+
+    /// A peer that runs as another user, which takes root, and a test binary that the user may run.
+    pub fn spawn_as(user: u32, spec: &str) -> std::io::Result<Self> {
+        Self::start(spec, Some(user))
+    }
+
+    fn start(spec: &str, user: Option<u32>) -> std::io::Result<Self> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a socket pair");
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(DEADLINE)).expect("a deadline");
+        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        command
+            .args(["--exact", "peer", "--nocapture", "--test-threads=1"])
+            .env(ROLE, format!("latency=0;{spec}"))
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null());
+        if let Some(user) = user {
+            command.uid(user);
+        }
+        Ok(Self { child: command.spawn()?, socket: ours })
+    }
+
+    /// Sends a command that has to succeed.
+    pub fn ok(&self, command: &str) -> String {
+        self.ok_with(command, None).0
+    }
+
+    /// Sends a command that has to fail, and returns the error's code.
+    pub fn fails(&self, command: &str) -> i32 {
+        let (answer, _) = self.ask(command, None);
+        let text = answer.strip_prefix("err ").unwrap_or_else(|| panic!("'{command}' answered {answer}"));
+        text.split(' ').next().and_then(|code| code.parse().ok()).expect("a code")
+    }
+
+    /// Sends a command with a file descriptor, and returns what comes back.
+    pub fn ok_with(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> (String, Option<OwnedFd>) {
+        let (answer, fd) = self.ask(command, fd);
+        let text = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("'{command}' answered {answer}"));
+        (text.to_owned(), fd)
+    }
+
+    fn ask(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> (String, Option<OwnedFd>) {
+        send(self.socket.as_fd(), command, fd);
+        receive(self.socket.as_fd()).unwrap_or_else(|| panic!("the peer ended during '{command}'"))
+    }
+
+    pub fn address(&self, command: &str) -> u64 {
+        self.ok(command).parse().expect("a number")
+    }
+
+    /// SIGKILL, and reaps it.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is reaped");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The body of the test `peer`: returns at once unless this process was started as one.
+pub fn serve() {
+    let Ok(spec) = std::env::var(ROLE) else { return };
+    let machine = Machine::new(MachineConfig::from_spec(&spec).expect("a valid description"));
+    let input = std::io::stdin();
+    while let Some((command, fd)) = receive(input.as_fd()) {
+        let mut passed = None;
+        let answer = match obey(&machine, &command, fd, &mut passed) {
+            Ok(text) => format!("ok {text}"),
+            Err(error) => format!("err {} {error}", error.code()),
+        };
+        send(input.as_fd(), &answer, passed.as_ref().map(AsFd::as_fd));
+    }
+    // Not by returning: streams may be waiting for ever.
+    std::process::exit(0);
+}
+
+fn obey(
+    machine: &Arc<Machine>,
+    command: &str,
+    fd: Option<OwnedFd>,
+    passed: &mut Option<OwnedFd>,
+) -> Result<String, EngineError> {
+    let words: Vec<&str> = command.split(' ').collect();
+    let number = |at: usize| words[at].parse::<u64>().expect("a number");
+    let ordinal = |at: usize| usize::try_from(number(at)).expect("an ordinal");
+    let address = |at| Address::new(number(at));
+    let stream = |at| StreamId::new(number(at));
+    let event = |at| EventId::new(number(at));
+    let done = |()| String::new();
+    match words[0] {
+        "allocate" => machine.allocate(ordinal(1), number(2)).map(|address| address.get().to_string()),
+        "free" => machine.free(address(1)).map(done),
+        "export" => machine.export_bytes(address(1)).map(|handle| to_hex(&handle)),
+        "export_fd" => machine.export_fd(address(1)).map(|(fd, handle)| {
+            *passed = Some(fd);
+            to_hex(&handle)
+        }),
+        "unexport" => machine.unexport(address(1)).map(done),
+        "open" => {
+            let access = if words[3] == "rw" { Access::ReadWrite } else { Access::ReadOnly };
+            machine.open(&from_hex(words[1]), fd, ordinal(2), access).map(|address| address.get().to_string())
+        }
+        "close" => machine.close(address(1)).map(done),
+        "stream" => machine.create_stream(ordinal(1)).map(|stream| stream.get().to_string()),
+        "fill" => machine.fill(address(1), number(2), number(3) as u8, stream(4)).map(done),
+        "add" => machine.add_u8(address(1), number(2), number(3) as u8, stream(4)).map(done),
+        "read" => machine.read_to_host(address(1), number(2), stream(3)).map(|bytes| to_hex(&bytes)),
+        "delay" => machine.delay(Duration::from_millis(number(1)), stream(2)).map(done),
+        "synchronize" => machine.synchronize(stream(1)).map(done),
+        "event" => machine.create_event(ordinal(1), true).map(|event| event.get().to_string()),
+        "export_event" => machine.export_event(event(1)).map(|handle| to_hex(&handle)),
+        "open_event" => {
+            machine.open_event(&from_hex(words[1]), ordinal(2)).map(|event| event.get().to_string())
+        }
+        "destroy_event" => machine.destroy_event(event(1)).map(done),
+        "record" => machine.record(event(1), stream(2)).map(done),
+        "wait" => machine.wait(stream(1), event(2)).map(done),
+        "write_value" => machine.write_value64(stream(1), address(2), number(3)).map(done),
+        "wait_value" => machine.wait_value64(stream(1), address(2), number(3)).map(done),
+        "descriptors" => Ok(fs::read_dir("/proc/self/fd").expect("/proc").count().to_string()),
+        "limit" => {
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            let soft = Rlimit { current: Some(number(1)), maximum };
+            setrlimit(Resource::Nofile, soft).expect("a soft limit can be lowered");
+            Ok(String::new())
+        }
+        other => panic!("no command {other}"),
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, text: &str, fd: Option<BorrowedFd<'_>>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "room for one descriptor");
+    }
+    sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL).expect("sent");
+}
+
+/// `None` at the end.
+fn receive(socket: BorrowedFd<'_>) -> Option<(String, Option<OwnedFd>)> {
+    let mut bytes = vec![0; 1 << 16];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+        .expect("an answer before the deadline")
+        .bytes;
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    bytes.truncate(received);
+    (received > 0).then(|| (String::from_utf8(bytes).expect("text"), fd))
+}

@@ -1,0 +1,241 @@
+//! The backend: the engine in the words of [`DeviceIpc`].
+
+use std::sync::Arc;
+
+use device_ipc_core::{
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
+    DevicePtr, DeviceRange, Error, Exported, Extent, Generation, HandleBytes, HandleKind, HandleKindInfo, Lifetime,
+    Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
+};
+use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
+
+use crate::errors::{engine, unsupported};
+use crate::event::MockEvent;
+use crate::memory::MockMemory;
+use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
+
+/// The backend's name.
+pub const NAME: &str = "mock";
+
+/// For [`Backends::with`](device_ipc_core::Backends::with). The machine is what `DEVICE_IPC_MOCK` describes.
+pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
+    let spec = std::env::var(MACHINE_VARIABLE).unwrap_or_default();
+    Ok(MockBackend::from_spec(&spec)?)
+});
+
+/// Handles that are bytes alone.
+const BYTES: HandleKind = HandleKind(1);
+/// Handles with a file descriptor.
+const FD: HandleKind = HandleKind(2);
+
+/// Devices in shared memory.
+#[derive(Debug)]
+pub struct MockBackend {
+    machine: Arc<Machine>,
+    memory: MockMemory,
+    form: HandleForm,
+}
+
+impl MockBackend {
+    /// The backend on the machine that the text describes.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable::Failed`] that names the key, the value and what is accepted.
+    pub fn from_spec(spec: &str) -> Result<Arc<Self>, Unavailable> {
+        let (config, form) = spec::parse(spec)?;
+        Ok(Self::new(config, form))
+    }
+
+    /// The backend on this machine.
+    pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
+        let machine = Machine::new(config);
+        Arc::new(Self { memory: MockMemory { machine: Arc::clone(&machine) }, machine, form })
+    }
+
+    /// The engine's machine: to inject faults and to count calls.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    fn kind(&self) -> HandleKind {
+        match self.form {
+            HandleForm::Bytes => BYTES,
+            HandleForm::Fds => FD,
+        }
+    }
+
+    fn kind_info(&self, kind: HandleKind) -> HandleKindInfo {
+        let fds = kind == FD;
+        let revokes = !fds && self.machine.config().lifetime == engine_crate::Lifetime::Revoking;
+        HandleKindInfo {
+            kind,
+            name: if fds { "file descriptor" } else { "bytes" },
+            read_only: true,
+            carries_fds: fds,
+            lifetime: if revokes { Lifetime::Revokes } else { Lifetime::Pins },
+            one_open_per_process: false,
+            across_pid_namespaces: fds,
+        }
+    }
+
+    fn check_device(&self, device: DeviceOrdinal) -> Result<()> {
+        self.machine.peer_access(device.index(), device.index()).map(drop).map_err(engine("peer_access"))
+    }
+}
+
+impl DeviceIpc for MockBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None)
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let devices = self.machine.devices().into_iter();
+        Ok(devices
+            .map(|device| {
+                let ordinal = DeviceOrdinal::new(device.ordinal as u32);
+                DeviceInfo::new(ordinal, DeviceIdentity::Uuid(device.uuid), device.name, device.memory_bytes)
+            })
+            .collect())
+    }
+
+    fn visible_devices_variable(&self) -> &'static str {
+        MACHINE_VARIABLE
+    }
+
+    fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
+        self.machine.peer_access(from.index(), to.index()).map_err(engine("peer_access"))
+    }
+
+    fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
+        self.check_device(device)?;
+        let config = self.machine.config();
+        Ok(Capabilities::NONE.with_ipc_events(config.events).with_generations(config.generations))
+    }
+
+    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
+        vec![self.kind_info(self.kind())]
+    }
+
+    fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
+        let ptr = range.ptr;
+        let found = self.machine.range_of(Address::new(ptr.get())).map_err(|error| match error {
+            EngineError::UnknownAddress { .. } => {
+                Error::NotDeviceMemory { ptr, why: "the mock has allocated nothing there (is it host memory?)".into() }
+            }
+            other => engine("range_of")(other),
+        })?;
+        if found.imported {
+            return Err(Error::SharedOn { ptr });
+        }
+        let allocation = DeviceRange::new(
+            DeviceOrdinal::new(found.device as u32),
+            DevicePtr::new(found.base.get()),
+            found.size,
+        );
+        if allocation.device != range.device {
+            return Err(Error::InvalidRegion(format!(
+                "{ptr} lies on device {}, not on device {}",
+                allocation.device, range.device
+            )));
+        }
+        if !allocation.contains(&range) {
+            return Err(Error::InvalidRegion(format!(
+                "{} bytes at {ptr} leave their allocation of {} bytes at {}",
+                range.len, allocation.len, allocation.ptr
+            )));
+        }
+        if stated_base.is_some_and(|stated| stated != allocation) {
+            return Err(Error::InvalidRegion(format!(
+                "the allocation of {ptr} has {} bytes at {}, which is not what its owner states",
+                allocation.len, allocation.ptr
+            )));
+        }
+        Ok(vec![Extent { allocation, generation: found.generation.map(Generation) }])
+    }
+
+    fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
+        let kind = kind.unwrap_or_else(|| self.kind());
+        let base = Address::new(extent.allocation.ptr.get());
+        let (bytes, fds) = match kind {
+            BYTES => (self.machine.export_bytes(base).map_err(engine("export_bytes"))?, Vec::new()),
+            FD => {
+                let (fd, bytes) = self.machine.export_fd(base).map_err(engine("export_fd"))?;
+                (bytes, vec![fd])
+            }
+            other => return Err(unknown_kind(other)),
+        };
+        Ok(Exported { extent: *extent, kind, bytes: HandleBytes::new(bytes), fds })
+    }
+
+    fn unexport(&self, exported: Exported) -> Result<()> {
+        let base = Address::new(exported.extent.allocation.ptr.get());
+        self.machine.unexport(base).map_err(engine("unexport"))
+    }
+
+    fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
+        let mut handles = handles;
+        let mut parts = Vec::with_capacity(handles.len());
+        for handle in &mut handles {
+            let expected = match handle.kind {
+                BYTES => 0,
+                FD => 1,
+                other => return Err(unknown_kind(other)),
+            };
+            if handle.fds.len() != expected {
+                let found = handle.fds.len();
+                return Err(Error::Protocol(format!("a handle came with {found} descriptors instead of {expected}")));
+            }
+            parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
+        }
+        let access = match access {
+            Access::ReadOnly => engine_crate::Access::ReadOnly,
+            Access::ReadWrite => engine_crate::Access::ReadWrite,
+        };
+        let base = self.machine.open_contiguous(parts, on.index(), access).map_err(engine("open"))?;
+        let mut len = 0;
+        for _ in &handles {
+            // Parts lie side by side, each rounded to whole pages but the last.
+            let part = self.machine.range_of(base.add(len)).map_err(engine("range_of"))?;
+            len = part.base.get() - base.get() + part.size;
+        }
+        let range = DeviceRange::new(on, DevicePtr::new(base.get()), len);
+        Ok(Opened { range, cookie: base.get() })
+    }
+
+    fn close(&self, opened: Opened) -> Result<()> {
+        self.machine.close(Address::new(opened.cookie)).map_err(engine("close"))
+    }
+
+    fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        if !self.capabilities(device)?.ipc_events {
+            return Err(no_events());
+        }
+        let event = self.machine.create_event(device.index(), true).map_err(engine("create_event"))?;
+        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device, opened: false }))
+    }
+
+    fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        if !self.capabilities(on)?.ipc_events {
+            return Err(no_events());
+        }
+        let event = self.machine.open_event(handle, on.index()).map_err(engine("open_event"))?;
+        Ok(Box::new(MockEvent { machine: Arc::clone(&self.machine), event, device: on, opened: true }))
+    }
+
+    fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
+        self.machine.synchronize_device(device.index()).map_err(engine("synchronize_device"))
+    }
+
+    fn memory(&self) -> &dyn DeviceMemory {
+        &self.memory
+    }
+}
+
+fn unknown_kind(kind: HandleKind) -> Error {
+    unsupported(format!("use a handle of kind {}", kind.0), "it knows kinds 1 (bytes) and 2 (file descriptor)")
+}
+
+fn no_events() -> Error {
+    unsupported("share events", "the machine was described with events=off")
+}

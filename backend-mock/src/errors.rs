@@ -1,0 +1,51 @@
+//! The engine's errors in the words of core.
+
+use std::time::Duration;
+
+use device_ipc_core::{DeviceOrdinal, Error, VendorError, VendorStatus};
+use device_ipc_mock_engine::EngineError;
+
+use crate::NAME;
+
+/// An error of the engine's call `call`.
+pub(crate) fn engine(call: &'static str) -> impl FnOnce(EngineError) -> Error {
+    move |error| match error {
+        EngineError::InvalidDevice { ordinal, count } => {
+            Error::NoSuchDevice { backend: NAME, ordinal: DeviceOrdinal::new(ordinal as u32), count }
+        }
+        EngineError::OutOfMemory { device, requested, .. } => Error::OutOfMemory {
+            device: DeviceOrdinal::new(device as u32),
+            bytes: requested,
+            detail: error.to_string(),
+        },
+        EngineError::Forked => Error::Forked,
+        other => vendor(call, &other),
+    }
+}
+
+fn vendor(call: &'static str, error: &EngineError) -> Error {
+    let debug = format!("{error:?}");
+    let name = debug.split([' ', '{', '(']).next().unwrap_or("error").to_owned();
+    let hint = match error {
+        EngineError::InvalidHandle { .. } => "the handle is corrupt, or its memory has been freed",
+        EngineError::Revoked { .. } => "close the mapping and ask the exporter for a new descriptor",
+        _ => "",
+    };
+    VendorError {
+        backend: NAME,
+        call,
+        status: VendorStatus(error.code()),
+        name,
+        message: error.to_string(),
+        hint: hint.to_owned(),
+    }
+    .into()
+}
+
+pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Error {
+    Error::Unsupported { backend: NAME, what: what.into(), why: why.into() }
+}
+
+pub(crate) fn timeout(what: &str, after: Duration) -> Error {
+    Error::Timeout { what: what.to_owned(), after, detail: String::new() }
+}

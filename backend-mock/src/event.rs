@@ -1,0 +1,62 @@
+//! Events on the engine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+use device_ipc_mock_engine::{EventId, Machine};
+
+use crate::errors::{engine, timeout, unsupported};
+use crate::memory::stream_of;
+
+/// An event, created here or opened from another process.
+#[derive(Debug)]
+pub(crate) struct MockEvent {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) event: EventId,
+    pub(crate) device: DeviceOrdinal,
+    pub(crate) opened: bool,
+}
+
+impl DeviceEvent for MockEvent {
+    fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+
+    fn export(&self) -> Result<HandleBytes> {
+        if self.opened {
+            return Err(unsupported("export an event of another process", "forward the handle it was opened by"));
+        }
+        let bytes = self.machine.export_event(self.event).map_err(engine("export_event"))?;
+        Ok(HandleBytes::new(bytes))
+    }
+
+    fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        if stream.device() != self.device {
+            return Err(Error::WrongStream { stream: stream.device(), what: "the event", expected: self.device });
+        }
+        self.machine.record(self.event, stream_of(stream)?).map_err(engine("record"))
+    }
+
+    fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.wait(stream_of(stream)?, self.event).map_err(engine("wait"))
+    }
+
+    fn query(&self) -> Result<bool> {
+        self.machine.query_event(self.event).map_err(engine("query_event"))
+    }
+
+    fn synchronize(&self, limit: Duration) -> Result<()> {
+        match self.machine.synchronize_event(self.event, Some(limit)).map_err(engine("synchronize_event"))? {
+            true => Ok(()),
+            false => Err(timeout("the event", limit)),
+        }
+    }
+}
+
+impl Drop for MockEvent {
+    fn drop(&mut self) {
+        // Fails only in a forked child, whose events are the parent's.
+        let _ = self.machine.destroy_event(self.event);
+    }
+}

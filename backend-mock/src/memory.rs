@@ -1,0 +1,122 @@
+//! Memory and streams on the engine.
+
+#![allow(unsafe_code, reason = "implements a trait whose methods are unsafe; the engine checks every range itself")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo, Result,
+};
+use device_ipc_mock_engine::{Address, Machine, StreamId};
+
+use crate::NAME;
+use crate::errors::engine;
+
+/// The engine's memory.
+#[derive(Debug)]
+pub(crate) struct MockMemory {
+    pub(crate) machine: Arc<Machine>,
+}
+
+/// The engine's stream behind one of core's.
+pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
+    if stream.backend() != NAME {
+        let (found, expected) = (stream.backend().to_owned(), NAME.to_owned());
+        return Err(Error::WrongBackend { what: "the stream", found, expected });
+    }
+    Ok(StreamId::new(stream.raw()))
+}
+
+fn address(range: DeviceRange) -> Address {
+    Address::new(range.ptr.get())
+}
+
+fn same_length(device: u64, host: u64) -> Result<()> {
+    if device == host {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!("a copy between {device} bytes and {host} bytes")))
+}
+
+impl DeviceMemory for MockMemory {
+    fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+        if bytes == 0 {
+            return Err(Error::InvalidRegion("an allocation has at least one byte".into()));
+        }
+        let base = self.machine.allocate(device.index(), bytes).map_err(engine("allocate"))?;
+        Ok(DeviceRange::new(device, DevicePtr::new(base.get()), bytes))
+    }
+
+    unsafe fn free(&self, range: DeviceRange) -> Result<()> {
+        self.machine.free(address(range)).map_err(engine("free"))
+    }
+
+    unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
+        same_length(dst.len, src.len)?;
+        self.machine.copy(address(dst), address(src), dst.len, stream_of(stream)?).map_err(engine("copy"))
+    }
+
+    unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.fill(address(dst), dst.len, byte, stream_of(stream)?).map_err(engine("fill"))
+    }
+
+    unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
+        same_length(dst.len, bytes.len() as u64)?;
+        self.machine.write_from_host(address(dst), bytes, stream_of(stream)?).map_err(engine("write_from_host"))
+    }
+
+    unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
+        same_length(src.len, bytes.len() as u64)?;
+        let read = self.machine.read_to_host(address(src), src.len, stream_of(stream)?);
+        bytes.copy_from_slice(&read.map_err(engine("read_to_host"))?);
+        Ok(())
+    }
+
+    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
+        if !range.len.is_multiple_of(4) || !range.ptr.get().is_multiple_of(4) {
+            return Err(Error::InvalidRegion(format!("{} bytes at {} are not whole floats", range.len, range.ptr)));
+        }
+        self.machine.add_f32(address(range), range.len / 4, value, stream_of(stream)?).map_err(engine("add_f32"))
+    }
+
+    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
+    }
+
+    fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.synchronize(stream_of(stream)?).map_err(engine("synchronize"))
+    }
+
+    fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>> {
+        let stream = self.machine.create_stream(device.index()).map_err(engine("create_stream"))?;
+        Ok(Box::new(MockStream { machine: Arc::clone(&self.machine), stream, device }))
+    }
+
+    fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
+        let (free_bytes, total_bytes) = self.machine.memory_info(device.index()).map_err(engine("memory_info"))?;
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+}
+
+/// A stream of the engine.
+#[derive(Debug)]
+struct MockStream {
+    machine: Arc<Machine>,
+    stream: StreamId,
+    device: DeviceOrdinal,
+}
+
+impl DeviceStream for MockStream {
+    fn as_borrowed(&self) -> BorrowedStream<'_> {
+        // SAFETY: the stream is the engine's, on this device, and is destroyed by drop alone.
+        unsafe { BorrowedStream::from_raw(NAME, self.device, self.stream.get()) }
+    }
+}
+
+impl Drop for MockStream {
+    fn drop(&mut self) {
+        // Fails only in a forked child, whose streams are the parent's.
+        let _ = self.machine.destroy_stream(self.stream);
+    }
+}
