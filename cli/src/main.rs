@@ -1,2 +1,44 @@
-//! (in work)
-fn main() {}
+//! The program `device-ipc`: what this machine can share, and the proof that it does.
+
+mod child;
+mod choose;
+mod demo;
+mod devices;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Share accelerator memory between processes.
+#[derive(Parser)]
+#[command(name = "device-ipc", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List every backend with its devices, or why it cannot be used, and which devices reach each other.
+    Devices(devices::Arguments),
+    /// Hand a tensor to a second process, which changes it in place, and prove by its bytes that no copy was made.
+    Demo(demo::Arguments),
+    /// The second process of `demo`.
+    #[command(hide = true)]
+    DemoReceiver(demo::receiver::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Devices(arguments) => devices::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Which backend to run on.
+
+use device_ipc::{Error, Ipc};
+
+/// A backend, and whether it stands in for hardware that is not there.
+pub(crate) struct Choice {
+    pub(crate) ipc: Ipc,
+    /// Why there is no hardware, where nobody asked for a backend without any.
+    pub(crate) fallback: Option<String>,
+}
+
+/// The backend of this name; or the first with a device; or the mock, and then it is said why.
+pub(crate) fn choose(name: Option<&str>) -> Result<Choice, Error> {
+    if let Some(name) = name {
+        return Ok(Choice { ipc: Ipc::named(name)?, fallback: None });
+    }
+    match Ipc::auto() {
+        Ok(ipc) => Ok(Choice { ipc, fallback: None }),
+        Err(reasons @ Error::NoBackend(_)) => {
+            let ipc = Ipc::builder().allow_simulated(true).auto()?;
+            Ok(Choice { ipc, fallback: Some(reasons.to_string()) })
+        }
+        Err(error) => Err(error),
+    }
+}

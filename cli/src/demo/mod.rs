@@ -1,0 +1,163 @@
+//! `device-ipc demo`: a tensor goes to a second process, which adds 1 in place.
+
+mod message;
+pub(crate) mod receiver;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use device_ipc::{DeviceOrdinal, Dtype, Ipc, Stream, View};
+use serde::Serialize;
+
+use crate::child::Peer;
+use crate::choose::choose;
+use message::Message;
+
+const SHAPE: [u64; 2] = [4, 5];
+const ELEMENTS: usize = 20;
+
+/// How long the whole demonstration may take; the first context on a device can take seconds.
+const TIME: Duration = Duration::from_secs(120);
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// This backend; the first that has a device unless given, and the mock where none has.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// The sender's device, where the tensor lives.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from: u32,
+    /// The receiver's device; the sender's unless given.
+    #[arg(long, value_name = "N")]
+    to: Option<u32>,
+    /// Print JSON instead of a transcript.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was seen.
+#[derive(Serialize)]
+struct Report {
+    backend: String,
+    version: String,
+    simulated: bool,
+    from: u32,
+    to: u32,
+    shape: [u64; 2],
+    dtype: String,
+    sender_pid: u32,
+    receiver_pid: u32,
+    mean_before: f32,
+    mean_received: f32,
+    mean_after: f32,
+    mean_delta: f32,
+    shared: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let say = |line: String| {
+        if !arguments.json {
+            println!("{line}");
+        }
+    };
+    let choice = choose(arguments.backend.as_deref())?;
+    let ipc = &choice.ipc;
+    let info = ipc.backend().info();
+    if let Some(reasons) = &choice.fallback {
+        say(format!("No accelerator can be used here, so this runs on the mock: {reasons}"));
+    }
+    say(format!("backend {} ({})", info.name, info.version));
+    let (from, to) = (arguments.from, arguments.to.unwrap_or(arguments.from));
+    check_devices(ipc, from, to)?;
+
+    let stream = ipc.create_stream(from)?;
+    let tensor = Arc::new(ipc.allocate(from, (ELEMENTS * size_of::<f32>()) as u64)?);
+    let values = random_values();
+    tensor.view_mut::<f32>(&stream)?.copy_from(&values)?;
+    let mean_before = mean(&values);
+    say(format!("[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32", std::process::id(), info.name));
+    say(format!("[sender]   mean before sharing = {mean_before:.6}"));
+
+    let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
+    let mut peer = Peer::start(&["demo-receiver", "--backend", info.name, "--device", &to.to_string()], TIME)?;
+    let receiver_pid = peer.pid();
+    peer.tell(&share.descriptor().to_string())?;
+
+    let Message::Received { shape, device, at_home, mean: mean_received } = Message::parse(&peer.hear()?)? else {
+        bail!("the receiver did not say what it received");
+    };
+    let place = if at_home { "its home" } else { "across cards" };
+    say(format!("[receiver] pid={receiver_pid} got tensor: shape={shape:?} device={}:{device} ({place})", info.name));
+    say(format!("[receiver] mean={mean_received:.6}"));
+    let Message::Added { mean: mean_added } = Message::parse(&peer.hear()?)? else {
+        bail!("the receiver did not acknowledge");
+    };
+    say(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"));
+    peer.finish()?;
+    share.wait_released(TIME).context("the receiver has ended, but not its lease")?;
+
+    let after = read(&tensor.view::<f32>(&stream)?, &stream)?;
+    let mean_after = mean(&after);
+    let shared = values.iter().zip(&after).all(|(before, after)| before + 1.0 == *after);
+    let report = Report {
+        backend: info.name.to_owned(),
+        version: info.version,
+        simulated: choice.fallback.is_some() || info.name == "mock",
+        from,
+        to,
+        shape: SHAPE,
+        dtype: "float32".into(),
+        sender_pid: std::process::id(),
+        receiver_pid,
+        mean_before,
+        mean_received,
+        mean_after,
+        mean_delta: mean_after - mean_before,
+        shared,
+    };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    }
+    say(format!("[sender]   mean after the receiver's add = {mean_after:.6}"));
+    say(format!("[sender]   mean delta = {:.6}", report.mean_delta));
+    ensure!(
+        shared && mean_received == mean_before,
+        "the bytes do not prove that memory was shared: the sender sees a mean of {mean_after} instead of {}",
+        mean_before + 1.0
+    );
+    say(format!("[sender]   every element grew by 1: {} memory is shared, nothing was copied", report.backend));
+    Ok(())
+}
+
+fn check_devices(ipc: &Ipc, from: u32, to: u32) -> Result<()> {
+    let devices = ipc.devices()?;
+    for (option, ordinal) in [("--from", from), ("--to", to)] {
+        if DeviceOrdinal::new(ordinal).index() >= devices.len() {
+            bail!(
+                "{option} {ordinal}: the backend {} has {} device(s), numbered from 0; see 'device-ipc devices'",
+                ipc.backend().info().name,
+                devices.len()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the stream and reads the elements.
+fn read(view: &View<'_, f32>, stream: &Stream) -> Result<Vec<f32>> {
+    stream.synchronize()?;
+    Ok(view.to_vec()?)
+}
+
+fn mean(values: &[f32]) -> f32 {
+    values.iter().sum::<f32>() / values.len() as f32
+}
+
+/// Different at every run, so that nobody can have known the mean. Sixteenths, which adding 1 keeps exact.
+fn random_values() -> [f32; ELEMENTS] {
+    let seed = RandomState::new();
+    std::array::from_fn(|index| (seed.hash_one(index) % 65) as f32 / 16.0 - 2.0)
+}
