@@ -1,0 +1,183 @@
+//! Events that two processes share.
+//!
+//! "Event Management" (`group__CUDA__EVENT`). An event belongs to a context and is recorded on streams of that context
+//! only; streams of any device may wait for it. The driver keeps IPC events in `/dev/shm`, which both processes have to
+//! share.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+
+use crate::NAME;
+use crate::api::{
+    EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, Event, IPC_HANDLE_BYTES, IpcHandle,
+};
+use crate::driver::Driver;
+use crate::status::number;
+
+/// How long a wait on the host asks again and again before it begins to sleep.
+const SPIN: Duration = Duration::from_micros(20);
+/// The first sleep of a wait on the host; each is twice as long as the one before.
+const FIRST_SLEEP: Duration = Duration::from_micros(10);
+/// The longest sleep: what a wait on the host can be late by.
+const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+
+/// An event of this process, or one that was opened from another.
+#[derive(Debug)]
+pub(crate) struct CudaIpcEvent {
+    driver: Arc<Driver>,
+    device: DeviceOrdinal,
+    raw: Event,
+    opened: bool,
+}
+
+impl CudaIpcEvent {
+    /// Creates an event that can be exported.
+    pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
+        let _current = driver.enter(device)?;
+        let mut raw = Event::NULL;
+        // SAFETY: writes one event. An interprocess event must have timing disabled.
+        let status =
+            unsafe { (driver.api.event_create)(&raw mut raw, EVENT_DISABLE_TIMING | EVENT_INTERPROCESS) };
+        if status == number::ERROR_NOT_SUPPORTED {
+            return Err(Error::Unsupported {
+                backend: NAME,
+                what: "create an event that another process can open".into(),
+                why: format!("device {device} has no IPC events; synchronise on the host instead"),
+            });
+        }
+        driver.check("cuEventCreate", status)?;
+        Ok(Self { driver: Arc::clone(driver), device, raw, opened: false })
+    }
+
+    /// Opens an event of another process, whose handle may be anything.
+    pub(crate) fn open(driver: &Arc<Driver>, handle: &[u8], on: DeviceOrdinal) -> Result<Self> {
+        let Ok(reserved) = handle.try_into() else {
+            return Err(Error::Protocol(format!(
+                "a CUDA event handle has {IPC_HANDLE_BYTES} bytes, and {} came",
+                handle.len()
+            )));
+        };
+        let _current = driver.enter(on)?;
+        let mut raw = Event::NULL;
+        // SAFETY: writes one event; the driver checks the bytes of the handle, whatever they are.
+        let status = unsafe { (driver.api.ipc_open_event_handle)(&raw mut raw, IpcHandle { reserved }) };
+        let hint = match status {
+            number::SUCCESS => {
+                tracing::debug!(device = %on, "opened a CUDA IPC event");
+                return Ok(Self { driver: Arc::clone(driver), device: on, raw, opened: true });
+            }
+            number::ERROR_MAP_FAILED => {
+                "The driver keeps IPC events in /dev/shm, and the two processes do not share it; in containers mount \
+                 the same one into both (docker --ipc=container:NAME or --ipc=host, a shared emptyDir of medium Memory \
+                 in a pod)"
+            }
+            number::ERROR_INVALID_CONTEXT => {
+                "CUDA takes this process for the one that made the event: it has the same process id, here or in \
+                 another pid namespace"
+            }
+            number::ERROR_INVALID_VALUE | number::ERROR_INVALID_HANDLE => {
+                "The handle is corrupt, or its event or its process is gone"
+            }
+            _ => "",
+        };
+        Err(driver.error("cuIpcOpenEventHandle", status, hint))
+    }
+
+    /// Has the last record been reached? The event's context is current.
+    fn reached(&self) -> Result<bool> {
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { (self.driver.api.event_query)(self.raw) } {
+            number::ERROR_NOT_READY => Ok(false),
+            status => self.driver.check("cuEventQuery", status).map(|()| true),
+        }
+    }
+}
+
+impl DeviceEvent for CudaIpcEvent {
+    fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+
+    fn export(&self) -> Result<HandleBytes> {
+        if self.opened {
+            return Err(Error::Unsupported {
+                backend: NAME,
+                what: "export an event that was opened from another process".into(),
+                why: "only the process that created it can; pass on the handle that it was opened with"
+                    .into(),
+            });
+        }
+        let _current = self.driver.enter(self.device)?;
+        let mut handle = IpcHandle { reserved: [0; IPC_HANDLE_BYTES] };
+        // SAFETY: writes one handle; the event lives and was created as an interprocess event.
+        let status = unsafe { (self.driver.api.ipc_get_event_handle)(&raw mut handle, self.raw) };
+        self.driver.check("cuIpcGetEventHandle", status)?;
+        Ok(HandleBytes::new(handle.reserved))
+    }
+
+    fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let raw = self.driver.stream(stream)?;
+        if stream.device() != self.device {
+            return Err(Error::WrongStream {
+                stream: stream.device(),
+                what: "recording the event",
+                expected: self.device,
+            });
+        }
+        let _current = self.driver.enter(self.device)?;
+        // SAFETY: the event lives; the stream does, as `BorrowedStream` promises.
+        self.driver.check("cuEventRecord", unsafe { (self.driver.api.event_record)(self.raw, raw) })
+    }
+
+    fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let raw = self.driver.stream(stream)?;
+        let _current = self.driver.enter(stream.device())?;
+        // SAFETY: as above; the two may be of different devices.
+        let status = unsafe { (self.driver.api.stream_wait_event)(raw, self.raw, EVENT_WAIT_DEFAULT) };
+        self.driver.check("cuStreamWaitEvent", status)
+    }
+
+    fn query(&self) -> Result<bool> {
+        let _current = self.driver.enter(self.device)?;
+        self.reached()
+    }
+
+    /// CUDA has no wait with a timeout: this asks again and again, at first without a pause, then with pauses that grow
+    /// to 200 µs.
+    fn synchronize(&self, timeout: Duration) -> Result<()> {
+        let _current = self.driver.enter(self.device)?;
+        let begin = Instant::now();
+        let mut pause = FIRST_SLEEP;
+        while !self.reached()? {
+            let waited = begin.elapsed();
+            if waited >= timeout {
+                return Err(Error::Timeout {
+                    what: "the event's last record".into(),
+                    after: timeout,
+                    detail: "; the stream that it was recorded on has not got there yet".into(),
+                });
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep(pause.min(timeout - waited));
+                pause = (pause * 2).min(LONGEST_SLEEP);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CudaIpcEvent {
+    fn drop(&mut self) {
+        let Ok(_current) = self.driver.enter(self.device) else { return };
+        // SAFETY: the event is nobody else's. The driver keeps what it needs where a record or a wait is pending.
+        let status = unsafe { (self.driver.api.event_destroy)(self.raw) };
+        if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
+            tracing::warn!(status, "cuEventDestroy failed");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! cudarc's errors as ours.
+
+use cudarc::driver::DriverError;
+use device_ipc_core::{Error, VendorError, VendorStatus};
+
+use crate::{NAME, status};
+
+/// The error of a call that cudarc made. Asks cudarc for no text: that would be a call that can panic.
+pub(super) fn vendor_error(call: &'static str, error: DriverError) -> Error {
+    let status = VendorStatus(error.0 as i32);
+    VendorError {
+        backend: NAME,
+        call,
+        status,
+        name: status::name(status).unwrap_or("unknown status").to_owned(),
+        message: String::new(),
+        hint: status::hint(status).to_owned(),
+    }
+    .into()
+}

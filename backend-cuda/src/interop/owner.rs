@@ -1,0 +1,61 @@
+//! cudarc's slices as owners of memory that is shared.
+
+use std::any::TypeId;
+
+use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
+use device_ipc_core::{DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Region};
+
+use crate::NAME;
+use crate::interop::{Cudarc, stream};
+
+/// The element type is known for the numbers of Rust; for others (`half::f16`, a struct) state it where the slice is
+/// shared.
+// SAFETY: a slice frees its memory when it is dropped and hands it to nobody before; it has no interior mutability.
+unsafe impl<T: DeviceRepr + 'static> DeviceOwner<Cudarc> for CudaSlice<T> {
+    fn region(&self) -> Region {
+        let address = {
+            // The guard would order later work behind a read by this stream. Nothing is read here.
+            let (address, _guard) = self.device_ptr(self.stream());
+            address
+        };
+        let device = stream::ordinal(self.stream());
+        let range = DeviceRange::new(device, DevicePtr::new(address), self.num_bytes() as u64);
+        let region = Region::new(NAME, range);
+        match dtype_of::<T>() {
+            Some(dtype) => region.with_dtype(dtype),
+            None => region,
+        }
+    }
+}
+
+/// Two implementations, one for [`Element`]s and one for the rest, would overlap; so the type is compared instead.
+fn dtype_of<T: 'static>() -> Option<Dtype> {
+    fn is<T: 'static, E: Element>() -> Option<Dtype> {
+        (TypeId::of::<T>() == TypeId::of::<E>()).then_some(E::DTYPE)
+    }
+    None.or_else(is::<T, f32>)
+        .or_else(is::<T, f64>)
+        .or_else(is::<T, u8>)
+        .or_else(is::<T, i8>)
+        .or_else(is::<T, u16>)
+        .or_else(is::<T, i16>)
+        .or_else(is::<T, u32>)
+        .or_else(is::<T, i32>)
+        .or_else(is::<T, u64>)
+        .or_else(is::<T, i64>)
+        .or_else(|| (TypeId::of::<T>() == TypeId::of::<bool>()).then_some(Dtype::BOOL))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_their_element_type_and_others_none() {
+        assert_eq!(dtype_of::<f32>(), Some(Dtype::F32));
+        assert_eq!(dtype_of::<i64>(), Some(Dtype::I64));
+        assert_eq!(dtype_of::<bool>(), Some(Dtype::BOOL));
+        assert_eq!(dtype_of::<[f32; 4]>(), None);
+        assert_eq!(dtype_of::<usize>(), None);
+    }
+}

@@ -1,0 +1,182 @@
+//! Plain device memory ("Memory Management", `group__CUDA__MEM`).
+//!
+//! With unified addressing an address tells its device, so one copy call serves every pair of devices: the CUDA C++
+//! Programming Guide, "Peer-to-Peer Memory Copy". It serves an IPC mapping on another device too, whose
+//! address belongs to the device that opened it.
+
+use std::ffi::c_void;
+use std::thread;
+use std::time::Duration;
+
+use device_ipc_core::{
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo,
+    Result,
+};
+
+use crate::api::HostFn;
+use crate::backend::CudaBackend;
+use crate::driver::Driver;
+use crate::staging;
+use crate::status::number;
+use crate::stream::CudaOwnStream;
+
+impl DeviceMemory for CudaBackend {
+    fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+        let driver = self.driver();
+        driver.device(device)?;
+        if bytes == 0 {
+            return Err(Error::InvalidRegion("an allocation has at least one byte".into()));
+        }
+        let _current = driver.enter(device)?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let status = unsafe { (driver.api.mem_alloc)(&raw mut address, bytes as usize) };
+        if status == number::ERROR_OUT_OF_MEMORY {
+            let detail = match info(driver) {
+                Ok(MemoryInfo { free_bytes, total_bytes }) => {
+                    format!("{free_bytes} of {total_bytes} bytes are free")
+                }
+                Err(error) => error.to_string(),
+            };
+            return Err(Error::OutOfMemory { device, bytes, detail });
+        }
+        driver.check("cuMemAlloc", status)?;
+        Ok(DeviceRange::new(device, DevicePtr::new(address), bytes))
+    }
+
+    unsafe fn free(&self, range: DeviceRange) -> Result<()> {
+        let driver = self.driver();
+        let _current = driver.enter(range.device)?;
+        // SAFETY: the range is of `allocate`, and nobody uses it any longer, as the caller promised.
+        driver.check("cuMemFree", unsafe { (driver.api.mem_free)(range.ptr.get()) })
+    }
+
+    unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        same_length(dst.len, src.len)?;
+        if dst.len == 0 {
+            return Ok(());
+        }
+        let _current = driver.enter(stream.device())?;
+        // SAFETY: both ranges stay mapped until the copy has finished, as the caller promised.
+        let status =
+            unsafe { (driver.api.memcpy_async)(dst.ptr.get(), src.ptr.get(), dst.len as usize, raw) };
+        driver.check("cuMemcpyAsync", status)
+    }
+
+    unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        if dst.len == 0 {
+            return Ok(());
+        }
+        let _current = driver.enter(stream.device())?;
+        // SAFETY: the range stays mapped until the work has finished, as the caller promised.
+        let status = unsafe { (driver.api.memset_d8_async)(dst.ptr.get(), byte, dst.len as usize, raw) };
+        driver.check("cuMemsetD8Async", status)
+    }
+
+    /// Returns at once for up to 64 MiB; a longer write waits for the stream.
+    unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        same_length(dst.len, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let _current = driver.enter(stream.device())?;
+        if bytes.len() <= staging::LARGEST {
+            // SAFETY: the range stays mapped until the copy has finished, as the caller promised.
+            return unsafe {
+                driver.device(stream.device())?.staging.write(driver, dst.ptr.get(), bytes, raw)
+            };
+        }
+        // SAFETY: the bytes are borrowed until the stream has been waited for below.
+        let copied =
+            unsafe { (driver.api.memcpy_htod_async)(dst.ptr.get(), bytes.as_ptr().cast(), bytes.len(), raw) };
+        // SAFETY: the stream lives.
+        let waited = unsafe { (driver.api.stream_synchronize)(raw) };
+        driver.check("cuMemcpyHtoDAsync", copied)?;
+        driver.check("cuStreamSynchronize", waited)
+    }
+
+    unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        same_length(bytes.len() as u64, src.len)?;
+        if bytes.is_empty() {
+            return self.synchronize(stream);
+        }
+        let _current = driver.enter(stream.device())?;
+        let len = bytes.len();
+        // SAFETY: the bytes are borrowed until the stream has been waited for below; the range stays mapped, as the
+        // caller promised.
+        let copied =
+            unsafe { (driver.api.memcpy_dtoh_async)(bytes.as_mut_ptr().cast(), src.ptr.get(), len, raw) };
+        // SAFETY: the stream lives.
+        let waited = unsafe { (driver.api.stream_synchronize)(raw) };
+        driver.check("cuMemcpyDtoHAsync", copied)?;
+        driver.check("cuStreamSynchronize", waited)
+    }
+
+    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
+        let raw = self.driver().stream(stream)?;
+        // SAFETY: as the caller promised.
+        unsafe { self.driver().launch_add_f32(range, value, stream.device(), raw) }
+    }
+
+    /// The driver may run the delays of several streams one after the other: they share its thread for host functions
+    /// (`cuLaunchHostFunc`).
+    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        let _current = driver.enter(stream.device())?;
+        // The time itself is the argument: nothing to free, whether the function is ever called or not.
+        let nanoseconds = usize::try_from(time.as_nanos()).unwrap_or(usize::MAX);
+        let function: HostFn = sleep_for;
+        // SAFETY: the function calls nothing of CUDA, and takes its argument as a number.
+        let status = unsafe {
+            (driver.api.launch_host_func)(raw, function, std::ptr::without_provenance_mut(nanoseconds))
+        };
+        driver.check("cuLaunchHostFunc", status)
+    }
+
+    fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let driver = self.driver();
+        let raw = driver.stream(stream)?;
+        let _current = driver.enter(stream.device())?;
+        // SAFETY: the stream lives, as `BorrowedStream` promises.
+        driver.check("cuStreamSynchronize", unsafe { (driver.api.stream_synchronize)(raw) })
+    }
+
+    fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>> {
+        Ok(Box::new(CudaOwnStream::create(self.driver(), device)?))
+    }
+
+    fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
+        let _current = self.driver().enter(device)?;
+        info(self.driver())
+    }
+}
+
+extern "C" fn sleep_for(nanoseconds: *mut c_void) {
+    thread::sleep(Duration::from_nanos(nanoseconds.addr() as u64));
+}
+
+/// The memory of the device whose context is current.
+fn info(driver: &Driver) -> Result<MemoryInfo> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: writes two sizes.
+    driver.check("cuMemGetInfo", unsafe { (driver.api.mem_get_info)(&raw mut free, &raw mut total) })?;
+    Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+}
+
+fn same_length(dst: u64, src: u64) -> Result<()> {
+    if dst == src {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!(
+        "{src} bytes do not fit a range of {dst} bytes: the lengths must be the same"
+    )))
+}

@@ -1,0 +1,360 @@
+//! The backend on a real GPU, also between two processes. Where there is none, each test says so and passes.
+//!
+//! What every backend must do is in the conformance suite; here is what only CUDA has.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, result};
+use device_ipc_core::{
+    Access, AsStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange,
+    DeviceStream, Error, HandleBytes, ReceivedHandle, ViewStream,
+};
+use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
+
+const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
+const ONE: DeviceOrdinal = DeviceOrdinal::new(1);
+
+fn backend() -> Option<Arc<CudaBackend>> {
+    match CudaBackend::load() {
+        Ok(backend) => Some(backend),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn floats(backend: &CudaBackend, range: DeviceRange, stream: &dyn DeviceStream) -> Vec<f32> {
+    let mut bytes = vec![0; range.len as usize];
+    // SAFETY: the range is mapped, and its work has been ordered.
+    unsafe { backend.read(range, &mut bytes, stream.as_borrowed()) }.unwrap();
+    bytes.chunks(4).map(|chunk| f32::from_ne_bytes(chunk.try_into().unwrap())).collect()
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+#[test]
+fn bytes_are_written_filled_copied_computed_and_read() {
+    let Some(backend) = backend() else { return };
+    eprintln!("{:?}\n{:?}", backend.info(), backend.devices().unwrap());
+    let stream = backend.create_stream(ZERO).unwrap();
+    // More elements than threads of the largest grid, so that the kernel has to walk on.
+    let values: Vec<f32> = (0..2_000_003u32).map(|index| (index % 1000) as f32).collect();
+    let bytes = bytes_of(&values);
+    let range = backend.allocate(ZERO, bytes.len() as u64).unwrap();
+    let copy = backend.allocate(ZERO, bytes.len() as u64).unwrap();
+    // SAFETY: both ranges are ours, and all of it is on one stream.
+    unsafe {
+        backend.write(range, &bytes, stream.as_borrowed()).unwrap();
+        backend.copy(copy, range, stream.as_borrowed()).unwrap();
+        backend.fill(range, 0, stream.as_borrowed()).unwrap();
+        backend.add_f32(copy, 0.5, stream.as_borrowed()).unwrap();
+        backend.add_f32(copy.slice(4, 40).unwrap(), 1.0, stream.as_borrowed()).unwrap();
+    }
+    let got = floats(&backend, copy, &*stream);
+    for (index, (got, value)) in got.iter().zip(&values).enumerate() {
+        let expected = value + 0.5 + if (1..11).contains(&index) { 1.0 } else { 0.0 };
+        assert_eq!(*got, expected, "element {index}");
+    }
+    assert!(floats(&backend, range, &*stream).iter().all(|value| *value == 0.0));
+    // More bytes than are staged.
+    let large = backend.allocate(ZERO, (64 << 20) + 1).unwrap();
+    let mut bytes = vec![7; (64 << 20) + 1];
+    // SAFETY: the range is ours, and all of it is on one stream; freed once, after all work has finished.
+    unsafe {
+        backend.write(large, &bytes, stream.as_borrowed()).unwrap();
+        bytes.fill(0);
+        backend.read(large, &mut bytes, stream.as_borrowed()).unwrap();
+        backend.free(large).unwrap();
+    }
+    assert!(bytes == vec![7; (64 << 20) + 1]);
+    let free = backend.memory_info(ZERO).unwrap();
+    assert!(free.free_bytes > 0 && free.free_bytes < free.total_bytes);
+    // SAFETY: freed once, after all work has finished.
+    unsafe {
+        backend.free(range).unwrap();
+        backend.free(copy).unwrap();
+    }
+    let error = backend.allocate(ZERO, 1 << 50).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    eprintln!("{error}");
+}
+
+#[test]
+fn a_write_behind_busy_work_returns_at_once_and_its_bytes_may_be_reused() {
+    let Some(backend) = backend() else { return };
+    let stream = backend.create_stream(ZERO).unwrap();
+    let event = backend.create_event(ZERO).unwrap();
+    let range = backend.allocate(ZERO, 4 << 20).unwrap();
+    assert!(event.query().unwrap(), "an event that was never recorded is complete");
+    // The first write makes the page-locked buffer.
+    // SAFETY: the range is ours.
+    unsafe { backend.write(range, &vec![1; 4 << 20], stream.as_borrowed()) }.unwrap();
+    backend.synchronize(stream.as_borrowed()).unwrap();
+
+    backend.delay(Duration::from_millis(300), stream.as_borrowed()).unwrap();
+    let begin = Instant::now();
+    let mut bytes = vec![2; 4 << 20];
+    // SAFETY: the range is ours.
+    unsafe { backend.write(range, &bytes, stream.as_borrowed()) }.unwrap();
+    bytes.fill(9);
+    event.record(stream.as_borrowed()).unwrap();
+    assert!(begin.elapsed() < Duration::from_millis(200), "{:?}", begin.elapsed());
+    assert!(!event.query().unwrap());
+    let error = event.synchronize(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    event.synchronize(Duration::from_secs(10)).unwrap();
+    assert!(begin.elapsed() > Duration::from_millis(250));
+    // SAFETY: as above.
+    unsafe { backend.read(range, &mut bytes, stream.as_borrowed()) }.unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 2));
+    // SAFETY: freed once, after all work has finished.
+    unsafe { backend.free(range) }.unwrap();
+}
+
+#[test]
+fn the_callers_context_is_the_same_after_every_call() {
+    let Some(backend) = backend() else { return };
+    std::thread::spawn({
+        let backend = Arc::clone(&backend);
+        move || {
+            assert_eq!(result::ctx::get_current().unwrap(), None);
+            let range = backend.allocate(ZERO, 4096).unwrap();
+            backend.open(vec![received(vec![0; 64])], ZERO, Access::ReadWrite).unwrap_err();
+            assert_eq!(result::ctx::get_current().unwrap(), None);
+            // SAFETY: freed once.
+            unsafe { backend.free(range) }.unwrap();
+        }
+    })
+    .join()
+    .unwrap();
+    let context = CudaContext::new(0).unwrap();
+    context.bind_to_thread().unwrap();
+    let other = DeviceOrdinal::new(backend.devices().unwrap().len() as u32 - 1);
+    backend.synchronize_device(other).unwrap();
+    backend.open(vec![received(vec![0; 64])], other, Access::ReadWrite).unwrap_err();
+    assert_eq!(result::ctx::get_current().unwrap(), Some(context.cu_ctx()));
+}
+
+#[test]
+fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
+    let Some(backend) = backend() else { return };
+    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+    let extents = |ptr: u64, len| backend.extents_of(DeviceRange::new(ZERO, DevicePtr::new(ptr), len), None);
+
+    let range = backend.allocate(ZERO, 10_000).unwrap();
+    let inside = backend.extents_of(range.slice(100, 50).unwrap(), Some(range)).unwrap();
+    assert_eq!(inside[0].allocation, range);
+    let generation = inside[0].generation.expect("CUDA numbers its allocations");
+    let error = extents(range.ptr.get() + 9_000, 1_001).unwrap_err();
+    assert!(matches!(error, Error::InvalidRegion(_)), "{error}");
+    let wrong_base = DeviceRange::new(ZERO, range.ptr.checked_add(64).unwrap(), 10);
+    assert!(backend.extents_of(range, Some(wrong_base)).is_err());
+    // SAFETY: freed once.
+    unsafe { backend.free(range) }.unwrap();
+    let again = backend.allocate(ZERO, 10_000).unwrap();
+    let replaced = backend.extents_of(again, None).unwrap();
+    assert_ne!(replaced[0].generation, Some(generation), "at {} after {}", again.ptr, range.ptr);
+
+    for (ptr, word) in
+        [(0, "null"), (64, "does not know"), ((&raw const stream).addr() as u64, "does not know")]
+    {
+        let error = extents(ptr, 1).unwrap_err();
+        assert!(matches!(&error, Error::NotDeviceMemory { why, .. } if why.contains(word)), "{error}");
+    }
+    // SAFETY: the memory is not read.
+    let mut pinned = unsafe { stream.context().alloc_pinned::<u8>(4096) }.unwrap();
+    let error = extents(pinned.as_mut_ptr().unwrap().addr() as u64, 1).unwrap_err();
+    assert!(matches!(&error, Error::NotDeviceMemory { why, .. } if why.contains("page-locked")), "{error}");
+
+    let pooled = stream.alloc_zeros::<f32>(1000).unwrap();
+    let error = backend.extents_of(pooled.region().range, None).unwrap_err();
+    assert!(
+        matches!(&error, Error::NotShareable { remedy, .. } if remedy.contains("device_ipc::cuda::alloc_zeros")),
+        "{error}"
+    );
+    eprintln!("{error}");
+    // SAFETY: freed by the driver with the process.
+    let managed =
+        unsafe { result::malloc_managed(4096, cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL) };
+    let error = extents(managed.unwrap(), 1).unwrap_err();
+    assert!(matches!(&error, Error::NotShareable { kind, .. } if kind.contains("managed")), "{error}");
+
+    let shareable = alloc_zeros::<f32>(&stream, 1000).unwrap();
+    let region = shareable.region();
+    assert_eq!(region.range.len, 4000);
+    let extent = backend.extents_of(region.range, None).unwrap().remove(0);
+    assert_eq!(extent.allocation.len, 4000);
+    assert_eq!(backend.export(&extent, None).unwrap().bytes.as_slice().len(), 64);
+    if backend.devices().unwrap().len() > 1 {
+        let error = backend.extents_of(DeviceRange { device: ONE, ..region.range }, None).unwrap_err();
+        assert!(error.to_string().contains("memory of device 0, and device 1 was stated"), "{error}");
+    }
+    // SAFETY: freed once.
+    unsafe { backend.free(again) }.unwrap();
+}
+
+#[test]
+fn cudarc_slices_are_freed_by_cudarc_and_views_free_nothing() {
+    let Some(backend) = backend() else { return };
+    // A second stream has cudarc keep the events of slices and views.
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let values: Vec<f32> = (0..1000).map(|index| index as f32).collect();
+    let slice = clone_htod(&stream, &values).unwrap();
+    let range = slice.region().range;
+    // SAFETY: the slice lives, and nobody else has a view.
+    let mut view = unsafe { stream.view_mut::<f32>(range) }.unwrap();
+    assert_eq!(stream.clone_dtoh(&view).unwrap(), values);
+    stream.memset_zeros(&mut view).unwrap();
+    let half = vec![3.0; 500];
+    stream.memcpy_htod(&half, &mut view.as_view_mut().slice_mut(500..)).unwrap();
+    assert_eq!(stream.clone_dtoh(&view.as_view().slice(499..501)).unwrap(), [0.0, 3.0]);
+    drop(view);
+    // SAFETY: the slice lives.
+    let view = unsafe { stream.view::<f32>(range) }.unwrap();
+    assert_eq!(stream.clone_dtoh(&view).unwrap()[500..], half);
+    drop(view);
+    assert_eq!(backend.extents_of(range, None).unwrap()[0].allocation, range, "the views freed nothing");
+    drop(slice);
+    stream.synchronize().unwrap();
+    context.check_err().unwrap();
+    let error = backend.extents_of(range, None);
+    eprintln!("after cuMemFreeAsync: {error:?}");
+
+    let free = || backend.memory_info(ZERO).unwrap().free_bytes;
+    let before = free();
+    for _ in 0..64 {
+        drop(alloc_zeros::<u8>(&stream, 256 << 20).unwrap());
+    }
+    stream.synchronize().unwrap();
+    assert!(before.saturating_sub(free()) < 4 << 30, "memory of dropped slices did not come back");
+}
+
+fn received(bytes: Vec<u8>) -> ReceivedHandle {
+    ReceivedHandle {
+        kind: LEGACY,
+        bytes: HandleBytes::new(bytes),
+        fds: Vec::new(),
+        size: 0,
+        generation: None,
+        home: None,
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(name: &str) -> Option<Vec<u8>> {
+    let text = std::env::var(name).ok()?;
+    (0..text.len()).step_by(2).map(|index| u8::from_str_radix(&text[index..index + 2], 16).ok()).collect()
+}
+
+const MEMORY: &str = "DEVICE_IPC_TEST_MEMORY";
+const EVENT: &str = "DEVICE_IPC_TEST_EVENT";
+const DEVICE: &str = "DEVICE_IPC_TEST_DEVICE";
+const READY: &str = "the mapping is open";
+
+#[test]
+fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
+    let Some(backend) = backend() else { return };
+    let values: Vec<f32> = (0..5000).map(|index| index as f32).collect();
+    let range = backend.allocate(ZERO, 20_000).unwrap();
+    let neighbour = backend.allocate(ZERO, 20_000).unwrap();
+    let stream = backend.create_stream(ZERO).unwrap();
+    let exported = backend.export(&backend.extents_of(range, None).unwrap()[0], None).unwrap();
+    assert_eq!(format!("{:?}", exported.bytes), "HandleBytes(64 bytes)");
+
+    let own = backend
+        .open(vec![received(exported.bytes.as_slice().to_vec())], ZERO, Access::ReadWrite)
+        .unwrap_err();
+    assert!(own.to_string().contains("CUDA_ERROR_INVALID_CONTEXT (201)"), "{own}");
+    eprintln!("{own}");
+
+    for device in 0..backend.devices().unwrap().len() {
+        let event = backend.create_event(ZERO).unwrap();
+        assert!(backend.capabilities(ZERO).unwrap().ipc_events);
+        // SAFETY: the range is ours.
+        unsafe { backend.fill(range, 0xff, stream.as_borrowed()) }.unwrap();
+        backend.synchronize(stream.as_borrowed()).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+            .env(MEMORY, to_hex(exported.bytes.as_slice()))
+            .env(EVENT, to_hex(event.export().unwrap().as_slice()))
+            .env(DEVICE, device.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let ready = said.any(|line| line.contains(READY));
+        // Only now, so that the other process comes to its wait while the stream is still busy.
+        backend.delay(Duration::from_secs(1), stream.as_borrowed()).unwrap();
+        // SAFETY: the range is ours.
+        unsafe { backend.write(range, &bytes_of(&values), stream.as_borrowed()) }.unwrap();
+        event.record(stream.as_borrowed()).unwrap();
+        let told = writeln!(child.stdin.take().unwrap(), "recorded");
+        let rest: Vec<String> = said.collect();
+        assert!(child.wait().unwrap().success() && ready && told.is_ok(), "device {device}: {rest:#?}");
+        let got = floats(&backend, range, &*stream);
+        assert!(got.iter().zip(&values).all(|(got, value)| *got == value + 1.0), "device {device}");
+    }
+    backend.unexport(exported).unwrap();
+    // SAFETY: freed once, after every importer has ended.
+    unsafe {
+        backend.free(range).unwrap();
+        backend.free(neighbour).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "the child of another test"]
+fn the_other_process() {
+    let (Some(memory), Some(event)) = (from_hex(MEMORY), from_hex(EVENT)) else { return };
+    let backend = CudaBackend::load().unwrap();
+    let on = DeviceOrdinal::new(std::env::var(DEVICE).unwrap().parse().unwrap());
+
+    let error = backend.open(vec![received(memory.clone())], on, Access::ReadOnly).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let error = backend.open(vec![received(vec![0; 64])], on, Access::ReadWrite).unwrap_err();
+    assert!(error.to_string().contains("The handle is corrupt"), "{error}");
+    let error = backend.open_event(&[0; 64], on).unwrap_err();
+    eprintln!("a corrupt event: {error}");
+
+    let mut handle = received(memory);
+    handle.home = Some(ZERO);
+    let opened = backend.open(vec![handle], on, Access::ReadWrite).unwrap();
+    assert_eq!((opened.range.len, opened.range.device), (20_000, on));
+    assert_eq!(opened.range.ptr.get(), opened.cookie);
+    eprintln!("extents of a mapping: {:?}", backend.extents_of(opened.range, None));
+
+    // cudarc's types on the importer's side, in the same primary context.
+    let stream = CudaContext::new(on.index()).unwrap().new_stream().unwrap();
+    let event = backend.open_event(&event, on).unwrap();
+    assert!(matches!(event.export().unwrap_err(), Error::Unsupported { .. }));
+    println!("\n{READY}");
+    std::io::stdin().lines().next().expect("the exporter lives").unwrap();
+    event.wait_on(stream.as_stream()).unwrap();
+    assert!(!event.query().unwrap(), "the exporter is not there yet, so this proves nothing about waiting");
+    {
+        // SAFETY: mapped until `close` below, and there is one view.
+        let mut view = unsafe { stream.view_mut::<f32>(opened.range) }.unwrap();
+        let values: Vec<f32> = stream.clone_dtoh(&view).unwrap();
+        assert!(
+            values.iter().enumerate().all(|(index, value)| *value == index as f32),
+            "the wait did not wait"
+        );
+        stream.memcpy_htod(&values, &mut view).unwrap();
+    }
+    // SAFETY: the range is mapped, and the importer's device can access it.
+    unsafe { backend.add_f32(opened.range, 1.0, stream.as_stream()) }.unwrap();
+    event.synchronize(Duration::from_secs(1)).unwrap();
+    backend.synchronize(stream.as_stream()).unwrap();
+    backend.close(opened).unwrap();
+}
