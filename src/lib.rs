@@ -20,7 +20,7 @@
 //! // The receiver: another process, or this one.
 //! let descriptor: Descriptor = line.parse()?;
 //! let tensor = ipc.open(&descriptor).on(&stream)?; // waits for `ready` on the stream, not on the host
-//! tensor.view_mut::<f32, _, _>(&stream)?.add(1.0)?;
+//! tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
 //! tensor.release(&stream)?; // the lease ends when the stream gets here
 //!
 //! share.wait_released(Duration::from_secs(30))?; // an error would name process, program and bytes

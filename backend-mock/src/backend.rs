@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DevicePtr, DeviceRange, Error, Exported, Extent, Generation, HandleBytes, HandleKind, HandleKindInfo, Lifetime,
-    Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory,
+    DeviceOrdinal, DevicePtr, DeviceRange, Error, Exported, Extent, Generation, HandleBytes, HandleKind,
+    HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 
@@ -34,6 +34,7 @@ pub struct MockBackend {
     machine: Arc<Machine>,
     memory: MockMemory,
     form: HandleForm,
+    info: BackendInfo,
 }
 
 impl MockBackend {
@@ -50,7 +51,8 @@ impl MockBackend {
     /// The backend on this machine.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
         let machine = Machine::new(config);
-        Arc::new(Self { memory: MockMemory { machine: Arc::clone(&machine) }, machine, form })
+        let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
+        Arc::new(Self { memory: MockMemory { machine: Arc::clone(&machine) }, machine, form, info })
     }
 
     /// The engine's machine: to inject faults and to count calls.
@@ -85,8 +87,8 @@ impl MockBackend {
 }
 
 impl DeviceIpc for MockBackend {
-    fn info(&self) -> BackendInfo {
-        BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None)
+    fn info(&self) -> &BackendInfo {
+        &self.info
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
@@ -120,9 +122,10 @@ impl DeviceIpc for MockBackend {
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
         let ptr = range.ptr;
         let found = self.machine.range_of(Address::new(ptr.get())).map_err(|error| match error {
-            EngineError::UnknownAddress { .. } => {
-                Error::NotDeviceMemory { ptr, why: "the mock has allocated nothing there (is it host memory?)".into() }
-            }
+            EngineError::UnknownAddress { .. } => Error::NotDeviceMemory {
+                ptr,
+                why: "the mock has allocated nothing there (is it host memory?)".into(),
+            },
             other => engine("range_of")(other),
         })?;
         if found.imported {
@@ -184,7 +187,9 @@ impl DeviceIpc for MockBackend {
             };
             if handle.fds.len() != expected {
                 let found = handle.fds.len();
-                return Err(Error::Protocol(format!("a handle came with {found} descriptors instead of {expected}")));
+                return Err(Error::Protocol(format!(
+                    "a handle came with {found} descriptors instead of {expected}"
+                )));
             }
             parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
         }
@@ -233,7 +238,10 @@ impl DeviceIpc for MockBackend {
 }
 
 fn unknown_kind(kind: HandleKind) -> Error {
-    unsupported(format!("use a handle of kind {}", kind.0), "it knows kinds 1 (bytes) and 2 (file descriptor)")
+    unsupported(
+        format!("use a handle of kind {}", kind.0),
+        "it knows kinds 1 (bytes) and 2 (file descriptor)",
+    )
 }
 
 fn no_events() -> Error {

@@ -25,7 +25,10 @@ impl DeviceEvent for MockEvent {
 
     fn export(&self) -> Result<HandleBytes> {
         if self.opened {
-            return Err(unsupported("export an event of another process", "forward the handle it was opened by"));
+            return Err(unsupported(
+                "export an event of another process",
+                "forward the handle it was opened by",
+            ));
         }
         let bytes = self.machine.export_event(self.event).map_err(engine("export_event"))?;
         Ok(HandleBytes::new(bytes))
@@ -33,7 +36,11 @@ impl DeviceEvent for MockEvent {
 
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
         if stream.device() != self.device {
-            return Err(Error::WrongStream { stream: stream.device(), what: "the event", expected: self.device });
+            return Err(Error::WrongStream {
+                stream: stream.device(),
+                what: "the event",
+                expected: self.device,
+            });
         }
         self.machine.record(self.event, stream_of(stream)?).map_err(engine("record"))
     }

@@ -1,12 +1,16 @@
 //! Memory and streams on the engine.
 
-#![allow(unsafe_code, reason = "implements a trait whose methods are unsafe; the engine checks every range itself")]
+#![allow(
+    unsafe_code,
+    reason = "implements a trait whose methods are unsafe; the engine checks every range itself"
+)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo, Result,
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo,
+    Result,
 };
 use device_ipc_mock_engine::{Address, Machine, StreamId};
 
@@ -63,7 +67,9 @@ impl DeviceMemory for MockMemory {
 
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
         same_length(dst.len, bytes.len() as u64)?;
-        self.machine.write_from_host(address(dst), bytes, stream_of(stream)?).map_err(engine("write_from_host"))
+        self.machine
+            .write_from_host(address(dst), bytes, stream_of(stream)?)
+            .map_err(engine("write_from_host"))
     }
 
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
@@ -75,9 +81,14 @@ impl DeviceMemory for MockMemory {
 
     unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
         if !range.len.is_multiple_of(4) || !range.ptr.get().is_multiple_of(4) {
-            return Err(Error::InvalidRegion(format!("{} bytes at {} are not whole floats", range.len, range.ptr)));
+            return Err(Error::InvalidRegion(format!(
+                "{} bytes at {} are not whole floats",
+                range.len, range.ptr
+            )));
         }
-        self.machine.add_f32(address(range), range.len / 4, value, stream_of(stream)?).map_err(engine("add_f32"))
+        self.machine
+            .add_f32(address(range), range.len / 4, value, stream_of(stream)?)
+            .map_err(engine("add_f32"))
     }
 
     fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
@@ -94,7 +105,8 @@ impl DeviceMemory for MockMemory {
     }
 
     fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
-        let (free_bytes, total_bytes) = self.machine.memory_info(device.index()).map_err(engine("memory_info"))?;
+        let (free_bytes, total_bytes) =
+            self.machine.memory_info(device.index()).map_err(engine("memory_info"))?;
         Ok(MemoryInfo { free_bytes, total_bytes })
     }
 }

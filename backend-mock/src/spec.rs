@@ -25,7 +25,9 @@ pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm), Unavailab
             Some(("handles", "bytes")) => form = HandleForm::Bytes,
             Some(("handles", "fds")) => form = HandleForm::Fds,
             Some(("handles", other)) => {
-                return Err(invalid(format!("'{other}' is no value for 'handles': accepted is 'bytes' or 'fds'")));
+                return Err(invalid(format!(
+                    "'{other}' is no value for 'handles': accepted is 'bytes' or 'fds'"
+                )));
             }
             _ => rest.push(entry),
         }
@@ -35,7 +37,9 @@ pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm), Unavailab
 }
 
 fn invalid(detail: String) -> Unavailable {
-    Unavailable::Failed { detail: format!("the mock's machine cannot be made ({MACHINE_VARIABLE}): {detail}") }
+    Unavailable::Failed {
+        detail: format!("the mock's machine cannot be made ({MACHINE_VARIABLE}): {detail}"),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use device_ipc::{Error, Ipc};
 /// A backend, and whether it stands in for hardware that is not there.
 pub(crate) struct Choice {
     pub(crate) ipc: Ipc,
-    /// Why there is no hardware, where nobody asked for a backend without any.
+    /// Why no other backend can be used, a line each, where nobody asked for a backend without any.
     pub(crate) fallback: Option<String>,
 }
 
@@ -16,9 +16,12 @@ pub(crate) fn choose(name: Option<&str>) -> Result<Choice, Error> {
     }
     match Ipc::auto() {
         Ok(ipc) => Ok(Choice { ipc, fallback: None }),
-        Err(reasons @ Error::NoBackend(_)) => {
+        Err(Error::NoBackend(tried)) => {
             let ipc = Ipc::builder().allow_simulated(true).auto()?;
-            Ok(Choice { ipc, fallback: Some(reasons.to_string()) })
+            let taken = ipc.backend().info().name;
+            let others = tried.iter().filter(|status| status.name != taken);
+            let reasons = others.map(|status| format!("\n  {status}")).collect();
+            Ok(Choice { ipc, fallback: Some(reasons) })
         }
         Err(error) => Err(error),
     }

@@ -106,8 +106,8 @@ fn usable(name: &'static str, devices: &[DeviceInfo]) -> Result<BackendReport> {
         name,
         available: true,
         why_not: None,
-        version: Some(info.version),
-        library: info.library,
+        version: Some(info.version.clone()),
+        library: info.library.clone(),
         devices: devices.iter().map(DeviceReport::from).collect(),
         peer_access,
     })
@@ -136,8 +136,12 @@ fn table(backend: &BackendReport) -> Table {
     table.set_header(header);
     for (device, reaches) in backend.devices.iter().zip(&backend.peer_access) {
         let memory = device.memory_bytes / (1024 * 1024);
-        let mut row =
-            vec![device.ordinal.to_string(), device.name.clone(), device.identity.clone(), memory.to_string()];
+        let mut row = vec![
+            device.ordinal.to_string(),
+            device.name.clone(),
+            device.identity.clone(),
+            memory.to_string(),
+        ];
         row.extend(reaches.iter().map(|yes| if *yes { "yes".to_owned() } else { "no".into() }));
         table.add_row(row);
     }

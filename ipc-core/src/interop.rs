@@ -92,13 +92,16 @@ unsafe impl<O: Send + 'static> DeviceOwner for OwnedRegion<O> {
     }
 }
 
-/// A stream that typed views of a mapping are taken on.
-pub trait ViewStream<M = ()>: AsStream<M> {
+/// The types of the views that are taken on a kind of stream; the marker `M` of [`ViewStream`] implements it.
+pub trait ViewTypes {
     /// A view that reads.
     type View<'m, T: Element>;
     /// A view that reads and writes.
     type ViewMut<'m, T: Element>;
+}
 
+/// A stream that typed views of a mapping are taken on.
+pub trait ViewStream<M: ViewTypes = ()>: AsStream<M> {
     /// A view of `range` as elements of `T`.
     ///
     /// # Safety
@@ -108,16 +111,16 @@ pub trait ViewStream<M = ()>: AsStream<M> {
     /// # Errors
     ///
     /// What the vendor's crate says.
-    unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<Self::View<'m, T>>;
+    unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<M::View<'m, T>>;
 
     /// A view of `range` as elements of `T` that can be written.
     ///
     /// # Safety
     ///
-    /// As [`view`](Self::view); the range is mapped read-write, and no other view of this mapping is taken.
+    /// As [`view`](Self::view), and the range is mapped read-write.
     ///
     /// # Errors
     ///
     /// What the vendor's crate says.
-    unsafe fn view_mut<'m, T: Element>(&self, range: DeviceRange) -> Result<Self::ViewMut<'m, T>>;
+    unsafe fn view_mut<'m, T: Element>(&self, range: DeviceRange) -> Result<M::ViewMut<'m, T>>;
 }

@@ -12,7 +12,7 @@ use crate::address::DeviceRange;
 use crate::backend::{DeviceIpc, DeviceStream};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::interop::{DeviceOwner, Region, ViewStream};
+use crate::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::process::Owner;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Element, LayoutError};
@@ -65,7 +65,10 @@ impl Buffer {
     /// [`Error::InvalidRegion`] where the part does not lie in the buffer.
     pub fn slice(self: &Arc<Self>, offset: u64, len: u64) -> Result<BufferSlice> {
         let range = self.range.slice(offset, len).ok_or_else(|| {
-            Error::InvalidRegion(format!("{len} bytes at offset {offset} do not lie in a buffer of {}", self.range.len))
+            Error::InvalidRegion(format!(
+                "{len} bytes at offset {offset} do not lie in a buffer of {}",
+                self.range.len
+            ))
         })?;
         Ok(BufferSlice { buffer: Arc::clone(self), range })
     }
@@ -152,10 +155,13 @@ impl AsStream for Stream {
     }
 }
 
-impl ViewStream for Stream {
+/// The views on a [`Stream`].
+impl ViewTypes for () {
     type View<'m, T: Element> = View<'m, T>;
     type ViewMut<'m, T: Element> = ViewMut<'m, T>;
+}
 
+impl ViewStream for Stream {
     unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<View<'m, T>> {
         whole_elements::<T>(range)?;
         Ok(View { range, stream: self.clone(), elements: PhantomData })
@@ -233,7 +239,8 @@ impl<T: Element> ViewMut<'_, T> {
     /// [`Error::InvalidRegion`] for another number of elements than the view's, else the vendor's.
     pub fn copy_from(&mut self, elements: &[T]) -> Result<()> {
         // SAFETY: a slice of plain data without padding is so many bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
         // SAFETY: the view keeps the range mapped, read-write.
         unsafe { memory.write(range, bytes, self.stream.as_stream()) }

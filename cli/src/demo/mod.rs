@@ -67,7 +67,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let ipc = &choice.ipc;
     let info = ipc.backend().info();
     if let Some(reasons) = &choice.fallback {
-        say(format!("No accelerator can be used here, so this runs on the mock: {reasons}"));
+        say(format!(
+            "No accelerator can be used here, so this runs on the {}, which needs none:{reasons}",
+            info.name
+        ));
     }
     say(format!("backend {} ({})", info.name, info.version));
     let (from, to) = (arguments.from, arguments.to.unwrap_or(arguments.from));
@@ -78,19 +81,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let values = random_values();
     tensor.view_mut::<f32>(&stream)?.copy_from(&values)?;
     let mean_before = mean(&values);
-    say(format!("[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32", std::process::id(), info.name));
+    say(format!(
+        "[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32",
+        std::process::id(),
+        info.name
+    ));
     say(format!("[sender]   mean before sharing = {mean_before:.6}"));
 
     let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
-    let mut peer = Peer::start(&["demo-receiver", "--backend", info.name, "--device", &to.to_string()], TIME)?;
+    let mut peer =
+        Peer::start(&["demo-receiver", "--backend", info.name, "--device", &to.to_string()], TIME)?;
     let receiver_pid = peer.pid();
     peer.tell(&share.descriptor().to_string())?;
 
-    let Message::Received { shape, device, at_home, mean: mean_received } = Message::parse(&peer.hear()?)? else {
+    let Message::Received { shape, device, at_home, mean: mean_received } = Message::parse(&peer.hear()?)?
+    else {
         bail!("the receiver did not say what it received");
     };
     let place = if at_home { "its home" } else { "across cards" };
-    say(format!("[receiver] pid={receiver_pid} got tensor: shape={shape:?} device={}:{device} ({place})", info.name));
+    say(format!(
+        "[receiver] pid={receiver_pid} got tensor: shape={shape:?} device={}:{device} ({place})",
+        info.name
+    ));
     say(format!("[receiver] mean={mean_received:.6}"));
     let Message::Added { mean: mean_added } = Message::parse(&peer.hear()?)? else {
         bail!("the receiver did not acknowledge");
@@ -104,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let shared = values.iter().zip(&after).all(|(before, after)| before + 1.0 == *after);
     let report = Report {
         backend: info.name.to_owned(),
-        version: info.version,
+        version: info.version.clone(),
         simulated: choice.fallback.is_some() || info.name == "mock",
         from,
         to,
@@ -128,7 +140,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         "the bytes do not prove that memory was shared: the sender sees a mean of {mean_after} instead of {}",
         mean_before + 1.0
     );
-    say(format!("[sender]   every element grew by 1: {} memory is shared, nothing was copied", report.backend));
+    say(format!(
+        "[sender]   every element grew by 1: {} memory is shared, nothing was copied",
+        report.backend
+    ));
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let ipc = Ipc::named(&arguments.backend)?;
     let stream = ipc.create_stream(arguments.device)?;
     let tensor = ipc.open(&descriptor).on(&stream)?;
-    let mut view = tensor.view_mut::<f32, _, _>(&stream)?;
+    let mut view = tensor.view_mut::<f32, _>(&stream)?;
     let received = Message::Received {
         shape: tensor.layout().map(|layout| layout.shape().to_vec()).unwrap_or_default(),
         device: tensor.device().get(),

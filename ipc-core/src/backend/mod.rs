@@ -55,7 +55,7 @@ use crate::error::Result;
 /// A vendor's device IPC. See the [module documentation](self) for the contract.
 pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// Name, versions and where the vendor's library was found. Touches no device.
-    fn info(&self) -> BackendInfo;
+    fn info(&self) -> &BackendInfo;
 
     /// The devices that this process sees, in its numbering. Creates no context.
     ///
