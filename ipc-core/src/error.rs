@@ -43,7 +43,9 @@ pub enum Error {
     },
 
     /// A descriptor, a stream or an owner of memory belongs to another backend.
-    #[error("{what} belongs to the backend {found:?}, but this one is {expected:?}; open it with Ipc::named({found:?})")]
+    #[error(
+        "{what} belongs to the backend {found:?}, but this one is {expected:?}; open it with Ipc::named({found:?})"
+    )]
     WrongBackend {
         /// What belongs to the other backend.
         what: &'static str,
@@ -202,7 +204,9 @@ pub enum Error {
     },
 
     /// The memory was freed, and another allocation may be in its place.
-    #[error("the exported memory was freed by its owner, and may have been given to somebody else since: {0}")]
+    #[error(
+        "the exported memory was freed by its owner, and may have been given to somebody else since: {0}"
+    )]
     StaleGeneration(String),
 
     /// The descriptor was made before this machine was started again.
@@ -210,7 +214,9 @@ pub enum Error {
     Rebooted,
 
     /// The descriptor was made on another machine.
-    #[error("the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host")]
+    #[error(
+        "the descriptor was made on another host ({exporter}, this is {local}); device memory is shared within one host"
+    )]
     OtherHost {
         /// The exporter's host.
         exporter: String,
@@ -275,6 +281,12 @@ impl Error {
     /// A failed system call or input/output.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Io { what: what.into(), source: source.into() }
+    }
+
+    pub(crate) fn wrong_token(pid: u32) -> Self {
+        Self::NotPermitted(format!(
+            "process {pid} does not know the descriptor's token; the descriptor was altered"
+        ))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The entry point: a backend, and what is done with it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::backend::DeviceIpc;
@@ -24,11 +24,13 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct Ipc {
     backend: Arc<dyn DeviceIpc>,
-    options: Arc<Options>,
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
-struct Options {
+struct Shared {
+    /// Asked for once: what a process sees does not change while it runs.
+    devices: OnceLock<Vec<DeviceInfo>>,
     socket_directory: Option<PathBuf>,
     allow: AllowList,
     timeout: Duration,
@@ -78,8 +80,12 @@ impl Ipc {
     /// # Errors
     ///
     /// The vendor's.
-    pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.backend.devices()
+    pub fn devices(&self) -> Result<&[DeviceInfo]> {
+        if let Some(devices) = self.shared.devices.get() {
+            return Ok(devices);
+        }
+        let devices = self.backend.devices()?;
+        Ok(self.shared.devices.get_or_init(|| devices))
     }
 
     /// Shares memory. The owner is kept until the last importer has let go.
@@ -93,7 +99,7 @@ impl Ipc {
 
     /// Opens memory of another process, or of this one.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
-        OpenBuilder::new(self, descriptor, self.options.timeout)
+        OpenBuilder::new(self, descriptor, self.shared.timeout)
     }
 
     /// Allocates memory that can be shared, for those who have no allocator of their own.
@@ -124,11 +130,11 @@ impl Ipc {
     }
 
     pub(crate) fn socket_directory(&self) -> Option<PathBuf> {
-        self.options.socket_directory.clone()
+        self.shared.socket_directory.clone()
     }
 
     pub(crate) fn allow_list(&self) -> &AllowList {
-        &self.options.allow
+        &self.shared.allow
     }
 }
 
@@ -197,13 +203,15 @@ impl IpcBuilder {
 
     /// Takes a backend that the caller made.
     pub fn with_backend(self, backend: Arc<dyn DeviceIpc>) -> Ipc {
-        let from_environment = || std::env::var_os(SOCKET_DIR_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let options = Options {
+        let from_environment =
+            || std::env::var_os(SOCKET_DIR_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let shared = Shared {
+            devices: OnceLock::new(),
             socket_directory: self.socket_directory.or_else(from_environment),
             allow: self.allow,
             timeout: self.timeout.unwrap_or(DEFAULT_TIMEOUT),
         };
-        Ipc { backend, options: Arc::new(options) }
+        Ipc { backend, shared: Arc::new(shared) }
     }
 
     fn choices(&self) -> Backends {

@@ -22,16 +22,16 @@ pub mod tensor;
 
 pub use address::{DevicePtr, DeviceRange, Extent, Generation};
 pub use backend::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, Exported, HandleBytes,
-    HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, Exported,
+    HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
+pub use broker::{AllowList, BrokerAddress};
 pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
-pub use broker::{AllowList, BrokerAddress};
 pub use error::{Error, Result, VendorError, VendorStatus};
 pub use export::{Export, ShareBuilder, ShareError};
 pub use import::{Mapping, OpenBuilder};
-pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream};
+pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};

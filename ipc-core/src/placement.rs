@@ -22,7 +22,9 @@ impl DeviceMap {
     /// [`Error::InvalidDeviceMap`] where one of them is in the map already.
     pub fn insert(mut self, home: DeviceIdentity, device: impl Into<DeviceOrdinal>) -> Result<Self> {
         let device = device.into();
-        if let Some((known_home, known)) = self.pairs.iter().find(|(one, other)| *one == home || *other == device) {
+        if let Some((known_home, known)) =
+            self.pairs.iter().find(|(one, other)| *one == home || *other == device)
+        {
             return Err(Error::InvalidDeviceMap(format!(
                 "device {home} to {device} conflicts with device {known_home} to {known}; each may stand in it once"
             )));

@@ -173,7 +173,10 @@ impl TensorLayout {
             return Err(LayoutError::TooManyDimensions(layout.shape.len()));
         }
         if layout.strides.len() != layout.shape.len() {
-            return Err(LayoutError::Strides { dimensions: layout.shape.len(), strides: layout.strides.len() });
+            return Err(LayoutError::Strides {
+                dimensions: layout.shape.len(),
+                strides: layout.strides.len(),
+            });
         }
         layout.span_bytes()?;
         Ok(layout)
@@ -274,7 +277,9 @@ pub enum LayoutError {
         region: u64,
     },
     /// The owner of the memory does not say of what type its elements are.
-    #[error("a shape was given, but the memory does not say its element type; call ShareBuilder::dtype as well")]
+    #[error(
+        "a shape was given, but the memory does not say its element type; call ShareBuilder::dtype as well"
+    )]
     NoDtype,
     /// A view of another element type than the tensor's.
     #[error("the elements are {actual}, and a view of {wanted} was asked for")]
@@ -295,7 +300,9 @@ pub enum LayoutError {
         element: u64,
     },
     /// A view gives the elements side by side, and the tensor has gaps.
-    #[error("the tensor is not contiguous (shape {shape:?}, strides {strides:?}); take Mapping::range instead of a view")]
+    #[error(
+        "the tensor is not contiguous (shape {shape:?}, strides {strides:?}); take Mapping::range instead of a view"
+    )]
     NotContiguous {
         /// Its shape.
         shape: Vec<u64>,
@@ -338,7 +345,10 @@ mod tests {
         assert_eq!(TensorLayout::contiguous(Dtype::U8, [huge, 3]), Err(LayoutError::Overflow));
         assert_eq!(TensorLayout::contiguous(Dtype::F32, [huge]), Err(LayoutError::Overflow));
         assert_eq!(TensorLayout::strided(Dtype::U8, [2, 2], [u64::MAX, 1]), Err(LayoutError::Overflow));
-        assert_eq!(TensorLayout::strided(Dtype::U8, [2], [1, 1]), Err(LayoutError::Strides { dimensions: 1, strides: 2 }));
+        assert_eq!(
+            TensorLayout::strided(Dtype::U8, [2], [1, 1]),
+            Err(LayoutError::Strides { dimensions: 1, strides: 2 })
+        );
         assert_eq!(TensorLayout::contiguous(Dtype::U8, vec![1; 65]), Err(LayoutError::TooManyDimensions(65)));
         assert_eq!(TensorLayout::contiguous(Dtype::from_code(250), [1]), Err(LayoutError::UnknownDtype(250)));
     }

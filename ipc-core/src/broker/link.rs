@@ -14,7 +14,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::poller::LINK_BIT;
-use super::protocol::{MAX_PROGRAM_BYTES, PROTOCOL_VERSION, Reply, Request, RequestId, decode, encode};
+use super::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId, decode, encode, short_name};
 use super::socket::{self, PeerCredentials};
 use super::{AllowList, BrokerAddress, Grant, Refusal, Token};
 use crate::backend::Access;
@@ -251,15 +251,17 @@ impl Link {
         let pid = self.exporter.pid;
         match refusal {
             Refusal::Dropped => Error::ExportDropped { pid },
-            Refusal::WrongToken => {
-                Error::NotPermitted(format!("process {pid} does not know this descriptor's token; it was altered"))
-            }
+            Refusal::WrongToken => Error::NotPermitted(format!(
+                "process {pid} does not know this descriptor's token; it was altered"
+            )),
             Refusal::UserNotAllowed { uid } => Error::NotPermitted(format!(
                 "process {pid} does not allow user {uid} to open this export; allow it there with IpcBuilder::allow"
             )),
             Refusal::Access { granted } => Error::AccessDenied { wanted: Access::ReadWrite, granted },
             Refusal::Stale { detail } => Error::StaleGeneration(detail),
-            Refusal::Failed { detail } => Error::NotPermitted(format!("process {pid} could not share it: {detail}")),
+            Refusal::Failed { detail } => {
+                Error::NotPermitted(format!("process {pid} could not share it: {detail}"))
+            }
         }
     }
 
@@ -270,6 +272,10 @@ impl Link {
             let callbacks = std::mem::take(&mut self.lock_notices().callbacks);
             for (_, callback) in callbacks {
                 self.run(callback);
+            }
+            if let Ok(runtime) = Runtime::get() {
+                runtime.imports.forget_link(&self.exporter);
+                runtime.poller.unwatch(self);
             }
         }
         self.exporter_gone()
@@ -305,6 +311,11 @@ impl Link {
         self.lock_notices().dropped.contains(&export)
     }
 
+    /// The last lease on this export has ended.
+    pub(crate) fn forget_dropped(&self, export: ExportId) {
+        self.lock_notices().dropped.remove(&export);
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
@@ -337,7 +348,10 @@ impl Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("exporter", &self.exporter).field("gone", &self.gone).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("exporter", &self.exporter)
+            .field("gone", &self.gone)
+            .finish_non_exhaustive()
     }
 }
 
@@ -365,7 +379,9 @@ fn connect(
 fn missing_socket(address: &BrokerAddress, exporter: &ProcessIdentity) -> Error {
     match address {
         BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => Error::io(
-            format!("connecting to the exporter at {address} (its directory must be mounted at the same path here)"),
+            format!(
+                "connecting to the exporter at {address} (its directory must be mounted at the same path here)"
+            ),
             Errno::NOENT,
         ),
         _ => Error::ExporterGone { pid: exporter.pid },
@@ -376,10 +392,7 @@ fn missing_socket(address: &BrokerAddress, exporter: &ProcessIdentity) -> Error 
 fn program_name() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&path).file_name().unwrap_or_default();
-    let mut name = name.to_string_lossy().into_owned();
-    let end = name.floor_char_boundary(MAX_PROGRAM_BYTES);
-    name.truncate(end);
-    name
+    short_name(&name.to_string_lossy())
 }
 
 /// When to give up, and how long that was to take.

@@ -122,7 +122,8 @@ impl Poller {
         };
         let shared = Arc::new(Shared {
             epoll: epoll::create(CreateFlags::CLOEXEC).map_err(failed("creating an epoll instance"))?,
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("creating an eventfd"))?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(failed("creating an eventfd"))?,
             commands: Mutex::default(),
         });
         epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)
@@ -166,7 +167,8 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, BrokerAddress)> {
     let address = match directory {
         None => BrokerAddress::Abstract(name.into_bytes()),
         Some(directory) => {
-            let path = std::path::absolute(directory).map_err(|error| Error::io("finding the socket directory", error))?;
+            let path = std::path::absolute(directory)
+                .map_err(|error| Error::io("finding the socket directory", error))?;
             BrokerAddress::Path(path.join(name))
         }
     };
@@ -231,8 +233,13 @@ impl Loop {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
-            match epoll::wait(&self.shared.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            let timeout =
+                self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
+            match epoll::wait(
+                &self.shared.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                timeout.as_ref(),
+            ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "the device-ipc poller stops");
@@ -278,7 +285,8 @@ impl Loop {
 
     fn run_commands(&mut self) {
         let _ = rustix::io::read(&self.shared.wake, &mut [0_u8; 8]);
-        let commands = std::mem::take(&mut *self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner));
+        let commands =
+            std::mem::take(&mut *self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner));
         for command in commands {
             match command {
                 Command::Listen(listener, file) => {
@@ -316,7 +324,9 @@ impl Loop {
         let process = process.and_then(|process| {
             let id = self.take_id();
             let added = self.add(process.as_fd(), id, EventFlags::IN | EventFlags::ONESHOT);
-            added.then(|| self.sources.insert(id, Source::LinkProcess(Arc::clone(&link), process))).map(|_| id)
+            added
+                .then(|| self.sources.insert(id, Source::LinkProcess(Arc::clone(&link), process)))
+                .map(|_| id)
         });
         self.links.insert(link.watch_id(), (link, process));
     }
@@ -335,7 +345,8 @@ impl Loop {
         if !self.add(accepted.as_fd(), id, EventFlags::IN) {
             return;
         }
-        let process = Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let process =
+            Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if let Some(process) = process {
             let process_id = self.take_id();
             if self.add(process.as_fd(), process_id, EventFlags::IN | EventFlags::ONESHOT) {
@@ -362,12 +373,12 @@ impl Loop {
     fn after(&mut self, id: u64, next: Next) {
         if next == Next::Close {
             self.close(id);
-        } else if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-            if let Some(wants_to_write) = served.take_change_of_interest() {
-                let out = if wants_to_write { EventFlags::OUT } else { EventFlags::empty() };
-                let data = EventData::new_u64(id);
-                let _ = epoll::modify(&self.shared.epoll, served.socket(), data, EventFlags::IN | out);
-            }
+        } else if let Some(Source::Served(served)) = self.sources.get_mut(&id)
+            && let Some(wants_to_write) = served.take_change_of_interest()
+        {
+            let out = if wants_to_write { EventFlags::OUT } else { EventFlags::empty() };
+            let data = EventData::new_u64(id);
+            let _ = epoll::modify(&self.shared.epoll, served.socket(), data, EventFlags::IN | out);
         }
     }
 

@@ -17,7 +17,13 @@ use crate::process::ProcessIdentity;
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
 
 /// The longest program name that is taken over from a peer, in bytes.
-pub(crate) const MAX_PROGRAM_BYTES: usize = 64;
+const MAX_PROGRAM_BYTES: usize = 64;
+
+/// As much of a program's name as is taken over.
+pub(super) fn short_name(name: &str) -> String {
+    let fits = |(start, character): &(usize, char)| start + character.len_utf8() <= MAX_PROGRAM_BYTES;
+    name.char_indices().take_while(fits).map(|(_, character)| character).collect()
+}
 
 /// From an importer to a broker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -115,6 +121,13 @@ mod tests {
         assert!(matches!(decode(&bytes), Ok(Request::Release { lease: LeaseId(300) })));
         bytes.push(0);
         assert!(decode::<Request>(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        assert_eq!(short_name("python3"), "python3");
+        assert_eq!(short_name(&"ü".repeat(40)).len(), 64);
+        assert_eq!(short_name(&format!("x{}", "ü".repeat(40))).len(), 63);
     }
 
     #[test]

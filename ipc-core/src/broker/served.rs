@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::protocol::{MAX_PROGRAM_BYTES, PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode};
+use super::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode, short_name};
 use super::socket::{self, PeerCredentials};
 use super::{ConnectionId, Grant};
 use crate::descriptor::ExportId;
@@ -87,7 +87,12 @@ impl Served {
     }
 
     /// Reads and answers what the peer has sent.
-    pub(super) fn read(&mut self, buffer: &mut Vec<u8>, exports: &ExportTable, identity: &ProcessIdentity) -> Next {
+    pub(super) fn read(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        exports: &ExportTable,
+        identity: &ProcessIdentity,
+    ) -> Next {
         for _ in 0..MESSAGES_PER_TURN {
             let packet = match socket::receive(self.socket.as_fd(), buffer) {
                 Ok(Some(packet)) => packet,
@@ -110,19 +115,14 @@ impl Served {
 
     fn answer(&mut self, request: Request, exports: &ExportTable, identity: &ProcessIdentity) -> Next {
         match (request, &self.program) {
-            (Request::Hello { protocol, mut program }, None) => {
-                let end = program.floor_char_boundary(MAX_PROGRAM_BYTES);
-                program.truncate(end);
-                self.program = Some(program);
+            (Request::Hello { protocol, program }, None) => {
+                self.program = Some(short_name(&program));
                 let sent = self.send(&Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity }, &[]);
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
             (Request::Open { request, export, token, access, peer: _ }, Some(program)) => {
-                let importer = Importer {
-                    credentials: self.peer,
-                    program: program.clone(),
-                    connection: Some(self.id),
-                };
+                let importer =
+                    Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
                 match exports.grant(OpenRequest { export, token, access }, importer) {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);
@@ -140,7 +140,8 @@ impl Served {
                                 generation: exported.extent.generation,
                             });
                         }
-                        let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
+                        let ready =
+                            granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
                         let grant = Grant { request, lease: granted.lease, handles, ready };
                         self.send(&Reply::Grant(grant), &fds)
                     }
@@ -203,7 +204,12 @@ impl Served {
     }
 
     fn broke_the_rules(&self, how: &str) -> Next {
-        tracing::warn!(pid = self.peer.pid, uid = self.peer.uid, how, "the connection of an importer is closed");
+        tracing::warn!(
+            pid = self.peer.pid,
+            uid = self.peer.uid,
+            how,
+            "the connection of an importer is closed"
+        );
         Next::Close
     }
 }

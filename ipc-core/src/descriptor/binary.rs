@@ -97,7 +97,9 @@ impl Descriptor {
     pub fn to_bytes(&self) -> Vec<u8> {
         let (home_kind, home, home_physical) = match self.home {
             DeviceIdentity::Uuid(uuid) => (HOME_UUID, uuid, 0),
-            DeviceIdentity::HostPhysical { host, physical } => (HOME_HOST_PHYSICAL, *host.as_bytes(), physical),
+            DeviceIdentity::HostPhysical { host, physical } => {
+                (HOME_HOST_PHYSICAL, *host.as_bytes(), physical)
+            }
         };
         let mut flags = 0;
         flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
@@ -105,7 +107,10 @@ impl Descriptor {
         flags |= if self.layout.is_some() { FLAG_TENSOR } else { 0 };
         let address = self.broker.bytes();
         let dimensions = self.layout.as_ref().map_or(0, |layout| layout.shape().len());
-        let body = self.backend.len() + address.len() + self.extents.len() * size_of::<ExtentEntry>() + dimensions * 16;
+        let body = self.backend.len()
+            + address.len()
+            + self.extents.len() * size_of::<ExtentEntry>()
+            + dimensions * 16;
         let total = size_of::<Head>() + body + CHECKSUM_BYTES;
         let head = Head {
             magic: MAGIC,
@@ -266,7 +271,10 @@ fn read_home(head: &Head) -> Result<DeviceIdentity, DescriptorError> {
 
 fn read_address(head: &Head, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
     if bytes.is_empty() || bytes.len() > MAX_ADDRESS_BYTES {
-        return Err(bad("socket address", &format!("it has {} bytes, not 1 to {MAX_ADDRESS_BYTES}", bytes.len())));
+        return Err(bad(
+            "socket address",
+            &format!("it has {} bytes, not 1 to {MAX_ADDRESS_BYTES}", bytes.len()),
+        ));
     }
     match head.address_kind {
         ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.to_vec())),
@@ -284,7 +292,8 @@ fn read_extents(head: &Head, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, D
         return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
     }
     let bytes = take(body, count * size_of::<ExtentEntry>())?;
-    let entries = <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
+    let entries =
+        <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
     let extents: Vec<_> = entries
         .iter()
         .map(|entry| DescribedExtent { size: entry.size.get(), generation: entry.generation.get() })

@@ -27,7 +27,12 @@ pub struct DeviceInfo {
 
 impl DeviceInfo {
     /// Describes a device.
-    pub fn new(ordinal: DeviceOrdinal, identity: DeviceIdentity, name: impl Into<String>, memory_bytes: u64) -> Self {
+    pub fn new(
+        ordinal: DeviceOrdinal,
+        identity: DeviceIdentity,
+        name: impl Into<String>,
+        memory_bytes: u64,
+    ) -> Self {
         Self { ordinal, identity, name: name.into(), memory_bytes }
     }
 }

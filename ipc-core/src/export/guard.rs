@@ -35,7 +35,9 @@ impl Export {
 
     /// Who holds the export now.
     pub fn holders(&self) -> Holders {
-        Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.descriptor.export)).unwrap_or_default()
+        Runtime::of_guard(&self.owner)
+            .map(|runtime| runtime.exports.holders(self.descriptor.export))
+            .unwrap_or_default()
     }
 
     /// Waits until somebody has opened the export and nobody holds it any longer. The export stays open.

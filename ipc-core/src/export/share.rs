@@ -105,7 +105,10 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             return Err(Error::InvalidRegion("it has no bytes; share at least one".into()));
         }
         if range.end().is_none() {
-            return Err(Error::InvalidRegion(format!("{} bytes at {} leave the address space", range.len, range.ptr)));
+            return Err(Error::InvalidRegion(format!(
+                "{} bytes at {} leave the address space",
+                range.len, range.ptr
+            )));
         }
         if runtime.imports.holds(range) {
             return Err(Error::SharedOn { ptr: range.ptr });
@@ -149,7 +152,10 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         };
         let bytes = descriptor.to_bytes().len();
         if extents.len() > MAX_EXTENTS || bytes > MAX_DESCRIPTOR_BYTES {
-            return Err(Error::InvalidRegion(format!("it lies in {} allocations, at most {MAX_EXTENTS}", extents.len())));
+            return Err(Error::InvalidRegion(format!(
+                "it lies in {} allocations, at most {MAX_EXTENTS}",
+                extents.len()
+            )));
         }
         let export = NewExport {
             region: range,
@@ -228,7 +234,8 @@ pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> 
 
 /// The offset of the region in its first allocation, once the backend's answer has been checked.
 fn offset_in(range: DeviceRange, extents: &[crate::address::Extent]) -> Result<u64> {
-    let misfit = || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
+    let misfit =
+        || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
     let first = extents.first().ok_or_else(misfit)?.allocation;
     let mut end = first.ptr;
     for extent in extents {

@@ -110,7 +110,11 @@ pub(crate) struct LocalGrant {
 
 impl ExportTable {
     /// The allocation with its handle: the one that another export made, or a new one.
-    pub(crate) fn allocation(&self, backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> Result<Arc<Allocation>> {
+    pub(crate) fn allocation(
+        &self,
+        backend: &Arc<dyn DeviceIpc>,
+        extent: &Extent,
+    ) -> Result<Arc<Allocation>> {
         let key = (
             Arc::as_ptr(backend).cast::<()>() as usize,
             extent.allocation,
@@ -191,10 +195,10 @@ impl ExportTable {
         let connections: Vec<_> = entry.leases.values().filter_map(|lease| lease.connection).collect();
         self.retire_if_free(&mut state, export);
         drop(state);
-        if !connections.is_empty() {
-            if let Ok(runtime) = Runtime::get() {
-                runtime.poller.notify_dropped(export, connections);
-            }
+        if !connections.is_empty()
+            && let Ok(runtime) = Runtime::get()
+        {
+            runtime.poller.notify_dropped(export, connections);
         }
     }
 
@@ -219,7 +223,12 @@ impl ExportTable {
     }
 
     /// Waits until `done` says so, or the deadline has come; then the holders of that moment.
-    fn wait(&self, export: ExportId, until: Instant, done: impl Fn(Option<&Entry>) -> bool) -> Result<(), Holders> {
+    fn wait(
+        &self,
+        export: ExportId,
+        until: Instant,
+        done: impl Fn(Option<&Entry>) -> bool,
+    ) -> Result<(), Holders> {
         let mut state = self.lock();
         loop {
             let entry = state.exports.get(&export);
@@ -236,7 +245,9 @@ impl ExportTable {
 
     /// Waits until the export has been opened at least once and nobody holds it any longer.
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
-        self.wait(export, until, |entry| entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty()))
+        self.wait(export, until, |entry| {
+            entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty())
+        })
     }
 
     /// Waits until a dropped export's owner has been dropped.
@@ -250,7 +261,11 @@ impl ExportTable {
 }
 
 impl State {
-    fn begin_lease(&mut self, request: &OpenRequest, importer: Importer) -> Result<(LeaseId, &mut Entry), Refusal> {
+    fn begin_lease(
+        &mut self,
+        request: &OpenRequest,
+        importer: Importer,
+    ) -> Result<(LeaseId, &mut Entry), Refusal> {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         if entry.token != request.token {
             return Err(Refusal::WrongToken);
@@ -298,10 +313,10 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Some(exported) = self.exported.take() {
-            if let Err(error) = self.backend.unexport(exported) {
-                tracing::warn!(%error, "an export could not be taken back");
-            }
+        if let Some(exported) = self.exported.take()
+            && let Err(error) = self.backend.unexport(exported)
+        {
+            tracing::warn!(%error, "an export could not be taken back");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::{Shared, check_backend};
-use crate::interop::ViewStream;
+use crate::interop::{ViewStream, ViewTypes};
 use crate::lease::LeaseId;
 use crate::process::Owner;
 use crate::runtime::Runtime;
@@ -73,6 +73,19 @@ impl Mapping {
             seen_ready: AtomicBool::new(false),
             callbacks: std::sync::Mutex::default(),
         }
+    }
+
+    /// From the allocations as the driver mapped them to the region that the descriptor names.
+    pub(super) fn narrowed(mut self) -> Result<Self> {
+        let parts = self.parts.as_mut().expect("taken when the mapping ends");
+        let (offset, len) = (parts.descriptor.offset, parts.descriptor.len);
+        parts.range = parts.range.slice(offset, len).ok_or_else(|| {
+            let mapped = parts.range.len;
+            Error::InvalidRegion(format!(
+                "the descriptor names {len} bytes at offset {offset}, and the driver mapped {mapped} bytes"
+            ))
+        })?;
+        Ok(self)
     }
 
     fn parts(&self) -> &MappingParts {
@@ -154,13 +167,17 @@ impl Mapping {
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
     ///
+    /// The view's type is the stream's: [`View`](crate::View) on a [`Stream`](crate::Stream), what takes part in
+    /// cudarc's kernels and copies on cudarc's `CudaStream`. Name the element type only where it cannot be inferred:
+    /// `mapping.view::<f32, _>(&stream)`.
+    ///
     /// # Errors
     ///
     /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
     /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
-    pub fn view<'m, T: Element, M, S: ViewStream<M>>(&'m self, stream: &S) -> Result<S::View<'m, T>> {
+    pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         let range = self.viewable::<T>(stream.as_stream())?;
-        // SAFETY: the mapping lives for `'m`, and `viewable` checked size and alignment.
+        // SAFETY: the view borrows the mapping, and `viewable` checked size and alignment.
         unsafe { stream.view(range) }
     }
 
@@ -169,7 +186,10 @@ impl Mapping {
     /// # Errors
     ///
     /// As [`view`](Self::view), and [`Error::AccessDenied`] for a read-only mapping.
-    pub fn view_mut<'m, T: Element, M, S: ViewStream<M>>(&'m self, stream: &S) -> Result<S::ViewMut<'m, T>> {
+    pub fn view_mut<T: Element, M: ViewTypes>(
+        &self,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'_, T>> {
         let granted = self.access();
         if !granted.is_writable() {
             return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
@@ -251,7 +271,9 @@ impl Mapping {
             return;
         };
         if let Hold::Remote(_, lease) = &parts.hold {
-            for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)) {
+            for id in
+                std::mem::take(self.callbacks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner))
+            {
                 lease.link.forget_callback(id);
             }
         }

@@ -51,8 +51,8 @@ impl<'a> OpenBuilder<'a> {
     /// [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<Mapping> {
         let devices = self.ipc.devices()?;
-        let home = self.home_among(&devices).ok_or_else(|| self.home_not_visible())?;
-        self.open(home, &devices, None)
+        let home = self.home_among(devices).ok_or_else(|| self.home_not_visible())?;
+        self.open(home, devices, None)
     }
 
     /// Opens on the device at this position in this process's numbering, for access across cards where it is not the
@@ -64,7 +64,7 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); what the vendor says.
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
         let devices = self.ipc.devices()?;
-        self.open(device.into(), &devices, None)
+        self.open(device.into(), devices, None)
     }
 
     /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
@@ -76,7 +76,7 @@ impl<'a> OpenBuilder<'a> {
         let stream = stream.as_stream();
         check_backend("the stream", stream.backend(), self.ipc.backend().info().name)?;
         let devices = self.ipc.devices()?;
-        self.open(stream.device(), &devices, Some(stream))
+        self.open(stream.device(), devices, Some(stream))
     }
 
     /// Opens on the device that the map names for the bytes' home. Waits on the host until they are ready.
@@ -90,7 +90,12 @@ impl<'a> OpenBuilder<'a> {
         self.on_device(device)
     }
 
-    fn open(self, device: DeviceOrdinal, devices: &[DeviceInfo], stream: Option<BorrowedStream<'_>>) -> Result<Mapping> {
+    fn open(
+        self,
+        device: DeviceOrdinal,
+        devices: &[DeviceInfo],
+        stream: Option<BorrowedStream<'_>>,
+    ) -> Result<Mapping> {
         let deadline = Deadline::after(self.timeout);
         let runtime = Runtime::get()?;
         let backend = self.ipc.backend();
@@ -117,17 +122,18 @@ impl<'a> OpenBuilder<'a> {
         let mapping = if let Some(granted) = self.granted_locally(runtime, access)? {
             Mapping::new(parts(granted.region, Hold::Local(granted.lease, granted.shared)))
         } else {
-            if let Some(home) = home {
-                if !backend.peer_access(device, home)? {
-                    return Err(Error::NoPeerAccess { from: device, to: descriptor.home });
-                }
+            if let Some(home) = home
+                && !backend.peer_access(device, home)?
+            {
+                return Err(Error::NoPeerAccess { from: device, to: descriptor.home });
             }
             let allow = self.ipc.allow_list();
             let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline };
             let (key, lease) = runtime.imports.acquire(&wanted)?;
-            let range = lease.mapped().slice(descriptor.offset, descriptor.len);
-            let range = range.expect("checked when the lease began");
-            Mapping::new(parts(range, Hold::Remote(key, lease)))
+            // Checked against the driver's answer below, once the hold has its guard.
+            let mapped = lease.mapped();
+            let mapping = Mapping::new(parts(mapped, Hold::Remote(key, lease)));
+            mapping.narrowed()?
         };
         if mapping.device() != device {
             return Err(Error::Unsupported {
@@ -157,7 +163,7 @@ impl<'a> OpenBuilder<'a> {
             Ok(granted) => Ok(Some(granted)),
             Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: descriptor.exporter.pid }),
             Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
-            Err(_) => Err(Error::NotPermitted("this process does not know the descriptor's token; it was altered".into())),
+            Err(_) => Err(Error::wrong_token(descriptor.exporter.pid)),
         }
     }
 

@@ -35,7 +35,12 @@ impl<K: Clone + Eq + Hash, V> Slots<K, V> {
     /// # Errors
     ///
     /// That of `open`, or a timeout where another thread is still opening or closing it.
-    pub(super) fn acquire(&self, key: &K, deadline: Deadline, open: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+    pub(super) fn acquire(
+        &self,
+        key: &K,
+        deadline: Deadline,
+        open: impl FnOnce() -> Result<V>,
+    ) -> Result<Arc<V>> {
         let mut map = self.lock();
         loop {
             match map.get_mut(key) {
@@ -46,7 +51,9 @@ impl<K: Clone + Eq + Hash, V> Slots<K, V> {
                 Some(Slot::Busy) => {
                     let left = deadline.left();
                     if left.is_zero() {
-                        return Err(deadline.passed("the open or close of the same memory by another thread", ""));
+                        return Err(
+                            deadline.passed("the open or close of the same memory by another thread", "")
+                        );
                     }
                     map = self.changed.wait_timeout(map, left).unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -131,8 +138,12 @@ mod tests {
     #[test]
     fn a_failed_open_leaves_nothing_behind() {
         let slots = Slots::default();
-        assert!(matches!(slots.acquire(&1, deadline(), || Err::<(), _>(Error::Rebooted)), Err(Error::Rebooted)));
-        let panicked = std::panic::catch_unwind(|| slots.acquire(&1, deadline(), || panic!("part of the test")));
+        assert!(matches!(
+            slots.acquire(&1, deadline(), || Err::<(), _>(Error::Rebooted)),
+            Err(Error::Rebooted)
+        ));
+        let panicked =
+            std::panic::catch_unwind(|| slots.acquire(&1, deadline(), || panic!("part of the test")));
         assert!(panicked.is_err());
         slots.acquire(&1, deadline(), || Ok(())).unwrap();
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::slots::Slots;
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
-use crate::broker::{AllocationId, AllowList, Deadline, Grant, Link};
+use crate::broker::{AllocationId, AllowList, Deadline, Grant, Link, Token};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
@@ -22,10 +22,13 @@ use crate::runtime::Runtime;
 /// Everything of others that this process has open.
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
-    links: Mutex<HashMap<ProcessIdentity, Arc<Link>>>,
+    links: Mutex<HashMap<ProcessIdentity, Arc<LinkSlot>>>,
     leases: Slots<LeaseKey, Lease>,
     ranges: Slots<RangeKey, OpenRange>,
 }
+
+/// Held while the link is being made, so that an exporter that does not answer delays no other one's opens.
+type LinkSlot = Mutex<Option<Arc<Link>>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LeaseKey {
@@ -53,6 +56,8 @@ struct OnDevice {
 #[derive(Debug)]
 pub(super) struct Lease {
     id: LeaseId,
+    export: ExportId,
+    token: Token,
     pub(super) link: Arc<Link>,
     range: Option<(RangeKey, Arc<OpenRange>)>,
     pub(super) ready: Option<Box<dyn DeviceEvent>>,
@@ -86,7 +91,7 @@ impl Lease {
 
 impl ImportTable {
     /// A hold on the lease of the descriptor's export, begun unless there is one already.
-    pub(super) fn acquire(&self, wanted: &Wanted<'_>) -> Result<(LeaseKey, Arc<Lease>)> {
+    pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<(LeaseKey, Arc<Lease>)> {
         let descriptor = wanted.descriptor;
         let on = OnDevice {
             backend: Arc::as_ptr(wanted.backend).cast::<()>() as usize,
@@ -94,13 +99,25 @@ impl ImportTable {
             access: wanted.access,
         };
         let key = LeaseKey { exporter: descriptor.exporter, export: descriptor.export, on };
-        if let Some(link) = self.known_link(&descriptor.exporter) {
-            if link.has_dropped(descriptor.export) {
-                return Err(Error::ExportDropped { pid: descriptor.exporter.pid });
+        let lease = self.leases.acquire(&key, wanted.deadline, || self.begin(wanted, on))?;
+        // A lease that was there already may be one that the exporter has ended for newcomers.
+        let pid = descriptor.exporter.pid;
+        let ended = if lease.link.is_gone() {
+            Err(Error::ExporterGone { pid })
+        } else if lease.link.has_dropped(descriptor.export) {
+            Err(Error::ExportDropped { pid })
+        } else if lease.token != descriptor.token {
+            Err(Error::wrong_token(pid))
+        } else {
+            Ok(())
+        };
+        match ended {
+            Ok(()) => Ok((key, lease)),
+            Err(error) => {
+                Runtime::get()?.worker.submit(move || self.release(&key, lease));
+                Err(error)
             }
         }
-        let lease = self.leases.acquire(&key, wanted.deadline, || self.begin(wanted, on))?;
-        Ok((key, lease))
     }
 
     /// Lets go of a hold. The last one closes the driver's mapping and gives the lease back; it may block.
@@ -121,7 +138,8 @@ impl ImportTable {
         let descriptor = wanted.descriptor;
         let link = self.link(descriptor, wanted.allow, wanted.deadline)?;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
-        let (grant, fds) = link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline)?;
+        let (grant, fds) =
+            link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline)?;
         let id = grant.lease;
         let begun = self.open_granted(wanted, on, &link, grant, fds);
         if begun.is_err() {
@@ -155,8 +173,15 @@ impl ImportTable {
             let opened = wanted.backend.open(handles.collect(), wanted.device, wanted.access)?;
             Ok(OpenRange { backend: Arc::clone(wanted.backend), range: opened.range, opened: Some(opened) })
         })?;
-        let mut lease = Lease { id: grant.lease, link: Arc::clone(link), range: Some((key, range)), ready: None };
-        match self.check_opened(wanted, &lease, grant.ready) {
+        let mut lease = Lease {
+            id: grant.lease,
+            export: wanted.descriptor.export,
+            token: wanted.descriptor.token,
+            link: Arc::clone(link),
+            range: Some((key, range)),
+            ready: None,
+        };
+        match grant.ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose() {
             Ok(ready) => {
                 lease.ready = ready;
                 Ok(lease)
@@ -168,28 +193,11 @@ impl ImportTable {
         }
     }
 
-    /// The descriptor's region must lie in what the driver says is mapped.
-    fn check_opened(
-        &self,
-        wanted: &Wanted<'_>,
-        lease: &Lease,
-        ready: Option<Vec<u8>>,
-    ) -> Result<Option<Box<dyn DeviceEvent>>> {
-        let mapped = lease.mapped();
-        let descriptor = wanted.descriptor;
-        if mapped.slice(descriptor.offset, descriptor.len).is_none() {
-            return Err(Error::InvalidRegion(format!(
-                "the descriptor names {} bytes at offset {}, and the driver mapped {} bytes",
-                descriptor.len, descriptor.offset, mapped.len
-            )));
-        }
-        ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose()
-    }
-
     fn end(&self, mut lease: Lease) {
         drop(lease.ready.take());
         self.close_range(&mut lease);
         lease.link.release(lease.id);
+        lease.link.forget_dropped(lease.export);
     }
 
     fn close_range(&self, lease: &mut Lease) {
@@ -198,39 +206,35 @@ impl ImportTable {
         }
     }
 
-    fn known_link(&self, exporter: &ProcessIdentity) -> Option<Arc<Link>> {
-        self.lock_links().get(exporter).cloned()
-    }
-
     /// The link to the descriptor's exporter, connected unless there is one already.
     fn link(&self, descriptor: &Descriptor, allow: &AllowList, deadline: Deadline) -> Result<Arc<Link>> {
-        let mut links = self.lock_links();
-        if let Some(link) = links.get(&descriptor.exporter) {
-            if !link.is_gone() {
-                return Ok(Arc::clone(link));
-            }
-        }
-        let runtime = Runtime::get()?;
-        if let Some(gone) = links.remove(&descriptor.exporter) {
-            runtime.poller.unwatch(&gone);
+        let slot = Arc::clone(self.lock_links().entry(descriptor.exporter).or_default());
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
+            return Ok(Arc::clone(link));
         }
         let link = Arc::new(Link::connect(descriptor, allow, deadline)?);
-        runtime.poller.watch(&link)?;
-        links.insert(descriptor.exporter, Arc::clone(&link));
+        Runtime::get()?.poller.watch(&link)?;
+        *slot = Some(Arc::clone(&link));
         Ok(link)
     }
 
-    fn lock_links(&self) -> MutexGuard<'_, HashMap<ProcessIdentity, Arc<Link>>> {
+    /// The exporter has gone, and its socket with it.
+    pub(crate) fn forget_link(&self, exporter: &ProcessIdentity) {
+        self.lock_links().remove(exporter);
+    }
+
+    fn lock_links(&self) -> MutexGuard<'_, HashMap<ProcessIdentity, Arc<LinkSlot>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OpenRange {
     fn close(mut self) {
-        if let Some(opened) = self.opened.take() {
-            if let Err(error) = self.backend.close(opened) {
-                tracing::warn!(%error, "a mapping could not be closed");
-            }
+        if let Some(opened) = self.opened.take()
+            && let Err(error) = self.backend.close(opened)
+        {
+            tracing::warn!(%error, "a mapping could not be closed");
         }
     }
 }
@@ -239,7 +243,11 @@ impl OpenRange {
 fn check_grant(descriptor: &Descriptor, grant: &Grant, fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
     if grant.handles.len() != descriptor.extents.len() {
-        return misfit(format!("it sent {} handles for {} allocations", grant.handles.len(), descriptor.extents.len()));
+        return misfit(format!(
+            "it sent {} handles for {} allocations",
+            grant.handles.len(),
+            descriptor.extents.len()
+        ));
     }
     let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
     if claimed != fds {

@@ -1,9 +1,9 @@
 //! The thread for everything that may block: drops of owners, the driver's close and free, calls of the user's code.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::thread::spawn_without_signals;
 

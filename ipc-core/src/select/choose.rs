@@ -67,7 +67,10 @@ impl Backends {
                      (Ipc::builder().allow_simulated(true))",
                     one.name
                 );
-                tried.push(BackendStatus { name: one.name, state: Err(Unavailable::Failed { detail: reason }) });
+                tried.push(BackendStatus {
+                    name: one.name,
+                    state: Err(Unavailable::Failed { detail: reason }),
+                });
                 continue;
             }
             match state_of(one) {
@@ -111,7 +114,8 @@ impl fmt::Display for BackendStatus {
 }
 
 fn state_of(registration: &Registration) -> Result<Vec<DeviceInfo>, Unavailable> {
-    let devices = load(registration)?.devices().map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
+    let devices =
+        load(registration)?.devices().map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
     if devices.is_empty() {
         return Err(Unavailable::NoDevice { detail: "the backend lists none".into() });
     }

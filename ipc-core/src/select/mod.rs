@@ -5,7 +5,7 @@ mod registry;
 mod unavailable;
 
 pub use choose::{BACKEND_VARIABLE, BackendStatus, Backends};
-pub use registry::{Registration, Rank};
+pub use registry::{Rank, Registration};
 pub use unavailable::Unavailable;
 
 #[doc(hidden)]
