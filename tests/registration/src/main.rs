@@ -1,2 +1,0 @@
-//! (in work)
-fn main() {}
