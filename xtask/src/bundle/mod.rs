@@ -1,0 +1,103 @@
+//! `cargo xtask bundle`: the program and all test executables, for a machine that has devices and no Rust.
+//!
+//! Nothing in the bundle looks for the checkout: the script `run.sh` says where the program lies, and the
+//! executables need only the C library.
+
+mod artifact;
+mod size;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::workspace::{cargo, metadata, output, root};
+use artifact::Artifact;
+
+/// The package of the program.
+const PROGRAM_PACKAGE: &str = "device-ipc-cli";
+/// The program.
+const PROGRAM: &str = "device-ipc";
+/// Runs everything in the folder it lies in.
+const SCRIPT: &str = include_str!("run.sh");
+/// The second line of the script, by which an older bundle is known.
+const SCRIPT_MARK: &str = "# Runs a bundle of device-ipc";
+
+/// Collect the program and all test executables, stripped, with a script that runs them on a machine without Rust.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Where to put them; `bundle` in Cargo's target folder if not given.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let metadata = metadata(&["--no-deps"])?;
+    let packages = artifact::package_names(&metadata)?;
+    let target = metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?;
+    let out = options.out.clone().unwrap_or_else(|| Path::new(target).join("bundle"));
+
+    let tests = build(&["test", "--workspace", "--exclude", "xtask", "--no-run"])?;
+    let tests = artifact::tests(&tests, &packages)?;
+    // After the tests, as Cargo links the program for them too, and this is the one that stays.
+    let program = build(&["build", "--package", PROGRAM_PACKAGE, "--bin", PROGRAM])?;
+    let program = artifact::program(&program, PROGRAM)?;
+
+    let files: Vec<Artifact> = std::iter::once(program).chain(tests).collect();
+    make_room(&out)?;
+    let mut sizes = Vec::new();
+    for file in &files {
+        let to = out.join(&file.name);
+        let bytes = fs::copy(&file.executable, &to)
+            .with_context(|| format!("cannot copy {} to {}", file.executable.display(), to.display()))?;
+        sizes.push((file.name.clone(), bytes));
+    }
+    let script = out.join("run.sh");
+    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    sizes.push(("run.sh".into(), SCRIPT.len() as u64));
+
+    println!("{}", out.display());
+    print!("{}", size::table(&sizes));
+    size::check(&sizes)
+}
+
+/// Builds for release, stripped and without debug information, and gives Cargo's messages as JSON lines.
+fn build(args: &[&str]) -> Result<String> {
+    output(
+        cargo(args.iter().copied())
+            .args(["--release", "--message-format=json-render-diagnostics"])
+            .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+            .current_dir(root()),
+    )
+}
+
+/// Makes the folder, or removes an older bundle's executables from it. A folder of something else is left alone.
+fn make_room(out: &Path) -> Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let names = fs::read_dir(out)?.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
+    let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|script| script.contains(SCRIPT_MARK));
+    if !names.is_empty() && !is_bundle {
+        bail!("{} holds something that is not a bundle; give an empty folder with --out", out.display());
+    }
+    for name in names {
+        let name = name.to_string_lossy();
+        if name == PROGRAM || name.contains("--") {
+            fs::remove_file(out.join(&*name)).with_context(|| format!("cannot remove the older {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_can_be_known_again() {
+        assert!(SCRIPT.lines().nth(1).unwrap().starts_with(SCRIPT_MARK));
+    }
+}

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Runs a bundle of device-ipc: the program, then every test executable that lies beside this script.
+# Needs bash and coreutils; nvidia-smi is asked where it is there.
+set -uo pipefail
+
+usage() {
+    cat <<'END'
+usage: run.sh [--log FILE] [--only PATTERN] [--backend NAME] [--timeout SECONDS]
+
+  --log FILE         write everything there too
+  --only PATTERN     run only the steps whose name contains the pattern (a shell pattern)
+  --backend NAME     use this backend: DEVICE_IPC_BACKEND=NAME
+  --timeout SECONDS  the time that each step may take (300)
+
+Exits with 0 if every step passed, 1 if one failed, 2 if it was called wrongly.
+END
+}
+
+wrong() {
+    echo "run.sh: $1" >&2
+    usage >&2
+    exit 2
+}
+
+log=
+only=
+limit=300
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --help | -h) usage; exit 0 ;;
+        --log | --only | --backend | --timeout) [[ $# -ge 2 ]] || wrong "$1 needs a value" ;;
+        *) wrong "unknown argument: $1" ;;
+    esac
+    case $1 in
+        --log) log=$2 ;;
+        --only) only=$2 ;;
+        --backend) export DEVICE_IPC_BACKEND=$2 ;;
+        --timeout) limit=$2 ;;
+    esac
+    shift 2
+done
+[[ $limit =~ ^[1-9][0-9]*$ ]] || wrong "--timeout takes a number of seconds, not '$limit'"
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit 2
+export DEVICE_IPC_BIN="$here/device-ipc"
+export RUST_BACKTRACE=1
+
+# Steps write into files, not into a pipe: a pipe stays open, and its reader waits, for as long as a process that a
+# failed test has left behind.
+scratch=$(mktemp -d) || exit 2
+trap 'rm -rf -- "$scratch"' EXIT
+if [[ -n $log ]]; then
+    : > "$log" || wrong "cannot write $log"
+    log=$(cd -- "$(dirname -- "$log")" && pwd)/$(basename -- "$log")
+else
+    log=$scratch/log
+fi
+say() { printf '%s\n' "$@" | tee -a -- "$log"; }
+
+names=()
+results=()
+seconds=()
+failed=0
+
+# step NAME COMMAND...: runs the command in an empty folder of its own, if NAME is wanted.
+step() {
+    local name=$1 code start
+    shift
+    # shellcheck disable=SC2053 # a pattern is what --only takes
+    [[ $name == *$only* ]] || return 0
+    say "" "==== $name"
+    mkdir -p -- "$scratch/work"
+    start=$SECONDS
+    (cd -- "$scratch/work" && timeout --kill-after=10 "$limit" "$@") > "$scratch/output" 2>&1 < /dev/null
+    code=$?
+    tee -a -- "$log" < "$scratch/output"
+    rm -rf -- "$scratch/work"
+    names+=("$name")
+    results+=("$code")
+    seconds+=($((SECONDS - start)))
+    [[ $code -eq 0 ]] || failed=1
+    case $code in
+        0) say "---- $name: passed" ;;
+        124 | 137) say "---- $name: FAILED with $code, out of time or killed (the limit is $limit s)" ;;
+        *) say "---- $name: FAILED with $code" ;;
+    esac
+}
+
+say "device-ipc bundle on $(uname -srm), $(date -u +%Y-%m-%dT%H:%M:%SZ)"
+say "backend: ${DEVICE_IPC_BACKEND:-chosen by the library}"
+devices=0
+if command -v nvidia-smi > /dev/null; then
+    nvidia-smi --query-gpu=index,name,driver_version,memory.total,uuid --format=csv 2>&1 | tee -a -- "$log"
+    devices=$(nvidia-smi -L 2> /dev/null | wc -l)
+else
+    say "no nvidia-smi here"
+fi
+
+step devices "$DEVICE_IPC_BIN" devices
+step demo "$DEVICE_IPC_BIN" demo
+if [[ $devices -ge 2 ]]; then
+    step demo-0-to-1 "$DEVICE_IPC_BIN" demo --from 0 --to 1
+fi
+conformance=device-ipc-cuda--conformance
+# The suite prints what ran and what was skipped and why: shown even when all is well.
+step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance"
+for test in "$here"/*--*; do
+    name=$(basename -- "$test")
+    [[ $name == "$conformance" || ! -x $test ]] || step "$name" "$test"
+done
+
+if [[ ${#names[@]} -eq 0 ]]; then
+    say "no step has a name like '$only'"
+    exit 2
+fi
+width=4
+for name in "${names[@]}"; do
+    width=$((${#name} > width ? ${#name} : width))
+done
+say "" "==== summary"
+say "$(
+    printf '%-*s  %4s  %7s\n' "$width" name exit seconds
+    for index in "${!names[@]}"; do
+        printf '%-*s  %4s  %7s\n' "$width" "${names[index]}" "${results[index]}" "${seconds[index]}"
+    done
+)"
+exit "$failed"
