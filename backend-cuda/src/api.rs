@@ -213,5 +213,7 @@ api! {
         device_get_uuid_v2 = "cuDeviceGetUuid_v2", (*mut Uuid, Device);
         get_error_name = "cuGetErrorName", (i32, *mut *const c_char);
         get_error_string = "cuGetErrorString", (i32, *mut *const c_char);
+        mem_retain_allocation_handle = "cuMemRetainAllocationHandle", (*mut u64, DevicePointer);
+        mem_release = "cuMemRelease", (u64);
     }
 }

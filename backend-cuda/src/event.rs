@@ -70,8 +70,8 @@ impl CudaIpcEvent {
                 return Ok(Self { driver: Arc::clone(driver), device: on, raw, opened: true });
             }
             number::ERROR_MAP_FAILED => {
-                "The driver keeps IPC events in /dev/shm, and the two processes do not share it; in containers mount \
-                 the same one into both (docker --ipc=container:NAME or --ipc=host, a shared emptyDir of medium Memory \
+                "The handle is corrupt or its event is gone; or the two processes do not share /dev/shm, where the driver \
+                 keeps IPC events: in containers mount the same one into both (docker --ipc=container:NAME or --ipc=host, a shared emptyDir of medium Memory \
                  in a pod)"
             }
             number::ERROR_INVALID_CONTEXT => {

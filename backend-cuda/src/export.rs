@@ -113,12 +113,32 @@ impl Driver {
                  (cudaMalloc)",
             ));
         }
+        if !self.is_virtual(ptr) {
+            // What is left is memory of cuIpcOpenMemHandle.
+            return Err(Error::SharedOn { ptr });
+        }
         Err(not_shareable(
             ptr,
             "virtual memory (cuMemCreate)",
             "it has no legacy handle; in PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, elsewhere \
              allocate it with cuMemAlloc (cudaMalloc)",
         ))
+    }
+
+    /// Was the address mapped with `cuMemMap`? Assumed where the driver is too old to be asked.
+    fn is_virtual(&self, ptr: DevicePtr) -> bool {
+        let (Some(retain), Some(release)) = (self.api.mem_retain_allocation_handle, self.api.mem_release)
+        else {
+            return true;
+        };
+        let mut handle = 0;
+        // SAFETY: writes one handle; an address that no handle is mapped at is an error.
+        let virtual_memory = unsafe { retain(&raw mut handle, ptr.get()) } == number::SUCCESS;
+        if virtual_memory {
+            // SAFETY: the call above gave this process a reference of its own.
+            unsafe { release(handle) };
+        }
+        virtual_memory
     }
 
     fn is(&self, attribute: PointerAttribute, ptr: DevicePtr) -> Result<bool> {

@@ -18,7 +18,10 @@ fn a_library_that_is_not_there_is_named_with_the_remedy() {
 
 #[test]
 fn a_file_that_is_no_library_says_what_the_linker_found() {
-    let error = CudaBackend::load_from(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap_err();
+    let file = std::env::temp_dir().join(format!("device-ipc-no-library-{}", std::process::id()));
+    std::fs::write(&file, [b'x'; 4096]).unwrap();
+    let error = CudaBackend::load_from(&file).unwrap_err();
+    std::fs::remove_file(&file).unwrap();
     let Unavailable::LibraryNotFound { detail, .. } = &error else { panic!("{error:?}") };
     assert!(detail.contains("invalid ELF header") || detail.contains("file too short"), "{detail}");
 }

@@ -134,12 +134,15 @@ pub(crate) fn with_more_descriptors(attempt: impl Fn() -> Result<OwnedFd, Errno>
     if !matches!(first, Err(Errno::MFILE)) {
         return first;
     }
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if setrlimit(Resource::Nofile, raised).is_err() {
-        return first;
-    }
-    attempt()
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let raise_to = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum }).is_ok();
+    // A hard limit may be above what the kernel gives any process, or none at all; a soft one may not.
+    if raise_to(maximum) || raise_to(kernel_limit()) { attempt() } else { first }
+}
+
+/// The most descriptors that the kernel gives a process (`fs.nr_open`, proc(5)).
+fn kernel_limit() -> Option<u64> {
+    std::fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()
 }
 
 /// A duplicate with the lowest free number from `lowest` on.
