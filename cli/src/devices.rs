@@ -5,6 +5,8 @@ use comfy_table::{Table, presets};
 use device_ipc::{Backends, DeviceInfo, Ipc};
 use serde::Serialize;
 
+use crate::output::line;
+
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// This backend only.
@@ -56,12 +58,7 @@ impl From<&DeviceInfo> for DeviceReport {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let report = report(arguments.backend.as_deref())?;
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print(&report);
-    }
-    Ok(())
+    if arguments.json { line(serde_json::to_string_pretty(&report)?) } else { print(&report) }
 }
 
 fn report(only: Option<&str>) -> Result<Report> {
@@ -113,19 +110,20 @@ fn usable(name: &'static str, devices: &[DeviceInfo]) -> Result<BackendReport> {
     })
 }
 
-fn print(report: &Report) {
+fn print(report: &Report) -> Result<()> {
     for backend in &report.backends {
         let version = backend.version.as_deref().unwrap_or("not available");
         let library = backend.library.as_ref().map(|library| format!(", {library}")).unwrap_or_default();
-        println!("{}: {version}{library}", backend.name);
+        line(format_args!("{}: {version}{library}", backend.name))?;
         if let Some(reason) = &backend.why_not {
-            println!("  {reason}");
+            line(format_args!("  {reason}"))?;
         }
         if !backend.devices.is_empty() {
-            println!("{}", table(backend));
+            line(table(backend))?;
         }
-        println!();
+        line("")?;
     }
+    Ok(())
 }
 
 fn table(backend: &BackendReport) -> Table {

@@ -4,6 +4,7 @@ mod child;
 mod choose;
 mod demo;
 mod devices;
+mod output;
 
 use std::process::ExitCode;
 

@@ -3,6 +3,8 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::output::line;
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(super) enum Message {
@@ -18,7 +20,6 @@ impl Message {
     }
 
     pub(super) fn say(&self) -> Result<()> {
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
+        line(serde_json::to_string(self)?)
     }
 }

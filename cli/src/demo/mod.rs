@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::child::Peer;
 use crate::choose::choose;
+use crate::output::line;
 use message::Message;
 
 const SHAPE: [u64; 2] = [4, 5];
@@ -58,11 +59,7 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let say = |line: String| {
-        if !arguments.json {
-            println!("{line}");
-        }
-    };
+    let say = |text: String| if arguments.json { Ok(()) } else { line(text) };
     let choice = choose(arguments.backend.as_deref())?;
     let ipc = &choice.ipc;
     let info = ipc.backend().info();
@@ -70,9 +67,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         say(format!(
             "No accelerator can be used here, so this runs on the {}, which needs none:{reasons}",
             info.name
-        ));
+        ))?;
     }
-    say(format!("backend {} ({})", info.name, info.version));
+    say(format!("backend {} ({})", info.name, info.version))?;
     let (from, to) = (arguments.from, arguments.to.unwrap_or(arguments.from));
     check_devices(ipc, from, to)?;
 
@@ -85,9 +82,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         "[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32",
         std::process::id(),
         info.name
-    ));
-    say(format!("[sender]   mean before sharing = {mean_before:.6}"));
-
+    ))?;
+    say(format!("[sender]   mean before sharing = {mean_before:.6}"))?;
     let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
     let mut peer =
         Peer::start(&["demo-receiver", "--backend", info.name, "--device", &to.to_string()], TIME)?;
@@ -102,12 +98,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     say(format!(
         "[receiver] pid={receiver_pid} got tensor: shape={shape:?} device={}:{device} ({place})",
         info.name
-    ));
-    say(format!("[receiver] mean={mean_received:.6}"));
+    ))?;
+    say(format!("[receiver] mean={mean_received:.6}"))?;
     let Message::Added { mean: mean_added } = Message::parse(&peer.hear()?)? else {
         bail!("the receiver did not acknowledge");
     };
-    say(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"));
+    say(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"))?;
     peer.finish()?;
     share.wait_released(TIME).context("the receiver has ended, but not its lease")?;
 
@@ -131,10 +127,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         shared,
     };
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        line(serde_json::to_string_pretty(&report)?)?;
     }
-    say(format!("[sender]   mean after the receiver's add = {mean_after:.6}"));
-    say(format!("[sender]   mean delta = {:.6}", report.mean_delta));
+    say(format!("[sender]   mean after the receiver's add = {mean_after:.6}"))?;
+    say(format!("[sender]   mean delta = {:.6}", report.mean_delta))?;
     ensure!(
         shared && mean_received == mean_before,
         "the bytes do not prove that memory was shared: the sender sees a mean of {mean_after} instead of {}",
@@ -143,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     say(format!(
         "[sender]   every element grew by 1: {} memory is shared, nothing was copied",
         report.backend
-    ));
+    ))?;
     Ok(())
 }
 
