@@ -4,6 +4,7 @@
 mod address;
 pub mod backend;
 pub mod broker;
+mod control;
 pub mod descriptor;
 pub mod device;
 mod error;
@@ -26,17 +27,19 @@ pub use backend::{
     HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
 pub use broker::{AllowList, BrokerAddress};
+pub use control::{close_mappings_of, close_unused, counters, set_cache_limits, shutdown};
 pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
 pub use error::{Error, Result, VendorError, VendorStatus};
-pub use export::{Export, ShareBuilder, ShareError};
-pub use import::{Mapping, OpenBuilder};
+pub use export::{Export, Hanging, ShareBuilder, ShareError};
+pub use import::{CacheLimits, Mapping, OpenBuilder};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::DeviceMap;
 pub use process::ProcessIdentity;
+pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
 pub use stream::{AsStream, BorrowedStream};
 pub use tensor::{Dtype, Element, LayoutError, TensorLayout};

@@ -3,11 +3,11 @@
 //! A caller writes its request and reads the answer on its own thread, so that a round trip wakes no third thread.
 //! Between requests the poller reads: notices of dropped exports, and the end of the connection.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -16,13 +16,14 @@ use rustix::io::Errno;
 use super::poller::LINK_BIT;
 use super::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId, decode, encode, short_name};
 use super::socket::{self, PeerCredentials};
-use super::{AllowList, BrokerAddress, Grant, Refusal, Token};
+use super::{AllowList, BrokerAddress, ExportNotices, Grant, Refusal, Token};
 use crate::backend::Access;
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
+use crate::import::LeaseKey;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
-use crate::runtime::Runtime;
+use crate::runtime::{ClosedByFork, Runtime};
 
 /// What is run when the exporter has gone.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -38,6 +39,7 @@ pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
     server: PeerCredentials,
+    _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
     calls: Mutex<Calls>,
     gone: AtomicBool,
@@ -55,7 +57,7 @@ struct Calls {
 
 #[derive(Default)]
 struct Notices {
-    dropped: HashSet<ExportId>,
+    exports: HashMap<ExportId, Arc<ExportNotices>>,
     callbacks: Vec<(u64, GoneCallback)>,
     next: u64,
 }
@@ -81,6 +83,7 @@ impl Link {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
             server,
+            _closed_by_fork: ClosedByFork::new(socket.as_fd()),
             socket,
             calls: Mutex::default(),
             gone: AtomicBool::new(false),
@@ -119,6 +122,7 @@ impl Link {
         if self.is_gone() {
             return Err(self.exporter_gone());
         }
+        runtime.metrics.requests_total.add(1);
         calls.next += 1;
         let request = RequestId(calls.next);
         runtime.poller.arm(self, false);
@@ -189,11 +193,29 @@ impl Link {
         }
     }
 
+    /// Leases that nobody uses go back, on the worker's thread; one that begins just now looks for itself.
+    fn hear(&self, export: ExportId, notice: impl FnOnce(&ExportNotices)) {
+        let Some(notices) = self.lock_notices().exports.get(&export).cloned() else { return };
+        notice(&notices);
+        self.close_idle(notices.leases());
+    }
+
+    fn close_idle(&self, leases: Vec<LeaseKey>) {
+        let Ok(runtime) = Runtime::get() else { return };
+        if !leases.is_empty() {
+            runtime.worker.submit(move || leases.iter().for_each(|lease| runtime.imports.close_idle(lease)));
+        }
+    }
+
     /// A message that answers nobody who still waits.
     fn take_notice(&self, calls: &mut Calls, reply: Reply) -> Result<()> {
         match reply {
             Reply::Dropped { export } => {
-                self.lock_notices().dropped.insert(export);
+                self.hear(export, ExportNotices::drop_export);
+                Ok(())
+            }
+            Reply::Recall { export } => {
+                self.hear(export, ExportNotices::recall);
                 Ok(())
             }
             // Its descriptors were closed with the packet.
@@ -269,7 +291,11 @@ impl Link {
     pub(crate) fn mark_gone(&self) -> Error {
         if !self.gone.swap(true, Ordering::AcqRel) {
             tracing::debug!(pid = self.exporter.pid, "an exporter has gone");
-            let callbacks = std::mem::take(&mut self.lock_notices().callbacks);
+            let (callbacks, exports) = {
+                let mut notices = self.lock_notices();
+                (std::mem::take(&mut notices.callbacks), std::mem::take(&mut notices.exports))
+            };
+            self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());
             for (_, callback) in callbacks {
                 self.run(callback);
             }
@@ -306,14 +332,21 @@ impl Link {
         self.lock_notices().callbacks.retain(|(known, _)| *known != id);
     }
 
-    /// Has the exporter said that it dropped this export?
-    pub(crate) fn has_dropped(&self, export: ExportId) -> bool {
-        self.lock_notices().dropped.contains(&export)
+    /// From now on notices about the lease's export are kept for it.
+    pub(crate) fn expect_notices(&self, lease: &LeaseKey) -> Arc<ExportNotices> {
+        // Under the lock, so that they are not forgotten in between.
+        let mut all = self.lock_notices();
+        let notices = all.exports.entry(lease.export()).or_default();
+        notices.add(lease);
+        Arc::clone(notices)
     }
 
-    /// The last lease on this export has ended.
-    pub(crate) fn forget_dropped(&self, export: ExportId) {
-        self.lock_notices().dropped.remove(&export);
+    /// A lease on the export has ended; the notices go with the last.
+    pub(crate) fn forget_notices(&self, lease: &LeaseKey) {
+        let mut all = self.lock_notices();
+        if all.exports.get(&lease.export()).is_some_and(|notices| notices.remove(lease)) {
+            all.exports.remove(&lease.export());
+        }
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -12,6 +12,7 @@
 mod address;
 mod allow;
 mod link;
+mod notices;
 mod poller;
 mod protocol;
 mod served;
@@ -23,7 +24,8 @@ pub use allow::AllowList;
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub(crate) use link::{Deadline, GoneCallback, Link};
-pub(crate) use poller::{ConnectionId, Poller};
+pub(crate) use notices::ExportNotices;
+pub(crate) use poller::{ConnectionId, Notice, Poller};
 pub(crate) use protocol::{AllocationId, Grant, Refusal};
 pub(crate) use socket::{MAX_FDS, PeerCredentials};
 pub(crate) use token::Token;

@@ -21,7 +21,7 @@ use super::token::random_bytes;
 use super::{BrokerAddress, MAX_ADDRESS_BYTES};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
-use crate::runtime::{Runtime, spawn_without_signals};
+use crate::runtime::{ClosedByFork, Runtime, spawn_without_signals};
 
 /// Pending connections that the kernel keeps for us.
 const BACKLOG: i32 = 128;
@@ -30,8 +30,17 @@ const BACKLOG: i32 = 128;
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Tells connections apart; never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ConnectionId(u64);
+
+/// What importers are told unasked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Notice {
+    /// The export has been dropped.
+    Dropped,
+    /// The exporter waits until nobody holds the export.
+    Recall,
+}
 
 /// The poller, seen from the other threads.
 #[derive(Default)]
@@ -55,7 +64,7 @@ enum Command {
     Listen(OwnedFd, Option<PathBuf>),
     Watch(Arc<Link>, Option<OwnedFd>),
     Unwatch(u64),
-    NotifyDropped(ExportId, Vec<ConnectionId>),
+    Notify(Notice, ExportId, Vec<ConnectionId>),
 }
 
 impl Poller {
@@ -100,10 +109,10 @@ impl Poller {
         }
     }
 
-    /// Tells importers that an export has been dropped.
-    pub(crate) fn notify_dropped(&self, export: ExportId, connections: Vec<ConnectionId>) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::NotifyDropped(export, connections));
+    /// Tells importers something about an export.
+    pub(crate) fn notify(&self, notice: Notice, export: ExportId, connections: Vec<ConnectionId>) {
+        if let Some(started) = self.lock().as_ref().filter(|_| !connections.is_empty()) {
+            started.shared.command(Command::Notify(notice, export, connections));
         }
     }
 
@@ -188,12 +197,18 @@ const WAKE: u64 = 0;
 pub(super) const LINK_BIT: u64 = 1 << 63;
 
 enum Source {
-    Listener(OwnedFd, #[allow(dead_code, reason = "removes the socket's file")] Option<SocketFile>),
+    Listener(Listener),
     Served(Served),
     /// The process behind a connection.
     ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
     /// The process behind a link.
     LinkProcess(Arc<Link>, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
+}
+
+struct Listener {
+    _closed_by_fork: ClosedByFork,
+    socket: OwnedFd,
+    _file: Option<SocketFile>,
 }
 
 /// Removes the socket's file when its listener goes.
@@ -292,7 +307,12 @@ impl Loop {
                 Command::Listen(listener, file) => {
                     let id = self.take_id();
                     if self.add(listener.as_fd(), id, EventFlags::IN) {
-                        self.sources.insert(id, Source::Listener(listener, file.map(SocketFile)));
+                        let listener = Listener {
+                            _closed_by_fork: ClosedByFork::new(listener.as_fd()),
+                            socket: listener,
+                            _file: file.map(SocketFile),
+                        };
+                        self.sources.insert(id, Source::Listener(listener));
                     }
                 }
                 Command::Watch(link, process) => self.watch(link, process),
@@ -301,10 +321,14 @@ impl Loop {
                         self.sources.remove(&process);
                     }
                 }
-                Command::NotifyDropped(export, connections) => {
+                Command::Notify(notice, export, connections) => {
                     for ConnectionId(id) in connections {
                         if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-                            let next = served.send(&Reply::Dropped { export }, &[]);
+                            let message = match notice {
+                                Notice::Dropped => Reply::Dropped { export },
+                                Notice::Recall => Reply::Recall { export },
+                            };
+                            let next = served.send(&message, &[]);
                             self.after(id, next);
                         }
                     }
@@ -332,7 +356,7 @@ impl Loop {
     }
 
     fn accept(&mut self, listener: u64) {
-        let Some(Source::Listener(socket, _)) = self.sources.get(&listener) else { return };
+        let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) else { return };
         let accepted = rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let Ok(accepted) = accepted else { return };
         let connections = self.sources.values().filter(|source| matches!(source, Source::Served(_))).count();

@@ -47,6 +47,8 @@ pub(crate) enum Reply {
     Refused { request: RequestId, refusal: Refusal },
     /// The exporter has dropped an export that this importer holds a lease on.
     Dropped { export: ExportId },
+    /// The exporter waits until nobody holds the export: leases that are kept unused go back, from now on at once.
+    Recall { export: ExportId },
 }
 
 /// Tells answers apart; the importer counts them.
@@ -62,6 +64,8 @@ pub(crate) struct Grant {
     pub(crate) handles: Vec<WireHandle>,
     /// The vendor's handle of the event that says when the bytes have been written.
     pub(crate) ready: Option<Vec<u8>>,
+    /// May the importer keep the lease while nobody uses it?
+    pub(crate) keep: bool,
 }
 
 /// The handle of one allocation.

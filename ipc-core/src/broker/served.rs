@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::export::{ExportTable, Importer, OpenRequest};
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
+use crate::runtime::ClosedByFork;
 
 /// How long a peer may stay connected without having said hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -37,6 +38,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Served {
     id: ConnectionId,
+    _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
     peer: PeerCredentials,
     program: Option<String>,
@@ -51,6 +53,7 @@ impl Served {
     pub(super) fn new(id: ConnectionId, socket: OwnedFd, peer: PeerCredentials) -> Self {
         Self {
             id,
+            _closed_by_fork: ClosedByFork::new(socket.as_fd()),
             socket,
             peer,
             program: None,
@@ -142,7 +145,8 @@ impl Served {
                         }
                         let ready =
                             granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
-                        let grant = Grant { request, lease: granted.lease, handles, ready };
+                        let grant =
+                            Grant { request, lease: granted.lease, handles, ready, keep: granted.keep };
                         self.send(&Reply::Grant(grant), &fds)
                     }
                     Err(refusal) => {

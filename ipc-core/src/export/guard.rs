@@ -59,13 +59,41 @@ impl Export {
     /// [`Error::StillHeld`] when the time is over. The export has ended all the same: it can no longer be opened, and
     /// its owner is dropped after the last holder.
     pub fn close(self, timeout: Duration) -> Result<()> {
+        self.close_with(timeout, Hanging::Keep)
+    }
+
+    /// As [`close`](Self::close), with a choice of what becomes of the memory when somebody still holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
+    /// [`Error::Unsupported`], at once, for [`Hanging::FreeAnyway`] with handles whose importers pin the memory.
+    pub fn close_with(self, timeout: Duration, hanging: Hanging) -> Result<()> {
         self.owner.check()?;
         let runtime = Runtime::get()?;
         let export = self.descriptor.export;
+        if hanging == Hanging::FreeAnyway {
+            runtime.exports.check_revokes(export)?;
+        }
         drop(self);
         let waited = runtime.exports.wait_retired(export, Deadline::after(timeout).at);
-        waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
+        waited.map_err(|holders| {
+            if hanging == Hanging::FreeAnyway {
+                runtime.exports.end_leases(export);
+            }
+            Error::StillHeld { after: timeout, holders }
+        })
     }
+}
+
+/// What becomes of memory that somebody still holds when the time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hanging {
+    /// It stays until the last of them has let go.
+    Keep,
+    /// It is freed. Only for kinds of handle whose importers lose their mappings then
+    /// ([`Lifetime::Revokes`](crate::Lifetime::Revokes)); their work that still uses it fails.
+    FreeAnyway,
 }
 
 impl Drop for Export {

@@ -4,7 +4,7 @@ mod guard;
 mod share;
 mod table;
 
-pub use guard::Export;
+pub use guard::{Export, Hanging};
 pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use share::check_backend;

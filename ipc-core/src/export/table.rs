@@ -6,12 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use crate::address::{DeviceRange, Extent};
-use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes};
-use crate::broker::{AllocationId, AllowList, ConnectionId, PeerCredentials, Refusal, Token};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes, Lifetime};
+use crate::broker::{AllocationId, AllowList, ConnectionId, Notice, PeerCredentials, Refusal, Token};
 use crate::descriptor::ExportId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::{Holder, Holders, LeaseId};
-use crate::runtime::Runtime;
+use crate::runtime::{Metrics, Runtime};
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -39,6 +39,8 @@ struct Entry {
     leases: HashMap<LeaseId, Lease>,
     opened: u64,
     dropped: bool,
+    /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
+    recalled: bool,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
 }
@@ -98,6 +100,7 @@ pub(crate) struct OpenRequest {
 /// A lease that has begun, for a process of its own.
 pub(crate) struct Granted {
     pub(crate) lease: LeaseId,
+    pub(crate) keep: bool,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -145,8 +148,14 @@ impl ExportTable {
             leases: HashMap::new(),
             opened: 0,
             dropped: false,
+            recalled: false,
             shared: Some(Arc::new(new.shared)),
         };
+        metrics(|metrics| {
+            metrics.exports_total.add(1);
+            metrics.exports.add(1);
+            metrics.exported_bytes.add(entry.region.len);
+        });
         state.exports.insert(id, entry);
         id
     }
@@ -154,9 +163,10 @@ impl ExportTable {
     /// Begins a lease for another process, or says why not.
     pub(crate) fn grant(&self, request: OpenRequest, importer: Importer) -> Result<Granted, Refusal> {
         let mut state = self.lock();
-        let (lease, entry) = state.begin_lease(&request, importer)?;
+        let begun = state.begin_lease(&request, importer);
+        let (lease, entry) = begun.inspect_err(|_| metrics(|metrics| metrics.refusals_total.add(1)))?;
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
-        Ok(Granted { lease, shared: Arc::clone(shared) })
+        Ok(Granted { lease, keep: !entry.recalled, shared: Arc::clone(shared) })
     }
 
     /// Begins a lease in this very process.
@@ -180,7 +190,9 @@ impl ExportTable {
     pub(crate) fn release(&self, export: ExportId, lease: LeaseId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        entry.leases.remove(&lease);
+        if entry.leases.remove(&lease).is_some() {
+            metrics(|metrics| metrics.leases.subtract(1));
+        }
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
     }
@@ -192,13 +204,11 @@ impl ExportTable {
         if std::mem::replace(&mut entry.dropped, true) {
             return;
         }
-        let connections: Vec<_> = entry.leases.values().filter_map(|lease| lease.connection).collect();
+        let connections = entry.connections();
         self.retire_if_free(&mut state, export);
         drop(state);
-        if !connections.is_empty()
-            && let Ok(runtime) = Runtime::get()
-        {
-            runtime.poller.notify_dropped(export, connections);
+        if let Ok(runtime) = Runtime::get() {
+            runtime.poller.notify(Notice::Dropped, export, connections);
         }
     }
 
@@ -212,7 +222,10 @@ impl ExportTable {
         runtime.worker.submit(move || {
             drop(shared);
             let mut state = runtime.exports.lock();
-            state.exports.remove(&export);
+            if let Some(entry) = state.exports.remove(&export) {
+                runtime.metrics.exports.subtract(1);
+                runtime.metrics.exported_bytes.subtract(entry.region.len);
+            }
             runtime.exports.changed.notify_all();
         });
     }
@@ -243,11 +256,86 @@ impl ExportTable {
         }
     }
 
+    /// Has importers give back the leases that they do not use, now and from now on.
+    fn recall(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if std::mem::replace(&mut entry.recalled, true) {
+            return;
+        }
+        let connections = entry.connections();
+        drop(state);
+        if let Ok(runtime) = Runtime::get() {
+            runtime.poller.notify(Notice::Recall, export, connections);
+        }
+    }
+
     /// Waits until the export has been opened at least once and nobody holds it any longer.
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
+        self.recall(export);
         self.wait(export, until, |entry| {
             entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty())
         })
+    }
+
+    /// As for a drop of every export.
+    pub(crate) fn drop_all(&self) {
+        let exports: Vec<ExportId> = self.lock().exports.keys().copied().collect();
+        for export in exports {
+            self.drop_export(export);
+        }
+    }
+
+    /// Waits until the owners of all exports have been dropped.
+    pub(crate) fn wait_all_retired(&self, until: Instant) -> Result<(), Holders> {
+        let mut state = self.lock();
+        while !state.exports.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let mut all = Holders::default();
+                for holders in state.exports.values().map(Entry::holders) {
+                    all.now.extend(holders.now);
+                    all.ever += holders.ever;
+                }
+                return Err(all);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Would the importers lose their mappings if the memory were freed?
+    pub(crate) fn check_revokes(&self, export: ExportId) -> Result<()> {
+        let shared = self.lock().exports.get(&export).and_then(|entry| entry.shared.clone());
+        let Some(shared) = shared else { return Ok(()) };
+        for allocation in &shared.allocations {
+            let kind = allocation.exported().kind;
+            let kinds = allocation.backend.handle_kinds();
+            let info = kinds.iter().find(|info| info.kind == kind);
+            if info.is_none_or(|info| info.lifetime != Lifetime::Revokes) {
+                return Err(Error::Unsupported {
+                    backend: allocation.backend.info().name,
+                    what: "free memory that others have open".into(),
+                    why: format!(
+                        "importers of a handle of kind {} pin the memory; end the processes that hold it, or wait",
+                        info.map_or("?", |info| info.name)
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the leases away from those who still hold them.
+    pub(crate) fn end_leases(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        let ended = entry.leases.len();
+        entry.leases.clear();
+        tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
+        metrics(|metrics| metrics.leases.subtract(ended as u64));
+        self.retire_if_free(&mut state, export);
+        self.changed.notify_all();
     }
 
     /// Waits until a dropped export's owner has been dropped.
@@ -289,11 +377,28 @@ impl State {
         };
         entry.leases.insert(lease, Lease { holder, connection: importer.connection });
         entry.opened += 1;
+        metrics(|metrics| {
+            metrics.leases_total.add(1);
+            metrics.leases.add(1);
+        });
         Ok((lease, entry))
     }
 }
 
+fn metrics(count: impl FnOnce(&Metrics)) {
+    if let Some(runtime) = Runtime::existing() {
+        count(&runtime.metrics);
+    }
+}
+
 impl Entry {
+    fn connections(&self) -> Vec<ConnectionId> {
+        let mut connections: Vec<_> = self.leases.values().filter_map(|lease| lease.connection).collect();
+        connections.sort_unstable();
+        connections.dedup();
+        connections
+    }
+
     fn holders(&self) -> Holders {
         let mut now: Vec<Holder> = self.leases.values().map(|lease| lease.holder.clone()).collect();
         now.sort_by_key(|holder| holder.since);

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code, reason = "views are made of the range that this guard keeps mapped")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::table::{Lease, LeaseKey};
@@ -21,9 +21,6 @@ use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Element, LayoutError, TensorLayout};
 
-/// How long the worker waits for a stream that a mapping was released on, before it says so and waits on.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
-
 /// Memory of another process, opened on a device of this one.
 ///
 /// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream, and a
@@ -34,7 +31,7 @@ pub struct Mapping {
     owner: Owner,
     /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
     seen_ready: AtomicBool,
-    callbacks: std::sync::Mutex<Vec<u64>>,
+    callbacks: Mutex<Vec<u64>>,
 }
 
 #[derive(Debug)]
@@ -71,7 +68,7 @@ impl Mapping {
             parts: Some(parts),
             owner: Owner::current(),
             seen_ready: AtomicBool::new(false),
-            callbacks: std::sync::Mutex::default(),
+            callbacks: Mutex::default(),
         }
     }
 
@@ -202,6 +199,9 @@ impl Mapping {
 
     fn viewable<T: Element>(&self, stream: BorrowedStream<'_>) -> Result<DeviceRange> {
         self.owner.check()?;
+        if let Hold::Remote(_, lease) = &self.parts().hold {
+            lease.check()?;
+        }
         self.check_stream(stream)?;
         let range = match self.layout() {
             Some(layout) if layout.dtype() != T::DTYPE => {
@@ -236,7 +236,7 @@ impl Mapping {
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
             let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
-            self.callbacks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(id);
+            self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
     }
 
@@ -258,60 +258,49 @@ impl Mapping {
         }
         let event = backend.create_event(stream.device())?;
         event.record(stream)?;
-        self.end(move |_, _| wait_patiently(&*event));
+        if let Some((runtime, parts)) = self.take_for_end() {
+            runtime.worker.submit_when(event, move || parts.let_go(runtime));
+        }
         Ok(())
     }
 
-    /// Hands everything to the worker, which closes once `finished` has returned.
-    fn end(&mut self, finished: impl FnOnce(&dyn DeviceIpc, DeviceOrdinal) + Send + 'static) {
-        let Some(parts) = self.parts.take() else { return };
+    /// Everything that has to be let go of, on the worker's thread, once device work has finished.
+    fn take_for_end(&mut self) -> Option<(&'static Runtime, MappingParts)> {
+        let parts = self.parts.take()?;
         let Some(runtime) = Runtime::of_guard(&self.owner) else {
             // A forked child: the driver's state is the parent's.
             std::mem::forget(parts);
-            return;
+            return None;
         };
         if let Hold::Remote(_, lease) = &parts.hold {
-            for id in
-                std::mem::take(self.callbacks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner))
-            {
+            for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
         }
-        runtime.worker.submit(move || {
-            finished(&*parts.backend, parts.range.device);
-            match parts.hold {
-                Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
-                Hold::Local(lease, shared) => {
-                    drop(shared);
-                    runtime.exports.release(parts.descriptor.export, lease);
-                }
+        Some((runtime, parts))
+    }
+}
+
+impl MappingParts {
+    fn let_go(self, runtime: &'static Runtime) {
+        match self.hold {
+            Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
+            Hold::Local(lease, shared) => {
+                drop(shared);
+                runtime.exports.release(self.descriptor.export, lease);
             }
-        });
+        }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.end(|backend, device| {
-            if let Err(error) = backend.synchronize_device(device) {
+        let Some((runtime, parts)) = self.take_for_end() else { return };
+        runtime.worker.submit(move || {
+            if let Err(error) = parts.backend.synchronize_device(parts.range.device) {
                 tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
             }
+            parts.let_go(runtime);
         });
-    }
-}
-
-fn wait_patiently(event: &dyn DeviceEvent) {
-    loop {
-        match event.synchronize(RELEASE_PATIENCE) {
-            Ok(()) => return,
-            Err(Error::Timeout { .. }) => tracing::warn!(
-                seconds = RELEASE_PATIENCE.as_secs(),
-                "a mapping was released on a stream that has not got there yet; its memory stays open"
-            ),
-            Err(error) => {
-                tracing::warn!(%error, "a stream that a mapping was released on cannot be waited for");
-                return;
-            }
-        }
     }
 }

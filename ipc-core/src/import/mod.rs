@@ -1,11 +1,12 @@
 //! The importer's side: what is open here, how it is opened, and the guard.
 
+mod cache;
 mod mapping;
 mod open;
-mod slots;
 mod table;
 
+pub use cache::CacheLimits;
 pub use mapping::Mapping;
 pub use open::OpenBuilder;
 
-pub(crate) use table::ImportTable;
+pub(crate) use table::{ImportTable, LeaseKey};

@@ -131,7 +131,7 @@ impl<'a> OpenBuilder<'a> {
             let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline };
             let (key, lease) = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
-            let mapped = lease.mapped();
+            let mapped = lease.mapped;
             let mapping = Mapping::new(parts(mapped, Hold::Remote(key, lease)));
             mapping.narrowed()?
         };

@@ -1,17 +1,18 @@
 //! What this process has open of others: the links to their brokers, the leases, the driver's mappings.
 //!
-//! A lease is held once for an export, device and access, however many mappings there are of it: the second open costs
-//! neither a message nor a driver call. The driver's mapping is held once for the allocations, device and access: another
-//! export of an allocation that is open costs a message and no driver call.
+//! A lease is held once for an export, device and access, however many mappings there are of it, and for a while after
+//! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
+//! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::slots::Slots;
+use super::cache::{Cache, CacheLimits, Cached};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
-use crate::broker::{AllocationId, AllowList, Deadline, Grant, Link, Token};
+use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Grant, Link, Token};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
@@ -23,18 +24,25 @@ use crate::runtime::Runtime;
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
     links: Mutex<HashMap<ProcessIdentity, Arc<LinkSlot>>>,
-    leases: Slots<LeaseKey, Lease>,
-    ranges: Slots<RangeKey, OpenRange>,
+    leases: Cache<LeaseKey, Lease>,
+    ranges: Cache<RangeKey, OpenRange>,
 }
 
 /// Held while the link is being made, so that an exporter that does not answer delays no other one's opens.
 type LinkSlot = Mutex<Option<Arc<Link>>>;
 
+/// What a lease is found by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LeaseKey {
+pub(crate) struct LeaseKey {
     exporter: ProcessIdentity,
     export: ExportId,
     on: OnDevice,
+}
+
+impl LeaseKey {
+    pub(crate) fn export(&self) -> ExportId {
+        self.export
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,18 +64,24 @@ struct OnDevice {
 #[derive(Debug)]
 pub(super) struct Lease {
     id: LeaseId,
-    export: ExportId,
+    key: LeaseKey,
     token: Token,
     pub(super) link: Arc<Link>,
-    range: Option<(RangeKey, Arc<OpenRange>)>,
-    pub(super) ready: Option<Box<dyn DeviceEvent>>,
+    notices: Arc<ExportNotices>,
+    /// The allocations as the driver mapped them.
+    pub(super) mapped: DeviceRange,
+    pub(super) ready: Option<Arc<dyn DeviceEvent>>,
+    /// `None` once it has been closed: at the lease's end, or by force after the exporter's.
+    range: Mutex<Option<(RangeKey, Arc<OpenRange>)>>,
+    /// The driver's mapping was closed while mappings were still alive.
+    revoked: AtomicBool,
 }
 
 /// The driver's mapping.
 #[derive(Debug)]
 struct OpenRange {
     backend: Arc<dyn DeviceIpc>,
-    opened: Option<Opened>,
+    opened: Mutex<Option<Opened>>,
     range: DeviceRange,
 }
 
@@ -83,15 +97,52 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Lease {
-    /// The allocations as the driver mapped them.
-    pub(super) fn mapped(&self) -> DeviceRange {
-        self.range.as_ref().expect("taken when the lease ends").1.range
+    /// May the mappings of this lease still be used?
+    pub(super) fn check(&self) -> Result<()> {
+        if self.revoked.load(Ordering::Acquire) { Err(self.link.exporter_gone()) } else { Ok(()) }
+    }
+
+    /// May it be used by newcomers?
+    fn check_for_newcomers(&self, descriptor: &Descriptor) -> Result<()> {
+        let pid = self.key.exporter.pid;
+        if self.link.is_gone() {
+            return Err(self.link.exporter_gone());
+        }
+        if self.notices.is_dropped() {
+            return Err(Error::ExportDropped { pid });
+        }
+        if self.token != descriptor.token {
+            return Err(Error::wrong_token(pid));
+        }
+        Ok(())
+    }
+}
+
+impl Cached for Lease {
+    fn may_be_kept(&self) -> bool {
+        self.notices.may_keep() && !self.link.is_gone()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.mapped.len
+    }
+}
+
+impl Cached for OpenRange {
+    /// The leases are what is kept; a mapping without any is of no use.
+    fn may_be_kept(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self) -> u64 {
+        self.range.len
     }
 }
 
 impl ImportTable {
     /// A hold on the lease of the descriptor's export, begun unless there is one already.
     pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<(LeaseKey, Arc<Lease>)> {
+        let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
         let on = OnDevice {
             backend: Arc::as_ptr(wanted.backend).cast::<()>() as usize,
@@ -99,30 +150,62 @@ impl ImportTable {
             access: wanted.access,
         };
         let key = LeaseKey { exporter: descriptor.exporter, export: descriptor.export, on };
-        let lease = self.leases.acquire(&key, wanted.deadline, || self.begin(wanted, on))?;
-        // A lease that was there already may be one that the exporter has ended for newcomers.
-        let pid = descriptor.exporter.pid;
-        let ended = if lease.link.is_gone() {
-            Err(Error::ExporterGone { pid })
-        } else if lease.link.has_dropped(descriptor.export) {
-            Err(Error::ExportDropped { pid })
-        } else if lease.token != descriptor.token {
-            Err(Error::wrong_token(pid))
-        } else {
-            Ok(())
-        };
-        match ended {
-            Ok(()) => Ok((key, lease)),
-            Err(error) => {
-                Runtime::get()?.worker.submit(move || self.release(&key, lease));
-                Err(error)
+        let open = || self.begin(wanted, &key);
+        let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
+        runtime.metrics.opens_total.add(1);
+        if was_open {
+            runtime.metrics.cache_hits_total.add(1);
+            if let Err(error) = lease.check_for_newcomers(descriptor) {
+                runtime.worker.submit(move || self.release(&key, lease));
+                return Err(error);
             }
+        }
+        Ok((key, lease))
+    }
+
+    /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
+    pub(super) fn release(&self, key: &LeaseKey, lease: Arc<Lease>) {
+        self.leases.release(key, lease, |lease| self.end(lease));
+    }
+
+    /// Closes a lease that nobody uses.
+    pub(crate) fn close_idle(&self, key: &LeaseKey) {
+        self.leases.close_idle(key, |lease| self.end(lease));
+    }
+
+    /// Closes everything that nobody uses.
+    pub(crate) fn close_all_idle(&self) {
+        for key in self.leases.idle_keys() {
+            self.close_idle(&key);
         }
     }
 
-    /// Lets go of a hold. The last one closes the driver's mapping and gives the lease back; it may block.
-    pub(super) fn release(&self, key: &LeaseKey, lease: Arc<Lease>) {
-        self.leases.release(key, lease, |lease| self.end(lease));
+    pub(crate) fn set_limits(&self, limits: CacheLimits) {
+        self.leases.set_limits(limits, |lease| self.end(lease));
+    }
+
+    /// Closes the driver's mappings of an exporter's memory, those in use too. How many there were in use.
+    pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
+        for key in self.leases.idle_keys() {
+            if key.exporter == *exporter {
+                self.close_idle(&key);
+            }
+        }
+        let mut closed = 0;
+        for lease in self.leases.live() {
+            if lease.key.exporter == *exporter
+                && !lease.revoked.swap(true, Ordering::AcqRel)
+                && let Some((key, range)) = lease.lock_range().take()
+            {
+                let synchronized = range.backend.synchronize_device(range.range.device);
+                if let Err(error) = synchronized {
+                    tracing::warn!(%error, "the device could not be waited for before its mappings were closed");
+                }
+                self.ranges.release(&key, range, OpenRange::close);
+                closed += 1;
+            }
+        }
+        closed
     }
 
     /// Does this range lie in memory of another process?
@@ -134,16 +217,26 @@ impl ImportTable {
         self.ranges.any(overlaps)
     }
 
-    fn begin(&self, wanted: &Wanted<'_>, on: OnDevice) -> Result<Lease> {
+    fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
         let descriptor = wanted.descriptor;
         let link = self.link(descriptor, wanted.allow, wanted.deadline)?;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
-        let (grant, fds) =
-            link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline)?;
-        let id = grant.lease;
-        let begun = self.open_granted(wanted, on, &link, grant, fds);
+        // Before the lease begins, so that no notice about it is missed.
+        let notices = link.expect_notices(key);
+        let granted = link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline);
+        let begun = granted.and_then(|(grant, fds)| {
+            if !grant.keep {
+                notices.recall();
+            }
+            let id = grant.lease;
+            let begun = self.open_granted(wanted, key, &link, notices, grant, fds);
+            if begun.is_err() {
+                link.release(id);
+            }
+            begun
+        });
         if begun.is_err() {
-            link.release(id);
+            link.forget_notices(key);
         }
         begun
     }
@@ -151,15 +244,15 @@ impl ImportTable {
     fn open_granted(
         &self,
         wanted: &Wanted<'_>,
-        on: OnDevice,
+        lease_key: &LeaseKey,
         link: &Arc<Link>,
+        notices: Arc<ExportNotices>,
         grant: Grant,
         fds: Vec<OwnedFd>,
     ) -> Result<Lease> {
         check_grant(wanted.descriptor, &grant, fds.len())?;
-        let exporter = wanted.descriptor.exporter;
         let allocations = grant.handles.iter().map(|handle| handle.allocation).collect();
-        let key = RangeKey { exporter, allocations, on };
+        let key = RangeKey { exporter: lease_key.exporter, allocations, on: lease_key.on };
         let mut fds = fds.into_iter();
         let handles = grant.handles.into_iter().map(|handle| ReceivedHandle {
             kind: handle.kind,
@@ -169,41 +262,43 @@ impl ImportTable {
             generation: handle.generation,
             home: wanted.home,
         });
-        let range = self.ranges.acquire(&key, wanted.deadline, || {
+        let open = || {
             let opened = wanted.backend.open(handles.collect(), wanted.device, wanted.access)?;
-            Ok(OpenRange { backend: Arc::clone(wanted.backend), range: opened.range, opened: Some(opened) })
-        })?;
-        let mut lease = Lease {
+            if let Some(runtime) = Runtime::existing() {
+                runtime.metrics.driver_opens_total.add(1);
+                runtime.metrics.mapped_bytes.add(opened.range.len);
+            }
+            let (backend, range) = (Arc::clone(wanted.backend), opened.range);
+            Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
+        };
+        let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close)?;
+        let ready = grant.ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose();
+        let ready = match ready {
+            Ok(ready) => ready.map(Arc::from),
+            Err(error) => {
+                self.ranges.release(&key, range, OpenRange::close);
+                return Err(error);
+            }
+        };
+        Ok(Lease {
             id: grant.lease,
-            export: wanted.descriptor.export,
+            key: lease_key.clone(),
             token: wanted.descriptor.token,
             link: Arc::clone(link),
-            range: Some((key, range)),
-            ready: None,
-        };
-        match grant.ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose() {
-            Ok(ready) => {
-                lease.ready = ready;
-                Ok(lease)
-            }
-            Err(error) => {
-                self.close_range(&mut lease);
-                Err(error)
-            }
-        }
+            notices,
+            mapped: range.range,
+            ready,
+            range: Mutex::new(Some((key, range))),
+            revoked: AtomicBool::new(false),
+        })
     }
 
-    fn end(&self, mut lease: Lease) {
-        drop(lease.ready.take());
-        self.close_range(&mut lease);
-        lease.link.release(lease.id);
-        lease.link.forget_dropped(lease.export);
-    }
-
-    fn close_range(&self, lease: &mut Lease) {
-        if let Some((key, range)) = lease.range.take() {
+    fn end(&self, lease: &Lease) {
+        if let Some((key, range)) = lease.lock_range().take() {
             self.ranges.release(&key, range, OpenRange::close);
         }
+        lease.link.release(lease.id);
+        lease.link.forget_notices(&lease.key);
     }
 
     /// The link to the descriptor's exporter, connected unless there is one already.
@@ -229,11 +324,20 @@ impl ImportTable {
     }
 }
 
+impl Lease {
+    fn lock_range(&self) -> MutexGuard<'_, Option<(RangeKey, Arc<OpenRange>)>> {
+        self.range.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl OpenRange {
-    fn close(mut self) {
-        if let Some(opened) = self.opened.take()
-            && let Err(error) = self.backend.close(opened)
-        {
+    fn close(&self) {
+        let Some(opened) = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.driver_closes_total.add(1);
+            runtime.metrics.mapped_bytes.subtract(self.range.len);
+        }
+        if let Err(error) = self.backend.close(opened) {
             tracing::warn!(%error, "a mapping could not be closed");
         }
     }

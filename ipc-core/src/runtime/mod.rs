@@ -4,11 +4,17 @@
 //! when they are first needed. At most two: the *poller* ([`crate::broker`]), which never calls a driver, runs user
 //! code or blocks on a send, and the *worker*, which does what may block.
 
+mod fork;
+mod metrics;
 mod thread;
 mod worker;
 
 use std::sync::OnceLock;
 
+pub use metrics::Counters;
+
+pub(crate) use fork::ClosedByFork;
+pub(crate) use metrics::Metrics;
 pub(crate) use thread::spawn_without_signals;
 pub(crate) use worker::Worker;
 
@@ -18,11 +24,14 @@ use crate::export::ExportTable;
 use crate::import::ImportTable;
 use crate::process::{Owner, ProcessIdentity};
 
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
 /// The process-wide state.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     owner: Owner,
     pub(crate) identity: ProcessIdentity,
+    pub(crate) metrics: Metrics,
     pub(crate) worker: Worker,
     pub(crate) poller: Poller,
     pub(crate) exports: ExportTable,
@@ -36,7 +45,6 @@ impl Runtime {
     ///
     /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process that made it.
     pub(crate) fn get() -> Result<&'static Self> {
-        static RUNTIME: OnceLock<Runtime> = OnceLock::new();
         if let Some(runtime) = RUNTIME.get() {
             runtime.owner.check()?;
             return Ok(runtime);
@@ -45,11 +53,22 @@ impl Runtime {
         Ok(RUNTIME.get_or_init(|| Self {
             owner: Owner::current(),
             identity,
+            metrics: Metrics::default(),
             worker: Worker::default(),
             poller: Poller::default(),
             exports: ExportTable::default(),
             imports: ImportTable::default(),
         }))
+    }
+
+    /// The state, where this process has any.
+    pub(crate) fn existing() -> Option<&'static Self> {
+        RUNTIME.get().filter(|runtime| runtime.owner.is_here())
+    }
+
+    /// Is there state that belongs to the process that this one was forked from?
+    pub(crate) fn is_the_parents() -> bool {
+        RUNTIME.get().is_some_and(|runtime| !runtime.owner.is_here())
     }
 
     /// The state, from a guard that holds something of it. `None` in a forked child, where guards do nothing.

@@ -2,51 +2,150 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::thread::spawn_without_signals;
+use crate::backend::DeviceEvent;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs jobs one after the other on a thread of its own, started at the first of them.
+/// How often an event that a job waits for is looked at: from this, doubling up to [`SELDOM`].
+const OFTEN: Duration = Duration::from_micros(20);
+const SELDOM: Duration = Duration::from_millis(1);
+
+/// After how long a job that still waits for its event is worth a warning.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs jobs one after the other on a thread of its own, started at the first of them. A job that waits for an event
+/// holds up no other one.
 #[derive(Default)]
 pub(crate) struct Worker {
-    jobs: Mutex<Option<Sender<Job>>>,
+    tasks: Mutex<Option<Sender<Task>>>,
+}
+
+enum Task {
+    Now(Job),
+    When(Waiting),
+}
+
+struct Waiting {
+    event: Box<dyn DeviceEvent>,
+    job: Job,
+    since: Instant,
+    warned: bool,
 }
 
 impl Worker {
     /// Hands a job over. A job that panics does not stop those behind it.
     pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let job: Job = Box::new(job);
-        let job = match jobs.as_ref() {
-            Some(sender) => match sender.send(job) {
-                Ok(()) => return,
-                Err(unsent) => unsent.0,
-            },
-            None => job,
-        };
-        let (sender, receiver) = channel::<Job>();
-        let body = move || {
-            for job in receiver {
-                if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                    tracing::error!("a job of the device-ipc worker panicked");
+        self.send(Task::Now(Box::new(job)));
+    }
+
+    /// Hands a job over that is run once the event has been reached; the event is dropped before it.
+    pub(crate) fn submit_when(&self, event: Box<dyn DeviceEvent>, job: impl FnOnce() + Send + 'static) {
+        let job = Box::new(job);
+        self.send(Task::When(Waiting { event, job, since: Instant::now(), warned: false }));
+    }
+
+    /// Waits until everything that was submitted before has been run. False when the time was over first.
+    pub(crate) fn flush(&self, timeout: Duration) -> bool {
+        let (done, finished) = channel();
+        self.submit(move || {
+            // Nobody listens once the time is over.
+            let _ = done.send(());
+        });
+        finished.recv_timeout(timeout).is_ok()
+    }
+
+    fn send(&self, task: Task) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        if tasks.is_none() {
+            let (sender, receiver) = channel();
+            match spawn_without_signals("device-ipc-work", move || work(&receiver)) {
+                Ok(()) => *tasks = Some(sender),
+                Err(error) => {
+                    tracing::error!(%error, "no thread can be started; the caller's does what may block");
+                    drop(tasks);
+                    return task.run_here();
                 }
             }
-        };
-        match spawn_without_signals("device-ipc-work", body) {
-            Ok(()) => {
-                // The receiver lives in the thread that was just started.
-                let _ = sender.send(job);
-                *jobs = Some(sender);
-            }
-            Err(error) => {
-                tracing::error!(%error, "no thread could be started; the job runs on the caller's");
-                drop(jobs);
-                job();
+        }
+        if let Some(sender) = tasks.as_ref() {
+            // The thread ends with the process only, so somebody listens.
+            let _ = sender.send(task);
+        }
+    }
+}
+
+impl Task {
+    fn run_here(self) {
+        match self {
+            Self::Now(job) => run(job),
+            Self::When(mut waiting) => {
+                while !waiting.is_over() {
+                    std::thread::sleep(SELDOM);
+                }
+                waiting.finish();
             }
         }
+    }
+}
+
+impl Waiting {
+    /// Has the event been reached, or can that never be told?
+    fn is_over(&mut self) -> bool {
+        if !self.warned && self.since.elapsed() > PATIENCE {
+            self.warned = true;
+            tracing::warn!(
+                seconds = PATIENCE.as_secs(),
+                "memory was released on a stream that has not got there yet; it stays open"
+            );
+        }
+        match self.event.query() {
+            Ok(reached) => reached,
+            Err(error) => {
+                tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
+                true
+            }
+        }
+    }
+
+    fn finish(self) {
+        drop(self.event);
+        run(self.job);
+    }
+}
+
+/// The worker's thread.
+fn work(tasks: &Receiver<Task>) {
+    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut pause = OFTEN;
+    loop {
+        let task = if waiting.is_empty() {
+            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            tasks.recv_timeout(pause)
+        };
+        match task {
+            Ok(Task::Now(job)) => run(job),
+            Ok(Task::When(task)) => {
+                waiting.push(task);
+                pause = OFTEN;
+            }
+            Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(SELDOM),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for over in waiting.extract_if(.., Waiting::is_over) {
+            over.finish();
+        }
+    }
+}
+
+fn run(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        tracing::error!("a job of the device-ipc worker panicked");
     }
 }
 
@@ -58,7 +157,38 @@ impl fmt::Debug for Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::backend::HandleBytes;
+    use crate::device::DeviceOrdinal;
+    use crate::error::Result;
+    use crate::stream::BorrowedStream;
+
+    #[derive(Debug, Default)]
+    struct Flag(Arc<AtomicBool>);
+
+    impl DeviceEvent for Flag {
+        fn device(&self) -> DeviceOrdinal {
+            DeviceOrdinal::new(0)
+        }
+        fn export(&self) -> Result<HandleBytes> {
+            Ok(HandleBytes::new([]))
+        }
+        fn record(&self, _: BorrowedStream<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn wait_on(&self, _: BorrowedStream<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn query(&self) -> Result<bool> {
+            Ok(self.0.load(Ordering::SeqCst))
+        }
+        fn synchronize(&self, _: Duration) -> Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn jobs_run_in_order_and_a_panic_does_not_stop_them() {
@@ -76,8 +206,22 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_is_started_before_the_first_job() {
+    fn a_job_that_waits_for_an_event_holds_up_no_other_one() {
         let worker = Worker::default();
-        assert!(worker.jobs.lock().unwrap().is_none());
+        let flag = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = channel();
+        let late = sender.clone();
+        worker.submit_when(Box::new(Flag(Arc::clone(&flag))), move || late.send("late").unwrap());
+        worker.submit(move || sender.send("early").unwrap());
+        assert_eq!(receiver.recv().unwrap(), "early");
+        assert!(worker.flush(Duration::from_secs(10)));
+        assert!(receiver.try_recv().is_err());
+        flag.store(true, Ordering::SeqCst);
+        assert_eq!(receiver.recv().unwrap(), "late");
+    }
+
+    #[test]
+    fn no_thread_is_started_before_the_first_job() {
+        assert!(Worker::default().tasks.lock().unwrap().is_none());
     }
 }

@@ -1,0 +1,51 @@
+//! What an exporter has told about one of its exports, unasked.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::import::LeaseKey;
+
+/// The notices about one export. Shared by the link, which hears them, and the leases, which they concern.
+#[derive(Debug, Default)]
+pub(crate) struct ExportNotices {
+    dropped: AtomicBool,
+    recalled: AtomicBool,
+    leases: Mutex<HashSet<LeaseKey>>,
+}
+
+impl ExportNotices {
+    /// The exporter has dropped the export: no newcomers.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
+    }
+
+    /// May a lease be kept that nobody uses?
+    pub(crate) fn may_keep(&self) -> bool {
+        !self.recalled.load(Ordering::Acquire) && !self.is_dropped()
+    }
+
+    /// The exporter waits for its memory: leases that nobody uses go back.
+    pub(crate) fn recall(&self) {
+        self.recalled.store(true, Ordering::Release);
+    }
+
+    pub(super) fn drop_export(&self) {
+        self.dropped.store(true, Ordering::Release);
+    }
+
+    pub(super) fn add(&self, lease: &LeaseKey) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert(lease.clone());
+    }
+
+    /// Was this the last lease?
+    pub(super) fn remove(&self, lease: &LeaseKey) -> bool {
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.remove(lease);
+        leases.is_empty()
+    }
+
+    pub(super) fn leases(&self) -> Vec<LeaseKey> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}

@@ -1,0 +1,106 @@
+//! What the library has done so far, counted.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+macro_rules! metrics {
+    ($($(#[doc = $doc:literal])+ $kind:ident $name:ident;)*) => {
+        /// Counts that go up, and gauges that go up and down.
+        #[derive(Debug, Default)]
+        pub(crate) struct Metrics {
+            $(pub(crate) $name: Count,)*
+        }
+
+        /// What the library has done so far in this process; see [`counters`](crate::counters).
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[doc = $doc])+ pub $name: u64,)*
+        }
+
+        impl Metrics {
+            pub(crate) fn read(&self) -> Counters {
+                Counters { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl Counters {
+            /// The text format of Prometheus, version 0.0.4.
+            pub fn to_prometheus(&self) -> String {
+                let mut text = String::new();
+                $(
+                    let name = concat!("device_ipc_", stringify!($name));
+                    // Writing into a string cannot fail.
+                    let _ = writeln!(text, "# HELP {name}{}", concat!($($doc),+));
+                    let _ = writeln!(text, concat!("# TYPE {} ", stringify!($kind)), name);
+                    let _ = writeln!(text, "{name} {}", self.$name);
+                )*
+                text
+            }
+        }
+    };
+}
+
+metrics! {
+    /// Exports made.
+    counter exports_total;
+    /// Exports that importers may open, or still hold.
+    gauge exports;
+    /// Bytes of the regions of these exports.
+    gauge exported_bytes;
+    /// Leases begun by this process's broker, for other processes and for itself.
+    counter leases_total;
+    /// Leases held.
+    gauge leases;
+    /// Opens refused by this process's broker.
+    counter refusals_total;
+    /// Opens of memory of other processes.
+    counter opens_total;
+    /// Opens that needed neither a message nor a driver call, as the memory was open here.
+    counter cache_hits_total;
+    /// Requests sent to the brokers of other processes.
+    counter requests_total;
+    /// Calls of a driver that opened memory.
+    counter driver_opens_total;
+    /// Calls of a driver that closed memory.
+    counter driver_closes_total;
+    /// Bytes of other processes' allocations that are open here.
+    gauge mapped_bytes;
+}
+
+/// One number.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract(&self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_what_prometheus_reads() {
+        let metrics = Metrics::default();
+        metrics.leases.add(3);
+        metrics.leases.subtract(1);
+        let text = metrics.read().to_prometheus();
+        let expected =
+            "# HELP device_ipc_leases Leases held.\n# TYPE device_ipc_leases gauge\ndevice_ipc_leases 2\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("# TYPE device_ipc_opens_total counter\ndevice_ipc_opens_total 0\n"), "{text}");
+    }
+}
