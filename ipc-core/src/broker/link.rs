@@ -169,17 +169,16 @@ impl Link {
         }
     }
 
-    /// Reads what has come while no caller is waiting. Called by the poller.
-    pub(super) fn on_readable(&self) {
+    /// Reads what has come while no caller is waiting. Called by the poller; false where a caller reads just now.
+    pub(super) fn on_readable(&self) -> bool {
         let mut calls = match self.calls.try_lock() {
             Ok(calls) => calls,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // The caller that reads now lets the poller look again when it is done.
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => return false,
         };
         loop {
             let result = match socket::receive(self.socket(), &mut calls.buffer) {
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return true,
                 Ok(Some(packet)) => match decode(&packet.bytes) {
                     Ok(reply) => self.take_notice(&mut calls, reply),
                     Err(error) => Err(Error::Protocol(error.to_string())),
@@ -188,7 +187,7 @@ impl Link {
             };
             if result.is_err() {
                 self.mark_gone();
-                return;
+                return true;
             }
         }
     }

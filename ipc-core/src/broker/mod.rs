@@ -11,6 +11,7 @@
 
 mod address;
 mod allow;
+mod event_loop;
 mod link;
 mod notices;
 mod poller;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode, short_name};
@@ -16,20 +17,26 @@ use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::ClosedByFork;
 
-/// How long a peer may stay connected without having said hello.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-
 /// How many messages may wait for a peer that does not read.
 const MAX_UNSENT: usize = 1024;
 
 /// How many messages of one peer are answered before the others have their turn.
-const MESSAGES_PER_TURN: usize = 32;
+const MESSAGES_PER_TURN: u32 = 32;
+
+/// How many messages a peer may send in a [`RATE_PERIOD`]; after that it waits for the next one.
+const MESSAGES_PER_PERIOD: u32 = 10_000;
+const RATE_PERIOD: Duration = Duration::from_millis(100);
+
+/// How many tokens a peer may guess. At this rate 128 bits take longer than the universe has.
+const WRONG_TOKENS: u32 = 16;
 
 /// What to do with the connection next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Go on; tell the poller whether there is something to send.
+    /// Go on.
     Keep,
+    /// Go on, but read nothing before that time.
+    Pause(Instant),
     /// The peer has ended, or broke the rules.
     Close,
 }
@@ -42,11 +49,13 @@ pub(super) struct Served {
     socket: OwnedFd,
     peer: PeerCredentials,
     program: Option<String>,
-    since: Instant,
     leases: HashMap<LeaseId, ExportId>,
     unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
-    /// Does the poller wait until the peer reads?
-    writing: bool,
+    /// What the poller waits for.
+    interest: EventFlags,
+    period: Instant,
+    read_in_period: u32,
+    wrong_tokens: u32,
 }
 
 impl Served {
@@ -57,10 +66,12 @@ impl Served {
             socket,
             peer,
             program: None,
-            since: Instant::now(),
             leases: HashMap::new(),
             unsent: VecDeque::new(),
-            writing: false,
+            interest: EventFlags::IN,
+            period: Instant::now(),
+            read_in_period: 0,
+            wrong_tokens: 0,
         }
     }
 
@@ -72,17 +83,20 @@ impl Served {
         &self.peer
     }
 
-    /// Whether there is now something to send that has to wait, if that has changed since the last time.
-    pub(super) fn take_change_of_interest(&mut self) -> Option<bool> {
-        let wants_to_write = !self.unsent.is_empty();
-        let changed = wants_to_write != self.writing;
-        self.writing = wants_to_write;
-        changed.then_some(wants_to_write)
+    /// What the poller is to wait for from now on, if that has changed.
+    pub(super) fn take_change_of_interest(&mut self, paused: bool) -> Option<EventFlags> {
+        let reading = if paused { EventFlags::empty() } else { EventFlags::IN };
+        let writing = if self.unsent.is_empty() { EventFlags::empty() } else { EventFlags::OUT };
+        let before = std::mem::replace(&mut self.interest, reading | writing);
+        (before != self.interest).then_some(self.interest)
     }
 
-    /// When a peer that has not said hello loses its connection.
-    pub(super) fn hello_deadline(&self) -> Option<Instant> {
-        self.program.is_none().then(|| self.since + HELLO_DEADLINE)
+    pub(super) fn has_said_hello(&self) -> bool {
+        self.program.is_some()
+    }
+
+    pub(super) fn has_leases(&self) -> bool {
+        !self.leases.is_empty()
     }
 
     pub(super) fn into_leases(self) -> HashMap<LeaseId, ExportId> {
@@ -96,13 +110,21 @@ impl Served {
         exports: &ExportTable,
         identity: &ProcessIdentity,
     ) -> Next {
+        if self.period.elapsed() >= RATE_PERIOD {
+            self.period = Instant::now();
+            self.read_in_period = 0;
+        }
         for _ in 0..MESSAGES_PER_TURN {
+            if self.read_in_period >= MESSAGES_PER_PERIOD {
+                return Next::Pause(self.period + RATE_PERIOD);
+            }
             let packet = match socket::receive(self.socket.as_fd(), buffer) {
                 Ok(Some(packet)) => packet,
                 Err(Errno::AGAIN) => return Next::Keep,
                 Ok(None) => return Next::Close,
                 Err(error) => return self.broke_the_rules(&error.to_string()),
             };
+            self.read_in_period += 1;
             // No request carries descriptors; whatever came along is closed here.
             drop(packet.fds);
             let next = match decode(&packet.bytes) {
@@ -151,6 +173,10 @@ impl Served {
                     }
                     Err(refusal) => {
                         self.log_refusal(export, &refusal);
+                        self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
+                        if self.wrong_tokens > WRONG_TOKENS {
+                            return self.broke_the_rules("it guesses tokens");
+                        }
                         self.send(&Reply::Refused { request, refusal }, &[])
                     }
                 }

@@ -218,8 +218,19 @@ impl ImportTable {
     }
 
     fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
+        let (link, is_new) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
+        match self.begin_over(&link, wanted, key) {
+            // A busy exporter may have closed a connection that held no lease.
+            Err(Error::ExporterGone { .. }) if !is_new => {
+                let (link, _) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
+                self.begin_over(&link, wanted, key)
+            }
+            begun => begun,
+        }
+    }
+
+    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
         let descriptor = wanted.descriptor;
-        let link = self.link(descriptor, wanted.allow, wanted.deadline)?;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notice about it is missed.
         let notices = link.expect_notices(key);
@@ -229,7 +240,7 @@ impl ImportTable {
                 notices.recall();
             }
             let id = grant.lease;
-            let begun = self.open_granted(wanted, key, &link, notices, grant, fds);
+            let begun = self.open_granted(wanted, key, link, notices, grant, fds);
             if begun.is_err() {
                 link.release(id);
             }
@@ -301,17 +312,22 @@ impl ImportTable {
         lease.link.forget_notices(&lease.key);
     }
 
-    /// The link to the descriptor's exporter, connected unless there is one already.
-    fn link(&self, descriptor: &Descriptor, allow: &AllowList, deadline: Deadline) -> Result<Arc<Link>> {
+    /// The link to the descriptor's exporter, connected unless there is one already; and whether it was connected now.
+    fn link(
+        &self,
+        descriptor: &Descriptor,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<(Arc<Link>, bool)> {
         let slot = Arc::clone(self.lock_links().entry(descriptor.exporter).or_default());
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
-            return Ok(Arc::clone(link));
+            return Ok((Arc::clone(link), false));
         }
         let link = Arc::new(Link::connect(descriptor, allow, deadline)?);
         Runtime::get()?.poller.watch(&link)?;
         *slot = Some(Arc::clone(&link));
-        Ok(link)
+        Ok((link, true))
     }
 
     /// The exporter has gone, and its socket with it.

@@ -1,0 +1,357 @@
+//! The poller's thread. Nothing here calls a driver, runs the user's code or blocks on a send.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::ConnectionId;
+use super::link::Link;
+use super::poller::{Command, LINK_BIT, Notice, Shared, WAKE};
+use super::protocol::Reply;
+use super::served::{Next, Served};
+use super::socket::{self, PeerCredentials, timespec};
+use crate::descriptor::ExportId;
+use crate::runtime::{ClosedByFork, Runtime};
+
+/// Connections served at a time.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// Connections that hold no lease; the oldest of them makes room for a newcomer.
+const MAX_WITHOUT_LEASE: usize = 256;
+
+/// Connections of one process, which needs only one.
+const MAX_OF_ONE_PROCESS: usize = 8;
+
+/// How long a peer may stay connected without having said hello.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long nobody is let in after the process has run out of descriptors and no connection could be given up.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+
+/// What the loop waits on, beside links.
+enum Source {
+    Listener(Listener),
+    Served(Served),
+    /// The process behind a connection.
+    ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
+    /// The process behind a link.
+    LinkProcess(Arc<Link>, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
+}
+
+struct Listener {
+    _closed_by_fork: ClosedByFork,
+    socket: OwnedFd,
+    _file: Option<SocketFile>,
+}
+
+/// Removes the socket's file when its listener goes.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// What is done at a certain time, unless its source has gone.
+#[derive(Clone, Copy, Debug)]
+enum Timer {
+    /// Closes a connection that has not said hello.
+    Hello,
+    /// Reads again from a connection that had sent too much.
+    Resume,
+    /// Lets importers in again.
+    Listen,
+}
+
+/// The state of the poller's thread.
+pub(super) struct EventLoop {
+    shared: Arc<Shared>,
+    sources: HashMap<u64, Source>,
+    /// Links by their watch id, with the id of the source that is their process.
+    links: HashMap<u64, (Arc<Link>, Option<u64>)>,
+    /// The process of a connection, by the connection.
+    processes: HashMap<u64, u64>,
+    timers: BTreeMap<(Instant, u64), Timer>,
+    connections: usize,
+    next: u64,
+    buffer: Vec<u8>,
+}
+
+impl EventLoop {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            sources: HashMap::new(),
+            links: HashMap::new(),
+            processes: HashMap::new(),
+            timers: BTreeMap::new(),
+            connections: 0,
+            next: WAKE + 1,
+            buffer: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let next_timer = self.timers.first_key_value().map(|((at, _), _)| *at);
+            let timeout = next_timer.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.shared.epoll, spare, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the device-ipc poller stops");
+                    return;
+                }
+            }
+            for event in &events {
+                self.handle(event);
+            }
+            self.run_timers();
+        }
+    }
+
+    fn handle(&mut self, event: &Event) {
+        let id = event.data.u64();
+        let flags = event.flags;
+        if id == WAKE {
+            self.run_commands();
+        } else if id & LINK_BIT != 0 {
+            if let Some((link, _)) = self.links.get(&id) {
+                let link = Arc::clone(link);
+                // A caller that reads just now lets us look again when it is done.
+                if link.on_readable() && !link.is_gone() {
+                    self.shared.arm(&link, true);
+                }
+            }
+        } else {
+            match self.sources.get(&id) {
+                Some(Source::Listener(_)) => self.accept(id),
+                Some(Source::Served(_)) => self.serve(id, flags),
+                Some(Source::ServedProcess(connection, _)) => self.close(*connection),
+                Some(Source::LinkProcess(link, _)) => {
+                    link.mark_gone();
+                    self.sources.remove(&id);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn run_commands(&mut self) {
+        for command in self.shared.take_commands() {
+            match command {
+                Command::Listen(listener, file) => {
+                    let id = self.take_id();
+                    if self.add(listener.as_fd(), id, EventFlags::IN) {
+                        let listener = Listener {
+                            _closed_by_fork: ClosedByFork::new(listener.as_fd()),
+                            socket: listener,
+                            _file: file.map(SocketFile),
+                        };
+                        self.sources.insert(id, Source::Listener(listener));
+                    }
+                }
+                Command::Watch(link, process) => self.watch(link, process),
+                Command::Unwatch(id) => {
+                    if let Some((_, Some(process))) = self.links.remove(&id) {
+                        self.sources.remove(&process);
+                    }
+                }
+                Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
+            }
+        }
+    }
+
+    fn notify(&mut self, notice: Notice, export: ExportId, connections: Vec<ConnectionId>) {
+        let message = match notice {
+            Notice::Dropped => Reply::Dropped { export },
+            Notice::Recall => Reply::Recall { export },
+        };
+        for ConnectionId(id) in connections {
+            if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
+                let next = served.send(&message, &[]);
+                self.after(id, next);
+            }
+        }
+    }
+
+    fn watch(&mut self, link: Arc<Link>, process: Option<OwnedFd>) {
+        let data = EventData::new_u64(link.watch_id());
+        let added = epoll::add(&self.shared.epoll, link.socket(), data, EventFlags::IN | EventFlags::ONESHOT);
+        if let Err(error) = added {
+            tracing::error!(%error, "an exporter's socket cannot be watched");
+            link.mark_gone();
+            return;
+        }
+        let process = process.and_then(|process| {
+            let id = self.take_id();
+            let added = self.add(process.as_fd(), id, EventFlags::IN | EventFlags::ONESHOT);
+            added
+                .then(|| self.sources.insert(id, Source::LinkProcess(Arc::clone(&link), process)))
+                .map(|_| id)
+        });
+        self.links.insert(link.watch_id(), (link, process));
+    }
+
+    fn accept(&mut self, listener: u64) {
+        let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) else { return };
+        let accepted = match rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(accepted) => accepted,
+            Err(Errno::MFILE | Errno::NFILE) => return self.out_of_descriptors(listener),
+            Err(_) => return,
+        };
+        let Ok(peer) = socket::peer_credentials(&accepted) else { return };
+        if !self.make_room_for(&peer) {
+            tracing::warn!(pid = peer.pid, uid = peer.uid, "too many connections; one is turned away");
+            return;
+        }
+        let id = self.take_id();
+        if !self.add(accepted.as_fd(), id, EventFlags::IN) {
+            return;
+        }
+        let process =
+            Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if let Some(process) = process {
+            let process_id = self.take_id();
+            if self.add(process.as_fd(), process_id, EventFlags::IN | EventFlags::ONESHOT) {
+                self.sources.insert(process_id, Source::ServedProcess(id, process));
+                self.processes.insert(id, process_id);
+            }
+        }
+        self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
+        self.connections += 1;
+        self.sources.insert(id, Source::Served(Served::new(ConnectionId(id), accepted, peer)));
+    }
+
+    /// May this peer come in? Connections that hold no lease make room, the oldest first: their importers connect anew
+    /// when they need to.
+    fn make_room_for(&mut self, peer: &PeerCredentials) -> bool {
+        let same = |served: &Served| peer.pid != 0 && served.peer().pid == peer.pid;
+        if self.connections >= MAX_OF_ONE_PROCESS
+            && self.served().filter(|(_, served)| same(served)).count() >= MAX_OF_ONE_PROCESS
+        {
+            return false;
+        }
+        if self.connections >= MAX_WITHOUT_LEASE
+            && self.served().filter(|(_, served)| !served.has_leases()).count() >= MAX_WITHOUT_LEASE
+        {
+            self.close_oldest_without_lease();
+        }
+        self.connections < MAX_CONNECTIONS || self.close_oldest_without_lease()
+    }
+
+    fn close_oldest_without_lease(&mut self) -> bool {
+        let oldest = self.served().filter(|(_, served)| !served.has_leases()).map(|(id, _)| id).min();
+        if let Some(id) = oldest {
+            self.close(id);
+        }
+        oldest.is_some()
+    }
+
+    /// The kernel goes on to say that somebody wants to come in; looking away for a while keeps the others served.
+    fn out_of_descriptors(&mut self, listener: u64) {
+        if self.close_oldest_without_lease() {
+            return;
+        }
+        tracing::warn!("this process has no descriptors left for importers; raise its limit (ulimit -n)");
+        if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
+            self.modify(socket.as_fd(), listener, EventFlags::empty());
+            self.timers.insert((Instant::now() + OUT_OF_DESCRIPTORS, listener), Timer::Listen);
+        }
+    }
+
+    fn serve(&mut self, id: u64, flags: EventFlags) {
+        let Ok(runtime) = Runtime::get() else { return };
+        let Some(Source::Served(served)) = self.sources.get_mut(&id) else { return };
+        let mut next = Next::Keep;
+        if flags.intersects(EventFlags::OUT) {
+            next = served.flush();
+        }
+        if next == Next::Keep && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            next = served.read(&mut self.buffer, &runtime.exports, &runtime.identity);
+        }
+        self.after(id, next);
+    }
+
+    fn after(&mut self, id: u64, next: Next) {
+        match next {
+            Next::Close => return self.close(id),
+            Next::Pause(until) => drop(self.timers.insert((until, id), Timer::Resume)),
+            Next::Keep => {}
+        }
+        if let Some(Source::Served(served)) = self.sources.get_mut(&id)
+            && let Some(interest) = served.take_change_of_interest(matches!(next, Next::Pause(_)))
+        {
+            let data = EventData::new_u64(id);
+            let _ = epoll::modify(&self.shared.epoll, served.socket(), data, interest);
+        }
+    }
+
+    fn close(&mut self, id: u64) {
+        if let Some(process) = self.processes.remove(&id) {
+            self.sources.remove(&process);
+        }
+        let Some(Source::Served(served)) = self.sources.remove(&id) else { return };
+        self.connections -= 1;
+        let pid = served.peer().pid;
+        let leases = served.into_leases();
+        tracing::debug!(pid, leases = leases.len(), "an importer's connection has ended");
+        let Ok(runtime) = Runtime::get() else { return };
+        for (lease, export) in leases {
+            runtime.exports.release(export, lease);
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let now = Instant::now();
+        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
+            let id = entry.key().1;
+            let timer = entry.remove();
+            match (timer, self.sources.get(&id)) {
+                (Timer::Hello, Some(Source::Served(served))) if !served.has_said_hello() => self.close(id),
+                (Timer::Resume, Some(Source::Served(_))) => self.after(id, Next::Keep),
+                (Timer::Listen, Some(Source::Listener(Listener { socket, .. }))) => {
+                    self.modify(socket.as_fd(), id, EventFlags::IN);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn served(&self) -> impl Iterator<Item = (u64, &Served)> {
+        self.sources.iter().filter_map(|(id, source)| match source {
+            Source::Served(served) => Some((*id, served)),
+            _ => None,
+        })
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) -> bool {
+        let added = epoll::add(&self.shared.epoll, fd, EventData::new_u64(id), flags);
+        if let Err(error) = &added {
+            tracing::error!(%error, "a descriptor cannot be watched");
+        }
+        added.is_ok()
+    }
+
+    fn modify(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) {
+        if let Err(error) = epoll::modify(&self.shared.epoll, fd, EventData::new_u64(id), flags) {
+            tracing::error!(%error, "a descriptor cannot be watched");
+        }
+    }
+
+    fn take_id(&mut self) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        id
+    }
+}
