@@ -26,7 +26,7 @@ pub use backend::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, Exported,
     HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
-pub use broker::{AllowList, BrokerAddress};
+pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
 pub use control::{close_mappings_of, close_unused, counters, set_cache_limits, shutdown};
 pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};

@@ -5,25 +5,22 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::PollFlags;
-use rustix::io::Errno;
-
+use super::channel::{Channel, Deadline};
 use super::poller::LINK_BIT;
-use super::protocol::{PROTOCOL_VERSION, Reply, Request, RequestId, decode, encode, short_name};
-use super::socket::{self, PeerCredentials};
-use super::{AllowList, BrokerAddress, ExportNotices, Grant, Refusal, Token};
+use super::protocol::{Reply, Request, RequestId};
+use super::{AllowList, ExportNotices, Grant, Refusal, Token};
 use crate::backend::Access;
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::import::LeaseKey;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
-use crate::runtime::{ClosedByFork, Runtime};
+use crate::runtime::Runtime;
 
 /// What is run when the exporter has gone.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -31,16 +28,11 @@ pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 /// How long a lease's release may wait for an exporter that does not read.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
-const CONNECT_RETRY: Duration = Duration::from_millis(1);
-
 /// A connection to an exporter's broker.
 pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
-    server: PeerCredentials,
-    _closed_by_fork: ClosedByFork,
-    socket: OwnedFd,
+    channel: Channel,
     calls: Mutex<Calls>,
     gone: AtomicBool,
     notices: Mutex<Notices>,
@@ -66,46 +58,16 @@ impl Link {
     /// Connects, and makes sure that the exporter is the descriptor's before anything secret is sent.
     pub(crate) fn connect(descriptor: &Descriptor, allow: &AllowList, deadline: Deadline) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let exporter = descriptor.exporter;
-        let address = &descriptor.broker;
-        let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
-        connect(&socket, address, &exporter, deadline)?;
-        let server = socket::peer_credentials(&socket)
-            .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
-        if !allow.permits(&server) {
-            return Err(Error::NotPermitted(format!(
-                "the exporter's socket {address} is served by user {} (process {}), who is not this process's user; \
-                 allow it with IpcBuilder::allow if that is meant",
-                server.uid, server.pid
-            )));
-        }
-        let link = Self {
+        let expected = Some(&descriptor.exporter);
+        let (channel, exporter) = Channel::connect(&descriptor.broker, expected, allow, deadline)?;
+        Ok(Self {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
-            server,
-            _closed_by_fork: ClosedByFork::new(socket.as_fd()),
-            socket,
+            channel,
             calls: Mutex::default(),
             gone: AtomicBool::new(false),
             notices: Mutex::default(),
-        };
-        link.say_hello(deadline)?;
-        Ok(link)
-    }
-
-    fn say_hello(&self, deadline: Deadline) -> Result<()> {
-        let mut calls = self.lock_calls();
-        self.send(&Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() }, deadline)?;
-        match self.receive(&mut calls, deadline)? {
-            Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
-                "it speaks version {protocol} of the protocol and this process version {PROTOCOL_VERSION}; update \
-                 device-ipc in the {} process",
-                if protocol > PROTOCOL_VERSION { "importing" } else { "exporting" }
-            ))),
-            Reply::Hello { exporter, .. } if exporter != self.exporter => Err(self.exporter_gone()),
-            Reply::Hello { .. } => Ok(()),
-            _ => Err(Error::Protocol("its first message is no hello".into())),
-        }
+        })
     }
 
     /// Asks for a lease.
@@ -146,7 +108,8 @@ impl Link {
         deadline: Deadline,
     ) -> Result<(Grant, Vec<OwnedFd>)> {
         loop {
-            let (reply, fds) = self.receive_with_fds(calls, deadline)?;
+            let received = self.channel.receive(&mut calls.buffer, deadline);
+            let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
                 Reply::Grant(grant) if grant.request == request => return Ok((grant, fds)),
                 Reply::Refused { request: refused, refusal } if refused == request => {
@@ -177,15 +140,12 @@ impl Link {
             Err(TryLockError::WouldBlock) => return false,
         };
         loop {
-            let result = match socket::receive(self.socket(), &mut calls.buffer) {
-                Err(Errno::AGAIN) => return true,
-                Ok(Some(packet)) => match decode(&packet.bytes) {
-                    Ok(reply) => self.take_notice(&mut calls, reply),
-                    Err(error) => Err(Error::Protocol(error.to_string())),
-                },
-                Ok(None) | Err(_) => Err(self.exporter_gone()),
+            let taken = match self.channel.try_receive(&mut calls.buffer) {
+                Ok(None) => return true,
+                Ok(Some((reply, _fds))) => self.take_notice(&mut calls, reply),
+                Err(error) => Err(error),
             };
-            if result.is_err() {
+            if taken.is_err() {
                 self.mark_gone();
                 return true;
             }
@@ -217,9 +177,10 @@ impl Link {
                 self.hear(export, ExportNotices::recall);
                 Ok(())
             }
-            // Its descriptors were closed with the packet.
+            // Its descriptors were closed with the packet. An exporter that let a caller wait in vain and does not read
+            // either has gone as far as we are concerned: the poller waits for nobody.
             Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => {
-                self.send(&Request::Release { lease: grant.lease }, Deadline::after(RELEASE_DEADLINE))
+                self.channel.send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO))
             }
             Reply::Refused { request, .. } if calls.abandoned.remove(&request.0) => Ok(()),
             _ => Err(Error::Protocol("it answered what nobody had asked".into())),
@@ -227,45 +188,15 @@ impl Link {
     }
 
     fn send(&self, request: &Request, deadline: Deadline) -> Result<()> {
-        let bytes = encode(request)?;
-        loop {
-            match socket::send(self.socket(), &bytes, &[]) {
-                Ok(()) => return Ok(()),
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
-                Err(_) => return Err(self.mark_gone()),
-            }
-        }
+        self.channel.send(request, deadline).map_err(|error| self.ended_by(error))
     }
 
-    fn receive(&self, calls: &mut Calls, deadline: Deadline) -> Result<Reply> {
-        Ok(self.receive_with_fds(calls, deadline)?.0)
-    }
-
-    fn receive_with_fds(&self, calls: &mut Calls, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
-        loop {
-            match socket::receive(self.socket(), &mut calls.buffer) {
-                Ok(Some(packet)) => {
-                    let reply = decode(&packet.bytes).map_err(|error| {
-                        self.mark_gone();
-                        Error::Protocol(error.to_string())
-                    })?;
-                    return Ok((reply, packet.fds));
-                }
-                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
-                Ok(None) | Err(_) => return Err(self.mark_gone()),
-            }
+    /// An exporter that has ended, or does not speak the protocol, has gone; one that takes its time has not.
+    fn ended_by(&self, error: Error) -> Error {
+        if matches!(error, Error::ExporterGone { .. } | Error::Protocol(_)) {
+            self.mark_gone();
         }
-    }
-
-    fn wait(&self, interest: PollFlags, deadline: Deadline) -> Result<()> {
-        match socket::wait_until(self.socket(), interest, deadline.at) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(deadline.passed(
-                "the answer of the exporting process",
-                &format!("; is process {} stopped or very busy?", self.exporter.pid),
-            )),
-            Err(error) => Err(Error::io("waiting for the exporting process", error)),
-        }
+        error
     }
 
     fn explain(&self, refusal: Refusal) -> Error {
@@ -361,12 +292,12 @@ impl Link {
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.channel.socket()
     }
 
     /// The exporter's process id in our pid namespace, where it has one.
     pub(super) fn exporter_pid(&self) -> Option<u32> {
-        Some(self.server.pid).filter(|pid| *pid != 0)
+        Some(self.channel.server().pid).filter(|pid| *pid != 0)
     }
 
     fn lock_calls(&self) -> MutexGuard<'_, Calls> {
@@ -384,69 +315,5 @@ impl fmt::Debug for Link {
             .field("exporter", &self.exporter)
             .field("gone", &self.gone)
             .finish_non_exhaustive()
-    }
-}
-
-fn connect(
-    socket: &OwnedFd,
-    address: &BrokerAddress,
-    exporter: &ProcessIdentity,
-    deadline: Deadline,
-) -> Result<()> {
-    let target = address.to_socket_address()?;
-    loop {
-        match rustix::net::connect(socket, &target) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if Instant::now() < deadline.at => std::thread::sleep(CONNECT_RETRY),
-            Err(Errno::AGAIN) => return Err(deadline.passed("connecting to the exporting process", "")),
-            Err(Errno::CONNREFUSED) => return Err(Error::ExporterGone { pid: exporter.pid }),
-            Err(Errno::NOENT) => return Err(missing_socket(address, exporter)),
-            Err(error) => return Err(Error::io(format!("connecting to the exporter at {address}"), error)),
-        }
-    }
-}
-
-/// A socket that is not there: its exporter has ended, or its directory is not mounted here.
-fn missing_socket(address: &BrokerAddress, exporter: &ProcessIdentity) -> Error {
-    match address {
-        BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => Error::io(
-            format!(
-                "connecting to the exporter at {address} (its directory must be mounted at the same path here)"
-            ),
-            Errno::NOENT,
-        ),
-        _ => Error::ExporterGone { pid: exporter.pid },
-    }
-}
-
-/// This program's name, for the exporter's list of holders.
-fn program_name() -> String {
-    let path = std::env::args_os().next().unwrap_or_default();
-    let name = std::path::Path::new(&path).file_name().unwrap_or_default();
-    short_name(&name.to_string_lossy())
-}
-
-/// When to give up, and how long that was to take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
-    pub(crate) at: Instant,
-    after: Duration,
-}
-
-impl Deadline {
-    pub(crate) fn after(time: Duration) -> Self {
-        let now = Instant::now();
-        // A time beyond the clock's range is as good as for ever.
-        let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
-        Self { at, after: time }
-    }
-
-    pub(crate) fn left(&self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
-    }
-
-    pub(crate) fn passed(&self, what: &str, detail: &str) -> Error {
-        Error::Timeout { what: what.to_owned(), after: self.after, detail: detail.to_owned() }
     }
 }

@@ -11,8 +11,10 @@
 
 mod address;
 mod allow;
+mod channel;
 mod event_loop;
 mod link;
+mod listing;
 mod notices;
 mod poller;
 mod protocol;
@@ -22,11 +24,14 @@ mod token;
 
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub use allow::AllowList;
+pub use listing::{ListedProcess, list_exports};
+pub use protocol::{ListedExport, ListedHolder};
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
-pub(crate) use link::{Deadline, GoneCallback, Link};
+pub(crate) use channel::Deadline;
+pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller};
-pub(crate) use protocol::{AllocationId, Grant, Refusal};
+pub(crate) use protocol::{AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal};
 pub(crate) use socket::{MAX_FDS, PeerCredentials};
 pub(crate) use token::Token;

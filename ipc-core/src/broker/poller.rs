@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::event_loop::EventLoop;
 use super::link::Link;
+use super::listing::SOCKET_NAME;
 use super::socket;
 use super::token::random_bytes;
 use super::{BrokerAddress, MAX_ADDRESS_BYTES};
@@ -173,7 +174,7 @@ impl Shared {
 /// A socket to be connected to by importers.
 fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, BrokerAddress)> {
     let name = format!(
-        "device-ipc-{}-{}",
+        "{SOCKET_NAME}{}-{}",
         std::process::id(),
         data_encoding::HEXLOWER.encode(&random_bytes::<8>()?)
     );

@@ -34,6 +34,8 @@ pub(crate) enum Request {
     Open { request: RequestId, export: ExportId, token: Token, access: Access, peer: Vec<u8> },
     /// Gives a lease back.
     Release { lease: LeaseId },
+    /// Asks for the exports behind this one that the importer might open, and who holds them.
+    List { request: RequestId, after: ExportId },
 }
 
 /// From a broker to an importer.
@@ -49,7 +51,47 @@ pub(crate) enum Reply {
     Dropped { export: ExportId },
     /// The exporter waits until nobody holds the export: leases that are kept unused go back, from now on at once.
     Recall { export: ExportId },
+    /// Answers [`Request::List`], in the order of the exports' numbers.
+    Listing { request: RequestId, exports: Vec<ListedExport>, more: bool },
 }
+
+/// An export, as others may know it: without its token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ListedExport {
+    /// Its number in the exporting process.
+    pub export: ExportId,
+    /// The backend it belongs to.
+    pub backend: String,
+    /// Bytes of its region.
+    pub bytes: u64,
+    /// How many milliseconds ago it was made.
+    pub age_ms: u64,
+    /// How many times it has been opened.
+    pub opened: u64,
+    /// It has been dropped, and stays for those who still hold it.
+    pub dropped: bool,
+    /// Those who hold it, the longest first; at most sixteen of them.
+    pub holders: Vec<ListedHolder>,
+    /// How many hold it.
+    pub held_by: u64,
+}
+
+/// A process that holds an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ListedHolder {
+    /// Its process id in the exporter's pid namespace; 0 for a process of another one.
+    pub pid: u32,
+    /// Its program, as it calls itself.
+    pub program: String,
+    /// For how many milliseconds it has held the export.
+    pub held_ms: u64,
+}
+
+/// How many exports a listing holds at most, and how many holders of each, so that it fits a message.
+pub(crate) const LISTED_EXPORTS: usize = 32;
+pub(crate) const LISTED_HOLDERS: usize = 16;
 
 /// Tells answers apart; the importer counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

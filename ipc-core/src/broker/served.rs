@@ -188,6 +188,10 @@ impl Served {
                 }
                 None => self.broke_the_rules("it released a lease that it does not hold"),
             },
+            (Request::List { request, after }, Some(_)) => {
+                let (exports, more) = exports.list(after, &self.peer);
+                self.send(&Reply::Listing { request, exports, more }, &[])
+            }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),
         }

@@ -158,6 +158,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             )));
         }
         let export = NewExport {
+            backend: name,
             region: range,
             access: self.access,
             allow: self.ipc.allow_list().clone(),

@@ -7,7 +7,10 @@ use std::time::Instant;
 
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes, Lifetime};
-use crate::broker::{AllocationId, AllowList, ConnectionId, Notice, PeerCredentials, Refusal, Token};
+use crate::broker::{
+    AllocationId, AllowList, ConnectionId, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
+    Notice, PeerCredentials, Refusal, Token,
+};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::lease::{Holder, Holders, LeaseId};
@@ -33,6 +36,8 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     token: Token,
+    backend: &'static str,
+    since: Instant,
     region: DeviceRange,
     access: Access,
     allow: AllowList,
@@ -76,6 +81,7 @@ type AllocationKey = (usize, DeviceRange, Option<u64>);
 
 /// What a new export is made of.
 pub(crate) struct NewExport {
+    pub(crate) backend: &'static str,
     pub(crate) region: DeviceRange,
     pub(crate) access: Access,
     pub(crate) allow: AllowList,
@@ -142,6 +148,8 @@ impl ExportTable {
         let id = ExportId(state.last_export);
         let entry = Entry {
             token: new.token,
+            backend: new.backend,
+            since: Instant::now(),
             region: new.region,
             access: new.access,
             allow: new.allow,
@@ -233,6 +241,17 @@ impl ExportTable {
     /// Who holds the export.
     pub(crate) fn holders(&self, export: ExportId) -> Holders {
         self.lock().exports.get(&export).map_or_else(Holders::default, Entry::holders)
+    }
+
+    /// The exports behind `after` that this peer might open, and whether there are more.
+    pub(crate) fn list(&self, after: ExportId, peer: &PeerCredentials) -> (Vec<ListedExport>, bool) {
+        let state = self.lock();
+        let visible = |(id, entry): &(&ExportId, &Entry)| **id > after && entry.allow.permits(peer);
+        let mut all: Vec<_> = state.exports.iter().filter(visible).collect();
+        all.sort_unstable_by_key(|(id, _)| **id);
+        let more = all.len() > LISTED_EXPORTS;
+        all.truncate(LISTED_EXPORTS);
+        (all.into_iter().map(|(id, entry)| entry.list(*id)).collect(), more)
     }
 
     /// Waits until `done` says so, or the deadline has come; then the holders of that moment.
@@ -397,6 +416,26 @@ impl Entry {
         connections.sort_unstable();
         connections.dedup();
         connections
+    }
+
+    fn list(&self, export: ExportId) -> ListedExport {
+        let mut holders: Vec<_> = self.holders().now;
+        holders.truncate(LISTED_HOLDERS);
+        let holder = |holder: Holder| ListedHolder {
+            pid: holder.pid,
+            held_ms: holder.held_for().as_millis() as u64,
+            program: holder.program,
+        };
+        ListedExport {
+            export,
+            backend: self.backend.to_owned(),
+            bytes: self.region.len,
+            age_ms: self.since.elapsed().as_millis() as u64,
+            opened: self.opened,
+            dropped: self.dropped,
+            held_by: self.leases.len() as u64,
+            holders: holders.into_iter().map(holder).collect(),
+        }
     }
 
     fn holders(&self) -> Holders {

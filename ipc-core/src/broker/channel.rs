@@ -1,0 +1,187 @@
+//! A connection to a broker whose user has been checked, and which has said who it is.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
+use super::socket::{self, PeerCredentials};
+use super::{AllowList, BrokerAddress};
+use crate::error::{Error, Result};
+use crate::process::ProcessIdentity;
+use crate::runtime::ClosedByFork;
+
+/// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
+const CONNECT_RETRY: Duration = Duration::from_millis(1);
+
+/// A connected socket. Ended connections give [`Error::ExporterGone`].
+#[derive(Debug)]
+pub(super) struct Channel {
+    server: PeerCredentials,
+    /// The exporter's process id for messages to people, in its own pid namespace where that is known.
+    pid: u32,
+    _closed_by_fork: ClosedByFork,
+    socket: OwnedFd,
+}
+
+impl Channel {
+    /// Connects; makes sure that the server's user is allowed before anything is sent, and that it is the expected
+    /// process, if any, before anything secret is.
+    pub(super) fn connect(
+        address: &BrokerAddress,
+        expected: Option<&ProcessIdentity>,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<(Self, ProcessIdentity)> {
+        let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
+        let pid = expected.map_or(0, |exporter| exporter.pid);
+        connect(&socket, address, pid, deadline)?;
+        let server = socket::peer_credentials(&socket)
+            .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
+        if !allow.permits(&server) {
+            return Err(Error::NotPermitted(format!(
+                "the exporter's socket {address} is served by user {} (process {}), who is not this process's user; \
+                 allow it with IpcBuilder::allow if that is meant",
+                server.uid, server.pid
+            )));
+        }
+        let pid = if pid == 0 { server.pid } else { pid };
+        let channel = Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket };
+        let exporter = channel.say_hello(deadline)?;
+        if expected.is_some_and(|expected| *expected != exporter) {
+            return Err(channel.ended());
+        }
+        Ok((channel, exporter))
+    }
+
+    fn say_hello(&self, deadline: Deadline) -> Result<ProcessIdentity> {
+        self.send(&Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() }, deadline)?;
+        match self.receive(&mut Vec::new(), deadline)?.0 {
+            Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
+                "it speaks version {protocol} of the protocol and this process version {PROTOCOL_VERSION}; update \
+                 device-ipc in the {} process",
+                if protocol > PROTOCOL_VERSION { "importing" } else { "exporting" }
+            ))),
+            Reply::Hello { exporter, .. } => Ok(exporter),
+            _ => Err(Error::Protocol("its first message is no hello".into())),
+        }
+    }
+
+    /// Sends a message, waiting for a peer that does not read.
+    pub(super) fn send(&self, request: &Request, deadline: Deadline) -> Result<()> {
+        let bytes = encode(request)?;
+        loop {
+            match socket::send(self.socket(), &bytes, &[]) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(_) => return Err(self.ended()),
+            }
+        }
+    }
+
+    /// Receives a message, waiting for one.
+    pub(super) fn receive(&self, buffer: &mut Vec<u8>, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
+        loop {
+            if let Some(received) = self.try_receive(buffer)? {
+                return Ok(received);
+            }
+            self.wait(PollFlags::IN, deadline)?;
+        }
+    }
+
+    /// Receives a message if there is one.
+    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        match socket::receive(self.socket(), buffer) {
+            Ok(Some(packet)) => {
+                let reply = decode(&packet.bytes).map_err(|error| Error::Protocol(error.to_string()))?;
+                Ok(Some((reply, packet.fds)))
+            }
+            Err(Errno::AGAIN) => Ok(None),
+            Ok(None) | Err(_) => Err(self.ended()),
+        }
+    }
+
+    fn wait(&self, interest: PollFlags, deadline: Deadline) -> Result<()> {
+        match socket::wait_until(self.socket(), interest, deadline.at) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(deadline.passed(
+                "the answer of the exporting process",
+                &format!("; is process {} stopped or very busy?", self.pid),
+            )),
+            Err(error) => Err(Error::io("waiting for the exporting process", error)),
+        }
+    }
+
+    pub(super) fn server(&self) -> &PeerCredentials {
+        &self.server
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn ended(&self) -> Error {
+        Error::ExporterGone { pid: self.pid }
+    }
+}
+
+fn connect(socket: &OwnedFd, address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<()> {
+    let target = address.to_socket_address()?;
+    loop {
+        match rustix::net::connect(socket, &target) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() < deadline.at => std::thread::sleep(CONNECT_RETRY),
+            Err(Errno::AGAIN) => return Err(deadline.passed("connecting to the exporting process", "")),
+            Err(Errno::CONNREFUSED) => return Err(Error::ExporterGone { pid }),
+            Err(Errno::NOENT) => return Err(missing_socket(address, pid)),
+            Err(error) => return Err(Error::io(format!("connecting to the exporter at {address}"), error)),
+        }
+    }
+}
+
+/// A socket that is not there: its exporter has ended, or its directory is not mounted here.
+fn missing_socket(address: &BrokerAddress, pid: u32) -> Error {
+    match address {
+        BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => Error::io(
+            format!(
+                "connecting to the exporter at {address} (its directory must be mounted at the same path here)"
+            ),
+            Errno::NOENT,
+        ),
+        _ => Error::ExporterGone { pid },
+    }
+}
+
+/// This program's name, for the exporter's list of holders.
+fn program_name() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = std::path::Path::new(&path).file_name().unwrap_or_default();
+    short_name(&name.to_string_lossy())
+}
+
+/// When to give up, and how long that was to take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    after: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(time: Duration) -> Self {
+        let now = Instant::now();
+        // A time beyond the clock's range is as good as for ever.
+        let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
+        Self { at, after: time }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) fn passed(&self, what: &str, detail: &str) -> Error {
+        Error::Timeout { what: what.to_owned(), after: self.after, detail: detail.to_owned() }
+    }
+}
