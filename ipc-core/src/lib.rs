@@ -12,6 +12,7 @@ mod export;
 mod import;
 mod interop;
 mod ipc;
+mod kill;
 mod lease;
 mod memory;
 mod placement;
@@ -35,6 +36,8 @@ pub use export::{Export, Hanging, ShareBuilder, ShareError};
 pub use import::{CacheLimits, Mapping, OpenBuilder};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
+#[cfg(feature = "kill-points")]
+pub use kill::KILL_POINTS;
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::DeviceMap;

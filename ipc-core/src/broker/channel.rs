@@ -10,6 +10,7 @@ use super::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_na
 use super::socket::{self, PeerCredentials};
 use super::{AllowList, BrokerAddress};
 use crate::error::{Error, Result};
+use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
 use crate::runtime::ClosedByFork;
 
@@ -38,6 +39,7 @@ impl Channel {
         let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
         let pid = expected.map_or(0, |exporter| exporter.pid);
         connect(&socket, address, pid, deadline)?;
+        kill_point!("importer:connected");
         let server = socket::peer_credentials(&socket)
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
         if !allow.permits(&server) {
@@ -50,6 +52,7 @@ impl Channel {
         let pid = if pid == 0 { server.pid } else { pid };
         let channel = Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket };
         let exporter = channel.say_hello(deadline)?;
+        kill_point!("importer:said-hello");
         if expected.is_some_and(|expected| *expected != exporter) {
             return Err(channel.ended());
         }

@@ -18,6 +18,7 @@ use super::protocol::Reply;
 use super::served::{Next, Served};
 use super::socket::{self, PeerCredentials, timespec};
 use crate::descriptor::ExportId;
+use crate::kill::kill_point;
 use crate::runtime::{ClosedByFork, Runtime};
 
 /// Connections served at a time.
@@ -231,6 +232,7 @@ impl EventLoop {
         self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
         self.connections += 1;
         self.sources.insert(id, Source::Served(Served::new(ConnectionId(id), accepted, peer)));
+        kill_point!("exporter:accepted");
     }
 
     /// May this peer come in? Connections that hold no lease make room, the oldest first: their importers connect anew

@@ -18,6 +18,7 @@ use crate::backend::Access;
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::import::LeaseKey;
+use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
@@ -88,9 +89,11 @@ impl Link {
         calls.next += 1;
         let request = RequestId(calls.next);
         runtime.poller.arm(self, false);
-        let answer = self
-            .send(&Request::Open { request, export, token, access, peer }, deadline)
-            .and_then(|()| self.answer_to(&mut calls, request, deadline));
+        let answer =
+            self.send(&Request::Open { request, export, token, access, peer }, deadline).and_then(|()| {
+                kill_point!("importer:asked");
+                self.answer_to(&mut calls, request, deadline)
+            });
         if matches!(answer, Err(Error::Timeout { .. })) {
             calls.abandoned.insert(request.0);
         }

@@ -13,6 +13,7 @@ use super::{ConnectionId, Grant};
 use crate::descriptor::ExportId;
 use crate::error::Result;
 use crate::export::{ExportTable, Importer, OpenRequest};
+use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::ClosedByFork;
@@ -143,6 +144,7 @@ impl Served {
             (Request::Hello { protocol, program }, None) => {
                 self.program = Some(short_name(&program));
                 let sent = self.send(&Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity }, &[]);
+                kill_point!("exporter:answered-hello");
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
             (Request::Open { request, export, token, access, peer: _ }, Some(program)) => {
@@ -151,6 +153,7 @@ impl Served {
                 match exports.grant(OpenRequest { export, token, access }, importer) {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);
+                        kill_point!("exporter:leased");
                         let mut fds = Vec::new();
                         let mut handles = Vec::with_capacity(granted.shared.allocations.len());
                         for allocation in &granted.shared.allocations {
@@ -169,7 +172,9 @@ impl Served {
                             granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
                         let grant =
                             Grant { request, lease: granted.lease, handles, ready, keep: granted.keep };
-                        self.send(&Reply::Grant(grant), &fds)
+                        let next = self.send(&Reply::Grant(grant), &fds);
+                        kill_point!("exporter:granted");
+                        next
                     }
                     Err(refusal) => {
                         self.log_refusal(export, &refusal);
@@ -184,6 +189,7 @@ impl Served {
             (Request::Release { lease }, Some(_)) => match self.leases.remove(&lease) {
                 Some(export) => {
                     exports.release(export, lease);
+                    kill_point!("exporter:released");
                     Next::Keep
                 }
                 None => self.broke_the_rules("it released a lease that it does not hold"),

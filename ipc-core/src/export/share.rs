@@ -13,6 +13,7 @@ use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_E
 use crate::error::{Error, Result};
 use crate::interop::Region;
 use crate::ipc::Ipc;
+use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Dtype, LayoutError, TensorLayout};
@@ -120,6 +121,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         for extent in &extents {
             allocations.push(runtime.exports.allocation(backend, extent)?);
         }
+        kill_point!("exporter:exported");
         let fds: usize = allocations.iter().map(|allocation| allocation.exported().fds.len()).sum();
         if fds > MAX_FDS {
             return Err(Error::InvalidRegion(format!(
@@ -221,6 +223,7 @@ impl Prepared {
         let owner: Box<dyn Any + Send + Sync> = Box::new(Mutex::new(owner));
         self.export.shared.owner = Some(owner);
         self.descriptor.export = self.runtime.exports.insert(self.export);
+        kill_point!("exporter:published");
         tracing::debug!(export = %self.descriptor.export, bytes = self.descriptor.len, "shared");
         Ok(Export::new(self.descriptor))
     }

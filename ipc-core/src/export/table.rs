@@ -13,6 +13,7 @@ use crate::broker::{
 };
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
+use crate::kill::kill_point;
 use crate::lease::{Holder, Holders, LeaseId};
 use crate::runtime::{Metrics, Runtime};
 
@@ -212,6 +213,7 @@ impl ExportTable {
         if std::mem::replace(&mut entry.dropped, true) {
             return;
         }
+        kill_point!("exporter:dropped");
         let connections = entry.connections();
         self.retire_if_free(&mut state, export);
         drop(state);
@@ -228,7 +230,9 @@ impl ExportTable {
         }
         let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
         runtime.worker.submit(move || {
+            kill_point!("exporter:retiring");
             drop(shared);
+            kill_point!("exporter:retired");
             let mut state = runtime.exports.lock();
             if let Some(entry) = state.exports.remove(&export) {
                 runtime.metrics.exports.subtract(1);

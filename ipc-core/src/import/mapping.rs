@@ -15,6 +15,7 @@ use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::{Shared, check_backend};
 use crate::interop::{ViewStream, ViewTypes};
+use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::Owner;
 use crate::runtime::Runtime;
@@ -283,6 +284,7 @@ impl Mapping {
 
 impl MappingParts {
     fn let_go(self, runtime: &'static Runtime) {
+        kill_point!("importer:letting-go");
         match self.hold {
             Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
             Hold::Local(lease, shared) => {

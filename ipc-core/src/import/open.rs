@@ -11,6 +11,7 @@ use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::{LocalGrant, OpenRequest, check_backend};
 use crate::ipc::Ipc;
+use crate::kill::kill_point;
 use crate::placement::DeviceMap;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
@@ -145,6 +146,7 @@ impl<'a> OpenBuilder<'a> {
                 ),
             });
         }
+        kill_point!("importer:mapped");
         match stream {
             Some(stream) => mapping.wait_ready_on(stream)?,
             None => mapping.wait_ready(deadline.left())?,

@@ -16,6 +16,7 @@ use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Grant, Lin
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
+use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
@@ -236,6 +237,7 @@ impl ImportTable {
         let notices = link.expect_notices(key);
         let granted = link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline);
         let begun = granted.and_then(|(grant, fds)| {
+            kill_point!("importer:granted");
             if !grant.keep {
                 notices.recall();
             }
@@ -283,6 +285,7 @@ impl ImportTable {
             Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
         };
         let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close)?;
+        kill_point!("importer:opened");
         let ready = grant.ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose();
         let ready = match ready {
             Ok(ready) => ready.map(Arc::from),
@@ -308,7 +311,9 @@ impl ImportTable {
         if let Some((key, range)) = lease.lock_range().take() {
             self.ranges.release(&key, range, OpenRange::close);
         }
+        kill_point!("importer:closed");
         lease.link.release(lease.id);
+        kill_point!("importer:released");
         lease.link.forget_notices(&lease.key);
     }
 
