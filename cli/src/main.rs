@@ -1,10 +1,11 @@
-//! The program `device-ipc`: what this machine can share, and the proof that it does.
+//! The program `device-ipc`: what this machine can share, the proof that it does, and who shares what.
 
 mod child;
 mod choose;
 mod demo;
 mod devices;
 mod output;
+mod ps;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ enum Command {
     Devices(devices::Arguments),
     /// Hand a tensor to a second process, which changes it in place, and prove by its bytes that no copy was made.
     Demo(demo::Arguments),
+    /// List every export on this machine that this user may see, and the processes that hold it.
+    Ps(ps::Arguments),
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Ps(arguments) => ps::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
     };
     match outcome {

@@ -119,3 +119,35 @@ fn devices_lists_every_backend_or_why_not() {
     let table = text(&device_ipc("devices=2", &["devices", "--backend", "mock"]).stdout);
     assert!(table.contains("Mock Device 1") && !table.contains("cuda"), "{table}");
 }
+
+/// A demonstration whose receiver waits, so that there is something to list.
+fn sharing(during: impl FnOnce(u32)) {
+    use device_ipc::{Ipc, mock::MockBackend};
+
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let buffer = ipc.allocate(0, 4096).expect("memory");
+    let share = ipc.share(buffer).start().expect("an export");
+    let mapping = ipc.open(share.descriptor()).at_home().expect("a mapping");
+    during(std::process::id());
+    drop(mapping);
+    share.close(std::time::Duration::from_secs(10)).expect("nobody holds it");
+}
+
+#[test]
+fn ps_lists_exports_and_who_holds_them_and_no_secret() {
+    sharing(|pid| {
+        let output = device_ipc("", &["ps", "--json"]);
+        let report = json(&output);
+        let processes = report["processes"].as_array().expect("a list");
+        let ours = processes.iter().find(|one| one["pid"] == pid).expect("this process is listed");
+        let export = &ours["exports"][0];
+        assert_eq!((export["bytes"].as_u64(), export["held_by"].as_u64()), (Some(4096), Some(1)), "{export}");
+        assert_eq!(export["holders"][0]["pid"], pid);
+        assert!(!text(&output.stdout).contains("token"), "{export}");
+        let table = text(&device_ipc("", &["ps"]).stdout);
+        assert!(
+            table.contains(&pid.to_string()) && table.contains("mock") && table.contains("4096"),
+            "{table}"
+        );
+    });
+}
