@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
@@ -17,9 +17,11 @@ use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const ONE: DeviceOrdinal = DeviceOrdinal::new(1);
 
-fn backend() -> Option<Arc<CudaBackend>> {
+/// The backend, for one test at a time: delays and frees of one test would hold up the streams of another.
+fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     match CudaBackend::load() {
-        Ok(backend) => Some(backend),
+        Ok(backend) => Some((backend, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
@@ -40,7 +42,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn bytes_are_written_filled_copied_computed_and_read() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     eprintln!("{:?}\n{:?}", backend.info(), backend.devices().unwrap());
     let stream = backend.create_stream(ZERO).unwrap();
     // More elements than threads of the largest grid, so that the kernel has to walk on.
@@ -87,7 +89,7 @@ fn bytes_are_written_filled_copied_computed_and_read() {
 
 #[test]
 fn a_write_behind_busy_work_returns_at_once_and_its_bytes_may_be_reused() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let stream = backend.create_stream(ZERO).unwrap();
     let event = backend.create_event(ZERO).unwrap();
     let range = backend.allocate(ZERO, 4 << 20).unwrap();
@@ -119,7 +121,7 @@ fn a_write_behind_busy_work_returns_at_once_and_its_bytes_may_be_reused() {
 
 #[test]
 fn the_callers_context_is_the_same_after_every_call() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     std::thread::spawn({
         let backend = Arc::clone(&backend);
         move || {
@@ -143,7 +145,7 @@ fn the_callers_context_is_the_same_after_every_call() {
 
 #[test]
 fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let extents = |ptr: u64, len| backend.extents_of(DeviceRange::new(ZERO, DevicePtr::new(ptr), len), None);
 
@@ -201,7 +203,7 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
 
 #[test]
 fn cudarc_slices_are_freed_by_cudarc_and_views_free_nothing() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     // A second stream has cudarc keep the events of slices and views.
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
@@ -263,7 +265,7 @@ const READY: &str = "the mapping is open";
 
 #[test]
 fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
-    let Some(backend) = backend() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let values: Vec<f32> = (0..5000).map(|index| index as f32).collect();
     let range = backend.allocate(ZERO, 20_000).unwrap();
     let neighbour = backend.allocate(ZERO, 20_000).unwrap();

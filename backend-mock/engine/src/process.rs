@@ -3,7 +3,13 @@
 //! Why: a pid alone is reused. Together with the start time it names one
 //! process for as long as the host runs.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+
+use crate::object::with_more_descriptors;
 
 /// A process of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,7 +31,7 @@ impl ProcessId {
 
     /// The process that has this pid now; `None` if there is none, or only its remains.
     pub(crate) fn of(pid: u32) -> Option<Self> {
-        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let stat = read_stat(pid).ok()?;
         // The second field is the program's name in parentheses and may hold anything.
         let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
         let mut fields = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace();
@@ -38,6 +44,15 @@ impl ProcessId {
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
+}
+
+fn read_stat(pid: u32) -> Result<Vec<u8>, Errno> {
+    let path = format!("/proc/{pid}/stat");
+    // A process that has met its own limit of descriptors must not take all others for dead.
+    let file = with_more_descriptors(|| open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
+    let mut stat = Vec::new();
+    File::from(file).read_to_end(&mut stat).map_err(|_| Errno::SRCH)?;
+    Ok(stat)
 }
 
 #[cfg(test)]

@@ -1,0 +1,33 @@
+//! Runs the conformance suite on the mock, as each of the machines that it can play.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use device_ipc_conformance::{Suite, visible_devices};
+use device_ipc_core::{DeviceIpc, Unavailable};
+use device_ipc_mock::MockBackend;
+
+/// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and what may be missing on each.
+const VARIANTS: [(&str, &str); 7] = [
+    ("default", "devices=2"),
+    ("fds", "devices=2;handles=fds"),
+    ("revoking", "devices=2;lifetime=revoking;generations=off"),
+    ("no-peers", "devices=2;peers=none"),
+    ("no-events", "devices=2;events=off"),
+    ("one-device", "devices=1"),
+    ("slow", "devices=2;latency=2ms"),
+];
+
+fn main() -> ExitCode {
+    let suite = Suite::new("mock").expected_skips(include_str!("expected-skips.txt"));
+    VARIANTS.iter().fold(suite, |suite, (name, spec)| suite.variant(name, || machine(spec))).run()
+}
+
+/// The machine of this description, with the devices that this process is to see.
+fn machine(spec: &str) -> Result<Arc<dyn DeviceIpc>, Unavailable> {
+    let spec = match visible_devices() {
+        Some(visible) => format!("{spec};visible={visible}"),
+        None => spec.to_owned(),
+    };
+    Ok(MockBackend::from_spec(&spec)?)
+}

@@ -1,0 +1,173 @@
+//! What an agent can be told, and what it answers.
+
+use std::time::Duration;
+
+use device_ipc_core::{Access, Descriptor, DeviceIdentity};
+use serde::{Deserialize, Serialize};
+
+use crate::check::Refusal;
+
+/// Where memory of another process is to be opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// Where the bytes live.
+    Home,
+    /// On the device of this position.
+    Device(u32),
+    /// On the agent's stream of the device of this position: that one waits until the bytes are ready.
+    Stream(u32),
+    /// By a device map.
+    Map(Vec<(DeviceIdentity, u32)>),
+}
+
+/// How memory is to be opened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opening {
+    /// What names the memory.
+    pub descriptor: Descriptor,
+    /// Where.
+    pub place: Place,
+    /// The access to ask for, or what the exporter permits.
+    pub access: Option<Access>,
+    /// How long it may take, or the library's default.
+    pub timeout: Option<Duration>,
+}
+
+impl Opening {
+    /// With the access that the exporter permits, and the library's patience.
+    pub fn new(descriptor: &Descriptor, place: Place) -> Self {
+        Self { descriptor: descriptor.clone(), place, access: None, timeout: None }
+    }
+
+    /// Asks for an access.
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = Some(access);
+        self
+    }
+
+    /// Limits the time.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+/// What is to be shared of a buffer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Sharing {
+    /// Where the region begins, and how many bytes it has; the whole buffer unless stated.
+    pub part: Option<(u64, u64)>,
+    /// What importers may do; everything unless stated.
+    pub access: Option<Access>,
+    /// The device whose stream the bytes are written on.
+    pub ready_on: Option<u32>,
+}
+
+/// What an agent can be told. Things have names, which the case chooses.
+#[allow(missing_docs, reason = "the fields are what the line above each command speaks of")]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Command {
+    /// The identities of its devices.
+    Devices,
+    /// Makes its stream of a device, so that later commands are quick.
+    Prepare { device: u32 },
+    /// Allocates a buffer, and writes and waits.
+    Allocate { name: String, device: u32, bytes: Vec<u8> },
+    /// Shares a buffer or a mapping, by another name or the same; drops what was shared by that name before.
+    Share { name: String, of: String, sharing: Sharing },
+    /// Drops an export.
+    DropExport { name: String },
+    /// Waits until nobody holds an export.
+    WaitReleased { name: String, timeout: Duration },
+    /// Opens memory of another process.
+    Open { name: String, opening: Box<Opening> },
+    /// Reads a mapping or a buffer as bytes, on its device's stream.
+    Bytes { name: String },
+    /// Reads a mapping or a buffer as floats, on its device's stream.
+    Floats { name: String },
+    /// Copies a mapping to memory of the mapping's device and reads that.
+    Copy { name: String },
+    /// Submits adding to every float of a mapping or a buffer.
+    Add { name: String, value: f32 },
+    /// Submits setting every byte of a mapping or a buffer.
+    Fill { name: String, byte: u8 },
+    /// Writes to a mapping behind the library's back, on the bare backend, and waits.
+    FillUnchecked { name: String, byte: u8 },
+    /// Submits a delay to a device's stream.
+    Delay { device: u32, time: Duration },
+    /// Waits for a device's stream.
+    Synchronize { device: u32 },
+    /// Drops a mapping.
+    Drop { name: String },
+    /// Releases a mapping on its device's stream.
+    Release { name: String },
+    /// The descriptor that a mapping was opened with.
+    Forward { name: String },
+    /// Opens a handle on the bare backend, closes it again and says how many bytes the driver mapped.
+    BareOpen { kind: u16, bytes: Vec<u8>, size: u64, generation: Option<u64>, device: u32 },
+    /// Opens an event on the bare backend.
+    OpenEvent { name: String, handle: Vec<u8>, device: u32 },
+    /// Records an event on a device's stream.
+    RecordEvent { name: String, device: u32 },
+    /// Makes a device's stream wait for an event.
+    WaitEvent { name: String, device: u32 },
+    /// Has the event been reached?
+    QueryEvent { name: String },
+    /// Waits for the event on the host.
+    SynchronizeEvent { name: String, timeout: Duration },
+    /// Exports an event that the agent opened.
+    ExportEvent { name: String },
+    /// Ends all its exports, and waits until nobody holds them.
+    Shutdown { timeout: Duration },
+    /// Ends the process without dropping anything.
+    Exit,
+}
+
+/// What an agent answers, where it could do what it was told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// Devices.
+    Devices(Vec<DeviceIdentity>),
+    /// A descriptor.
+    Descriptor(Descriptor),
+    /// A mapping.
+    Mapping(Mapped),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Floats.
+    Floats(Vec<f32>),
+    /// A number.
+    Number(u64),
+    /// Yes or no.
+    Truth(bool),
+}
+
+/// A mapping of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapped {
+    /// Its address in the agent.
+    pub address: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The position of its device.
+    pub device: u32,
+    /// Where the bytes live.
+    pub home: DeviceIdentity,
+    /// Is that the mapping's device?
+    pub at_home: bool,
+    /// What the agent may do.
+    pub access: Access,
+    /// The tensor's type and shape, where there is one.
+    pub tensor: Option<(String, Vec<u64>)>,
+}
+
+/// What comes back for a command.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// How long the agent took for it.
+    pub took: Duration,
+    /// The answer, or the library's error.
+    pub result: Result<Answer, Refusal>,
+}

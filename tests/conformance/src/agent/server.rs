@@ -1,0 +1,285 @@
+//! The agent's side: does what it is told, on guards that it keeps by name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{
+    Access, AsStream, Buffer, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
+    Generation, HandleBytes, HandleKind, Ipc, Mapping, ReceivedHandle, Region, Result, Stream, ViewMut,
+};
+
+use super::command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
+use crate::check::Refusal;
+use crate::context::Context;
+use crate::outcome::Outcome;
+use crate::unchecked;
+
+/// An agent waits for commands as long as its starter lives.
+const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The role of every agent.
+pub(crate) fn run(context: &Context) -> Outcome {
+    let mut agent = Server::new(context);
+    loop {
+        let line = match context.starter().receive(FOR_EVER) {
+            Ok(line) => line,
+            // The case is over.
+            Err(_) => return Ok(()),
+        };
+        let command: Command = serde_json::from_str(&line)?;
+        if matches!(command, Command::Exit) {
+            std::process::exit(0);
+        }
+        let begun = Instant::now();
+        let result = agent.obey(command).map_err(Refusal::from);
+        let reply = Reply { took: begun.elapsed(), result };
+        context.send_line(&serde_json::to_string(&reply)?)?;
+    }
+}
+
+struct Server<'a> {
+    context: &'a Context,
+    ipc: Ipc,
+    exports: HashMap<String, Export>,
+    mappings: HashMap<String, Mapping>,
+    buffers: HashMap<String, Arc<Buffer>>,
+    streams: HashMap<u32, Stream>,
+    events: HashMap<String, Box<dyn DeviceEvent>>,
+}
+
+impl<'a> Server<'a> {
+    fn new(context: &'a Context) -> Self {
+        Self {
+            context,
+            ipc: context.ipc(),
+            exports: HashMap::new(),
+            mappings: HashMap::new(),
+            buffers: HashMap::new(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Answer> {
+        let done = |()| Answer::Done;
+        match command {
+            Command::Devices => {
+                let devices = self.ipc.devices()?;
+                Ok(Answer::Devices(devices.iter().map(|device| device.identity).collect()))
+            }
+            Command::Prepare { device } => self.stream(device)?.synchronize().map(done),
+            Command::Allocate { name, device, bytes } => self.allocate(name, device, &bytes).map(done),
+            Command::Share { name, of, sharing } => self.share(name, &of, &sharing),
+            Command::DropExport { name } => {
+                drop(self.exports.remove(&name));
+                Ok(Answer::Done)
+            }
+            Command::WaitReleased { name, timeout } => {
+                named(&self.exports, &name).wait_released(timeout).map(done)
+            }
+            Command::Open { name, opening } => self.open(name, &opening),
+            Command::Bytes { name } => Ok(Answer::Bytes(self.read(&name)?)),
+            Command::Floats { name } => Ok(Answer::Floats(self.read(&name)?)),
+            Command::Copy { name } => self.copy(&name),
+            Command::Add { name, value } => self.write::<f32>(&name, |view| view.add(value)).map(done),
+            Command::Fill { name, byte } => self.write::<u8>(&name, |view| view.fill_bytes(byte)).map(done),
+            Command::FillUnchecked { name, byte } => {
+                let stream = self.stream_of(&name)?;
+                let mapping = named(&self.mappings, &name);
+                unchecked::fill_mapping(&**self.context.backend(), mapping, byte, &stream).map(done)
+            }
+            Command::Delay { device, time } => self.stream(device)?.delay(time).map(done),
+            Command::Synchronize { device } => self.stream(device)?.synchronize().map(done),
+            Command::Drop { name } => {
+                drop(taken(&mut self.mappings, &name));
+                Ok(Answer::Done)
+            }
+            Command::Release { name } => {
+                let stream = self.stream_of(&name)?;
+                taken(&mut self.mappings, &name).release(&stream).map(done)
+            }
+            Command::Forward { name } => {
+                Ok(Answer::Descriptor(named(&self.mappings, &name).descriptor().clone()))
+            }
+            Command::BareOpen { kind, bytes, size, generation, device } => {
+                self.bare_open(kind, bytes, size, generation, device)
+            }
+            Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
+            Command::Exit => Ok(Answer::Done),
+            event => self.obey_event(event),
+        }
+    }
+
+    fn obey_event(&mut self, command: Command) -> Result<Answer> {
+        let done = |()| Answer::Done;
+        match command {
+            Command::OpenEvent { name, handle, device } => {
+                let event = self.context.backend().open_event(&handle, DeviceOrdinal::new(device))?;
+                self.events.insert(name, event);
+                Ok(Answer::Done)
+            }
+            Command::RecordEvent { name, device } => {
+                let stream = self.stream(device)?;
+                named(&self.events, &name).record(stream.as_stream()).map(done)
+            }
+            Command::WaitEvent { name, device } => {
+                let stream = self.stream(device)?;
+                named(&self.events, &name).wait_on(stream.as_stream()).map(done)
+            }
+            Command::QueryEvent { name } => Ok(Answer::Truth(named(&self.events, &name).query()?)),
+            Command::SynchronizeEvent { name, timeout } => {
+                named(&self.events, &name).synchronize(timeout).map(done)
+            }
+            Command::ExportEvent { name } => {
+                Ok(Answer::Bytes(named(&self.events, &name).export()?.as_slice().to_vec()))
+            }
+            other => panic!("the agent does not know what to do with {other:?}"),
+        }
+    }
+
+    fn stream(&mut self, device: u32) -> Result<Stream> {
+        if let Some(known) = self.streams.get(&device) {
+            return Ok(known.clone());
+        }
+        let stream = self.ipc.create_stream(device)?;
+        self.streams.insert(device, stream.clone());
+        Ok(stream)
+    }
+
+    /// The stream of the device that a mapping or a buffer is on.
+    fn stream_of(&mut self, name: &str) -> Result<Stream> {
+        let device = match self.mappings.get(name) {
+            Some(mapping) => mapping.device(),
+            None => named(&self.buffers, name).range().device,
+        };
+        self.stream(device.get())
+    }
+
+    fn allocate(&mut self, name: String, device: u32, bytes: &[u8]) -> Result<()> {
+        let buffer = self.ipc.allocate(device, bytes.len() as u64)?;
+        let stream = self.stream(device)?;
+        buffer.view_mut::<u8>(&stream)?.copy_from(bytes)?;
+        stream.synchronize()?;
+        self.buffers.insert(name, Arc::new(buffer));
+        Ok(())
+    }
+
+    fn share(&mut self, name: String, of: &str, sharing: &Sharing) -> Result<Answer> {
+        let ready = sharing.ready_on.map(|device| self.stream(device)).transpose()?;
+        let export = if let Some(mapping) = self.mappings.get(of) {
+            let region = Region::new(self.context.backend().info().name, mapping.range());
+            self.start_share(unchecked::not_owned(region), sharing, ready.as_ref())?
+        } else {
+            let buffer = named(&self.buffers, of);
+            let (offset, len) = sharing.part.unwrap_or((0, buffer.range().len));
+            self.start_share(buffer.slice(offset, len)?, sharing, ready.as_ref())?
+        };
+        let descriptor = export.descriptor().clone();
+        self.exports.insert(name, export);
+        Ok(Answer::Descriptor(descriptor))
+    }
+
+    fn start_share(
+        &self,
+        owner: impl DeviceOwner,
+        sharing: &Sharing,
+        ready: Option<&Stream>,
+    ) -> Result<Export> {
+        let builder = self.ipc.share(owner).access(sharing.access.unwrap_or(Access::ReadWrite));
+        Ok(match ready {
+            Some(stream) => builder.ready_on(stream).start()?,
+            None => builder.start()?,
+        })
+    }
+
+    fn open(&mut self, name: String, opening: &Opening) -> Result<Answer> {
+        let ipc = self.ipc.clone();
+        let mut builder = ipc.open(&opening.descriptor);
+        if let Some(access) = opening.access {
+            builder = builder.access(access);
+        }
+        if let Some(timeout) = opening.timeout {
+            builder = builder.timeout(timeout);
+        }
+        let mapping = match &opening.place {
+            Place::Home => builder.at_home()?,
+            Place::Device(device) => builder.on_device(*device)?,
+            Place::Stream(device) => builder.on(&self.stream(*device)?)?,
+            Place::Map(pairs) => {
+                let insert = |map: DeviceMap, (home, device): &(_, u32)| map.insert(*home, *device);
+                builder.mapped_by(&pairs.iter().try_fold(DeviceMap::new(), insert)?)?
+            }
+        };
+        let mapped = Mapped {
+            address: mapping.range().ptr.get(),
+            len: mapping.len(),
+            device: mapping.device().get(),
+            home: mapping.home(),
+            at_home: mapping.is_at_home(),
+            access: mapping.access(),
+            tensor: mapping.layout().map(|layout| (layout.dtype().to_string(), layout.shape().to_vec())),
+        };
+        self.mappings.insert(name, mapping);
+        Ok(Answer::Mapping(mapped))
+    }
+
+    fn read<T: Element>(&mut self, name: &str) -> Result<Vec<T>> {
+        let stream = self.stream_of(name)?;
+        match self.mappings.get(name) {
+            Some(mapping) => mapping.view::<T, _>(&stream)?.to_vec(),
+            None => named(&self.buffers, name).view::<T>(&stream)?.to_vec(),
+        }
+    }
+
+    fn write<T: Element>(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut ViewMut<'_, T>) -> Result<()>,
+    ) -> Result<()> {
+        let stream = self.stream_of(name)?;
+        match self.mappings.get(name) {
+            Some(mapping) => write(&mut mapping.view_mut::<T, _>(&stream)?),
+            None => write(&mut named(&self.buffers, name).view_mut::<T>(&stream)?),
+        }
+    }
+
+    fn copy(&mut self, name: &str) -> Result<Answer> {
+        let stream = self.stream_of(name)?;
+        let mapping = named(&self.mappings, name);
+        let here = self.ipc.allocate(mapping.device(), mapping.len())?;
+        here.view_mut::<u8>(&stream)?.copy_from_device(&mapping.view::<u8, _>(&stream)?)?;
+        Ok(Answer::Bytes(here.view::<u8>(&stream)?.to_vec()?))
+    }
+
+    fn bare_open(
+        &self,
+        kind: u16,
+        bytes: Vec<u8>,
+        size: u64,
+        generation: Option<u64>,
+        device: u32,
+    ) -> Result<Answer> {
+        let device = DeviceOrdinal::new(device);
+        let handle = ReceivedHandle {
+            kind: HandleKind(kind),
+            bytes: HandleBytes::new(bytes),
+            fds: Vec::new(),
+            size,
+            generation: generation.map(Generation),
+            home: Some(device),
+        };
+        let opened = self.context.backend().open(vec![handle], device, Access::ReadWrite)?;
+        let mapped = opened.range.len;
+        self.context.backend().close(opened)?;
+        Ok(Answer::Number(mapped))
+    }
+}
+
+fn named<'a, V>(map: &'a HashMap<String, V>, name: &str) -> &'a V {
+    map.get(name).unwrap_or_else(|| panic!("the case never made {name:?}"))
+}
+
+fn taken<V>(map: &mut HashMap<String, V>, name: &str) -> V {
+    map.remove(name).unwrap_or_else(|| panic!("the case never made {name:?}"))
+}

@@ -1,0 +1,196 @@
+//! Regions, layouts and accesses that make no sense. Each is refused before a driver sees it where that can be told, and
+//! says what is wrong.
+
+use std::sync::Arc;
+
+use device_ipc_core::{Access, Buffer, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region};
+
+use crate::agent::{Command, Opening, Place};
+use crate::check::{equal, refused, refused_as_one_of, same, that};
+use crate::flows::{Memory, OLD, nobody_holds, pattern};
+use crate::{Context, Outcome, fail, skip, unchecked};
+
+fn share_bare(context: &Context, range: DeviceRange) -> Result<(), device_ipc_core::Error> {
+    let region = Region::new(context.backend().info().name, range);
+    Ok(context.ipc().share(unchecked::not_owned(region)).start().map(drop)?)
+}
+
+/// A region has at least one byte.
+pub fn zero_bytes(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let empty = DeviceRange { len: 0, ..memory.buffer.range() };
+    refused(share_bare(context, empty), "sharing no bytes", "InvalidRegion", &["no bytes"])?;
+    refused(memory.ipc.allocate(0, 0), "allocating no bytes", "InvalidRegion", &[])
+}
+
+/// The null address is not memory.
+pub fn null(context: &Context) -> Outcome {
+    let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::NULL, 64);
+    refused(share_bare(context, range), "sharing the null address", "NotDeviceMemory", &["null"])
+}
+
+/// Memory of the host is not the device's: the most frequent mistake of those who hold both kinds of pointer.
+pub fn host_memory(context: &Context) -> Outcome {
+    // The driver is awake, as in a program that uses the device.
+    let _memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let host = vec![1_u8; 1 << 16];
+    let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(host.as_ptr() as u64), host.len() as u64);
+    refused(share_bare(context, range), "sharing memory of the host", "NotDeviceMemory", &["not device memory"])?;
+    let wild = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(0x10), 64);
+    refused(share_bare(context, wild), "sharing an address of nothing", "NotDeviceMemory", &["not device memory"])
+}
+
+/// A region that leaves its allocation, or the address space, is refused.
+pub fn outside_the_allocation(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let whole = memory.buffer.range();
+    let extents = context.backend().extents_of(whole, None)?;
+    let Some(end) = extents.last().and_then(|extent| extent.allocation.end()) else {
+        return fail("an allocation has no extents");
+    };
+    let Some(room) = end.offset_from(whole.ptr) else { return fail("an allocation ends before it begins") };
+    let kinds = ["InvalidRegion", "NotDeviceMemory"];
+    let longer = DeviceRange { len: room + (1 << 40), ..whole };
+    refused_as_one_of(share_bare(context, longer), "sharing far beyond the end", &kinds, &[])?;
+    let wraps = DeviceRange { len: u64::MAX, ..whole };
+    refused_as_one_of(share_bare(context, wraps), "sharing the whole address space", &kinds, &[])?;
+    refused(memory.buffer.slice(4000, 97), "a slice beyond the buffer", "InvalidRegion", &["97 bytes at offset 4000"])?;
+    refused(memory.buffer.slice(u64::MAX, 2), "a slice that wraps around", "InvalidRegion", &[])
+}
+
+/// An address behind the end of the last allocation is not taken for that allocation.
+pub fn address_past_the_allocation(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let extents = context.backend().extents_of(memory.buffer.range(), None)?;
+    let end = extents.last().and_then(|extent| extent.allocation.end());
+    let Some(far) = end.and_then(|end| end.checked_add(1 << 44)) else { return fail("an allocation has no end") };
+    let past = DeviceRange { ptr: far, len: 64, ..memory.buffer.range() };
+    let kinds = ["InvalidRegion", "NotDeviceMemory"];
+    refused_as_one_of(share_bare(context, past), "sharing an address far past the allocation", &kinds, &[])
+}
+
+/// Memory and streams of another backend are refused by name.
+pub fn memory_of_another_backend(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let region = Region::new("another-backend", memory.buffer.range());
+    let shared = memory.ipc.share(unchecked::not_owned(region)).start();
+    refused(shared, "sharing another backend's memory", "WrongBackend", &["another-backend", "Ipc::named"])?;
+    let stream = unchecked::stream_of_another_backend();
+    let shared = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&stream).start();
+    refused(shared, "sharing with another backend's stream", "WrongBackend", &["another-backend"])
+}
+
+/// A share that fails gives the owner back: the memory is the caller's as before.
+pub fn failed_share_gives_the_owner_back(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(80))?;
+    let lone: Buffer = memory.ipc.allocate(0, 80)?;
+    let range = lone.range();
+    let shared = memory.ipc.share(lone).dtype(Dtype::F32).shape([4, 6]).start();
+    let Err(failed) = shared else { return fail("a tensor of 96 bytes was shared in a region of 80") };
+    equal(
+        failed.to_string(),
+        "the tensor needs 96 bytes, but its region has 80 bytes".to_owned(),
+        "what a share of too large a tensor says",
+    )?;
+    let lone: Buffer = failed.into_owner();
+    equal(lone.range(), range, "the range of the owner that came back")?;
+    let share = memory.ipc.share(lone).dtype(Dtype::F32).shape([4, 5]).start()?;
+    that(share.descriptor().layout().is_some(), "the second share should have a layout")
+}
+
+/// Layouts that are none are refused.
+pub fn senseless_layouts(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(80))?;
+    let share = || memory.ipc.share(Arc::clone(&memory.buffer));
+    refused(share().shape([4, 5]).start(), "a shape without a type", "Layout", &["ShareBuilder::dtype"])?;
+    let strides = share().dtype(Dtype::F32).shape([4, 5]).strides([1]).start();
+    refused(strides, "one stride for two dimensions", "Layout", &["1 strides", "2 dimensions"])?;
+    let huge = share().dtype(Dtype::F32).shape([u64::MAX, 8]).start();
+    refused(huge, "a size that does not fit 64 bits", "Layout", &["64 bits"])?;
+    let many = share().dtype(Dtype::U8).shape(vec![1; 65]).start();
+    refused(many, "too many dimensions", "Layout", &["64 dimensions"])?;
+    let gaps = share().dtype(Dtype::F32).shape([4, 5]).strides([6, 1]).start();
+    refused(gaps, "strides that reach behind the end", "Layout", &["needs 92 bytes"])
+}
+
+/// A view of another element type than the tensor's is refused with both names.
+pub fn view_of_another_type(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 20)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 5]).start()?;
+    let mut receiver = context.agent()?;
+    receiver.open("m", share.descriptor(), Place::Home)?;
+    let view = receiver.tell(&Command::Bytes { name: "m".into() })?;
+    refused(view.result, "a view of bytes of a tensor of floats", "Layout", &["float32", "uint8"])?;
+    same(&receiver.floats("m")?, &[OLD; 20], "the floats, by a view of the right type")
+}
+
+/// A view gives elements side by side; a tensor with gaps is refused, and says how to reach its bytes.
+pub fn view_of_a_tensor_with_gaps(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 20)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 4]).strides([5, 1]).start()?;
+    let mut receiver = context.agent()?;
+    receiver.open("m", share.descriptor(), Place::Home)?;
+    let view = receiver.tell(&Command::Floats { name: "m".into() })?;
+    refused(view.result, "a view of a tensor with gaps", "Layout", &["not contiguous", "Mapping::range"])
+}
+
+/// A view of elements needs an address and a length that fit them.
+pub fn view_of_misaligned_bytes(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let (odd, short) = (memory.share_part(1, 16)?, memory.share_part(0, 15)?);
+    let mut receiver = context.agent()?;
+    receiver.open("odd", odd.descriptor(), Place::Home)?;
+    receiver.open("short", short.descriptor(), Place::Home)?;
+    for name in ["odd", "short"] {
+        let view = receiver.tell(&Command::Floats { name: name.into() })?;
+        refused(view.result, "floats at an odd place", "Layout", &["whole, aligned elements of 4 bytes"])?;
+    }
+    same(&receiver.bytes("odd")?, &pattern(64)[1..17], "the bytes at an odd place")
+}
+
+/// What is shared for reading is not opened for writing.
+pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 16)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
+    let mut receiver = context.agent()?;
+    let opening = Opening::new(share.descriptor(), Place::Home).access(Access::ReadWrite);
+    let phrases = ["shared read-only", "read-write was asked for", "ask the exporter"];
+    refused(receiver.try_open("m", opening)?, "opening a read-only export to write", "AccessDenied", &phrases)?;
+    // A descriptor that lies about it is the exporter's to refuse.
+    let lying = crate::wire::altered(share.descriptor(), |bytes| bytes[crate::wire::FLAGS.start] &= !1)?;
+    equal(lying.access(), Access::ReadWrite, "the access that an altered descriptor claims")?;
+    refused(receiver.try_open("m", Opening::new(&lying, Place::Home))?, "the same with a lie", "AccessDenied", &phrases)?;
+    nobody_holds(&share, "refused opens")
+}
+
+/// Where the kind of handle can be mapped read-only, it is: views for writing are refused, and what writes all the same
+/// changes nothing.
+pub fn read_only_mapping(context: &Context) -> Outcome {
+    if !context.backend().handle_kinds().first().is_some_and(|kind| kind.read_only) {
+        return skip("the kind of handle cannot be mapped read-only");
+    }
+    let memory = Memory::with_floats(context, 16)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
+    let mut receiver = context.agent()?;
+    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
+    equal(mapped.access, Access::ReadOnly, "the access of the mapping")?;
+    same(&receiver.floats("m")?, &[OLD; 16], "the floats of a read-only mapping")?;
+    let add = receiver.tell(&Command::Add { name: "m".into(), value: 1.0 })?;
+    refused(add.result, "a view for writing of a read-only mapping", "AccessDenied", &["shared read-only"])?;
+    let fill = receiver.tell(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
+    that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
+    same(&memory.floats()?, &[OLD; 16], "the floats after a write to a read-only mapping")
+}
+
+/// Where the kind of handle cannot be mapped read-only, an importer that would get more than it may is refused.
+pub fn read_only_is_not_pretended(context: &Context) -> Outcome {
+    if context.backend().handle_kinds().first().is_some_and(|kind| kind.read_only) {
+        return skip("the kind of handle can be mapped read-only");
+    }
+    let memory = Memory::with_floats(context, 16)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
+    let mut receiver = context.agent()?;
+    let result = receiver.try_open("m", Opening::new(share.descriptor(), Place::Home))?;
+    refused(result, "a read-only mapping where there is none", "Unsupported", &["read-only"])?;
+    nobody_holds(&share, "the refusal")
+}

@@ -1,0 +1,163 @@
+//! Plain memory and streams, which all other cases stand on.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{DeviceOrdinal, Stream};
+
+use crate::check::{equal, refused, refused_as_one_of, same, that};
+use crate::flows::{Memory, OLD, float_bytes, pattern};
+use crate::timing::{Seen, while_delayed};
+use crate::unchecked::Bare;
+use crate::{Context, Outcome, Stop, fail};
+
+const FIRST: DeviceOrdinal = DeviceOrdinal::new(0);
+
+fn bare(context: &Context, bytes: u64) -> Result<(Bare<'_>, Stream), Stop> {
+    Ok((Bare::allocate(&**context.backend(), FIRST, bytes)?, context.ipc().create_stream(0)?))
+}
+
+/// Bytes that are written are read, on every device.
+pub fn write_and_read(context: &Context) -> Outcome {
+    for device in context.devices()? {
+        let bytes = pattern(1_000_003);
+        let memory = Memory::with_bytes(context, device.ordinal.get(), &bytes)?;
+        same(&memory.bytes()?, &bytes, format!("the bytes on device {}", device.ordinal))?;
+    }
+    Ok(())
+}
+
+/// Filling, copying and adding touch their range and nothing else.
+pub fn work_stays_in_its_range(context: &Context) -> Outcome {
+    let (memory, stream) = bare(context, 64)?;
+    let part = |offset, len| memory.range.slice(offset, len).ok_or_else(|| Stop::failed("a part lies inside"));
+    memory.write(memory.range, &float_bytes(&[OLD; 16]), &stream)?;
+    memory.add(part(8, 16)?, 1.0, &stream)?;
+    memory.fill(part(33, 5)?, 0xaa, &stream)?;
+    let mut expected = float_bytes(&[OLD; 16]);
+    expected[8..24].copy_from_slice(&float_bytes(&[OLD + 1.0; 4]));
+    expected[33..38].fill(0xaa);
+    same(&memory.read(memory.range, &stream)?, &expected, "the bytes after a kernel and a fill of parts")?;
+    let copy = Bare::allocate(&**context.backend(), FIRST, 64)?;
+    copy.copy_from(&memory, &stream)?;
+    same(&copy.read(copy.range, &stream)?, &expected, "the bytes of a copy")
+}
+
+/// Work that does not fit its range is refused.
+pub fn work_that_does_not_fit(context: &Context) -> Outcome {
+    let (memory, stream) = bare(context, 64)?;
+    let kind = "InvalidRegion";
+    refused(memory.write(memory.range, &[0; 63], &stream), "writing 63 bytes to 64", kind, &[])?;
+    refused(memory.write(memory.range, &[0; 65], &stream), "writing 65 bytes to 64", kind, &[])?;
+    let (shorter, _) = bare(context, 32)?;
+    refused(memory.copy_from(&shorter, &stream), "copying 32 bytes to 64", kind, &[])?;
+    let Some(odd) = memory.range.slice(1, 8) else { return fail("a part lies inside") };
+    refused(memory.add(odd, 1.0, &stream), "adding to floats at an odd address", kind, &[])?;
+    let Some(short) = memory.range.slice(0, 7) else { return fail("a part lies inside") };
+    refused(memory.add(short, 1.0, &stream), "adding to seven bytes", kind, &[])
+}
+
+/// No bytes is no allocation, and more than there is does not fit.
+pub fn senseless_sizes(context: &Context) -> Outcome {
+    let memory = context.backend().memory();
+    refused(memory.allocate(FIRST, 0), "allocating no bytes", "InvalidRegion", &[])?;
+    let total = memory.memory_info(FIRST)?.total_bytes;
+    for bytes in [total.saturating_mul(4), u64::MAX] {
+        let what = format!("allocating {bytes} bytes of {total}");
+        refused_as_one_of(memory.allocate(FIRST, bytes), &what, &["OutOfMemory", "InvalidRegion"], &[])?;
+    }
+    // The device is none the worse for it.
+    Memory::with_bytes(context, 0, &pattern(64)).map(drop)
+}
+
+/// The device has as much memory as its description says, and an allocation takes from what is free.
+pub fn memory_is_accounted_for(context: &Context) -> Outcome {
+    const BYTES: u64 = 64 << 20;
+    for device in context.devices()? {
+        let info = context.backend().memory().memory_info(device.ordinal)?;
+        that(info.free_bytes <= info.total_bytes, format!("more free memory than there is: {info:?}"))?;
+        that(info.total_bytes > 0, format!("device {} should have memory", device.ordinal))?;
+    }
+    let (small, _stream) = bare(context, 64)?;
+    let before = context.backend().memory().memory_info(FIRST)?.free_bytes;
+    if before < 2 * BYTES {
+        return crate::skip("the device has too little free memory");
+    }
+    let large = Bare::allocate(&**context.backend(), FIRST, BYTES)?;
+    let after = context.backend().memory().memory_info(FIRST)?.free_bytes;
+    drop((small, large));
+    that(after < before, format!("{before} bytes were free, and {after} after an allocation of {BYTES}"))
+}
+
+/// Submitting work does not wait for it, and reading does.
+pub fn work_is_done_later_and_in_order(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 1024)?;
+    let mut expected = OLD;
+    while_delayed("submitting work", |delay| {
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        memory.add(2.0)?;
+        let seen = Seen::since(begun, Ok(()));
+        expected += 3.0;
+        let floats = memory.floats()?;
+        let took = begun.elapsed();
+        that(took >= delay, format!("reading behind a delay of {delay:?} took {took:?}"))?;
+        Ok(Seen { verdict: same(&floats, &[expected; 1024], "the floats after the work"), ..seen })
+    })
+}
+
+/// Streams of one device do not wait for each other.
+pub fn streams_are_independent(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 1024)?;
+    let busy = context.ipc().create_stream(0)?;
+    while_delayed("another stream", |delay| {
+        let begun = Instant::now();
+        busy.delay(delay)?;
+        memory.add(1.0)?;
+        memory.stream.synchronize()?;
+        let seen = Seen::since(begun, Ok(()));
+        busy.synchronize()?;
+        let took = begun.elapsed();
+        let verdict = that(took >= delay, format!("waiting for a stream with a delay of {delay:?} took {took:?}"));
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// Waiting for a device waits for all its streams.
+pub fn waiting_for_the_device(context: &Context) -> Outcome {
+    let delay = Duration::from_millis(200);
+    let streams = [context.ipc().create_stream(0)?, context.ipc().create_stream(0)?];
+    let begun = Instant::now();
+    for stream in &streams {
+        stream.delay(delay)?;
+    }
+    context.backend().synchronize_device(FIRST)?;
+    let took = begun.elapsed();
+    that(took >= delay, format!("waiting for a device whose streams are delayed by {delay:?} took {took:?}"))
+}
+
+/// A stream that is dropped still does what was submitted to it.
+pub fn dropped_stream_finishes_its_work(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 1024)?;
+    let stream = context.ipc().create_stream(0)?;
+    stream.delay(Duration::from_millis(50))?;
+    memory.buffer.view_mut::<f32>(&stream)?.add(1.0)?;
+    drop(stream);
+    context.backend().synchronize_device(FIRST)?;
+    same(&memory.floats()?, &[OLD + 1.0; 1024], "the floats after the work of a dropped stream")
+}
+
+/// Memory of two devices that can reach each other is copied between them.
+pub fn copies_between_devices(context: &Context) -> Outcome {
+    let [_, second] = context.two_peers()?;
+    let backend = &**context.backend();
+    let bytes = pattern(100_003);
+    let (source, stream) = bare(context, bytes.len() as u64)?;
+    source.write(source.range, &bytes, &stream)?;
+    context.backend().synchronize_device(FIRST)?;
+    let target = Bare::allocate(backend, second.ordinal, bytes.len() as u64)?;
+    let there = context.ipc().create_stream(second.ordinal)?;
+    equal(there.device(), second.ordinal, "the device of a stream")?;
+    target.copy_from(&source, &there)?;
+    same(&target.read(target.range, &there)?, &bytes, "the bytes copied from device 0 to device 1")
+}

@@ -1,0 +1,223 @@
+//! Leases: who holds what, until when, and what the exporter is told.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{Buffer, DeviceOwner, Export};
+
+use crate::agent::{Command, Place};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, SOON, bytes_of, pattern};
+use crate::{Context, Outcome, Stop, unchecked};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Tells when it is dropped.
+#[derive(Debug)]
+struct Witness {
+    _memory: Arc<Buffer>,
+    dropped: Sender<()>,
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        // The case may be over.
+        let _ = self.dropped.send(());
+    }
+}
+
+/// An export whose owner's drop can be waited for.
+fn share_with_witness(memory: &Memory) -> Result<(Export, Receiver<()>), Stop> {
+    let (dropped, receiver) = channel();
+    let witness = Witness { _memory: Arc::clone(&memory.buffer), dropped };
+    let region = memory.buffer.region();
+    Ok((memory.ipc.share(unchecked::owned(witness, region)).start()?, receiver))
+}
+
+fn owner_lives(dropped: &Receiver<()>, when: &str) -> Outcome {
+    that(dropped.try_recv().is_err(), format!("the owner of the memory was dropped {when}"))
+}
+
+/// Waiting for the release names those who hold the export: process, program and bytes.
+pub fn still_held_names_the_holder(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let share = memory.share_part(96, 1000)?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = std::path::Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let id = importer.peer().id();
+    let holders = share.holders();
+    equal(holders.iter().len(), 1, "the number of holders")?;
+    for holder in holders.iter() {
+        equal((holder.pid, holder.bytes), (id, 1000), "process id and bytes of the holder")?;
+        equal(&holder.program, &program.chars().take(64).collect(), "the program of the holder")?;
+    }
+    let phrases = [&*format!("process {id}"), &program, "1000 bytes", "after 50 ms"];
+    refused(share.wait_released(SHORT), "waiting while it is held", "StillHeld", &phrases)?;
+    importer.drop_mapping("m")?;
+    share.wait_released(SOON)?;
+    equal(share.holders().iter().len(), 0, "the number of holders after the release")?;
+    equal(share.holders().opened(), 1, "how often it was opened")
+}
+
+/// Waiting for the release of what nobody has opened says so, and does not count as released.
+pub fn never_opened_says_so(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    refused(share.wait_released(SHORT), "waiting for a first open", "StillHeld", &["nobody has opened it"])?;
+    let begun = Instant::now();
+    share.close(SOON)?;
+    that(begun.elapsed() < SOON, "closing what nobody has opened should not wait")
+}
+
+/// A refused open is no open: the export still waits for its first one.
+pub fn wait_begins_with_the_first_open(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    let mut importer = context.agent()?;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| share.wait_released(SOON));
+        importer.open("m", share.descriptor(), Place::Home)?;
+        that(!waiting.is_finished(), "the wait ended while the export was held")?;
+        importer.drop_mapping("m")?;
+        Ok(waiting.join().map_err(|_| Stop::failed("the waiting thread panicked"))??)
+    })
+}
+
+/// Dropping the export ends nothing that is open: the mapping goes on, and keeps the owner until it ends.
+pub fn live_mapping_keeps_the_owner(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    drop(share);
+    same(&importer.bytes("m")?, &bytes, "the bytes after the export was dropped")?;
+    owner_lives(&dropped, "while an importer had the memory open")?;
+    importer.drop_mapping("m")?;
+    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last importer let go"))
+}
+
+/// The owner of an export that nobody has open goes when the export does, once.
+pub fn owner_goes_with_an_unopened_export(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    owner_lives(&dropped, "while its export lived")?;
+    share.close(SOON)?;
+    that(dropped.try_recv().is_ok(), "close returned before the owner was dropped")?;
+    that(dropped.recv().is_err(), "the owner was dropped twice")
+}
+
+/// Closing waits for the holders, and for the drop of the owner.
+pub fn close_waits_for_the_holders(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(move || share.close(SOON));
+        owner_lives(&dropped, "while an importer had the memory open")?;
+        importer.drop_mapping("m")?;
+        closing.join().map_err(|_| Stop::failed("the closing thread panicked"))??;
+        that(dropped.try_recv().is_ok(), "close returned before the owner was dropped")
+    })
+}
+
+/// Closing gives up in time and names the holder; the export has ended all the same, and its owner goes with the holder.
+pub fn close_names_who_does_not_let_go(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    let descriptor = share.descriptor().clone();
+    let mut importer = context.agent()?;
+    importer.open("m", &descriptor, Place::Home)?;
+    let phrases = [&*importer.peer().id().to_string(), "64 bytes"];
+    refused(share.close(SHORT), "closing what is held", "StillHeld", &phrases)?;
+    refused(memory.ipc.open(&descriptor).at_home(), "opening it after that", "ExportDropped", &["dropped"])?;
+    owner_lives(&dropped, "by a close that gave up")?;
+    importer.drop_mapping("m")?;
+    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the holder let go"))
+}
+
+/// A killed importer's lease ends with it.
+pub fn importer_killed(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    importer.kill()?;
+    share.wait_released(SOON)?;
+    share.close(SOON)?;
+    that(dropped.try_recv().is_ok(), "the owner was not dropped after the killed importer")
+}
+
+/// An importer that ends without dropping anything is as good as one that dropped everything.
+pub fn importer_exited(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    importer.exit()?;
+    Ok(share.wait_released(SOON)?)
+}
+
+/// One importer's death ends its own lease and no other.
+pub fn one_of_two_importers_killed(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.share()?;
+    let (mut one, mut other) = (context.agent()?, context.agent()?);
+    one.open("m", share.descriptor(), Place::Home)?;
+    other.open("m", share.descriptor(), Place::Home)?;
+    one.kill()?;
+    let until = Instant::now() + SOON;
+    while share.holders().iter().len() == 2 {
+        that(Instant::now() < until, "the lease of a killed importer should end, and did not")?;
+        std::thread::yield_now();
+    }
+    let left: Vec<u32> = share.holders().iter().map(|holder| holder.pid).collect();
+    equal(left, vec![other.peer().id()], "the processes that still hold the export")?;
+    same(&other.bytes("m")?, &bytes, "the bytes that the other importer reads")?;
+    other.drop_mapping("m")?;
+    Ok(share.wait_released(SOON)?)
+}
+
+/// The exporting process itself may have the memory open, and outlive its own export.
+pub fn own_mapping_outlives_the_export(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let (share, dropped) = share_with_witness(&memory)?;
+    let mapping = memory.ipc.open(share.descriptor()).at_home()?;
+    drop(share);
+    same(&bytes_of(&mapping, &memory.stream)?, &bytes, "the bytes after the export was dropped")?;
+    owner_lives(&dropped, "while this process had the memory open")?;
+    drop(mapping);
+    dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last mapping"))
+}
+
+/// Memory that was shared, opened, released and dropped is free again: nothing of it stays behind.
+pub fn memory_is_free_again(context: &Context) -> Outcome {
+    const BYTES: usize = 8 << 20;
+    let mut importer = context.agent()?;
+    importer.prepare(0)?;
+    let stream = context.ipc().create_stream(0)?;
+    let free = || Ok::<_, Stop>(context.backend().memory().memory_info(stream.device())?.free_bytes);
+    let mut round = || {
+        let memory = Memory::with_bytes(context, 0, &vec![7; BYTES])?;
+        let share = memory.share()?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        importer.must(&Command::Release { name: "m".into() })?;
+        share.wait_released(SOON)?;
+        drop(memory);
+        Ok::<_, Stop>(share.close(SOON)?)
+    };
+    round()?;
+    let before = free()?;
+    for _ in 0..4 {
+        round()?;
+    }
+    let lost = before.saturating_sub(free()?);
+    // Other processes may use the device meanwhile; what leaks here would be four buffers.
+    that(lost < 3 * BYTES as u64, format!("{lost} bytes are gone after four rounds of {BYTES} bytes"))
+}

@@ -1,0 +1,312 @@
+//! Whether the bytes are there yet. "Opened" says nothing about that: the wait belongs to the descriptor, and happens on
+//! the device. Each claim has its control: the same without the wait, where the old bytes are read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{DeviceOrdinal, Mapping, Stream};
+
+use crate::agent::{Agent, Answer, Command, Opening, Place, Sharing};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, OLD, SOON, float_bytes};
+use crate::timing::{Seen, while_delayed};
+use crate::{Context, Outcome, Stop, skip};
+
+const COUNT: usize = 4096;
+const NEW: f32 = OLD + 1.0;
+
+/// Has the memory changed by its stream, after a delay.
+fn change_later(memory: &Memory, delay: Duration) -> Outcome {
+    memory.stream.delay(delay)?;
+    memory.add(NEW - OLD)
+}
+
+fn share_ready(memory: &Memory) -> Result<device_ipc_core::Export, Stop> {
+    Ok(memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&memory.stream).start()?)
+}
+
+/// The receiver's stream waits for the sender's on the device: the open returns before the bytes are written, and what
+/// the stream then reads are the new ones.
+pub fn stream_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    waits_on_a_stream(context, Place::Stream(0), 0)
+}
+
+/// The same on another card than the bytes' home.
+pub fn stream_of_another_device_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    context.two_peers()?;
+    waits_on_a_stream(context, Place::Stream(1), 1)
+}
+
+/// The bytes of one card are written by a stream of another one, and the receiver waits for that at their home; in
+/// another process and in the exporter's own.
+pub fn ready_on_a_stream_of_another_device(context: &Context) -> Outcome {
+    context.needs_events()?;
+    context.two_peers()?;
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    let writer = context.ipc().create_stream(1)?;
+    let delay = Duration::from_millis(300);
+    let memory = Memory::with_floats(context, COUNT)?;
+    let begun = Instant::now();
+    writer.delay(delay)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).ready_on(&writer).start()?;
+    receiver.open("m", share.descriptor(), Place::Stream(0))?;
+    let own = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
+    receiver.synchronize(0)?;
+    let there = begun.elapsed();
+    memory.stream.synchronize()?;
+    let here = begun.elapsed();
+    that(there >= delay, format!("the receiver's stream should wait {delay:?} for a stream of device 1: {there:?}"))?;
+    that(here >= delay, format!("the exporter's stream should wait {delay:?} for a stream of device 1: {here:?}"))?;
+    same(&receiver.floats("m")?, &[OLD; COUNT], "the floats after the wait")?;
+    drop(own);
+    receiver.drop_mapping("m")?;
+    Ok(share.wait_released(SOON)?)
+}
+
+fn waits_on_a_stream(context: &Context, place: Place, device: u32) -> Outcome {
+    let mut receiver = context.agent()?;
+    receiver.prepare(device)?;
+    while_delayed("opening on a stream", |delay| {
+        let memory = Memory::with_floats(context, COUNT)?;
+        let begun = Instant::now();
+        change_later(&memory, delay)?;
+        let share = share_ready(&memory)?;
+        receiver.open("m", share.descriptor(), place.clone())?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = same(&receiver.floats("m")?, &[NEW; COUNT], "the floats that the waiting stream reads");
+        receiver.drop_mapping("m")?;
+        share.wait_released(SOON)?;
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// The control: without the wait the old bytes are read. Were this to fail, the case above would prove nothing.
+pub fn without_ready_the_old_bytes_are_read(context: &Context) -> Outcome {
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    while_delayed("reading without a wait", |delay| {
+        let memory = Memory::with_floats(context, COUNT)?;
+        let share = memory.share()?;
+        receiver.open("m", share.descriptor(), Place::Stream(0))?;
+        let begun = Instant::now();
+        change_later(&memory, delay)?;
+        let verdict = same(&receiver.floats("m")?, &[OLD; COUNT], "the floats that nobody waited for");
+        let seen = Seen::since(begun, verdict);
+        memory.stream.synchronize()?;
+        same(&receiver.floats("m")?, &[NEW; COUNT], "the floats once the sender is done")?;
+        receiver.drop_mapping("m")?;
+        Ok(seen)
+    })
+}
+
+/// Opened without a stream, the bytes are ready when the open returns.
+pub fn host_waits_for_ready(context: &Context) -> Outcome {
+    let delay = Duration::from_millis(300);
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let begun = Instant::now();
+    change_later(&memory, delay)?;
+    let share = share_ready(&memory)?;
+    receiver.open("m", share.descriptor(), Place::Home)?;
+    let took = begun.elapsed();
+    that(took >= delay, format!("opening without a stream should wait {delay:?} for the bytes, and took {took:?}"))?;
+    same(&receiver.floats("m")?, &[NEW; COUNT], "the floats after the open")
+}
+
+/// The wait on the host ends with an error when the timeout comes first, and leaves no lease behind.
+pub fn host_wait_times_out(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    while_delayed("a timeout", |delay| {
+        let memory = Memory::with_floats(context, COUNT)?;
+        let begun = Instant::now();
+        change_later(&memory, delay)?;
+        let share = share_ready(&memory)?;
+        let opening = Opening::new(share.descriptor(), Place::Home).timeout(delay / 3);
+        let result = receiver.try_open("m", opening)?;
+        let seen = Seen::since(begun, Ok(()));
+        if result.is_ok() {
+            receiver.drop_mapping("m")?;
+        }
+        let verdict = refused(result.map(drop), "opening before the bytes are ready", "Timeout", &["did not happen"]);
+        share.wait_released(SOON)?;
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// Each stream that takes a view waits, not only the one that opened.
+pub fn views_wait_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let mut sender = context.agent()?;
+    sender.prepare(0)?;
+    let ipc = context.ipc();
+    let (opener, reader) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
+    while_delayed("a view on another stream", |delay| {
+        sender.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
+        let begun = Instant::now();
+        sender.must(&Command::Delay { device: 0, time: delay })?;
+        sender.add("e", NEW - OLD)?;
+        let sharing = Sharing { ready_on: Some(0), ..Default::default() };
+        let descriptor = sender.share("e", sharing)?;
+        let mapping = ipc.open(&descriptor).on(&opener)?;
+        let view = mapping.view::<f32, _>(&reader)?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = same(&view.to_vec()?, &[NEW; COUNT], "the floats that another stream reads");
+        drop(mapping);
+        // Else its memory would be freed within the next attempt's delay, which makes some drivers wait.
+        sender.must(&Command::WaitReleased { name: "e".into(), timeout: SOON })?;
+        sender.must(&Command::DropExport { name: "e".into() })?;
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// A second mapping of an open export waits as the first one did.
+pub fn second_mapping_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    let delay = Duration::from_millis(300);
+    let memory = Memory::with_floats(context, COUNT)?;
+    change_later(&memory, delay)?;
+    let share = share_ready(&memory)?;
+    receiver.open("first", share.descriptor(), Place::Stream(0))?;
+    receiver.open("second", share.descriptor(), Place::Home)?;
+    same(&receiver.floats("second")?, &[NEW; COUNT], "the floats of the second mapping")
+}
+
+/// In the exporting process itself the wait is the same.
+pub fn own_process_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let reader = context.ipc().create_stream(0)?;
+    while_delayed("opening in one's own process", |delay| {
+        let memory = Memory::with_floats(context, COUNT)?;
+        let begun = Instant::now();
+        change_later(&memory, delay)?;
+        let share = share_ready(&memory)?;
+        let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
+        let seen = Seen::since(begun, Ok(()));
+        let read = mapping.view::<f32, _>(&reader)?.to_vec()?;
+        Ok(Seen { verdict: same(&read, &[NEW; COUNT], "the floats of one's own memory"), ..seen })
+    })
+}
+
+/// Where the device has no events that processes share, the share itself waits on the host, and says nothing wrong.
+pub fn ready_without_events(context: &Context) -> Outcome {
+    if context.backend().capabilities(DeviceOrdinal::new(0))?.ipc_events {
+        return skip("the device has events that processes share");
+    }
+    let delay = Duration::from_millis(300);
+    let memory = Memory::with_floats(context, COUNT)?;
+    let begun = Instant::now();
+    change_later(&memory, delay)?;
+    let share = share_ready(&memory)?;
+    let took = begun.elapsed();
+    that(took >= delay, format!("without events the share should wait {delay:?} for the stream, and took {took:?}"))?;
+    let mut receiver = context.agent()?;
+    receiver.open("m", share.descriptor(), Place::Stream(0))?;
+    same(&receiver.floats("m")?, &[NEW; COUNT], "the floats after the open")
+}
+
+/// A mapping that is dropped while device work still uses it: the lease ends when the work has finished, and the caller
+/// does not wait for that. Closing under a running kernel is undefined in every driver.
+pub fn drop_under_device_work(context: &Context) -> Outcome {
+    ends_under_device_work(context, |receiver| receiver.drop_mapping("m"))
+}
+
+/// The same for a release on the stream.
+pub fn release_under_device_work(context: &Context) -> Outcome {
+    ends_under_device_work(context, |receiver| {
+        let reply = receiver.tell(&Command::Release { name: "m".into() })?;
+        reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
+        Ok(reply.took)
+    })
+}
+
+fn ends_under_device_work(context: &Context, end: impl Fn(&mut Agent) -> Result<Duration, Stop>) -> Outcome {
+    let mut receiver = context.agent()?;
+    receiver.prepare(0)?;
+    while_delayed("ending a mapping", |delay| {
+        let memory = Memory::with_floats(context, COUNT)?;
+        let (share, other) = (memory.share()?, memory.share()?);
+        receiver.open("m", share.descriptor(), Place::Stream(0))?;
+        // Keeps the allocation open, as a driver's close may wait for the device and hide that nobody else did.
+        receiver.open("kept", other.descriptor(), Place::Stream(0))?;
+        let begun = Instant::now();
+        receiver.must(&Command::Delay { device: 0, time: delay })?;
+        receiver.add("m", NEW - OLD)?;
+        let took = end(&mut receiver)?;
+        share.wait_released(SOON)?;
+        let released = begun.elapsed();
+        let floats = memory.floats()?;
+        that(released >= delay, format!("the lease ended after {released:?}, before the work of {delay:?}"))?;
+        Ok(Seen { took, verdict: same(&floats, &[NEW; COUNT], "the floats after the lease has ended") })
+    })
+}
+
+/// A release on one stream does not wait for what other streams do. (Another region of the allocation stays open: a
+/// driver's close may wait for the whole device.)
+pub fn release_waits_for_its_stream_alone(context: &Context) -> Outcome {
+    releases_beside(context, |kept, _| Ok(Some(kept)))
+}
+
+/// A release on a stream that is far from getting there holds up no other release.
+pub fn late_release_holds_up_no_other(context: &Context) -> Outcome {
+    releases_beside(context, |late, busy| Ok(late.release(busy).map(|()| None)?))
+}
+
+/// Releases a mapping while another stream is busy, after doing something with another mapping and that stream.
+fn releases_beside(
+    context: &Context,
+    before: impl Fn(Mapping, &Stream) -> Result<Option<Mapping>, Stop>,
+) -> Outcome {
+    context.needs_events()?;
+    let mut exporter = context.agent()?;
+    let ipc = context.ipc();
+    let (used, busy) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
+    let part = |offset| Sharing { part: Some((offset, 1024)), ..Default::default() };
+    while_delayed("a release", |delay| {
+        exporter.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
+        let others = [exporter.share_as("kept", "e", part(0))?, exporter.share_as("late", "e", part(1024))?];
+        let [_kept, late] = [ipc.open(&others[0]).on(&used)?, ipc.open(&others[1]).on(&used)?];
+        let descriptor = exporter.share_as("used", "e", part(2048))?;
+        let mapping = ipc.open(&descriptor).on(&used)?;
+        mapping.view_mut::<f32, _>(&used)?.add(NEW - OLD)?;
+        let begun = Instant::now();
+        busy.delay(delay)?;
+        let _other = before(late, &busy)?;
+        mapping.release(&used)?;
+        exporter.must(&Command::WaitReleased { name: "used".into(), timeout: SOON })?;
+        let seen = Seen::since(begun, Ok(()));
+        busy.synchronize()?;
+        let floats = exporter.floats("e")?;
+        Ok(Seen { verdict: same(&floats[512..768], &[NEW; 256], "the floats after the release"), ..seen })
+    })
+}
+
+/// The event's capability is what it says: making one works where it is there, and is refused where it is not.
+pub fn events_are_what_the_capability_says(context: &Context) -> Outcome {
+    let device = DeviceOrdinal::new(0);
+    let claimed = context.backend().capabilities(device)?.ipc_events;
+    match context.backend().create_event(device) {
+        Ok(event) => {
+            that(claimed, "an event could be created, and the capability says no")?;
+            equal(event.device(), device, "the event's device")?;
+            that(!event.export()?.as_slice().is_empty(), "the handle of an event has no bytes")
+        }
+        error if claimed => error.map(drop).map_err(Into::into),
+        error => refused(error, "an event where there are none", "Unsupported", &[context.backend().info().name]),
+    }
+}
+
+/// What an agent answered about an event.
+pub(super) fn truth(answer: &Answer) -> Result<bool, Stop> {
+    match answer {
+        Answer::Truth(truth) => Ok(*truth),
+        other => Err(Stop::failed(format!("the agent answered {other:?}"))),
+    }
+}

@@ -1,0 +1,173 @@
+//! What sharing is for: the same bytes, in two processes, without a copy.
+
+use std::sync::Arc;
+
+use device_ipc_core::Dtype;
+
+use crate::agent::{Command, Place};
+use crate::check::{equal, same, that};
+use crate::flows::{Memory, OLD, SOON, pattern};
+use crate::{Context, Outcome};
+
+/// The receiver reads what the sender wrote, all of it.
+pub fn round_trip(context: &Context) -> Outcome {
+    let bytes = pattern(100_003);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.share()?;
+    let mut receiver = context.agent()?;
+    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
+    equal(mapped.len, bytes.len() as u64, "the length of the mapping in bytes")?;
+    same(&receiver.bytes("m")?, &bytes, "the bytes that the receiver reads")
+}
+
+/// What the receiver's kernel writes, the sender sees through its own address: there is no copy anywhere.
+pub fn write_in_place_by_the_receiver(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 1024)?;
+    let share = memory.share()?;
+    let mut receiver = context.agent()?;
+    receiver.open("m", share.descriptor(), Place::Home)?;
+    receiver.add("m", 2.5)?;
+    receiver.synchronize(0)?;
+    same(&memory.floats()?, &[OLD + 2.5; 1024], "the floats that the sender reads after the receiver's kernel")
+}
+
+/// What the sender writes while the receiver has the memory open, the receiver sees.
+pub fn write_in_place_by_the_sender(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 1024)?;
+    let share = memory.share()?;
+    let mut receiver = context.agent()?;
+    receiver.open("m", share.descriptor(), Place::Home)?;
+    same(&receiver.floats("m")?, &[OLD; 1024], "the floats before the sender writes")?;
+    memory.add(4.0)?;
+    memory.stream.synchronize()?;
+    same(&receiver.floats("m")?, &[OLD + 4.0; 1024], "the floats after the sender has written")
+}
+
+/// The program of the README: a tensor of 4×5 floats arrives with its type and shape, and one is added to it.
+pub fn tensor_of_floats(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 20)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 5]).start()?;
+    let mut receiver = context.agent()?;
+    let mapped = receiver.open("m", share.descriptor(), Place::Stream(0))?;
+    equal(mapped.tensor, Some(("float32".to_owned(), vec![4, 5])), "type and shape of the tensor")?;
+    same(&receiver.floats("m")?, &[OLD; 20], "the elements")?;
+    receiver.add("m", 1.0)?;
+    receiver.must(&Command::Release { name: "m".into() })?;
+    share.wait_released(SOON)?;
+    same(&memory.floats()?, &[OLD + 1.0; 20], "the elements after the receiver has added one")
+}
+
+/// A region deep in an allocation, at an odd offset and of an odd length, arrives at its first byte; its neighbours are
+/// not touched. Vendors open whole allocations, and forgetting the offset is a frequent bug.
+pub fn region_inside_an_allocation(context: &Context) -> Outcome {
+    let bytes = pattern(3 << 20);
+    let (offset, len) = ((2 << 20) + 4099, 1001);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.share_part(offset as u64, len as u64)?;
+    let mut receiver = context.agent()?;
+    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
+    equal(mapped.len, len as u64, "the length of the mapping in bytes")?;
+    same(&receiver.bytes("m")?, &bytes[offset..offset + len], "the bytes of the region")?;
+    receiver.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
+    receiver.synchronize(0)?;
+    let mut expected = bytes;
+    expected[offset..offset + len].fill(0xee);
+    same(&memory.bytes()?, &expected, "the allocation after the receiver has filled the region")
+}
+
+/// Regions of one allocation that are open at the same time lie in one mapping: the driver opened it once, as some
+/// drivers refuse the second time and others map it twice.
+pub fn regions_of_one_allocation(context: &Context) -> Outcome {
+    let bytes = pattern(1 << 20);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let regions = [("a", 0_u64, 512_u64), ("b", 70_001, 333), ("c", (1 << 20) - 7, 7)];
+    let mut receiver = context.agent()?;
+    let mut shares = Vec::new();
+    let mut bases = Vec::new();
+    for (name, offset, len) in regions {
+        let share = memory.share_part(offset, len)?;
+        let mapped = receiver.open(name, share.descriptor(), Place::Home)?;
+        bases.push(mapped.address.wrapping_sub(offset));
+        shares.push(share);
+    }
+    equal(bases[1], bases[0], "where the allocation begins, by the second region and by the first")?;
+    equal(bases[2], bases[0], "where the allocation begins, by the third region and by the first")?;
+    for (name, offset, len) in regions {
+        let expected = &bytes[offset as usize..(offset + len) as usize];
+        same(&receiver.bytes(name)?, expected, format!("the bytes of region {name}"))?;
+    }
+    receiver.drop_mapping("a")?;
+    shares[0].wait_released(SOON)?;
+    same(&receiver.bytes("c")?, &bytes[bytes.len() - 7..], "the bytes of region c after a was dropped")
+}
+
+/// Two receivers have the memory open at the same time, and see each other's writes.
+pub fn two_receivers(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 64)?;
+    let share = memory.share()?;
+    let (mut one, mut other) = (context.agent()?, context.agent()?);
+    one.open("m", share.descriptor(), Place::Home)?;
+    other.open("m", share.descriptor(), Place::Home)?;
+    equal(share.holders().iter().len(), 2, "the number of holders")?;
+    one.add("m", 1.0)?;
+    one.synchronize(0)?;
+    other.add("m", 2.0)?;
+    other.synchronize(0)?;
+    same(&one.floats("m")?, &[OLD + 3.0; 64], "the floats that the first receiver reads")?;
+    same(&memory.floats()?, &[OLD + 3.0; 64], "the floats that the sender reads")
+}
+
+/// A receiver forwards the descriptor, and a third process opens the memory by it; it stays open there when the one in
+/// the middle has let go. Handles of opened memory cannot be exported again, so this is how memory is passed on.
+pub fn forwarded_descriptor(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.share()?;
+    let (mut middle, mut last) = (context.agent()?, context.agent()?);
+    middle.open("m", share.descriptor(), Place::Home)?;
+    let forwarded = crate::agent::descriptor(middle.must(&Command::Forward { name: "m".into() })?)?;
+    last.open("m", &forwarded, Place::Home)?;
+    middle.drop_mapping("m")?;
+    middle.exit()?;
+    same(&last.bytes("m")?, &bytes, "the bytes that the third process reads")?;
+    last.drop_mapping("m")?;
+    Ok(share.wait_released(SOON)?)
+}
+
+/// In the exporting process itself nothing is opened: the mapping is the original address, and writes are seen. Drivers
+/// refuse to open a handle in the process that made it.
+pub fn own_process(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 256)?;
+    let share = memory.share_part(64, 512)?;
+    let mapping = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
+    let original = memory.buffer.range().slice(64, 512);
+    equal(Some(mapping.range()), original, "the range of the mapping, which is the original's")?;
+    that(mapping.is_at_home(), "memory of this very process is at home")?;
+    equal(share.holders().iter().len(), 1, "the number of holders, this process itself")?;
+    mapping.view_mut::<f32, _>(&memory.stream)?.add(1.0)?;
+    let expected = [[OLD; 16].as_slice(), &[OLD + 1.0; 128], &[OLD; 112]].concat();
+    same(&memory.floats()?, &expected, "the whole buffer after writing through the mapping")?;
+    mapping.release(&memory.stream)?;
+    Ok(share.wait_released(SOON)?)
+}
+
+/// Two processes that export to each other, and let go at the same time, do not wait for each other.
+pub fn two_processes_export_to_each_other(context: &Context) -> Outcome {
+    let bytes = pattern(8192);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.share()?;
+    let mut other = context.agent()?;
+    let theirs = other.export("theirs", &bytes)?;
+    other.open("ours", share.descriptor(), Place::Home)?;
+    let mapping = memory.ipc.open(&theirs).on(&memory.stream)?;
+    same(&crate::flows::bytes_of(&mapping, &memory.stream)?, &bytes, "the bytes of the other process")?;
+    same(&other.bytes("ours")?, &bytes, "the bytes that the other process reads")?;
+    other.begin(&Command::DropExport { name: "theirs".into() })?;
+    drop(share);
+    drop(mapping);
+    other.answer()?;
+    other.drop_mapping("ours")?;
+    other.must(&Command::Shutdown { timeout: SOON })?;
+    device_ipc_core::shutdown(SOON)?;
+    other.exit()
+}

@@ -1,0 +1,175 @@
+//! What a case has to work with.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Ipc};
+
+use crate::agent::Agent;
+use crate::case::AGENT_ROLE;
+use crate::outcome::{Stop, fail, skip};
+use crate::process::{Address, Lines, Peer};
+
+/// How long a process of a case waits for another one.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Set in processes that see only some of the devices.
+const VISIBLE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_VISIBLE";
+
+/// The positions of the devices that this process is to see, separated by commas; `None` for all of them.
+///
+/// For backends that take their devices from elsewhere than their
+/// [`visible_devices_variable`](DeviceIpc::visible_devices_variable), which the suite sets as well.
+pub fn visible_devices() -> Option<String> {
+    std::env::var(VISIBLE_VARIABLE).ok()
+}
+
+/// What a case has to work with: a backend of its own process, and the other processes.
+#[derive(Debug)]
+pub struct Context {
+    address: Address,
+    backend: Arc<dyn DeviceIpc>,
+    starter: Mutex<Lines>,
+}
+
+impl Context {
+    pub(crate) fn new(address: Address, backend: Arc<dyn DeviceIpc>, starter: Lines) -> Self {
+        Self { address, backend, starter: Mutex::new(starter) }
+    }
+
+    /// The bare backend.
+    pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
+    /// The library on that backend.
+    pub fn ipc(&self) -> Ipc {
+        Ipc::with_backend(Arc::clone(&self.backend))
+    }
+
+    /// The devices of this process; at least one.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says; a backend without a device should have been unavailable.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>, Stop> {
+        let devices = self.backend.devices()?;
+        if devices.is_empty() {
+            return fail("the backend was made and has no device; it should be Unavailable::NoDevice");
+        }
+        Ok(devices)
+    }
+
+    /// The first two devices, or a skip.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] on a machine with one.
+    pub fn two_devices(&self) -> Result<[DeviceInfo; 2], Stop> {
+        match self.devices()?.as_slice() {
+            [first, second, ..] => Ok([first.clone(), second.clone()]),
+            _ => skip("needs two devices"),
+        }
+    }
+
+    /// The first two devices where the second can access the memory of the first, or a skip.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] on a machine without.
+    pub fn two_peers(&self) -> Result<[DeviceInfo; 2], Stop> {
+        let devices = self.two_devices()?;
+        if self.backend.peer_access(devices[1].ordinal, devices[0].ordinal)? {
+            Ok(devices)
+        } else {
+            skip("needs peer access from device 1 to device 0")
+        }
+    }
+
+    /// Passes where the first device has events that processes share.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] where it has none.
+    pub fn needs_events(&self) -> Result<(), Stop> {
+        if self.backend.capabilities(DeviceOrdinal::new(0))?.ipc_events {
+            Ok(())
+        } else {
+            skip("the device has no events that processes share")
+        }
+    }
+
+    /// Starts a process that runs a role of this case.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn peer(&self, role: &str) -> Result<Peer, Stop> {
+        self.start(role, &[])
+    }
+
+    /// Starts a process that does as it is told.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn agent(&self) -> Result<Agent, Stop> {
+        Ok(Agent::new(self.peer(AGENT_ROLE)?))
+    }
+
+    /// Starts an agent that sees only these devices of this process, in this order; skips where it sees others.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] where devices cannot be hidden; [`Stop::Failed`] where the wrong ones are.
+    pub fn agent_seeing(&self, ordinals: &[u32]) -> Result<Agent, Stop> {
+        let devices = self.devices()?;
+        let variable = self.backend.visible_devices_variable();
+        let before = std::env::var(variable).unwrap_or_default();
+        let known: Vec<&str> = before.split(',').map(str::trim).filter(|entry| !entry.is_empty()).collect();
+        let listed = |ordinal: &u32| match known.get(*ordinal as usize) {
+            Some(entry) if known.len() == devices.len() => (*entry).to_owned(),
+            _ => ordinal.to_string(),
+        };
+        let list = |entry: &dyn Fn(&u32) -> String| ordinals.iter().map(entry).collect::<Vec<_>>().join(",");
+        let environment = [(variable, list(&listed)), (VISIBLE_VARIABLE, list(&u32::to_string))];
+        let mut agent = Agent::new(self.start(AGENT_ROLE, &environment)?);
+        let seen = agent.devices()?;
+        let wanted: Vec<_> = ordinals.iter().map(|ordinal| devices[*ordinal as usize].identity).collect();
+        if seen == wanted {
+            Ok(agent)
+        } else if seen.len() == devices.len()
+            && seen.iter().zip(&devices).all(|(one, other)| *one == other.identity)
+        {
+            skip(format!("devices cannot be hidden here: {variable} changed nothing"))
+        } else {
+            fail(format!("with {variable}={} the devices are {seen:?}, not {wanted:?}", environment[0].1))
+        }
+    }
+
+    fn start(&self, role: &str, environment: &[(&str, String)]) -> Result<Peer, Stop> {
+        Ok(Peer::start(&self.address.with_role(role), environment, None)?)
+    }
+
+    /// Sends a line to the process that started this one.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn send_line(&self, line: &str) -> Result<(), Stop> {
+        Ok(self.starter().send(line)?)
+    }
+
+    /// Receives a line from the process that started this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where none came in time, or the process has ended.
+    pub fn receive_line(&self, deadline: Duration) -> Result<String, Stop> {
+        Ok(self.starter().receive(deadline)?)
+    }
+
+    pub(crate) fn starter(&self) -> MutexGuard<'_, Lines> {
+        self.starter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

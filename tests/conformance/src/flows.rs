@@ -1,0 +1,134 @@
+//! What many cases do first: memory with known contents, shared.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{Buffer, Export, Ipc, Mapping, Stream};
+
+use crate::check;
+use crate::context::Context;
+use crate::outcome::{Outcome, Stop};
+
+/// How long the end of a lease may take when nothing holds it up.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// The value in memory of a case before anybody has changed it.
+pub const OLD: f32 = 1.0;
+
+/// A buffer on a device, with a stream to work on it.
+#[derive(Debug)]
+pub struct Memory {
+    /// The library.
+    pub ipc: Ipc,
+    /// The bytes.
+    pub buffer: Arc<Buffer>,
+    /// A stream of the same device.
+    pub stream: Stream,
+}
+
+impl Memory {
+    /// Allocates these bytes on a device, writes them and waits for that.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn with_bytes(context: &Context, device: u32, bytes: &[u8]) -> Result<Self, Stop> {
+        let ipc = context.ipc();
+        let buffer = Arc::new(ipc.allocate(device, bytes.len() as u64)?);
+        let stream = ipc.create_stream(device)?;
+        buffer.view_mut::<u8>(&stream)?.copy_from(bytes)?;
+        stream.synchronize()?;
+        Ok(Self { ipc, buffer, stream })
+    }
+
+    /// Allocates so many floats of the value [`OLD`] on device 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn with_floats(context: &Context, count: usize) -> Result<Self, Stop> {
+        Self::with_bytes(context, 0, &float_bytes(&vec![OLD; count]))
+    }
+
+    /// Shares all of it, without a tensor's layout.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the library's error.
+    pub fn share(&self) -> Result<Export, Stop> {
+        Ok(self.ipc.share(Arc::clone(&self.buffer)).start()?)
+    }
+
+    /// Shares a part of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the library's error.
+    pub fn share_part(&self, offset: u64, len: u64) -> Result<Export, Stop> {
+        Ok(self.ipc.share(self.buffer.slice(offset, len)?).start()?)
+    }
+
+    /// The bytes, as this process reads them through its own address.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn bytes(&self) -> Result<Vec<u8>, Stop> {
+        Ok(self.buffer.view::<u8>(&self.stream)?.to_vec()?)
+    }
+
+    /// The floats, as this process reads them through its own address.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn floats(&self) -> Result<Vec<f32>, Stop> {
+        Ok(self.buffer.view::<f32>(&self.stream)?.to_vec()?)
+    }
+
+    /// Submits adding to every float.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn add(&self, value: f32) -> Result<(), Stop> {
+        Ok(self.buffer.view_mut::<f32>(&self.stream)?.add(value)?)
+    }
+}
+
+/// Waits until nobody holds the export: a lease that began and failed is given back by a message.
+///
+/// # Errors
+///
+/// [`Stop::Failed`] with the holders, where that does not happen soon.
+#[track_caller]
+pub fn nobody_holds(share: &Export, after: &str) -> Outcome {
+    let until = Instant::now() + SOON;
+    loop {
+        let holders = share.holders();
+        if holders.iter().len() == 0 {
+            return Ok(());
+        }
+        check::that(Instant::now() < until, format!("the export is held after {after}: {holders}"))?;
+        std::thread::yield_now();
+    }
+}
+
+/// Bytes of which neighbours differ, and of which two parts do not look alike.
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// Floats as a device holds them.
+pub fn float_bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|float| float.to_ne_bytes()).collect()
+}
+
+/// The bytes of a mapping of this process.
+///
+/// # Errors
+///
+/// [`Stop::Failed`] with the library's error.
+pub fn bytes_of(mapping: &Mapping, stream: &Stream) -> Result<Vec<u8>, Stop> {
+    Ok(mapping.view::<u8, _>(stream)?.to_vec()?)
+}

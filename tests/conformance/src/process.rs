@@ -1,0 +1,296 @@
+//! Processes of the suite: started from its own binary, spoken to in lines, never left behind.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getppid, kill_process, pidfd_open,
+    set_parent_process_death_signal, waitid,
+};
+
+use crate::outcome::{Outcome, Stop};
+
+const VARIANT_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_VARIANT";
+const CASE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_CASE";
+const ROLE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_ROLE";
+const PARENT_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_PARENT";
+
+/// How long a line may take to be written to a process that does not read.
+const SEND_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a process of the suite is to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    pub(crate) variant: String,
+    pub(crate) case: String,
+    pub(crate) role: String,
+}
+
+impl Address {
+    /// What this process was started for; `None` for the runner.
+    pub(crate) fn of_this_process() -> Option<Self> {
+        let variable = |name| std::env::var(name).ok();
+        Some(Self {
+            variant: variable(VARIANT_VARIABLE)?,
+            case: variable(CASE_VARIABLE)?,
+            role: variable(ROLE_VARIABLE)?,
+        })
+    }
+
+    pub(crate) fn with_role(&self, role: &str) -> Self {
+        Self { role: role.to_owned(), ..self.clone() }
+    }
+}
+
+/// Another process of a case. Dropping it kills it.
+#[derive(Debug)]
+pub struct Peer {
+    role: String,
+    child: Child,
+    lines: Lines,
+}
+
+impl Peer {
+    /// Runs this binary again. Its standard input is a socket to this process.
+    pub(crate) fn start(
+        address: &Address,
+        environment: &[(&str, String)],
+        output: Option<&File>,
+    ) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .env(VARIANT_VARIABLE, &address.variant)
+            .env(CASE_VARIABLE, &address.case)
+            .env(ROLE_VARIABLE, &address.role)
+            .env(PARENT_VARIABLE, std::process::id().to_string())
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(OwnedFd::from(theirs));
+        if let Some(file) = output {
+            command.stdout(file.try_clone()?).stderr(file.try_clone()?);
+        }
+        let child = command.spawn()?;
+        Ok(Self { role: address.role.clone(), child, lines: Lines::new(ours)? })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a line.
+    ///
+    /// # Errors
+    ///
+    /// What the system says; [`ErrorKind::BrokenPipe`] where the process has ended.
+    pub fn send_line(&mut self, line: &str) -> io::Result<()> {
+        self.lines.send(line)
+    }
+
+    /// Receives a line.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] where none came in time, or the process has ended.
+    pub fn receive_line(&mut self, deadline: Duration) -> Result<String, ReceiveError> {
+        self.lines.receive(deadline)
+    }
+
+    /// Kills it, without waiting for its end.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()
+    }
+
+    /// Stops it where it stands, as a debugger would: it lives and answers nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn stop(&self) -> io::Result<()> {
+        let pid = self.pid()?;
+        kill_process(pid, Signal::STOP)?;
+        // The signal is on its way when the call returns; the kernel reports the stop when every thread stands still.
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED)?;
+        Ok(())
+    }
+
+    /// Lets a stopped process go on.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn go_on(&self) -> io::Result<()> {
+        Ok(kill_process(self.pid()?, Signal::CONT)?)
+    }
+
+    /// Waits for its end, and kills it where that does not come.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::TimedOut`] where it had to be killed; else what the system says.
+    pub fn wait(&mut self, deadline: Duration) -> io::Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(status);
+        }
+        let process = pidfd_open(self.pid()?, PidfdFlags::empty())?;
+        if wait_readable(&process, deadline)? {
+            return self.child.wait();
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        let seconds = deadline.as_secs_f32();
+        Err(io::Error::new(
+            ErrorKind::TimedOut,
+            format!("the {} process did not end within {seconds} s", self.role),
+        ))
+    }
+
+    /// Waits for its end, which is to be a success.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where it failed, or did not end in time.
+    pub fn finish(mut self, deadline: Duration) -> Outcome {
+        let status = self.wait(deadline)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Stop::failed(format_args!(
+            "the {} process ended with {status}; its output stands above",
+            self.role
+        )))
+    }
+
+    fn pid(&self) -> io::Result<Pid> {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        id.ok_or_else(|| io::Error::other("a child without a process id"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended long ago; then there is nothing to kill and nothing to reap.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In a process that was started by the suite: dies with its parent, and speaks to it by its standard input.
+pub(crate) fn attach_to_starter() -> io::Result<Lines> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let starter = std::env::var(PARENT_VARIABLE).ok().and_then(|id| id.parse().ok());
+    if getppid().map(Pid::as_raw_nonzero).map(std::num::NonZero::get) != starter {
+        return Err(io::Error::other("the process that started this one has ended"));
+    }
+    Lines::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+}
+
+/// How a process ended, in words.
+pub(crate) fn describe(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("it was killed by signal {signal}"),
+        None => format!("it ended with {status} and said nothing"),
+    }
+}
+
+fn wait_readable(fd: &OwnedFd, deadline: Duration) -> io::Result<bool> {
+    let until = Instant::now() + deadline;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let time = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&time)) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Why no line came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReceiveError {
+    /// It took too long.
+    Timeout(Duration),
+    /// The process at the other end has ended, or closed the connection.
+    Closed,
+    /// The system's error.
+    Io(String),
+}
+
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Timeout(after) => write!(f, "it said nothing within {} s", after.as_secs_f32()),
+            Self::Closed => f.write_str("it has ended, or closed the connection"),
+            Self::Io(error) => f.write_str(error),
+        }
+    }
+}
+
+impl std::error::Error for ReceiveError {}
+
+/// One end of a connection that carries lines both ways.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    socket: UnixStream,
+    unread: Vec<u8>,
+}
+
+impl Lines {
+    fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_write_timeout(Some(SEND_PATIENCE))?;
+        Ok(Self { socket, unread: Vec::new() })
+    }
+
+    pub(crate) fn send(&mut self, line: &str) -> io::Result<()> {
+        let mut bytes = line.replace('\n', "\u{2028}").into_bytes();
+        bytes.push(b'\n');
+        self.socket.write_all(&bytes)
+    }
+
+    pub(crate) fn receive(&mut self, deadline: Duration) -> Result<String, ReceiveError> {
+        let until = Instant::now() + deadline;
+        let mut chunk = [0; 16 * 1024];
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.unread[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.unread.split_off(searched + end + 1);
+                let line = std::mem::replace(&mut self.unread, rest);
+                return Ok(String::from_utf8_lossy(&line[..line.len() - 1]).replace('\u{2028}', "\n"));
+            }
+            searched = self.unread.len();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ReceiveError::Timeout(deadline));
+            }
+            let read = self.socket.set_read_timeout(Some(left)).and_then(|()| self.socket.read(&mut chunk));
+            match read {
+                Ok(0) => return Err(ReceiveError::Closed),
+                Ok(count) => self.unread.extend_from_slice(&chunk[..count]),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    ErrorKind::ConnectionReset => return Err(ReceiveError::Closed),
+                    _ => return Err(ReceiveError::Io(error.to_string())),
+                },
+            }
+        }
+    }
+}
+
+/// An anonymous file for the output of a process: writing to it never blocks.
+pub(crate) fn output_file() -> io::Result<File> {
+    let fd = rustix::fs::memfd_create("conformance-output", rustix::fs::MemfdFlags::CLOEXEC)?;
+    Ok(File::from(fd))
+}

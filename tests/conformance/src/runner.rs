@@ -1,0 +1,252 @@
+//! Runs cases, each in a process of its own, and sums up.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::arguments::Arguments;
+use crate::case::MAIN_ROLE;
+use crate::expected::ExpectedSkips;
+use crate::process::{Address, Peer, ReceiveError, describe, output_file};
+
+/// The case that only says how many devices there are.
+pub(crate) const PROBE: &str = "(probe)";
+
+const DEADLINE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_DEADLINE";
+const REQUIRE_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_REQUIRE";
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long a process may take to end when its case is over.
+const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Cases that run at a time, unless the command line says otherwise.
+const MOST_JOBS: usize = 4;
+
+pub(crate) struct Runner {
+    pub(crate) suite: &'static str,
+    pub(crate) variants: Vec<&'static str>,
+    pub(crate) cases: Vec<&'static str>,
+    pub(crate) expected: ExpectedSkips,
+    pub(crate) arguments: Arguments,
+}
+
+enum Verdict {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+#[derive(Default)]
+struct Summary {
+    passed: usize,
+    skipped: Vec<(String, String)>,
+    failed: Vec<String>,
+}
+
+impl Runner {
+    pub(crate) fn run(&self) -> ExitCode {
+        if self.arguments.list {
+            self.list();
+            return ExitCode::SUCCESS;
+        }
+        let mut summary = Summary::default();
+        for unknown in self.expected.unknown(&self.variants, &self.cases) {
+            println!("FAILED: the list of expected skips names {unknown}, which there is not");
+            summary.failed.push(unknown);
+        }
+        for variant in &self.variants {
+            self.run_variant(variant, &mut summary);
+        }
+        summary.print()
+    }
+
+    fn list(&self) {
+        if self.arguments.ignored {
+            return;
+        }
+        for variant in &self.variants {
+            for case in self.wanted(variant) {
+                println!("{}: test", self.full_name(variant, case));
+            }
+        }
+    }
+
+    fn full_name(&self, variant: &str, case: &str) -> String {
+        format!("{}/{variant}/{case}", self.suite)
+    }
+
+    fn wanted(&self, variant: &str) -> VecDeque<&'static str> {
+        let wanted = |case: &&&str| self.arguments.wants(variant, &self.full_name(variant, case));
+        self.cases.iter().filter(wanted).copied().collect()
+    }
+
+    fn run_variant(&self, variant: &str, summary: &mut Summary) {
+        let queue = self.wanted(variant);
+        if queue.is_empty() {
+            return;
+        }
+        let devices = match self.probe(variant) {
+            Ok(devices) => devices,
+            Err(Verdict::Skipped(reason)) => {
+                println!("skipped: {}/{variant}: {reason}", self.suite);
+                summary.skipped.push((format!("{}/{variant}", self.suite), reason));
+                return;
+            }
+            Err(Verdict::Failed(what)) => {
+                println!("FAILED: {}/{variant}: {what}", self.suite);
+                summary.failed.push(format!("{}/{variant}", self.suite));
+                return;
+            }
+            Err(Verdict::Passed) => return,
+        };
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = self.arguments.jobs.unwrap_or(available.min(MOST_JOBS)).max(1);
+        let queue = Mutex::new(queue);
+        let results = Mutex::new(summary);
+        std::thread::scope(|scope| {
+            for _ in 0..jobs {
+                scope.spawn(|| {
+                    loop {
+                        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                        let Some(case) = next else { return };
+                        let begun = Instant::now();
+                        let (verdict, output) = self.run_case(variant, case);
+                        let verdict = self.compare_with_expected(variant, case, devices, verdict);
+                        let name = self.full_name(variant, case);
+                        let mut summary = results.lock().unwrap_or_else(PoisonError::into_inner);
+                        summary.note(name, verdict, &output, begun.elapsed());
+                    }
+                });
+            }
+        });
+    }
+
+    /// How many devices the variant has, or why it cannot run.
+    fn probe(&self, variant: &str) -> Result<usize, Verdict> {
+        let (verdict, output) = self.run_process(variant, PROBE);
+        match verdict {
+            Ok(line) => match line.split_once(' ') {
+                Some(("devices", count)) => {
+                    count.parse().map_err(|_| Verdict::Failed(format!("it has {count:?} devices")))
+                }
+                Some(("unavailable", reason))
+                    if std::env::var(REQUIRE_VARIABLE).is_ok_and(|value| value == "1") =>
+                {
+                    Err(Verdict::Failed(format!("{reason} ({REQUIRE_VARIABLE} is set)")))
+                }
+                Some(("unavailable", reason)) => Err(Verdict::Skipped(reason.to_owned())),
+                _ => Err(Verdict::Failed(format!("{line}\n{output}"))),
+            },
+            Err(what) => Err(Verdict::Failed(format!("{what}\n{output}"))),
+        }
+    }
+
+    fn run_case(&self, variant: &str, case: &str) -> (Verdict, String) {
+        let (line, output) = self.run_process(variant, case);
+        let verdict = match line {
+            Ok(line) => match line.split_once(' ').unwrap_or((&line, "")) {
+                ("passed", _) => Verdict::Passed,
+                ("skipped", reason) => Verdict::Skipped(reason.to_owned()),
+                ("failed", what) => Verdict::Failed(what.to_owned()),
+                _ => Verdict::Failed(line),
+            },
+            Err(what) => Verdict::Failed(what),
+        };
+        (verdict, output)
+    }
+
+    /// The line that a fresh process answers with, and all that it has printed.
+    fn run_process(&self, variant: &str, case: &str) -> (Result<String, String>, String) {
+        let address = Address { variant: variant.into(), case: case.into(), role: MAIN_ROLE.into() };
+        let started =
+            output_file().and_then(|output| Ok((Peer::start(&address, &[], Some(&output))?, output)));
+        let (mut peer, output) = match started {
+            Ok(started) => started,
+            Err(error) => return (Err(format!("its process could not be started: {error}")), String::new()),
+        };
+        let deadline = deadline();
+        let line = match peer.receive_line(deadline) {
+            Ok(line) => match peer.wait(END_PATIENCE) {
+                Ok(status) if status.code().is_some() => Ok(line),
+                Ok(status) => Err(format!("it said {line:?}; then {}", describe(status))),
+                Err(error) => Err(format!("it said {line:?}; then {error}")),
+            },
+            Err(ReceiveError::Closed) => {
+                Err(peer.wait(END_PATIENCE).map_or_else(|error| error.to_string(), describe))
+            }
+            Err(ReceiveError::Timeout(_)) => {
+                Err(format!("it ran past its deadline of {} s ({DEADLINE_VARIABLE})", deadline.as_secs()))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        drop(peer);
+        (line, read_back(output))
+    }
+
+    fn compare_with_expected(&self, variant: &str, case: &str, devices: usize, verdict: Verdict) -> Verdict {
+        match (verdict, self.expected.reason(variant, case, devices)) {
+            (Verdict::Skipped(reason), None) => {
+                Verdict::Failed(format!("it was skipped and is not among the expected skips: {reason}"))
+            }
+            (Verdict::Skipped(reason), Some(expected)) if !reason.contains(expected) => {
+                Verdict::Failed(format!("it was skipped for another reason than {expected:?}: {reason}"))
+            }
+            (Verdict::Passed, Some(_)) => {
+                Verdict::Failed("it passed and is among the expected skips; take it off the list".into())
+            }
+            (verdict, _) => verdict,
+        }
+    }
+}
+
+impl Summary {
+    fn note(&mut self, name: String, verdict: Verdict, output: &str, took: Duration) {
+        let seconds = took.as_secs_f32();
+        match verdict {
+            Verdict::Passed => {
+                println!("ok       {name} ({seconds:.2} s)");
+                self.passed += 1;
+            }
+            Verdict::Skipped(reason) => {
+                println!("skipped  {name}: {reason}");
+                self.skipped.push((name, reason));
+            }
+            Verdict::Failed(what) => {
+                println!("FAILED   {name} ({seconds:.2} s)\n  {}", what.replace('\n', "\n  "));
+                if !output.trim().is_empty() {
+                    println!("  its output:\n    {}", output.trim_end().replace('\n', "\n    "));
+                }
+                self.failed.push(name);
+            }
+        }
+    }
+
+    fn print(&self) -> ExitCode {
+        let (passed, failed, skipped) = (self.passed, self.failed.len(), self.skipped.len());
+        println!("\nran {}, skipped {skipped}", passed + failed);
+        for (name, reason) in &self.skipped {
+            println!("  skipped {name}: {reason}");
+        }
+        for name in &self.failed {
+            println!("  FAILED  {name}");
+        }
+        println!("{passed} passed, {failed} failed, {skipped} skipped");
+        if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+fn deadline() -> Duration {
+    let seconds = std::env::var(DEADLINE_VARIABLE).ok().and_then(|value| value.parse().ok());
+    seconds.map_or(DEFAULT_DEADLINE, Duration::from_secs)
+}
+
+fn read_back(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    match file.rewind().and_then(|()| file.read_to_end(&mut bytes)) {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => format!("(the output could not be read: {error})"),
+    }
+}

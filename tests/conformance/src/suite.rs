@@ -1,0 +1,150 @@
+//! A backend's run of the suite.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use device_ipc_core::{DeviceIpc, Unavailable};
+
+use crate::arguments::Arguments;
+use crate::case::{Case, MAIN_ROLE};
+use crate::context::Context;
+use crate::expected::ExpectedSkips;
+use crate::outcome::{Outcome, Stop};
+use crate::process::{Address, attach_to_starter};
+use crate::runner::{PROBE, Runner};
+
+type Make = Box<dyn Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable>>;
+
+/// All cases, over the variants of one backend. See the [crate documentation](crate).
+#[must_use = "nothing runs before Suite::run"]
+pub struct Suite {
+    name: &'static str,
+    variants: Vec<(&'static str, Make)>,
+    cases: Vec<Case>,
+    expected_skips: String,
+}
+
+impl Suite {
+    /// The suite for the backend of this name.
+    pub fn new(name: &'static str) -> Self {
+        Self { name, variants: Vec::new(), cases: crate::cases::all(), expected_skips: String::new() }
+    }
+
+    /// Adds a variant. `make` runs in every process that takes part, never in the runner.
+    pub fn variant(
+        mut self,
+        name: &'static str,
+        make: impl Fn() -> Result<Arc<dyn DeviceIpc>, Unavailable> + 'static,
+    ) -> Self {
+        self.variants.push((name, Box::new(make)));
+        self
+    }
+
+    /// Adds a case of one's own.
+    pub fn case(mut self, case: Case) -> Self {
+        self.cases.push(case);
+        self
+    }
+
+    /// States which cases may be skipped, one line for each: `variant/case: reason`.
+    ///
+    /// `*` stands for every variant; the reason is the skip's, or a part of it; `[one device]` or `[several devices]` in
+    /// front restricts the line to such machines; `#` begins a comment.
+    pub fn expected_skips(mut self, text: &str) -> Self {
+        self.expected_skips = text.to_owned();
+        self
+    }
+
+    /// Runs what the command line asks for; or, in a process that the suite started, the case that it was started for.
+    pub fn run(self) -> ExitCode {
+        if let Some(address) = Address::of_this_process() {
+            return self.run_here(&address);
+        }
+        let expected = match ExpectedSkips::parse(&self.expected_skips) {
+            Ok(expected) => expected,
+            Err(errors) => {
+                eprintln!(
+                    "error: the list of expected skips has lines that make no sense:\n{}",
+                    errors.join("\n")
+                );
+                return ExitCode::FAILURE;
+            }
+        };
+        let runner = Runner {
+            suite: self.name,
+            variants: self.variants.iter().map(|(name, _)| *name).collect(),
+            cases: self.cases.iter().map(|case| case.name).collect(),
+            expected,
+            arguments: Arguments::parse(std::env::args().skip(1)),
+        };
+        runner.run()
+    }
+
+    fn run_here(&self, address: &Address) -> ExitCode {
+        let starter = match attach_to_starter() {
+            Ok(starter) => starter,
+            Err(error) => {
+                eprintln!("error: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let Some((_, make)) = self.variants.iter().find(|(name, _)| *name == address.variant) else {
+            eprintln!("error: there is no variant {:?}", address.variant);
+            return ExitCode::FAILURE;
+        };
+        let mut starter = starter;
+        let backend = match make() {
+            Ok(backend) => backend,
+            Err(reason) => {
+                eprintln!("the backend is unavailable: {reason}");
+                // The runner may have given up; there is nobody else to tell.
+                let _ = starter.send(&format!("unavailable {reason}"));
+                return ExitCode::FAILURE;
+            }
+        };
+        let context = Context::new(address.clone(), backend, starter);
+        let outcome = if address.case == PROBE {
+            context.devices().and_then(|devices| context.send_line(&format!("devices {}", devices.len())))
+        } else {
+            self.outcome_of(address, &context)
+        };
+        report(&context, address, outcome)
+    }
+
+    fn outcome_of(&self, address: &Address, context: &Context) -> Outcome {
+        let case = self.cases.iter().find(|case| case.name == address.case);
+        let body = case.and_then(|case| case.body(&address.role));
+        let Some(body) = body else {
+            return Err(Stop::Failed(format!(
+                "there is no role {:?} of a case {:?}",
+                address.role, address.case
+            )));
+        };
+        catch_unwind(AssertUnwindSafe(|| body(context)))
+            .unwrap_or_else(|_| Err(Stop::Failed("it panicked; the message stands in its output".into())))
+    }
+}
+
+impl std::fmt::Debug for Suite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let variants: Vec<_> = self.variants.iter().map(|(name, _)| *name).collect();
+        f.debug_struct("Suite").field("name", &self.name).field("variants", &variants).finish_non_exhaustive()
+    }
+}
+
+/// Tells the starter how it ended: the runner by a line, a case by the exit status of its peer.
+fn report(context: &Context, address: &Address, outcome: Outcome) -> ExitCode {
+    let (line, code) = match outcome {
+        Ok(()) => ("passed".to_owned(), ExitCode::SUCCESS),
+        Err(Stop::Skipped(reason)) => (format!("skipped {reason}"), ExitCode::SUCCESS),
+        Err(Stop::Failed(what)) => (format!("failed {what}"), ExitCode::FAILURE),
+    };
+    if address.role == MAIN_ROLE {
+        // A runner that has given up needs no answer.
+        let _ = context.send_line(&line);
+    } else if code != ExitCode::SUCCESS {
+        eprintln!("the {} process {line}", address.role);
+    }
+    code
+}
