@@ -1,10 +1,10 @@
 //! Events that two processes share.
 //!
 //! "Event Management" (`group__CUDA__EVENT`). An event belongs to a context and is recorded on streams of that context
-//! only; streams of any device may wait for it. The driver keeps IPC events in `/dev/shm`, which both processes have to
+//! only; streams of any device may wait for it, those of other devices by a [relay](crate::relay). The driver keeps IPC events in `/dev/shm`, which both processes have to
 //! share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::api::{
     EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, Event, IPC_HANDLE_BYTES, IpcHandle,
 };
 use crate::driver::Driver;
+use crate::relay::Relay;
 use crate::status::number;
 
 /// How long a wait on the host asks again and again before it begins to sleep.
@@ -31,6 +32,8 @@ pub(crate) struct CudaIpcEvent {
     device: DeviceOrdinal,
     raw: Event,
     opened: bool,
+    /// For streams of other devices; made when the first of them waits. One wait at a time goes through it.
+    relay: Mutex<Option<Relay>>,
 }
 
 impl CudaIpcEvent {
@@ -49,7 +52,7 @@ impl CudaIpcEvent {
             });
         }
         driver.check("cuEventCreate", status)?;
-        Ok(Self { driver: Arc::clone(driver), device, raw, opened: false })
+        Ok(Self { driver: Arc::clone(driver), device, raw, opened: false, relay: Mutex::default() })
     }
 
     /// Opens an event of another process, whose handle may be anything.
@@ -67,7 +70,7 @@ impl CudaIpcEvent {
         let hint = match status {
             number::SUCCESS => {
                 tracing::debug!(device = %on, "opened a CUDA IPC event");
-                return Ok(Self { driver: Arc::clone(driver), device: on, raw, opened: true });
+                return Ok(Self { driver: Arc::clone(driver), device: on, raw, opened: true, relay: Mutex::default() });
             }
             number::ERROR_MAP_FAILED => {
                 "The handle is corrupt or its event is gone; or the two processes do not share /dev/shm, where the driver \
@@ -134,8 +137,17 @@ impl DeviceEvent for CudaIpcEvent {
 
     fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let raw = self.driver.stream(stream)?;
-        let _current = self.driver.enter(stream.device())?;
-        // SAFETY: as above; the two may be of different devices.
+        if stream.device() != self.device {
+            let mut relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner);
+            if relay.is_none() {
+                *relay = Some(Relay::create(&self.driver, self.device)?);
+            }
+            let Some(relay) = relay.as_ref() else { return Ok(()) };
+            // SAFETY: the event lives as long as `self`; the stream does, as `BorrowedStream` promises.
+            return unsafe { relay.wait(self.raw, raw, stream.device()) };
+        }
+        let _current = self.driver.enter(self.device)?;
+        // SAFETY: as above; both are of one device.
         let status = unsafe { (self.driver.api.stream_wait_event)(raw, self.raw, EVENT_WAIT_DEFAULT) };
         self.driver.check("cuStreamWaitEvent", status)
     }

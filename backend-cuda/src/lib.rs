@@ -36,6 +36,7 @@ mod kinds;
 mod library;
 mod memory;
 mod open;
+mod relay;
 mod staging;
 mod status;
 mod stream;

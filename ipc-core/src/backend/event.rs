@@ -30,11 +30,13 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     /// [`Error::WrongStream`](crate::Error::WrongStream), else the vendor's error.
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Makes the work that is submitted to `stream` from now on wait for the last record, on the device.
+    /// Makes the work that is submitted to `stream` from now on wait for the last record, on the device. The stream may be
+    /// of any device.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongStream`](crate::Error::WrongStream), else the vendor's error.
+    /// The vendor's error; [`Error::WrongStream`](crate::Error::WrongStream) where the vendor has no way to wait for
+    /// another device.
     fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
     /// Has the last record been reached? True for an event that has never been recorded.
