@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::epoch::EpochView;
 use super::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
 use super::socket::{self, PeerCredentials};
 use super::{AllowList, BrokerAddress};
@@ -25,6 +26,7 @@ pub(super) struct Channel {
     pid: u32,
     _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
+    epoch: Option<EpochView>,
 }
 
 impl Channel {
@@ -50,7 +52,8 @@ impl Channel {
             )));
         }
         let pid = if pid == 0 { server.pid } else { pid };
-        let channel = Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket };
+        let mut channel =
+            Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket, epoch: None };
         let exporter = channel.say_hello(deadline)?;
         kill_point!("importer:said-hello");
         if expected.is_some_and(|expected| *expected != exporter) {
@@ -59,9 +62,11 @@ impl Channel {
         Ok((channel, exporter))
     }
 
-    fn say_hello(&self, deadline: Deadline) -> Result<ProcessIdentity> {
+    fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
         self.send(&Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() }, deadline)?;
-        match self.receive(&mut Vec::new(), deadline)?.0 {
+        let (reply, fds) = self.receive(&mut Vec::new(), deadline)?;
+        self.epoch = fds.first().and_then(EpochView::open);
+        match reply {
             Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
                 "it speaks version {protocol} of the protocol and this process version {PROTOCOL_VERSION}; update \
                  device-ipc in the {} process",
@@ -115,6 +120,11 @@ impl Channel {
             )),
             Err(error) => Err(Error::io("waiting for the exporting process", error)),
         }
+    }
+
+    /// How many drops the exporter has counted, where it tells.
+    pub(super) fn epoch(&self) -> Option<u64> {
+        self.epoch.as_ref().map(EpochView::read)
     }
 
     pub(super) fn server(&self) -> &PeerCredentials {

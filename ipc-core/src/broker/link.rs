@@ -85,15 +85,44 @@ impl Link {
         if self.is_gone() {
             return Err(self.exporter_gone());
         }
-        runtime.metrics.requests_total.add(1);
         calls.next += 1;
         let request = RequestId(calls.next);
+        let open = Request::Open { request, export, token, access, peer };
+        let answer = self.call(runtime, calls, &open, request, deadline)?;
+        match answer {
+            (Reply::Grant(grant), fds) => Ok((grant, fds)),
+            _ => Err(self.ended_by(Error::Protocol("it granted what was not asked for".into()))),
+        }
+    }
+
+    /// Asks whether newcomers may still open the export of a lease.
+    pub(crate) fn confirm(&self, lease: LeaseId, deadline: Deadline) -> Result<()> {
+        let runtime = Runtime::get()?;
+        let mut calls = self.lock_calls();
+        calls.next += 1;
+        let request = RequestId(calls.next);
+        let answer = self.call(runtime, calls, &Request::Confirm { request, lease }, request, deadline)?;
+        match answer.0 {
+            Reply::Confirmed { .. } => Ok(()),
+            _ => Err(self.ended_by(Error::Protocol("it confirmed what was not asked for".into()))),
+        }
+    }
+
+    /// Sends a request and waits for its answer; the poller is kept away meanwhile.
+    fn call(
+        &self,
+        runtime: &Runtime,
+        mut calls: MutexGuard<'_, Calls>,
+        message: &Request,
+        request: RequestId,
+        deadline: Deadline,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
+        runtime.metrics.requests_total.add(1);
         runtime.poller.arm(self, false);
-        let answer =
-            self.send(&Request::Open { request, export, token, access, peer }, deadline).and_then(|()| {
-                kill_point!("importer:asked");
-                self.answer_to(&mut calls, request, deadline)
-            });
+        let answer = self.send(message, deadline).and_then(|()| {
+            kill_point!("importer:asked");
+            self.answer_to(&mut calls, request, deadline)
+        });
         if matches!(answer, Err(Error::Timeout { .. })) {
             calls.abandoned.insert(request.0);
         }
@@ -109,12 +138,16 @@ impl Link {
         calls: &mut Calls,
         request: RequestId,
         deadline: Deadline,
-    ) -> Result<(Grant, Vec<OwnedFd>)> {
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
         loop {
             let received = self.channel.receive(&mut calls.buffer, deadline);
             let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
-                Reply::Grant(grant) if grant.request == request => return Ok((grant, fds)),
+                Reply::Grant(Grant { request: answered, .. }) | Reply::Confirmed { request: answered }
+                    if answered == request =>
+                {
+                    return Ok((reply, fds));
+                }
                 Reply::Refused { request: refused, refusal } if refused == request => {
                     return Err(self.explain(refusal));
                 }
@@ -185,7 +218,11 @@ impl Link {
             Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => {
                 self.channel.send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO))
             }
-            Reply::Refused { request, .. } if calls.abandoned.remove(&request.0) => Ok(()),
+            Reply::Refused { request, .. } | Reply::Confirmed { request }
+                if calls.abandoned.remove(&request.0) =>
+            {
+                Ok(())
+            }
             _ => Err(Error::Protocol("it answered what nobody had asked".into())),
         }
     }
@@ -280,6 +317,11 @@ impl Link {
         if all.exports.get(&lease.export()).is_some_and(|notices| notices.remove(lease)) {
             all.exports.remove(&lease.export());
         }
+    }
+
+    /// How many drops the exporter has counted, where it tells.
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.channel.epoch()
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -36,12 +36,14 @@ pub(crate) enum Request {
     Release { lease: LeaseId },
     /// Asks for the exports behind this one that the importer might open, and who holds them.
     List { request: RequestId, after: ExportId },
+    /// Asks whether the export of a lease may still be opened by newcomers.
+    Confirm { request: RequestId, lease: LeaseId },
 }
 
 /// From a broker to an importer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Answers [`Request::Hello`].
+    /// Answers [`Request::Hello`]. May bring a descriptor: the page of [`Epoch`](super::Epoch).
     Hello { protocol: u16, exporter: ProcessIdentity },
     /// Answers [`Request::Open`]: the lease has begun.
     Grant(Grant),
@@ -53,6 +55,8 @@ pub(crate) enum Reply {
     Recall { export: ExportId },
     /// Answers [`Request::List`], in the order of the exports' numbers.
     Listing { request: RequestId, exports: Vec<ListedExport>, more: bool },
+    /// Answers [`Request::Confirm`]; the other answer is [`Reply::Refused`].
+    Confirmed { request: RequestId },
 }
 
 /// An export, as others may know it: without its token.

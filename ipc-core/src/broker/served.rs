@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode, short_name};
 use super::socket::{self, PeerCredentials};
-use super::{ConnectionId, Grant};
+use super::{ConnectionId, Epoch, Grant};
 use crate::descriptor::ExportId;
 use crate::error::Result;
 use crate::export::{ExportTable, Importer, OpenRequest};
@@ -143,7 +143,9 @@ impl Served {
         match (request, &self.program) {
             (Request::Hello { protocol, program }, None) => {
                 self.program = Some(short_name(&program));
-                let sent = self.send(&Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity }, &[]);
+                let page: Vec<_> = exports.epoch().map(Epoch::file).into_iter().collect();
+                let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity };
+                let sent = self.send(&hello, &page);
                 kill_point!("exporter:answered-hello");
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
@@ -197,6 +199,14 @@ impl Served {
             (Request::List { request, after }, Some(_)) => {
                 let (exports, more) = exports.list(after, &self.peer);
                 self.send(&Reply::Listing { request, exports, more }, &[])
+            }
+            (Request::Confirm { request, lease }, Some(_)) => {
+                let export = self.leases.get(&lease);
+                if export.is_some_and(|export| exports.may_be_opened(*export)) {
+                    self.send(&Reply::Confirmed { request }, &[])
+                } else {
+                    self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[])
+                }
             }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes, Lifetime};
 use crate::broker::{
-    AllocationId, AllowList, ConnectionId, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
+    AllocationId, AllowList, ConnectionId, Epoch, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
     Notice, PeerCredentials, Refusal, Token,
 };
 use crate::descriptor::ExportId;
@@ -22,6 +22,8 @@ use crate::runtime::{Metrics, Runtime};
 pub(crate) struct ExportTable {
     state: Mutex<State>,
     changed: Condvar,
+    /// `None` inside where the system has none: importers then ask at every open.
+    epoch: OnceLock<Option<Epoch>>,
 }
 
 #[derive(Debug, Default)]
@@ -195,6 +197,17 @@ impl ExportTable {
         Ok(LocalGrant { lease, region: entry.region, shared: Arc::clone(shared) })
     }
 
+    /// The page that tells importers of drops.
+    pub(crate) fn epoch(&self) -> Option<&Epoch> {
+        let create = || Epoch::create().inspect_err(|error| tracing::warn!(%error, "no page for drops")).ok();
+        self.epoch.get_or_init(create).as_ref()
+    }
+
+    /// Is there such an export, and has it not been dropped?
+    pub(crate) fn may_be_opened(&self, export: ExportId) -> bool {
+        self.lock().exports.get(&export).is_some_and(|entry| !entry.dropped)
+    }
+
     /// Ends a lease. The last lease of a dropped export takes its owner along.
     pub(crate) fn release(&self, export: ExportId, lease: LeaseId) {
         let mut state = self.lock();
@@ -212,6 +225,9 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         if std::mem::replace(&mut entry.dropped, true) {
             return;
+        }
+        if let Some(Some(epoch)) = self.epoch.get() {
+            epoch.advance();
         }
         kill_point!("exporter:dropped");
         let connections = entry.connections();

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::cache::{Cache, CacheLimits, Cached};
@@ -69,6 +69,9 @@ pub(super) struct Lease {
     token: Token,
     pub(super) link: Arc<Link>,
     notices: Arc<ExportNotices>,
+    /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
+    /// none.
+    epoch: AtomicU64,
     /// The allocations as the driver mapped them.
     pub(super) mapped: DeviceRange,
     pub(super) ready: Option<Arc<dyn DeviceEvent>>,
@@ -104,7 +107,7 @@ impl Lease {
     }
 
     /// May it be used by newcomers?
-    fn check_for_newcomers(&self, descriptor: &Descriptor) -> Result<()> {
+    fn check_for_newcomers(&self, descriptor: &Descriptor, deadline: Deadline) -> Result<()> {
         let pid = self.key.exporter.pid;
         if self.link.is_gone() {
             return Err(self.link.exporter_gone());
@@ -115,9 +118,18 @@ impl Lease {
         if self.token != descriptor.token {
             return Err(Error::wrong_token(pid));
         }
+        // Read before the question, so that a drop behind the answer is not taken for one before it.
+        let epoch = self.link.epoch();
+        if epoch.is_none_or(|epoch| epoch != self.epoch.load(Ordering::Acquire)) {
+            self.link.confirm(self.id, deadline)?;
+            self.epoch.store(epoch.unwrap_or(NO_EPOCH), Ordering::Release);
+        }
         Ok(())
     }
 }
+
+/// An exporter that does not count its drops is asked at every open.
+const NO_EPOCH: u64 = u64::MAX;
 
 impl Cached for Lease {
     fn may_be_kept(&self) -> bool {
@@ -156,7 +168,7 @@ impl ImportTable {
         runtime.metrics.opens_total.add(1);
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
-            if let Err(error) = lease.check_for_newcomers(descriptor) {
+            if let Err(error) = lease.check_for_newcomers(descriptor, wanted.deadline) {
                 runtime.worker.submit(move || self.release(&key, lease));
                 return Err(error);
             }
@@ -235,6 +247,7 @@ impl ImportTable {
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notice about it is missed.
         let notices = link.expect_notices(key);
+        let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let granted = link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline);
         let begun = granted.and_then(|(grant, fds)| {
             kill_point!("importer:granted");
@@ -242,7 +255,7 @@ impl ImportTable {
                 notices.recall();
             }
             let id = grant.lease;
-            let begun = self.open_granted(wanted, key, link, notices, grant, fds);
+            let begun = self.open_granted(wanted, key, link, (notices, epoch), grant, fds);
             if begun.is_err() {
                 link.release(id);
             }
@@ -259,7 +272,7 @@ impl ImportTable {
         wanted: &Wanted<'_>,
         lease_key: &LeaseKey,
         link: &Arc<Link>,
-        notices: Arc<ExportNotices>,
+        (notices, epoch): (Arc<ExportNotices>, u64),
         grant: Grant,
         fds: Vec<OwnedFd>,
     ) -> Result<Lease> {
@@ -300,6 +313,7 @@ impl ImportTable {
             token: wanted.descriptor.token,
             link: Arc::clone(link),
             notices,
+            epoch: AtomicU64::new(epoch),
             mapped: range.range,
             ready,
             range: Mutex::new(Some((key, range))),
