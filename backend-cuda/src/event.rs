@@ -70,7 +70,13 @@ impl CudaIpcEvent {
         let hint = match status {
             number::SUCCESS => {
                 tracing::debug!(device = %on, "opened a CUDA IPC event");
-                return Ok(Self { driver: Arc::clone(driver), device: on, raw, opened: true, relay: Mutex::default() });
+                return Ok(Self {
+                    driver: Arc::clone(driver),
+                    device: on,
+                    raw,
+                    opened: true,
+                    relay: Mutex::default(),
+                });
             }
             number::ERROR_MAP_FAILED => {
                 "The handle is corrupt or its event is gone; or the two processes do not share /dev/shm, where the driver \

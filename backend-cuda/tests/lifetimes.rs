@@ -1,0 +1,215 @@
+//! Lifetimes on a real GPU: what the raw driver does wrong and device-ipc does not, and that nothing leaks when either
+//! side is killed. Where there is no GPU, each test says so and passes.
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use device_ipc_core::{
+    Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceRange, Error, HandleBytes, Ipc, ReceivedHandle,
+};
+use device_ipc_cuda::{CudaBackend, LEGACY};
+
+const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
+const SOON: Duration = Duration::from_secs(30);
+const BYTES: u64 = 64 << 20;
+
+/// Rounds of the kill tests; 200 and more where somebody has the time.
+fn rounds() -> u32 {
+    std::env::var("DEVICE_IPC_KILL_ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
+}
+
+/// The backend, for one test at a time: they measure free memory.
+fn cuda() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    match CudaBackend::load() {
+        Ok(backend) => Some((backend, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn free_bytes(backend: &CudaBackend) -> u64 {
+    backend.memory().memory_info(ZERO).unwrap().free_bytes
+}
+
+/// Another process that does as it is told, a line at a time; killed and reaped when it goes out of scope.
+struct Other {
+    child: Child,
+    told: ChildStdin,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let told = child.stdin.take().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut other = Self { child, told, said };
+        assert_eq!(other.ask("hello"), "hello");
+        other
+    }
+
+    /// The answer to a request; the test harness's own lines are passed over.
+    fn ask(&mut self, request: &str) -> String {
+        writeln!(self.told, "{request}").unwrap();
+        let answer = self
+            .said
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once("ANSWER ").map(|(_, answer)| answer.to_owned()));
+        answer.unwrap_or_else(|| panic!("the other process ended at {request:?}"))
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
+    let Some((backend, _alone)) = cuda() else { return };
+    let ipc = Ipc::with_backend(backend.clone());
+    let mut other = Other::start();
+    let fill = |range: DeviceRange, byte: u8| {
+        let stream = backend.memory().create_stream(ZERO).unwrap();
+        // SAFETY: the range is ours, and the work has finished before anybody else looks.
+        unsafe { backend.memory().fill(range, byte, stream.as_borrowed()).unwrap() };
+        backend.memory().synchronize(stream.as_borrowed()).unwrap();
+    };
+
+    let first = ipc.allocate(0, BYTES).unwrap();
+    fill(first.range(), 1);
+    let extent = backend.extents_of(first.range(), None).unwrap()[0];
+    let handle = hex(backend.export(&extent, None).unwrap().bytes.as_slice());
+    let (address, generation) = (first.range().ptr, extent.generation);
+    let share = ipc.share(first).start().unwrap();
+    let descriptor = share.descriptor().to_string();
+    share.close(SOON).unwrap();
+
+    // The driver mostly puts the next block of the same size in the old one's place.
+    let second = ipc.allocate(0, BYTES).unwrap();
+    assert_eq!(second.range().ptr, address, "the driver put the new block elsewhere; nothing is shown");
+    assert_ne!(backend.extents_of(second.range(), None).unwrap()[0].generation, generation);
+    fill(second.range(), 2);
+    // Without this the driver refuses (CUDA_ERROR_NOT_PERMITTED): the block has to be one that is shared.
+    backend.export(&backend.extents_of(second.range(), None).unwrap()[0], None).unwrap();
+    assert_eq!(other.ask(&format!("raw {handle}")), "2", "the raw handle no longer opens the new block");
+    assert_eq!(other.ask(&format!("open {descriptor}")), "ExportDropped");
+}
+
+#[test]
+fn importers_that_are_killed_leave_no_memory_behind() {
+    let Some((backend, _alone)) = cuda() else { return };
+    let ipc = Ipc::with_backend(backend.clone());
+    drop(ipc.allocate(0, BYTES).unwrap());
+    let before = free_bytes(&backend);
+    for round in 0..rounds() {
+        let share = ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap();
+        let mut other = Other::start();
+        assert_eq!(other.ask(&format!("hold {}", share.descriptor())), "held");
+        assert_eq!(share.holders().iter().len(), 1);
+        other.kill();
+        share.wait_released(SOON).unwrap();
+        share.close(SOON).unwrap();
+        assert_eq!(free_bytes(&backend), before, "round {round}");
+    }
+}
+
+#[test]
+fn memory_of_exporters_that_are_killed_comes_back_in_one_call() {
+    let Some((backend, _alone)) = cuda() else { return };
+    let ipc = Ipc::with_backend(backend.clone());
+    drop(ipc.allocate(0, BYTES).unwrap());
+    // The first mapping of a process may make the driver set something aside for good.
+    let mut before = None;
+    for round in 0..=rounds() {
+        let mut other = Other::start();
+        let descriptor: Descriptor = other.ask("share").parse().unwrap();
+        let mapping = ipc.open(&descriptor).at_home().unwrap();
+        let (gone, told) = std::sync::mpsc::channel();
+        mapping.on_gone(move |why| gone.send(why.to_string()).unwrap());
+        other.kill();
+        assert!(told.recv_timeout(SOON).unwrap().contains("has ended"));
+        // SAFETY: nothing is submitted to the memory any longer.
+        assert_eq!(unsafe { device_ipc_core::close_mappings_of(descriptor.exporter()) }.unwrap(), 1);
+        let stream = ipc.create_stream(0).unwrap();
+        assert!(matches!(mapping.view::<u8, _>(&stream), Err(Error::ExporterGone { .. })));
+        drop((mapping, stream));
+        let free = free_bytes(&backend);
+        assert_eq!(free, *before.get_or_insert(free), "round {round}");
+    }
+}
+
+#[test]
+#[ignore = "the child of the other tests"]
+fn the_other_process() {
+    let backend = CudaBackend::load().unwrap();
+    let ipc = Ipc::with_backend(backend.clone());
+    let mut held = Vec::new();
+    let mut shared = Vec::new();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let (request, argument) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match request {
+            "hello" => "hello".to_owned(),
+            "raw" => first_byte_behind(&backend, argument).to_string(),
+            "share" => {
+                shared.push(ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap());
+                shared.last().unwrap().descriptor().to_string()
+            }
+            _ => match ipc.open(&argument.parse().unwrap()).at_home() {
+                Ok(mapping) => {
+                    held.push(mapping);
+                    "held".to_owned()
+                }
+                Err(Error::ExportDropped { .. }) => "ExportDropped".to_owned(),
+                Err(error) => error.to_string(),
+            },
+        };
+        println!("ANSWER {answer}");
+    }
+}
+
+/// What a program without device-ipc reads that kept a handle.
+fn first_byte_behind(backend: &CudaBackend, handle: &str) -> u8 {
+    let bytes: Vec<u8> = (0..handle.len() / 2)
+        .map(|at| u8::from_str_radix(&handle[at * 2..at * 2 + 2], 16).unwrap())
+        .collect();
+    let handle = ReceivedHandle {
+        kind: LEGACY,
+        bytes: HandleBytes::new(bytes),
+        fds: Vec::new(),
+        size: BYTES,
+        generation: None,
+        home: Some(ZERO),
+    };
+    let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).unwrap();
+    let stream = backend.memory().create_stream(ZERO).unwrap();
+    let mut byte = [0];
+    // SAFETY: the range is mapped.
+    unsafe {
+        backend.memory().read(opened.range.slice(0, 1).unwrap(), &mut byte, stream.as_borrowed()).unwrap()
+    };
+    backend.close(opened).unwrap();
+    byte[0]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
