@@ -1,5 +1,7 @@
 //! The entry point: a backend, and what is done with it.
 
+#![allow(unsafe_code, reason = "takes memory on trust that it does not own")]
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,7 +13,7 @@ use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::ShareBuilder;
 use crate::import::OpenBuilder;
-use crate::interop::DeviceOwner;
+use crate::interop::{DeviceOwner, Region};
 use crate::memory::{Buffer, Stream};
 use crate::select::{BackendStatus, Backends};
 
@@ -95,6 +97,20 @@ impl Ipc {
     pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
         let region = owner.region();
         ShareBuilder::new(self, owner, region)
+    }
+
+    /// Shares memory whose owner the library cannot keep: that of an engine with an allocator of its own.
+    ///
+    /// Where the vendor numbers its allocations (CUDA does), memory that was freed all the same is noticed, also when
+    /// another block has taken its place: the exporter looks before every grant, and once more after the importer has
+    /// opened the memory, which gets [`Error::StaleGeneration`] then.
+    ///
+    /// # Safety
+    ///
+    /// The region stays allocated, and is not given to anybody else, until the export has been closed
+    /// ([`Export::close`](crate::Export::close) returned without an error).
+    pub unsafe fn share_borrowed(&self, region: Region) -> ShareBuilder<'_, ()> {
+        ShareBuilder::new(self, (), region).borrowed()
     }
 
     /// Opens memory of another process, or of this one.

@@ -9,6 +9,9 @@ pub mod descriptor;
 pub mod device;
 mod error;
 mod export;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod import;
 mod interop;
 mod ipc;

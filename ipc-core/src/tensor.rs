@@ -199,17 +199,24 @@ impl TensorLayout {
 
     /// The number of elements.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().product()
+        // The sizes of an empty tensor's other dimensions may be anything, and their product too.
+        if self.is_empty() { 0 } else { self.shape.iter().product() }
     }
 
-    /// Do the elements lie side by side in row-major order?
+    /// Are there no elements?
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// Do the elements lie side by side in row-major order? Those of an empty tensor do.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
-        self.shape.iter().zip(&self.strides).rev().all(|(&size, &stride)| {
-            let fits = size == 1 || stride == expected;
-            expected *= size.max(1);
-            fits
-        })
+        self.is_empty()
+            || self.shape.iter().zip(&self.strides).rev().all(|(&size, &stride)| {
+                let fits = size == 1 || stride == expected;
+                expected *= size;
+                fits
+            })
     }
 
     /// How many bytes of the region the tensor needs: up to the end of its last element.

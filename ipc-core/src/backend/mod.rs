@@ -48,6 +48,8 @@ pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetim
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 
+use serde::{Deserialize, Serialize};
+
 use crate::address::{DeviceRange, Extent, Generation};
 use crate::device::{DeviceInfo, DeviceOrdinal};
 use crate::error::Result;
@@ -230,7 +232,8 @@ pub struct Opened {
 }
 
 /// The bytes of a vendor's handle. Not shown by `Debug`: who reads them may open the memory.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct HandleBytes(Box<[u8]>);
 
 impl HandleBytes {

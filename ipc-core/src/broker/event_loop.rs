@@ -168,6 +168,13 @@ impl EventLoop {
                         self.sources.remove(&process);
                     }
                 }
+                Command::Checked(ConnectionId(id), check, result) => {
+                    let Ok(runtime) = Runtime::get() else { continue };
+                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
+                        let next = served.checked(check, result, &runtime.exports);
+                        self.after(id, next);
+                    }
+                }
                 Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
             }
         }

@@ -12,11 +12,16 @@
 mod address;
 mod allow;
 mod channel;
+mod epoch;
 mod event_loop;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod link;
 mod listing;
 mod notices;
 mod poller;
+#[cfg(test)]
+mod properties;
 mod protocol;
 mod served;
 mod socket;
@@ -29,6 +34,7 @@ pub use protocol::{ListedExport, ListedHolder};
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub(crate) use channel::Deadline;
+pub(crate) use epoch::Epoch;
 pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller};

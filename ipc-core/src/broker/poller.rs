@@ -61,6 +61,7 @@ pub(super) enum Command {
     Watch(Arc<Link>, Option<OwnedFd>),
     Unwatch(u64),
     Notify(Notice, ExportId, Vec<ConnectionId>),
+    Checked(ConnectionId, u64, Result<(), String>),
 }
 
 impl Poller {
@@ -109,6 +110,13 @@ impl Poller {
     pub(crate) fn notify(&self, notice: Notice, export: ExportId, connections: Vec<ConnectionId>) {
         if let Some(started) = self.lock().as_ref().filter(|_| !connections.is_empty()) {
             started.shared.command(Command::Notify(notice, export, connections));
+        }
+    }
+
+    /// The driver has been asked about borrowed memory.
+    pub(crate) fn checked(&self, connection: ConnectionId, check: u64, result: Result<(), String>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::Checked(connection, check, result));
         }
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Token;
 use crate::address::Generation;
-use crate::backend::{Access, HandleKind};
+use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::descriptor::ExportId;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
@@ -109,9 +109,12 @@ pub(crate) struct Grant {
     /// In the order of their addresses. The packet's descriptors belong to them one after the other.
     pub(crate) handles: Vec<WireHandle>,
     /// The vendor's handle of the event that says when the bytes have been written.
-    pub(crate) ready: Option<Vec<u8>>,
+    pub(crate) ready: Option<HandleBytes>,
     /// May the importer keep the lease while nobody uses it?
     pub(crate) keep: bool,
+    /// The memory is not the exporter's own: the importer asks for a confirmation after it has opened the memory, and
+    /// whenever it opens it again.
+    pub(crate) confirm: bool,
 }
 
 /// The handle of one allocation.
@@ -119,7 +122,7 @@ pub(crate) struct Grant {
 pub(crate) struct WireHandle {
     pub(crate) allocation: AllocationId,
     pub(crate) kind: HandleKind,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: HandleBytes,
     /// How many of the packet's descriptors are this handle's.
     pub(crate) fds: u16,
     pub(crate) size: u64,

@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, WireHandle, decode, encode, short_name};
+use super::protocol::{
+    PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, WireHandle, decode, encode, short_name,
+};
 use super::socket::{self, PeerCredentials};
 use super::{ConnectionId, Epoch, Grant};
 use crate::descriptor::ExportId;
-use crate::error::Result;
-use crate::export::{ExportTable, Importer, OpenRequest};
+use crate::export::{BorrowedMemory, ExportTable, Granted, Importer, OpenRequest};
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
-use crate::runtime::ClosedByFork;
+use crate::runtime::{ClosedByFork, Runtime};
 
 /// How many messages may wait for a peer that does not read.
 const MAX_UNSENT: usize = 1024;
@@ -57,6 +58,16 @@ pub(super) struct Served {
     period: Instant,
     read_in_period: u32,
     wrong_tokens: u32,
+    /// Answers that wait for the driver's word about borrowed memory.
+    waiting: HashMap<u64, Waiting>,
+    checks: u64,
+}
+
+/// An answer that waits. It holds nothing of the export: what that owns is not for the poller to drop.
+#[derive(Debug)]
+enum Waiting {
+    Grant(RequestId, LeaseId),
+    Confirmation(RequestId),
 }
 
 impl Served {
@@ -73,6 +84,8 @@ impl Served {
             period: Instant::now(),
             read_in_period: 0,
             wrong_tokens: 0,
+            waiting: HashMap::new(),
+            checks: 0,
         }
     }
 
@@ -156,27 +169,10 @@ impl Served {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);
                         kill_point!("exporter:leased");
-                        let mut fds = Vec::new();
-                        let mut handles = Vec::with_capacity(granted.shared.allocations.len());
-                        for allocation in &granted.shared.allocations {
-                            let exported = allocation.exported();
-                            fds.extend(exported.fds.iter().map(AsFd::as_fd));
-                            handles.push(WireHandle {
-                                allocation: allocation.id(),
-                                kind: exported.kind,
-                                bytes: exported.bytes.as_slice().to_vec(),
-                                fds: exported.fds.len() as u16,
-                                size: exported.extent.allocation.len,
-                                generation: exported.extent.generation,
-                            });
+                        match granted.borrowed.clone() {
+                            Some(memory) => self.check_first(memory, Waiting::Grant(request, granted.lease)),
+                            None => self.send_grant(request, &granted),
                         }
-                        let ready =
-                            granted.shared.ready.as_ref().map(|ready| ready.handle.as_slice().to_vec());
-                        let grant =
-                            Grant { request, lease: granted.lease, handles, ready, keep: granted.keep };
-                        let next = self.send(&Reply::Grant(grant), &fds);
-                        kill_point!("exporter:granted");
-                        next
                     }
                     Err(refusal) => {
                         self.log_refusal(export, &refusal);
@@ -202,14 +198,73 @@ impl Served {
             }
             (Request::Confirm { request, lease }, Some(_)) => {
                 let export = self.leases.get(&lease);
-                if export.is_some_and(|export| exports.may_be_opened(*export)) {
-                    self.send(&Reply::Confirmed { request }, &[])
-                } else {
-                    self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[])
+                match export.filter(|export| exports.may_be_opened(**export)) {
+                    None => self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
+                    Some(export) => match exports.borrowed(*export) {
+                        Some(memory) => self.check_first(memory, Waiting::Confirmation(request)),
+                        None => self.send(&Reply::Confirmed { request }, &[]),
+                    },
                 }
             }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),
+        }
+    }
+
+    fn send_grant(&mut self, request: RequestId, granted: &Granted) -> Next {
+        let mut fds = Vec::new();
+        let mut handles = Vec::with_capacity(granted.shared.allocations.len());
+        for allocation in &granted.shared.allocations {
+            let exported = allocation.exported();
+            fds.extend(exported.fds.iter().map(AsFd::as_fd));
+            handles.push(WireHandle {
+                allocation: allocation.id(),
+                kind: exported.kind,
+                bytes: exported.bytes.clone(),
+                fds: exported.fds.len() as u16,
+                size: exported.extent.allocation.len,
+                generation: exported.extent.generation,
+            });
+        }
+        let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
+        let (keep, confirm) = (granted.keep, granted.borrowed.is_some());
+        let grant = Grant { request, lease: granted.lease, handles, ready, keep, confirm };
+        let next = self.send(&Reply::Grant(grant), &fds);
+        kill_point!("exporter:granted");
+        next
+    }
+
+    /// Has the worker ask the driver about borrowed memory; the answer waits for what it says.
+    fn check_first(&mut self, memory: BorrowedMemory, answer: Waiting) -> Next {
+        let Ok(runtime) = Runtime::get() else { return Next::Close };
+        self.checks += 1;
+        let (connection, check) = (self.id, self.checks);
+        self.waiting.insert(check, answer);
+        runtime.worker.submit(move || runtime.poller.checked(connection, check, memory.check()));
+        Next::Keep
+    }
+
+    /// The worker has asked the driver.
+    pub(super) fn checked(&mut self, check: u64, result: Result<(), String>, exports: &ExportTable) -> Next {
+        match (self.waiting.remove(&check), result) {
+            (None, _) => Next::Keep,
+            (Some(Waiting::Grant(request, lease)), Ok(())) => {
+                let export = self.leases.get(&lease);
+                match export.and_then(|export| exports.granted(*export, lease)) {
+                    Some(granted) => self.send_grant(request, &granted),
+                    None => self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
+                }
+            }
+            (Some(Waiting::Confirmation(request)), Ok(())) => self.send(&Reply::Confirmed { request }, &[]),
+            (Some(Waiting::Grant(request, lease)), Err(detail)) => {
+                if let Some(export) = self.leases.remove(&lease) {
+                    exports.release(export, lease);
+                }
+                self.send(&Reply::Refused { request, refusal: Refusal::Stale { detail } }, &[])
+            }
+            (Some(Waiting::Confirmation(request)), Err(detail)) => {
+                self.send(&Reply::Refused { request, refusal: Refusal::Stale { detail } }, &[])
+            }
         }
     }
 

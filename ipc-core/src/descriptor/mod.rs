@@ -8,6 +8,8 @@
 
 mod binary;
 mod error;
+#[cfg(test)]
+mod properties;
 mod text;
 mod view;
 

@@ -1,5 +1,6 @@
 //! The exporter's side: the guard, how it is made, and the table that the broker answers from.
 
+mod borrowed;
 mod guard;
 mod share;
 mod table;
@@ -7,5 +8,8 @@ mod table;
 pub use guard::{Export, Hanging};
 pub use share::{ShareBuilder, ShareError};
 
+pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::check_backend;
-pub(crate) use table::{ExportTable, Importer, LocalGrant, OpenRequest, Shared};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use table::NewExport;
+pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, Shared};

@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::BorrowedMemory;
 use super::guard::Export;
 use super::table::{NewExport, ReadyEvent, Shared};
 use crate::address::DeviceRange;
@@ -29,6 +30,7 @@ pub struct ShareBuilder<'a, O> {
     strides: Option<Vec<u64>>,
     access: Access,
     ready: Option<BorrowedStream<'a>>,
+    borrowed: bool,
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
@@ -42,7 +44,14 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             strides: None,
             access: Access::ReadWrite,
             ready: None,
+            borrowed: false,
         }
+    }
+
+    /// The owner does not keep the memory.
+    pub(crate) const fn borrowed(mut self) -> Self {
+        self.borrowed = true;
+        self
     }
 
     /// The shape of the tensor, in elements; row-major unless [`strides`](Self::strides) says otherwise.
@@ -159,7 +168,14 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
                 extents.len()
             )));
         }
+        let borrowed = self.borrowed.then(|| BorrowedMemory {
+            backend: Arc::clone(backend),
+            range,
+            allocation: self.region.allocation,
+            extents: extents.clone(),
+        });
         let export = NewExport {
+            borrowed,
             backend: name,
             region: range,
             access: self.access,

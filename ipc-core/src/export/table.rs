@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
+use super::BorrowedMemory;
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes, Lifetime};
 use crate::broker::{
@@ -49,6 +50,8 @@ struct Entry {
     dropped: bool,
     /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
     recalled: bool,
+    /// For memory that is not owned here.
+    borrowed: Option<BorrowedMemory>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
 }
@@ -84,6 +87,7 @@ type AllocationKey = (usize, DeviceRange, Option<u64>);
 
 /// What a new export is made of.
 pub(crate) struct NewExport {
+    pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) backend: &'static str,
     pub(crate) region: DeviceRange,
     pub(crate) access: Access,
@@ -110,12 +114,15 @@ pub(crate) struct OpenRequest {
 pub(crate) struct Granted {
     pub(crate) lease: LeaseId,
     pub(crate) keep: bool,
+    /// To be looked at before the grant is sent.
+    pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) shared: Arc<Shared>,
 }
 
 /// A lease that has begun, in the exporting process itself.
 pub(crate) struct LocalGrant {
     pub(crate) lease: LeaseId,
+    pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) region: DeviceRange,
     pub(crate) shared: Arc<Shared>,
 }
@@ -160,6 +167,7 @@ impl ExportTable {
             opened: 0,
             dropped: false,
             recalled: false,
+            borrowed: new.borrowed,
             shared: Some(Arc::new(new.shared)),
         };
         metrics(|metrics| {
@@ -176,8 +184,13 @@ impl ExportTable {
         let mut state = self.lock();
         let begun = state.begin_lease(&request, importer);
         let (lease, entry) = begun.inspect_err(|_| metrics(|metrics| metrics.refusals_total.add(1)))?;
-        let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
-        Ok(Granted { lease, keep: !entry.recalled, shared: Arc::clone(shared) })
+        entry.granted(lease).ok_or(Refusal::Dropped)
+    }
+
+    /// A lease that was begun before, for an answer that had to wait.
+    pub(crate) fn granted(&self, export: ExportId, lease: LeaseId) -> Option<Granted> {
+        let state = self.lock();
+        state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease))?.granted(lease)
     }
 
     /// Begins a lease in this very process.
@@ -194,7 +207,12 @@ impl ExportTable {
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
-        Ok(LocalGrant { lease, region: entry.region, shared: Arc::clone(shared) })
+        Ok(LocalGrant {
+            lease,
+            borrowed: entry.borrowed.clone(),
+            region: entry.region,
+            shared: Arc::clone(shared),
+        })
     }
 
     /// The page that tells importers of drops.
@@ -206,6 +224,11 @@ impl ExportTable {
     /// Is there such an export, and has it not been dropped?
     pub(crate) fn may_be_opened(&self, export: ExportId) -> bool {
         self.lock().exports.get(&export).is_some_and(|entry| !entry.dropped)
+    }
+
+    /// What a borrowed export's memory was.
+    pub(crate) fn borrowed(&self, export: ExportId) -> Option<BorrowedMemory> {
+        self.lock().exports.get(&export)?.borrowed.clone()
     }
 
     /// Ends a lease. The last lease of a dropped export takes its owner along.
@@ -431,6 +454,11 @@ fn metrics(count: impl FnOnce(&Metrics)) {
 }
 
 impl Entry {
+    fn granted(&self, lease: LeaseId) -> Option<Granted> {
+        let shared = Arc::clone(self.shared.as_ref()?);
+        Some(Granted { lease, keep: !self.recalled, borrowed: self.borrowed.clone(), shared })
+    }
+
     fn connections(&self) -> Vec<ConnectionId> {
         let mut connections: Vec<_> = self.leases.values().filter_map(|lease| lease.connection).collect();
         connections.sort_unstable();

@@ -12,7 +12,13 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(all(loom, test)))]
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+// The model checker decides who runs, and its waits have no timeout.
+#[cfg(all(loom, test))]
+use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::broker::Deadline;
 use crate::error::Result;

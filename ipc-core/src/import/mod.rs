@@ -1,6 +1,8 @@
 //! The importer's side: what is open here, how it is opened, and the guard.
 
 mod cache;
+#[cfg(all(loom, test))]
+mod cache_loom;
 mod mapping;
 mod open;
 mod table;

@@ -9,7 +9,7 @@ use crate::broker::{BrokerAddress, Deadline, Refusal};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
-use crate::export::{LocalGrant, OpenRequest, check_backend};
+use crate::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::placement::DeviceMap;
@@ -162,7 +162,13 @@ impl<'a> OpenBuilder<'a> {
         }
         let request = OpenRequest { export: descriptor.export, token: descriptor.token, access };
         match runtime.exports.grant_locally(request) {
-            Ok(granted) => Ok(Some(granted)),
+            Ok(granted) => {
+                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
+                    runtime.exports.release(descriptor.export, granted.lease);
+                    return Err(Error::StaleGeneration(detail));
+                }
+                Ok(Some(granted))
+            }
             Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: descriptor.exporter.pid }),
             Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
             Err(_) => Err(Error::wrong_token(descriptor.exporter.pid)),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::cache::{Cache, CacheLimits, Cached};
 use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, Opened, ReceivedHandle};
 use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Grant, Link, Token};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
@@ -72,6 +72,8 @@ pub(super) struct Lease {
     /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
     /// none.
     epoch: AtomicU64,
+    /// The memory is not the exporter's own, which is asked whenever it is opened.
+    borrowed: bool,
     /// The allocations as the driver mapped them.
     pub(super) mapped: DeviceRange,
     pub(super) ready: Option<Arc<dyn DeviceEvent>>,
@@ -117,6 +119,9 @@ impl Lease {
         }
         if self.token != descriptor.token {
             return Err(Error::wrong_token(pid));
+        }
+        if self.borrowed {
+            return self.link.confirm(self.id, deadline);
         }
         // Read before the question, so that a drop behind the answer is not taken for one before it.
         let epoch = self.link.epoch();
@@ -282,7 +287,7 @@ impl ImportTable {
         let mut fds = fds.into_iter();
         let handles = grant.handles.into_iter().map(|handle| ReceivedHandle {
             kind: handle.kind,
-            bytes: HandleBytes::new(handle.bytes),
+            bytes: handle.bytes,
             fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
             size: handle.size,
             generation: handle.generation,
@@ -299,7 +304,15 @@ impl ImportTable {
         };
         let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close)?;
         kill_point!("importer:opened");
-        let ready = grant.ready.map(|handle| wanted.backend.open_event(&handle, wanted.device)).transpose();
+        if grant.confirm {
+            // What the driver opened may already have been something else.
+            if let Err(error) = link.confirm(grant.lease, wanted.deadline) {
+                self.ranges.release(&key, range, OpenRange::close);
+                return Err(error);
+            }
+        }
+        let ready =
+            grant.ready.map(|handle| wanted.backend.open_event(handle.as_slice(), wanted.device)).transpose();
         let ready = match ready {
             Ok(ready) => ready.map(Arc::from),
             Err(error) => {
@@ -314,6 +327,7 @@ impl ImportTable {
             link: Arc::clone(link),
             notices,
             epoch: AtomicU64::new(epoch),
+            borrowed: grant.confirm,
             mapped: range.range,
             ready,
             range: Mutex::new(Some((key, range))),

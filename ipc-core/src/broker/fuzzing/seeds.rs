@@ -1,0 +1,160 @@
+//! Valid conversations, from which the fuzzer starts.
+
+use super::super::Token;
+use super::super::protocol::{
+    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, Refusal, Reply, Request, RequestId,
+    WireHandle, encode,
+};
+use super::exporter::{self, token};
+use super::importer;
+use super::script::Writer;
+use crate::address::Generation;
+use crate::backend::{Access, HandleKind};
+use crate::descriptor::ExportId;
+use crate::fuzzing::{SOMEBODY, Seed};
+use crate::lease::LeaseId;
+
+fn hello(protocol: u16) -> Vec<u8> {
+    encode(&Request::Hello { protocol, program: "fuzzer".into() }).expect("a seed is short")
+}
+
+fn open(export: u64, token: Token, access: Access) -> Vec<u8> {
+    let (request, export) = (RequestId(5), ExportId(export));
+    encode(&Request::Open { request, export, token, access, peer: vec![1, 2] }).expect("a seed is short")
+}
+
+fn release(lease: u64) -> Vec<u8> {
+    encode(&Request::Release { lease: LeaseId(lease) }).expect("a seed is short")
+}
+
+fn confirm(lease: u64) -> Vec<u8> {
+    encode(&Request::Confirm { request: RequestId(6), lease: LeaseId(lease) }).expect("a seed is short")
+}
+
+fn list() -> Vec<u8> {
+    encode(&Request::List { request: RequestId(9), after: ExportId(0) }).expect("a seed is short")
+}
+
+/// A conversation in which the importer sends these packets, each so often.
+fn importers(stranger: bool, packets: &[(usize, Vec<u8>)]) -> Vec<u8> {
+    let mut script = Writer(vec![u8::from(stranger)]);
+    for (times, packet) in packets {
+        script.step(exporter::SEND, *times, packet);
+    }
+    script.0
+}
+
+pub(crate) fn request_seeds() -> Vec<Seed> {
+    let (right, wrong) = (token, Token::from_bytes([0x55; 16]));
+    let (read, write) = (Access::ReadOnly, Access::ReadWrite);
+    let first = (1, hello(PROTOCOL_VERSION));
+    let mut everything = Writer(vec![0]);
+    everything.step(exporter::SEND_WITH_DESCRIPTORS, 1, &hello(PROTOCOL_VERSION));
+    everything.step(exporter::SEND, 2, &open(1, right(1), write));
+    everything.step(exporter::READ_ANSWERS, 1, &[]);
+    everything.step(exporter::SEND, 1, &confirm(1));
+    everything.step(exporter::DROP_EXPORT, 1, &[0]);
+    everything.step(exporter::SEND, 1, &confirm(1));
+    everything.step(exporter::SEND, 1, &open(1, right(1), read));
+    everything.step(exporter::SEND, 1, &list());
+    everything.step(exporter::SEND, 1, &release(2));
+    everything.step(exporter::SEND, 1, &release(1));
+    let grants = [first.clone(), (1100, open(2, right(2), read)), (1, release(7)), (1, release(7))];
+    vec![
+        ("hello", importers(false, std::slice::from_ref(&first))),
+        ("hello-of-another-version", importers(false, &[(1, hello(2))])),
+        ("hello-twice", importers(false, &[first.clone(), first.clone()])),
+        ("open", importers(false, &[first.clone(), (1, open(1, right(1), write)), (1, release(1))])),
+        ("open-unknown", importers(false, &[first.clone(), (1, open(9, right(9), read))])),
+        ("open-for-writing", importers(false, &[first.clone(), (1, open(2, right(2), write))])),
+        (
+            "open-as-a-stranger",
+            importers(
+                true,
+                &[first.clone(), (1, open(1, right(1), read)), (1, open(3, right(3), write)), (1, list())],
+            ),
+        ),
+        ("guess-tokens", importers(false, &[first.clone(), (17, open(1, wrong, read))])),
+        ("read-nothing", importers(false, &grants)),
+        ("list", importers(false, &[first.clone(), (1, list())])),
+        ("release-twice", importers(false, &[first, (1, open(1, right(1), read)), (2, release(1))])),
+        ("everything", everything.0),
+    ]
+}
+
+fn reply(reply: &Reply) -> Vec<u8> {
+    encode(reply).expect("a seed is short")
+}
+
+fn grant(request: u64, fds: u16) -> Vec<u8> {
+    let handle = |allocation| WireHandle {
+        allocation: AllocationId(allocation),
+        kind: HandleKind(2),
+        bytes: crate::backend::HandleBytes::new([0x66; 24]),
+        fds,
+        size: 1 << 20,
+        generation: Some(Generation(3)),
+    };
+    let handles = vec![handle(1), handle(2)];
+    let (request, lease) = (RequestId(request), LeaseId(8));
+    reply(&Reply::Grant(Grant {
+        request,
+        lease,
+        handles,
+        ready: Some(crate::backend::HandleBytes::new([0x77; 32])),
+        keep: false,
+        confirm: false,
+    }))
+}
+
+/// A conversation in which the exporter sends these packets.
+fn exporters(mode: u8, packets: &[Vec<u8>]) -> Vec<u8> {
+    let mut script = Writer(vec![mode]);
+    for packet in packets {
+        script.step(importer::SEND, 1, packet);
+    }
+    script.0
+}
+
+pub(crate) fn reply_seeds() -> Vec<Seed> {
+    let refused = |request, refusal| reply(&Reply::Refused { request: RequestId(request), refusal });
+    let notices =
+        [reply(&Reply::Dropped { export: ExportId(1) }), reply(&Reply::Recall { export: ExportId(1) })];
+    let holder = ListedHolder { pid: 12, program: "train".into(), held_ms: 5000 };
+    let listed = ListedExport {
+        export: ExportId(1),
+        backend: "mock".into(),
+        bytes: 4096,
+        age_ms: 6000,
+        opened: 2,
+        dropped: false,
+        holders: vec![holder],
+        held_by: 1,
+    };
+    let listing = Reply::Listing { request: RequestId(1), exports: vec![listed], more: true };
+    let hello = |protocol| reply(&Reply::Hello { protocol, exporter: SOMEBODY });
+    let mut with_descriptors = Writer(vec![0]);
+    with_descriptors.step(importer::SEND_WITH_DESCRIPTORS, 1, &grant(1, 1));
+    let [dropped, recall] = notices.clone();
+    vec![
+        ("grant", exporters(0, &[grant(1, 0)])),
+        ("grant-with-descriptors", with_descriptors.0),
+        ("grant-after-notices", exporters(0, &[dropped, recall, grant(1, 0)])),
+        ("notices-after-the-grant", exporters(0, &[&[grant(1, 0)][..], &notices].concat())),
+        ("grant-that-comes-late", exporters(importer::GIVE_UP_FIRST, &[grant(1, 0), grant(2, 0)])),
+        (
+            "refusal-that-comes-late",
+            exporters(importer::GIVE_UP_FIRST, &[refused(1, Refusal::Dropped), grant(2, 0)]),
+        ),
+        ("grant-that-nobody-asked-for", exporters(0, &[grant(77, 0)])),
+        ("confirmed", exporters(0, &[reply(&Reply::Confirmed { request: RequestId(1) })])),
+        ("refused-dropped", exporters(0, &[refused(1, Refusal::Dropped)])),
+        ("refused-user", exporters(0, &[refused(1, Refusal::UserNotAllowed { uid: 1000 })])),
+        ("refused-access", exporters(0, &[refused(1, Refusal::Access { granted: Access::ReadOnly })])),
+        ("refused-stale", exporters(0, &[refused(1, Refusal::Stale { detail: "freed".into() })])),
+        ("listing", exporters(0, &[reply(&listing)])),
+        ("hello-twice", exporters(0, &[hello(PROTOCOL_VERSION)])),
+        ("own-hello", exporters(importer::OWN_HELLO, &[hello(PROTOCOL_VERSION), grant(1, 0)])),
+        ("hello-of-another-version", exporters(importer::OWN_HELLO, &[hello(2)])),
+    ]
+}

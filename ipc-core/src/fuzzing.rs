@@ -1,0 +1,167 @@
+//! What the fuzz targets in `fuzz/` call: the readers of everything that comes from another process.
+//!
+//! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
+//! where the bytes are handled otherwise than `docs/descriptor.md` and `docs/protocol.md` say.
+
+use crate::backend::Access;
+use crate::broker::{BrokerAddress, Token};
+use crate::descriptor::{DescribedExtent, Descriptor, ExportId};
+use crate::device::{DeviceIdentity, HostId};
+use crate::process::ProcessIdentity;
+use crate::tensor::{Dtype, TensorLayout};
+
+pub use crate::broker::fuzzing::{Exporter, Importer, reply, request};
+
+/// Bytes that a target starts from, under a name.
+pub type Seed = (&'static str, Vec<u8>);
+
+/// The binary form of a descriptor; what can be read is written so that it reads the same.
+pub fn descriptor(bytes: &[u8]) {
+    // The checksum keeps chance away from what stands behind it, so it is set right for a second try.
+    read_descriptor(bytes);
+    let mut repaired = bytes.to_vec();
+    if let Some((covered, checksum)) = repaired.split_last_chunk_mut::<4>() {
+        *checksum = crc32fast::hash(covered).to_le_bytes();
+        read_descriptor(&repaired);
+    }
+}
+
+fn read_descriptor(bytes: &[u8]) {
+    let Ok(read) = Descriptor::from_bytes(bytes) else { return };
+    let written = read.to_bytes();
+    assert!(written.len() <= bytes.len(), "a later minor version may be longer, never shorter");
+    assert_eq!(Descriptor::from_bytes(&written).as_ref(), Ok(&read));
+    assert_eq!(read.to_string().parse::<Descriptor>().expect("it was just written"), read);
+    show(&read);
+}
+
+/// Everything that a receiver might ask of a descriptor before it opens it.
+fn show(read: &Descriptor) {
+    let token = data_encoding::HEXLOWER.encode(&read.token.to_bytes());
+    let shown = format!("{read:?}");
+    let others = [
+        data_encoding::HEXLOWER.encode(read.exporter.host.as_bytes()),
+        data_encoding::HEXLOWER.encode(&read.exporter.boot),
+        read.backend.clone(),
+        read.broker.to_string(),
+    ];
+    assert!(
+        !shown.contains(&token) || others.iter().any(|other| other.contains(&token)),
+        "the token is shown"
+    );
+    if let Some(layout) = read.layout() {
+        assert!(layout.check_fits(read.len()).is_ok());
+        let _ = (layout.elements(), layout.is_contiguous());
+    }
+    let _ = read.broker.to_socket_address();
+}
+
+/// The text form of a descriptor.
+pub fn descriptor_text(text: &str) {
+    let Ok(read) = text.parse::<Descriptor>() else { return };
+    assert_eq!(read.to_string(), text.trim(), "there is one text for each descriptor of this minor version");
+    assert_eq!(Descriptor::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
+}
+
+/// Seeds of [`descriptor`].
+pub fn descriptor_seeds() -> Vec<Seed> {
+    described().into_iter().map(|(name, descriptor)| (name, descriptor.to_bytes())).collect()
+}
+
+/// Seeds of [`descriptor_text`].
+pub fn descriptor_text_seeds() -> Vec<Seed> {
+    described().into_iter().map(|(name, descriptor)| (name, descriptor.to_string().into_bytes())).collect()
+}
+
+/// Seeds of [`Exporter::serve`].
+pub fn request_seeds() -> Vec<Seed> {
+    crate::broker::fuzzing::request_seeds()
+}
+
+/// Seeds of [`Importer::open`].
+pub fn reply_seeds() -> Vec<Seed> {
+    crate::broker::fuzzing::reply_seeds()
+}
+
+/// A process that does not exist.
+pub(crate) const SOMEBODY: ProcessIdentity = ProcessIdentity {
+    host: HostId::from_bytes([0x11; 16]),
+    boot: [0x22; 16],
+    pid_namespace: 0xefff_fffc,
+    net_namespace: 0xf000_0000,
+    pid: 4711,
+    start_time: 987_654,
+};
+
+/// A descriptor of 4096 bytes at the start of an allocation of 1 MiB.
+pub(crate) fn plain_descriptor() -> Descriptor {
+    Descriptor {
+        backend: "mock".into(),
+        home: DeviceIdentity::Uuid([0x33; 16]),
+        exporter: SOMEBODY,
+        broker: BrokerAddress::Abstract(b"device-ipc-4711-0123456789abcdef".to_vec()),
+        export: ExportId(1),
+        token: Token::from_bytes(std::array::from_fn(|index| 0xa0 + index as u8)),
+        access: Access::ReadWrite,
+        ready: false,
+        offset: 0,
+        len: 4096,
+        extents: vec![DescribedExtent { size: 1 << 20, generation: 0 }],
+        layout: None,
+    }
+}
+
+fn described() -> Vec<(&'static str, Descriptor)> {
+    let plain = plain_descriptor();
+    let layout = |dtype, shape: &[u64], strides: &[u64]| {
+        Some(TensorLayout::strided(dtype, shape, strides).expect("a seed is a layout"))
+    };
+    let extents = |count| vec![DescribedExtent { size: 1 << 21, generation: 77 }; count];
+    vec![
+        (
+            "several-allocations",
+            Descriptor { offset: 4096, len: 3 << 21, extents: extents(4), ..plain.clone() },
+        ),
+        ("many-allocations", Descriptor { len: 40 << 21, extents: extents(40), ..plain.clone() }),
+        ("read-only-with-event", Descriptor { access: Access::ReadOnly, ready: true, ..plain.clone() }),
+        (
+            "host-and-physical-id",
+            Descriptor {
+                backend: "ascend".into(),
+                home: DeviceIdentity::HostPhysical { host: SOMEBODY.host, physical: 3 },
+                ..plain.clone()
+            },
+        ),
+        (
+            "socket-in-a-directory",
+            Descriptor { broker: BrokerAddress::Path("/run/device-ipc/4711".into()), ..plain.clone() },
+        ),
+        ("tensor", Descriptor { layout: layout(Dtype::F32, &[4, 8, 32], &[256, 32, 1]), ..plain.clone() }),
+        (
+            "tensor-transposed",
+            Descriptor { layout: layout(Dtype::BF16, &[32, 64], &[1, 32]), ..plain.clone() },
+        ),
+        ("tensor-empty", Descriptor { layout: layout(Dtype::U8, &[3, 0, 5], &[0, 5, 1]), ..plain.clone() }),
+        ("tensor-scalar", Descriptor { layout: layout(Dtype::F64, &[], &[]), len: 8, ..plain.clone() }),
+        ("tensor-64", Descriptor { layout: layout(Dtype::I8, &[1; 64], &[7; 64]), ..plain.clone() }),
+        ("plain", plain),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_of_a_descriptor_is_one() {
+        for (name, bytes) in descriptor_seeds() {
+            Descriptor::from_bytes(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            descriptor(&bytes);
+        }
+        for (name, text) in descriptor_text_seeds() {
+            let text = str::from_utf8(&text).unwrap();
+            text.parse::<Descriptor>().unwrap_or_else(|error| panic!("{name}: {error}"));
+            descriptor_text(text);
+        }
+    }
+}
