@@ -125,7 +125,9 @@ const fn open_hint(status: i32) -> &'static str {
              start one with an init process, or share the pid namespace)"
         }
         number::ERROR_INVALID_HANDLE => "The exporting process has ended",
-        number::ERROR_NOT_PERMITTED => "The block was freed, and another one that is not shared is in its place",
+        number::ERROR_NOT_PERMITTED => {
+            "The block was freed, and another one that is not shared is in its place"
+        }
         number::ERROR_MAP_FAILED => {
             "The memory could not be mapped: see whether both processes use the same device and driver, also in \
              containers"

@@ -3,6 +3,7 @@
 mod bundle;
 mod candle;
 mod features;
+mod fuzz;
 mod msrv;
 mod workspace;
 
@@ -19,6 +20,7 @@ enum Command {
     Candle,
     /// Check that no dependency asks for a newer Rust than we promise.
     Msrv,
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -27,5 +29,6 @@ fn main() -> anyhow::Result<()> {
         Command::Features => features::run(),
         Command::Candle => candle::run(),
         Command::Msrv => msrv::run(),
+        Command::Fuzz(options) => fuzz::run(&options),
     }
 }
