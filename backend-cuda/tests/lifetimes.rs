@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_core::{
-    Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceRange, Error, HandleBytes, Ipc, ReceivedHandle,
+    Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceOwner, DeviceRange, Error, HandleBytes, Ipc,
+    ReceivedHandle,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
 
@@ -99,19 +100,24 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
     let extent = backend.extents_of(first.range(), None).unwrap()[0];
     let handle = hex(backend.export(&extent, None).unwrap().bytes.as_slice());
     let (address, generation) = (first.range().ptr, extent.generation);
-    let share = ipc.share(first).start().unwrap();
-    let descriptor = share.descriptor().to_string();
-    share.close(SOON).unwrap();
+    // SAFETY: broken on purpose: the memory is freed while the export lives.
+    let borrowed = unsafe { ipc.share_borrowed(first.region()) }.start().unwrap();
+    let dropped = borrowed.descriptor().to_string();
+    assert_eq!(other.ask(&format!("look {dropped}")), "1", "while the memory is what it was");
+    drop(first);
 
     // The driver mostly puts the next block of the same size in the old one's place.
     let second = ipc.allocate(0, BYTES).unwrap();
     assert_eq!(second.range().ptr, address, "the driver put the new block elsewhere; nothing is shown");
-    assert_ne!(backend.extents_of(second.range(), None).unwrap()[0].generation, generation);
+    let extent = backend.extents_of(second.range(), None).unwrap()[0];
+    assert_ne!(extent.generation, generation);
     fill(second.range(), 2);
     // Without this the driver refuses (CUDA_ERROR_NOT_PERMITTED): the block has to be one that is shared.
-    backend.export(&backend.extents_of(second.range(), None).unwrap()[0], None).unwrap();
+    backend.export(&extent, None).unwrap();
     assert_eq!(other.ask(&format!("raw {handle}")), "2", "the raw handle no longer opens the new block");
-    assert_eq!(other.ask(&format!("open {descriptor}")), "ExportDropped");
+    assert_eq!(other.ask(&format!("look {dropped}")), "StaleGeneration", "the export still lives");
+    drop(borrowed);
+    assert_eq!(other.ask(&format!("look {dropped}")), "ExportDropped");
 }
 
 #[test]
@@ -174,11 +180,16 @@ fn the_other_process() {
                 shared.last().unwrap().descriptor().to_string()
             }
             _ => match ipc.open(&argument.parse().unwrap()).at_home() {
-                Ok(mapping) => {
+                Ok(mapping) if request == "hold" => {
                     held.push(mapping);
                     "held".to_owned()
                 }
+                Ok(mapping) => {
+                    let stream = ipc.create_stream(0).unwrap();
+                    mapping.view::<u8, _>(&stream).unwrap().to_vec().unwrap()[0].to_string()
+                }
                 Err(Error::ExportDropped { .. }) => "ExportDropped".to_owned(),
+                Err(Error::StaleGeneration(_)) => "StaleGeneration".to_owned(),
                 Err(error) => error.to_string(),
             },
         };

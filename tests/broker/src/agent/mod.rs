@@ -1,0 +1,207 @@
+//! The other side of a test: does what it is told, a line at a time, and answers `ok …` or `err VARIANT …`.
+//!
+//! What it is not asked for comes as `event …`.
+
+mod exports;
+mod forked;
+mod imports;
+mod process;
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use device_ipc_core::{AllowList, Buffer, Descriptor, Error, Export, Ipc, Mapping, Result, Stream};
+use device_ipc_mock::MockBackend;
+use rustix::process::Signal;
+
+use crate::raw::Connection;
+
+/// What an agent has.
+#[derive(Default)]
+struct Agent {
+    ipc: Option<Ipc>,
+    backend: Option<Arc<MockBackend>>,
+    stream: Option<Stream>,
+    buffers: HashMap<String, Arc<Buffer>>,
+    exports: HashMap<String, Export>,
+    mappings: HashMap<String, Mapping>,
+    /// Let owners' drops go on.
+    gates: HashMap<String, Sender<()>>,
+    connections: Vec<Connection>,
+    swarm: Vec<rustix::process::Pid>,
+}
+
+/// A command's words: the names first, then `key=value`.
+struct Words<'a> {
+    names: Vec<&'a str>,
+    settings: HashMap<&'a str, &'a str>,
+}
+
+/// Serves until its input ends.
+pub fn run() {
+    // Killed with the test that started it, also where the test itself is killed.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
+    let mut agent = Agent::default();
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { return };
+        let answer = agent.answer(&line);
+        say(&match answer {
+            Ok(text) => format!("ok {text}"),
+            Err(error) => format!("err {} {}", variant(&error), error.to_string().replace('\n', " ")),
+        });
+    }
+}
+
+/// Writes a line at once.
+fn say(line: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(format!("{line}\n").as_bytes());
+    let _ = stdout.flush();
+}
+
+/// The name of the error's variant.
+fn variant(error: &Error) -> String {
+    let debug = format!("{error:?}");
+    let end = debug.find(|c: char| !c.is_alphanumeric()).unwrap_or(debug.len());
+    debug[..end].to_owned()
+}
+
+impl Agent {
+    fn answer(&mut self, line: &str) -> Result<String> {
+        let mut words = line.split_whitespace();
+        let command = words.next().unwrap_or_default();
+        let words = Words::of(words);
+        match command {
+            "nothing" => Ok(String::new()),
+            "ipc" => self.make_ipc(&words),
+            "alloc" => self.allocate(&words),
+            "free" => self.free(&words),
+            "share" => self.share(&words),
+            "share-again" => self.share_again(&words),
+            "unblock" => self.unblock(&words),
+            "holders" => self.holders(&words),
+            "wait-released" => self.wait_released(&words),
+            "close" => self.close(&words),
+            "open" => self.open(&words),
+            "open-with-stream" => self.open_with_stream(&words),
+            "touch" => self.touch(&words),
+            "on-gone" => self.on_gone(&words),
+            "release" => self.release(&words),
+            "drop" => self.drop_guard(&words),
+            "threads" => self.threads(&words),
+            "open-until-error" => self.open_until_error(&words),
+            "two-opens" => self.two_opens(&words),
+            "cache" => set_cache(&words),
+            "close-unused" => device_ipc_core::close_unused(words.time(0)).map(|()| String::new()),
+            "close-mappings-of" => close_mappings_of(&words),
+            "shutdown" => device_ipc_core::shutdown(words.time(0)).map(|()| String::new()),
+            "list" => process::list(&words),
+            "counters" => Ok(process::counters()),
+            "engine" => Ok(self.engine()),
+            "allocated" => self.allocated(),
+            "sync" => self.stream()?.synchronize().map(|()| String::new()),
+            "become" => Ok(process::become_user(&words)),
+            "leave-network" => Ok(process::leave_network()),
+            "identity" => Ok(format!("{:?}", device_ipc_core::ProcessIdentity::current()?)),
+            "connect-many" => self.connect_many(&words),
+            "disconnect" => self.disconnect(),
+            "swarm" => self.swarm(&words),
+            "end-swarm" => self.end_swarm(),
+            "share-by-second-copy" => Ok(crate::second::share_by_second_copy()),
+            "fork" => self.fork(),
+            "limit-descriptors" => Ok(process::limit_descriptors(&words)),
+            other => panic!("the agent knows no {other:?}"),
+        }
+    }
+
+    fn make_ipc(&mut self, words: &Words<'_>) -> Result<String> {
+        if let Some(machine) = words.setting("machine") {
+            let backend = MockBackend::from_spec(machine);
+            self.backend = Some(backend.unwrap_or_else(|error| panic!("{machine}: {error}")));
+            self.stream = None;
+        }
+        let mut allow = AllowList::own_user();
+        if let Some(uid) = words.setting("allow-uid") {
+            allow = allow.user(uid.parse().expect("a number"));
+        }
+        if let Some(gid) = words.setting("allow-gid") {
+            allow = allow.group(gid.parse().expect("a number"));
+        }
+        let mut builder = Ipc::builder().allow(allow);
+        if let Some(directory) = words.setting("directory") {
+            builder = builder.socket_directory(directory);
+        }
+        self.ipc = Some(builder.with_backend(Arc::clone(self.backend()) as Arc<_>));
+        Ok(String::new())
+    }
+
+    fn ipc(&self) -> &Ipc {
+        self.ipc.as_ref().expect("`ipc` comes first")
+    }
+
+    fn backend(&self) -> &Arc<MockBackend> {
+        self.backend.as_ref().expect("`ipc machine=…` comes first")
+    }
+
+    fn stream(&mut self) -> Result<Stream> {
+        if let Some(stream) = &self.stream {
+            return Ok(stream.clone());
+        }
+        let stream = self.ipc().create_stream(0)?;
+        Ok(self.stream.insert(stream).clone())
+    }
+}
+
+fn set_cache(words: &Words<'_>) -> Result<String> {
+    let limits = device_ipc_core::CacheLimits { mappings: words.number(0), bytes: words.number(1) as u64 };
+    device_ipc_core::set_cache_limits(limits)?;
+    Ok(String::new())
+}
+
+fn close_mappings_of(words: &Words<'_>) -> Result<String> {
+    let descriptor = words.descriptor(0)?;
+    // SAFETY: the agent does what it is told, and tests tell it to use the memory only through checked views.
+    let closed = unsafe { device_ipc_core::close_mappings_of(descriptor.exporter())? };
+    Ok(closed.to_string())
+}
+
+impl<'a> Words<'a> {
+    fn of(words: impl Iterator<Item = &'a str>) -> Self {
+        let mut all = Self { names: Vec::new(), settings: HashMap::new() };
+        for word in words {
+            match word.split_once('=') {
+                Some((key, value)) => drop(all.settings.insert(key, value)),
+                None => all.names.push(word),
+            }
+        }
+        all
+    }
+
+    fn name(&self, index: usize) -> &'a str {
+        self.names.get(index).unwrap_or_else(|| panic!("word {index} is missing"))
+    }
+
+    fn number(&self, index: usize) -> usize {
+        self.name(index).parse().expect("a number")
+    }
+
+    /// Milliseconds.
+    fn time(&self, index: usize) -> Duration {
+        Duration::from_millis(self.number(index) as u64)
+    }
+
+    fn descriptor(&self, index: usize) -> Result<Descriptor> {
+        self.name(index).parse()
+    }
+
+    fn setting(&self, key: &str) -> Option<&'a str> {
+        self.settings.get(key).copied()
+    }
+
+    fn number_of(&self, key: &str) -> Option<u64> {
+        self.setting(key).map(|value| value.parse().expect("a number"))
+    }
+}

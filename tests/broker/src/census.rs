@@ -1,0 +1,77 @@
+//! What a process has, as the kernel sees it.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+/// What the memory files of the mock are called, and the page by which an exporter tells of drops.
+const MOCK_MEMORY: &str = "memfd:device-ipc-mock";
+const PAGE: &str = "memfd:device-ipc-epoch";
+
+/// The descriptors, mappings and threads of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// How many descriptors of which kind: `socket`, `anon_inode:[pidfd]`, `/memfd:device-ipc-mock (deleted)`, …
+    pub descriptors: BTreeMap<String, usize>,
+    /// Mappings of the mock's memory files: allocations, opened memory, events.
+    pub mock_mappings: usize,
+    /// Mappings of pages of brokers: its own, and one for each exporter that it is connected to.
+    pub broker_pages: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl Census {
+    /// Of this process.
+    ///
+    /// # Panics
+    ///
+    /// Where there is no such process.
+    pub fn of(pid: u32) -> Self {
+        let mut descriptors = BTreeMap::new();
+        let listed = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
+        for entry in listed.flatten() {
+            // It may have been closed since; the listing of our own descriptors is one of them.
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            let target = target.to_string_lossy().into_owned();
+            let kind = match target.split_once(":[") {
+                Some((kind @ ("socket" | "pipe"), _)) => kind.to_owned(),
+                _ => target,
+            };
+            *descriptors.entry(kind).or_default() += 1;
+        }
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process is there");
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is there").count();
+        let [mock_mappings, broker_pages] = [MOCK_MEMORY, PAGE].map(|name| maps.matches(name).count());
+        Self { descriptors, mock_mappings, broker_pages, threads }
+    }
+
+    /// All descriptors.
+    pub fn all_descriptors(&self) -> usize {
+        self.descriptors.values().sum()
+    }
+
+    /// Descriptors of this kind.
+    pub fn of_kind(&self, kind: &str) -> usize {
+        self.descriptors.iter().filter(|(name, _)| name.contains(kind)).map(|(_, count)| count).sum()
+    }
+
+    /// Memory that is in use, in KiB (`VmRSS`).
+    ///
+    /// # Panics
+    ///
+    /// Where there is no such process.
+    pub fn resident_kib(pid: u32) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB")
+    }
+}
+
+/// Objects of ours under `/dev/shm`, where nothing of ours ever is.
+pub fn shared_memory_objects() -> Vec<String> {
+    let names = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    names
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.contains("device-ipc") || name.contains("mock"))
+        .collect()
+}

@@ -1,0 +1,50 @@
+//! What the tests of the broker are made of.
+//!
+//! Why a crate: the broker is there for processes that die, stand still, lie and fork, so every test runs real
+//! processes. The other side of a test is an *agent* (the program `broker-agent`), which does what it is told line by
+//! line, so that a test reads from top to bottom in one place; it is killed and reaped when its [`Child`] goes.
+//! [`Census`] counts what a process has, as the kernel sees it. [`Connection`], [`FakeServer`] and [`Forged`] speak the
+//! protocol and write descriptors from the words of `docs/` alone, as a second implementation would, or a liar.
+
+#![allow(unsafe_code, reason = "fork, setuid, and owners of memory that promise to keep it")]
+
+pub mod agent;
+mod census;
+mod child;
+mod forged;
+mod protocol;
+mod raw;
+mod second;
+mod wait;
+
+pub use census::{Census, shared_memory_objects};
+pub use child::{Answer, Child, Failure, Setup};
+pub use forged::Forged;
+pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};
+pub use raw::{Connection, FakeServer, Received, open_request};
+pub use wait::{DEADLINE, eventually, within};
+
+/// An agent on a machine that this text describes.
+#[macro_export]
+macro_rules! agent {
+    ($spec:expr) => {
+        $crate::agent!($spec,)
+    };
+    ($spec:expr, $($setting:ident: $value:expr),* $(,)?) => {
+        $crate::Child::start(&$crate::Setup {
+            program: env!("CARGO_BIN_EXE_broker-agent"),
+            machine: $spec,
+            $($setting: $value,)*
+            ..Default::default()
+        })
+    };
+}
+
+/// Importers pin the memory, as with CUDA.
+pub const PINNING: &str = "devices=2";
+
+/// The exporter's end takes the memory away, as with Ascend.
+pub const REVOKING: &str = "devices=2;lifetime=revoking";
+
+/// Handles come with file descriptors.
+pub const DESCRIPTORS: &str = "devices=2;handles=fds";

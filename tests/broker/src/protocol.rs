@@ -1,0 +1,216 @@
+//! The messages of `docs/protocol.md`, written down a second time.
+
+use serde::{Deserialize, Serialize};
+
+/// From an importer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToExporter {
+    /// The first message.
+    Hello {
+        /// The version.
+        protocol: u16,
+        /// The importer's name.
+        program: String,
+    },
+    /// Asks for a lease.
+    Open {
+        /// Comes back with the answer.
+        request: u64,
+        /// The export's number.
+        export: u64,
+        /// The secret.
+        token: [u8; 16],
+        /// What for.
+        access: Access,
+        /// The vendor's id of the importer.
+        peer: Vec<u8>,
+    },
+    /// Gives a lease back.
+    Release {
+        /// The lease.
+        lease: u64,
+    },
+    /// Asks for exports.
+    List {
+        /// Comes back with the answer.
+        request: u64,
+        /// The number before the first.
+        after: u64,
+    },
+    /// Asks whether the export of a lease has not been dropped.
+    Confirm {
+        /// Comes back with the answer.
+        request: u64,
+        /// The lease.
+        lease: u64,
+    },
+}
+
+/// What an importer wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    /// To read.
+    ReadOnly,
+    /// To read and to write.
+    ReadWrite,
+}
+
+/// From an exporter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromExporter {
+    /// Answers a hello.
+    Hello {
+        /// The version.
+        protocol: u16,
+        /// Who it says it is.
+        exporter: Identity,
+    },
+    /// A lease.
+    Grant(Grant),
+    /// No lease.
+    Refused {
+        /// The request's number.
+        request: u64,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// An export has been dropped.
+    Dropped {
+        /// Its number.
+        export: u64,
+    },
+    /// Unused leases on an export are to be given back.
+    Recall {
+        /// Its number.
+        export: u64,
+    },
+    /// Some of the exports.
+    Listing {
+        /// The request's number.
+        request: u64,
+        /// In the order of their numbers.
+        exports: Vec<Listed>,
+        /// There are more.
+        more: bool,
+    },
+    /// An export has not been dropped.
+    Confirmed {
+        /// The request's number.
+        request: u64,
+    },
+}
+
+/// An export in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its number.
+    pub export: u64,
+    /// The backend's name.
+    pub backend: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Milliseconds since it was made.
+    pub age_ms: u64,
+    /// How often it was opened.
+    pub opened: u64,
+    /// Has it been dropped?
+    pub dropped: bool,
+    /// Process id, program and milliseconds of those who hold it.
+    pub holders: Vec<(u32, String, u64)>,
+    /// How many there are.
+    pub held_by: u64,
+}
+
+/// A lease and what opens the memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// The request's number.
+    pub request: u64,
+    /// The lease.
+    pub lease: u64,
+    /// One for each allocation.
+    pub handles: Vec<Handle>,
+    /// The event's handle.
+    pub ready: Option<Vec<u8>>,
+    /// May it be kept unused?
+    pub keep: bool,
+    /// Is to be confirmed after every open: the exporter does not own the memory.
+    pub confirm: bool,
+}
+
+/// What opens one allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handle {
+    /// The allocation's number.
+    pub allocation: u64,
+    /// The backend's kind.
+    pub kind: u16,
+    /// The vendor's bytes.
+    pub bytes: Vec<u8>,
+    /// How many of the packet's descriptors.
+    pub fds: u16,
+    /// Bytes of the allocation.
+    pub size: u64,
+    /// The vendor's number of it.
+    pub generation: Option<u64>,
+}
+
+/// Why there is no lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The export has ended.
+    Dropped,
+    /// It is another secret.
+    WrongToken,
+    /// The user may not.
+    UserNotAllowed {
+        /// The user.
+        uid: u32,
+    },
+    /// Not for that.
+    Access {
+        /// What it may be opened for.
+        granted: Access,
+    },
+    /// Other memory is there now.
+    Stale {
+        /// In words.
+        detail: String,
+    },
+    /// Something else.
+    Failed {
+        /// In words.
+        detail: String,
+    },
+}
+
+/// Who an exporter says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The machine.
+    pub host: [u8; 16],
+    /// Its last start.
+    pub boot: [u8; 16],
+    /// The pid namespace.
+    pub pid_namespace: u64,
+    /// The network namespace.
+    pub net_namespace: u64,
+    /// The process.
+    pub pid: u32,
+    /// Its start.
+    pub start_time: u64,
+}
+
+impl Identity {
+    /// This process, where `other` is one of this machine and these namespaces.
+    ///
+    /// # Panics
+    ///
+    /// Without `/proc`.
+    pub fn of_this_process(other: Self) -> Self {
+        let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc is there");
+        let fields = stat.rsplit_once(')').expect("a name in parentheses").1;
+        let start_time = fields.split_whitespace().nth(19).and_then(|field| field.parse().ok());
+        Self { pid: std::process::id(), start_time: start_time.expect("field 22 is a number"), ..other }
+    }
+}

@@ -1,0 +1,241 @@
+//! Both ends of the protocol without the library.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with,
+};
+
+use crate::forged::Forged;
+use crate::protocol::{Access, FromExporter, ToExporter};
+
+/// As many descriptors as the kernel takes in one packet.
+const MOST_DESCRIPTORS: usize = 253;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+}
+
+/// What came.
+#[derive(Debug)]
+pub enum Received {
+    /// A packet.
+    Packet(Vec<u8>, Vec<OwnedFd>),
+    /// The other side has closed the connection.
+    Closed,
+    /// Nothing, for as long as was waited.
+    Nothing,
+}
+
+impl Connection {
+    /// Connects to an abstract name. Says nothing.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn to(name: &[u8]) -> rustix::io::Result<Self> {
+        let socket = new_socket()?;
+        connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self { socket })
+    }
+
+    /// Connects to the descriptor's exporter and exchanges hellos.
+    ///
+    /// # Panics
+    ///
+    /// Where that does not go well.
+    #[track_caller]
+    pub fn greeted(target: &Forged) -> Self {
+        let connection = Self::to(target.address()).expect("it listens");
+        connection.send(&ToExporter::Hello { protocol: 1, program: "raw".into() }).expect("it reads");
+        match connection.receive_message() {
+            FromExporter::Hello { protocol: 1, exporter } => assert_eq!(exporter, target.exporter()),
+            other => panic!("no hello, but {other:?}"),
+        }
+        connection
+    }
+
+    /// Sends bytes as a packet, and waits for room.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        self.send_flagged(bytes, descriptors, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends bytes as a packet, unless there is no room.
+    ///
+    /// # Errors
+    ///
+    /// The system's; `AGAIN` where there is no room.
+    pub fn try_send_bytes(&self, bytes: &[u8]) -> rustix::io::Result<()> {
+        self.send_flagged(bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_flagged(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> rustix::io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "they fit");
+        }
+        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn send<T: serde::Serialize>(&self, message: &T) -> rustix::io::Result<()> {
+        self.send_bytes(&postcard::to_stdvec(message).expect("it can be encoded"), &[])
+    }
+
+    /// Waits this long for a packet.
+    ///
+    /// # Panics
+    ///
+    /// Where the system fails.
+    pub fn receive(&self, patience: Duration) -> Received {
+        if !readable(&self.socket, patience) {
+            return Received::Nothing;
+        }
+        let mut buffer = vec![0; 256 * 1024];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags);
+        let bytes = match received {
+            Ok(received) => received.bytes,
+            Err(Errno::CONNRESET) => 0,
+            Err(error) => panic!("{error}"),
+        };
+        if bytes == 0 {
+            return Received::Closed;
+        }
+        buffer.truncate(bytes);
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        Received::Packet(buffer, descriptors)
+    }
+
+    /// The exporter's next message.
+    ///
+    /// # Panics
+    ///
+    /// Where there is none.
+    #[track_caller]
+    pub fn receive_message(&self) -> FromExporter {
+        match self.receive(crate::DEADLINE) {
+            Received::Packet(bytes, _) => match postcard::take_from_bytes(&bytes) {
+                Ok((message, [])) => message,
+                other => panic!("not as it is documented: {other:?} from {bytes:?}"),
+            },
+            other => panic!("no message, but {other:?}"),
+        }
+    }
+
+    /// Passes over what comes, until the other side closes the connection.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not do so in this time.
+    #[track_caller]
+    pub fn is_closed_within(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        loop {
+            match self.receive(until.saturating_duration_since(Instant::now())) {
+                Received::Closed => return,
+                Received::Packet(..) => {}
+                Received::Nothing => panic!("the connection stays open"),
+            }
+        }
+    }
+
+    /// Has the other side closed the connection?
+    pub fn is_closed(&self) -> bool {
+        let mut events = [PollFd::new(&self.socket, PollFlags::IN)];
+        let _ = poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        events[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+}
+
+/// An open of what the descriptor names.
+pub fn open_request(target: &Forged, request: u64) -> ToExporter {
+    let (export, token) = (target.export(), target.token());
+    ToExporter::Open { request, export, token, access: Access::ReadWrite, peer: Vec::new() }
+}
+
+/// Listens at a name, and is no broker.
+#[derive(Debug)]
+pub struct FakeServer {
+    socket: OwnedFd,
+}
+
+impl FakeServer {
+    /// Listens at an abstract name.
+    ///
+    /// # Panics
+    ///
+    /// Where that is taken.
+    pub fn at(name: &[u8]) -> Self {
+        let socket = new_socket().expect("a socket");
+        let address = SocketAddrUnix::new_abstract_name(name).expect("a name");
+        bind(&socket, &address).expect("the name is free");
+        listen(&socket, 16).expect("it can listen");
+        Self { socket }
+    }
+
+    /// The next one that comes.
+    ///
+    /// # Panics
+    ///
+    /// Where nobody comes.
+    #[track_caller]
+    pub fn accept(&self) -> Connection {
+        assert!(readable(&self.socket, crate::DEADLINE), "nobody comes");
+        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).expect("somebody came");
+        Connection { socket }
+    }
+
+    /// Has somebody come?
+    pub fn is_visited(&self) -> bool {
+        readable(&self.socket, Duration::ZERO)
+    }
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn readable(socket: &OwnedFd, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let time = Timespec::try_from(left).expect("not that long");
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&time)) {
+            Ok(0) if left.is_zero() => return false,
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return true,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

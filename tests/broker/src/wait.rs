@@ -1,0 +1,41 @@
+//! Waiting, never for ever.
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take that takes milliseconds. Long, because CI shares its machine.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// How often what cannot be awaited is looked at: `/proc` tells nobody when it changes.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Looks until `seen` is what is expected.
+///
+/// # Panics
+///
+/// With what was seen last, when [`DEADLINE`] is over.
+#[track_caller]
+pub fn eventually<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, mut seen: impl FnMut() -> T) {
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let now = seen();
+        if now == expected {
+            return;
+        }
+        assert!(Instant::now() < until, "{what}: expected {expected:?}, and it stayed {now:?}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Runs it, and makes sure that it took no longer.
+///
+/// # Panics
+///
+/// When it took longer.
+#[track_caller]
+pub fn within<T>(limit: Duration, what: &str, body: impl FnOnce() -> T) -> T {
+    let since = Instant::now();
+    let value = body();
+    let took = since.elapsed();
+    assert!(took <= limit, "{what} took {took:?}, and at most {limit:?} was to be expected");
+    value
+}

@@ -1,0 +1,170 @@
+//! A process that forks after it used the library: the child's guards do nothing, its calls refuse, its copies of our
+//! sockets are closed, and its parent's death is noticed although the child lives on.
+
+use std::time::Duration;
+
+use device_ipc_broker_tests::{Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+/// A forked child that stays; killed, and reaped once its parent has gone. Declare it before its parent, so that it is
+/// dropped after it.
+#[derive(Default)]
+struct Stray(Option<Pid>);
+
+impl Stray {
+    /// Has the agent fork; what its child says.
+    fn forked_by(&mut self, agent: &mut Child) -> Vec<String> {
+        // Its parent dies first; then it is ours to reap.
+        let own = rustix::process::getpid();
+        rustix::process::set_child_subreaper(Some(own)).expect("we can be a reaper");
+        let pid = agent.ok("fork").parse().ok().and_then(Pid::from_raw);
+        self.0 = Some(pid.expect("the answer is its process id"));
+        agent.take_events()
+    }
+
+    fn census(&self) -> Census {
+        Census::of(self.0.expect("it was forked").as_raw_nonzero().get() as u32)
+    }
+
+    fn lives(&self) -> bool {
+        rustix::process::test_kill_process(self.0.expect("it was forked")).is_ok()
+    }
+}
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        if let Some(pid) = self.0 {
+            let _ = kill_process(pid, Signal::KILL);
+            let _ = waitpid(Some(pid), WaitOptions::empty());
+        }
+    }
+}
+
+/// What the child of an exporter says.
+const OF_EXPORTER: &[&str] = &[
+    "child open Forked",
+    "child allocate Forked",
+    "child shutdown Forked",
+    "child close-unused Forked",
+    "child cache Forked",
+    "child holders Forked",
+    "child wait-released Forked",
+    "child close Forked",
+    "child done",
+];
+
+/// What the child of an importer says.
+const OF_IMPORTER: &[&str] = &[
+    "child open Forked",
+    "child allocate Forked",
+    "child shutdown Forked",
+    "child close-unused Forked",
+    "child cache Forked",
+    "child view Forked",
+    "child release Forked",
+    "child done",
+];
+
+fn has_no_connections(census: &Census) {
+    let kinds = ["socket", "[eventpoll]", "[eventfd]"].map(|kind| census.of_kind(kind));
+    assert_eq!(kinds, [0, 0, 0], "{census:?}");
+}
+
+#[test]
+fn an_exporters_child_does_nothing_and_its_parents_death_is_noticed() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let mut stray = Stray::default();
+        let mut exporter = agent!(machine);
+        let mut importer = agent!(machine);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("on-gone x");
+        importer.ok("touch x");
+        let before = exporter.census();
+        assert_eq!(stray.forked_by(&mut exporter), OF_EXPORTER, "{machine}");
+        has_no_connections(&stray.census());
+        // The parent goes on as if nothing had happened.
+        assert_eq!(exporter.holders("x"), 1);
+        assert_eq!(exporter.census(), before);
+        importer.ok("touch x");
+        agent!(machine).ok(&format!("open y {descriptor}"));
+        eventually("the other importer has gone", 1, || exporter.holders("x"));
+        assert_eq!(importer.take_events(), Vec::<String>::new());
+        exporter.kill();
+        within(Duration::from_secs(5), "noticing the death", || importer.event("gone x ExporterGone"));
+        importer.fails(&format!("open y {descriptor}"), "ExporterGone");
+        assert!(stray.lives());
+        importer.ok("drop x");
+        eventually("mappings", 0, || importer.counter("mapped_bytes"));
+    }
+}
+
+#[test]
+fn an_importers_child_does_nothing_and_its_parents_death_ends_the_leases() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let mut stray = Stray::default();
+        let mut exporter = agent!(machine);
+        let mut importer = agent!(machine);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("touch x");
+        let before = importer.census();
+        assert_eq!(stray.forked_by(&mut importer), OF_IMPORTER, "{machine}");
+        has_no_connections(&stray.census());
+        assert_eq!(exporter.holders("x"), 1);
+        assert_eq!(importer.census(), before);
+        assert_eq!(importer.ok("touch x"), "2");
+        let other = exporter.share("y 4096");
+        importer.ok(&format!("open y {other}"));
+        importer.kill();
+        eventually("leases", 0, || exporter.counter("leases"));
+        assert!(stray.lives());
+        exporter.ok("close x 10000");
+        exporter.ok("close y 10000");
+        assert_eq!(exporter.allocated(), 0);
+    }
+}
+
+#[test]
+fn a_process_that_forks_in_both_roles_goes_on_in_both() {
+    let mut stray = Stray::default();
+    let mut both = agent!(PINNING);
+    let mut peer = agent!(PINNING);
+    let of_both = both.share("own 4096");
+    let of_peer = peer.share("own 4096");
+    both.ok(&format!("open theirs {of_peer}"));
+    peer.ok(&format!("open theirs {of_both}"));
+    stray.forked_by(&mut both);
+    has_no_connections(&stray.census());
+    both.ok("touch theirs");
+    peer.ok("touch theirs");
+    both.ok("drop theirs");
+    peer.ok("wait-released own 10000");
+    peer.ok("drop theirs");
+    both.ok("wait-released own 10000");
+    both.ok("shutdown 10000");
+    peer.ok("shutdown 10000");
+}
+
+#[test]
+fn every_fork_finds_the_sockets_of_its_time() {
+    let mut strays: Vec<Stray> = Vec::new();
+    let mut importer = agent!(PINNING);
+    // Exporters come and go, and so do the connections to them.
+    for round in 0..5 {
+        let mut exporter = agent!(PINNING);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        let mut stray = Stray::default();
+        assert!(!stray.forked_by(&mut importer).is_empty());
+        let census = stray.census();
+        assert_eq!(census.of_kind("socket"), 0, "round {round}: {census:?}");
+        strays.push(stray);
+        importer.ok("touch x");
+        exporter.kill();
+        importer.ok("drop x");
+        eventually("sockets", 0, || importer.census().of_kind("socket"));
+    }
+    drop(importer);
+    drop(strays);
+}

@@ -1,0 +1,430 @@
+//! Clients that guess, lie, send what is no message, or make a noise: refused or cut off, while honest peers are served;
+//! and afterwards the exporter has what it had before.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{
+    Access, Census, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, Received, Refusal,
+    ToExporter, agent, eventually, open_request, within,
+};
+use device_ipc_core::Descriptor;
+
+/// Who is silent is cut off after this long (docs/protocol.md).
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The most that an honest open may take beside whatever is going on.
+const HONEST: Duration = Duration::from_secs(2);
+
+/// An exporter with one export that is held by an honest importer, and what it had then.
+struct Scene {
+    exporter: Child,
+    honest: Child,
+    descriptor: Descriptor,
+    forged: Forged,
+    before: Census,
+}
+
+impl Scene {
+    fn new(machine: &str) -> Self {
+        let mut exporter = agent!(machine);
+        let mut honest = agent!(machine);
+        // Starts what is started once.
+        exporter.share("warm 4096");
+        exporter.ok("close warm 10000");
+        let descriptor = exporter.share("x 4096");
+        honest.ok(&format!("open x {descriptor}"));
+        honest.ok("touch x");
+        let before = exporter.census();
+        Self { forged: Forged::of(&descriptor), exporter, honest, descriptor, before }
+    }
+
+    fn greeted(&self) -> Connection {
+        Connection::greeted(&self.forged)
+    }
+
+    /// Somebody new opens, uses and lets go, soon.
+    #[track_caller]
+    fn serves_honest_peers(&mut self) {
+        let mut newcomer = agent!(PINNING);
+        within(HONEST, "an honest open", || {
+            newcomer.ok(&format!("open y {}", self.descriptor));
+        });
+        self.honest.ok("touch x");
+    }
+
+    /// The exporter has what it had, and goes on.
+    #[track_caller]
+    fn is_unharmed(&mut self) {
+        self.serves_honest_peers();
+        eventually("holders", 1, || self.exporter.holders("x"));
+        eventually("what the exporter has", self.before.clone(), || self.exporter.census());
+    }
+}
+
+#[test]
+fn a_confirmation_is_given_to_holders_alone_and_not_after_the_drop() {
+    let mut scene = Scene::new(PINNING);
+    let connection = scene.greeted();
+    let ask = |request, lease| {
+        connection.send(&ToExporter::Confirm { request, lease }).expect("it reads");
+        connection.receive_message()
+    };
+    let dropped = |request| FromExporter::Refused { request, refusal: Refusal::Dropped };
+    // The honest one's, and nobody's.
+    for lease in 0..5 {
+        assert_eq!(ask(lease + 1, lease), dropped(lease + 1));
+    }
+    connection.send(&open_request(&scene.forged, 10)).expect("it reads");
+    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    assert_eq!(ask(11, grant.lease), FromExporter::Confirmed { request: 11 });
+    drop(connection);
+    scene.is_unharmed();
+    let connection = scene.greeted();
+    connection.send(&open_request(&scene.forged, 20)).expect("it reads");
+    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    scene.exporter.ok("drop x");
+    connection.send(&ToExporter::Confirm { request: 21, lease: grant.lease }).expect("it reads");
+    let answers = [connection.receive_message(), connection.receive_message()];
+    assert!(answers.contains(&FromExporter::Dropped { export: scene.forged.export() }), "{answers:?}");
+    assert!(answers.contains(&dropped(21)), "{answers:?}");
+}
+
+#[test]
+fn a_listing_is_what_the_specification_says() {
+    let mut scene = Scene::new(PINNING);
+    for index in 0..40 {
+        scene.exporter.share(&format!("y{index} 4096"));
+    }
+    let connection = scene.greeted();
+    let (mut after, mut all, mut pages) = (0, Vec::new(), 0);
+    loop {
+        connection.send(&ToExporter::List { request: 5, after }).expect("it reads");
+        let FromExporter::Listing { request: 5, exports, more } = connection.receive_message() else {
+            panic!("no listing")
+        };
+        pages += 1;
+        after = exports.last().expect("one at least").export;
+        all.extend(exports);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((pages, all.len()), (2, 41));
+    let first = &all[0];
+    assert_eq!((first.export, first.bytes, first.opened, first.held_by), (scene.forged.export(), 4096, 1, 1));
+    assert_eq!((first.backend.as_str(), first.dropped), ("mock", false));
+    assert_eq!((first.holders[0].0, first.holders[0].1.as_str()), (scene.honest.id(), "broker-agent"));
+}
+
+/// Something to send along.
+fn connection_fd() -> std::io::PipeReader {
+    std::io::pipe().expect("a pipe").0
+}
+
+#[test]
+fn a_wrong_token_is_refused_and_a_guesser_cut_off() {
+    let mut scene = Scene::new(PINNING);
+    let guess = scene.forged.clone().with_token([7; 16]);
+    let text = agent!(PINNING).fails(&format!("open x {}", guess.finish()), "NotPermitted");
+    assert!(text.contains("token") && !text.contains("0707"), "{text}");
+    let connection = scene.greeted();
+    let mut refused = 0;
+    for request in 1..=100 {
+        if connection.send(&open_request(&guess, request)).is_err() {
+            break;
+        }
+        match connection.receive(HONEST) {
+            Received::Packet(bytes, _) => {
+                let expected = FromExporter::Refused { request, refusal: Refusal::WrongToken };
+                assert_eq!(bytes, postcard::to_stdvec(&expected).expect("it encodes"));
+                refused += 1;
+            }
+            Received::Closed => break,
+            Received::Nothing => panic!("no answer"),
+        }
+    }
+    assert!((1..100).contains(&refused), "cut off after {refused} guesses");
+    scene.is_unharmed();
+}
+
+#[test]
+fn the_token_of_an_ended_export_opens_nothing() {
+    let mut scene = Scene::new(PINNING);
+    let ended = scene.exporter.share("y 4096");
+    scene.exporter.ok("close y 10000");
+    agent!(PINNING).fails(&format!("open y {ended}"), "ExportDropped");
+    // Neither does it open another export of the same process.
+    let (own, other) = (Forged::of(&ended), scene.forged.clone());
+    let connection = scene.greeted();
+    let swapped = ToExporter::Open {
+        request: 1,
+        export: other.export(),
+        token: own.token(),
+        access: Access::ReadWrite,
+        peer: Vec::new(),
+    };
+    connection.send(&swapped).expect("it reads");
+    let expected = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
+    assert_eq!(connection.receive_message(), expected);
+    drop(connection);
+    scene.is_unharmed();
+}
+
+#[test]
+fn a_second_implementation_opens_and_gives_back_by_the_words_of_the_specification() {
+    let mut scene = Scene::new(DESCRIPTORS);
+    let connection = scene.greeted();
+    connection.send(&open_request(&scene.forged, 17)).expect("it reads");
+    let Received::Packet(bytes, descriptors) = connection.receive(HONEST) else { panic!("no grant") };
+    let Ok((FromExporter::Grant(grant), [])) = postcard::take_from_bytes(&bytes) else {
+        panic!("not as it is documented: {bytes:?}")
+    };
+    assert_eq!((grant.request, grant.handles.len(), grant.keep, grant.confirm), (17, 1, true, false));
+    assert_eq!((grant.handles[0].size, usize::from(grant.handles[0].fds)), (4096, descriptors.len()));
+    assert_eq!(descriptors.len(), 1);
+    assert_eq!(scene.exporter.holders("x"), 2);
+    connection.send(&ToExporter::Release { lease: grant.lease }).expect("it reads");
+    eventually("holders", 1, || scene.exporter.holders("x"));
+    drop(connection);
+    scene.is_unharmed();
+}
+
+#[test]
+fn what_is_no_message_ends_the_connection() {
+    let mut scene = Scene::new(PINNING);
+    let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
+    let long_list = [&[1, 1, 1][..], &[0; 16], &[1], &[0xff; 8], &[0x7f]].concat();
+    let packets = [
+        ("an unknown message", vec![9]),
+        ("a very unknown message", vec![0xff; 64]),
+        ("half a message", open[..open.len() / 2].to_vec()),
+        ("a message but its last byte", open[..open.len() - 1].to_vec()),
+        ("a message and a byte", [open.as_slice(), &[0]].concat()),
+        ("two messages", [open.as_slice(), &open].concat()),
+        ("a list that claims 2^63 bytes", long_list),
+        ("nothing", Vec::new()),
+        ("text", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        ("a name that is no text", vec![0, 1, 2, 0xc3, 0x28]),
+        ("as much as a message may have", vec![2; 128 * 1024]),
+        ("more than a message may have", vec![2; 128 * 1024 + 1]),
+        (
+            "hello again",
+            postcard::to_stdvec(&ToExporter::Hello { protocol: 1, program: "raw".into() }).expect(""),
+        ),
+        (
+            "a release of nobody's lease",
+            postcard::to_stdvec(&ToExporter::Release { lease: 1 << 60 }).expect(""),
+        ),
+    ];
+    for (what, packet) in &packets {
+        let connection = scene.greeted();
+        // It may be cut off while it is still sending.
+        let _ = connection.send_bytes(packet, &[]);
+        within(HONEST, what, || connection.is_closed_within(HONEST));
+    }
+    // Before hello too.
+    for (_, packet) in packets.iter().filter(|(what, _)| *what != "hello again") {
+        let connection = Connection::to(scene.forged.address()).expect("it listens");
+        let _ = connection.send_bytes(packet, &[]);
+        connection.is_closed_within(HONEST);
+    }
+    scene.is_unharmed();
+}
+
+#[test]
+fn nothing_is_opened_before_hello() {
+    let mut scene = Scene::new(PINNING);
+    let connection = Connection::to(scene.forged.address()).expect("it listens");
+    connection.send(&open_request(&scene.forged, 1)).expect("it reads");
+    assert!(matches!(connection.receive(HONEST), Received::Closed));
+    let connection = Connection::to(scene.forged.address()).expect("it listens");
+    connection.send(&ToExporter::List { request: 1, after: 0 }).expect("it reads");
+    assert!(matches!(connection.receive(HONEST), Received::Closed));
+    scene.is_unharmed();
+}
+
+#[test]
+fn other_versions_are_told_ours_and_sent_away() {
+    let mut scene = Scene::new(PINNING);
+    for protocol in [0, 2, u16::MAX] {
+        let connection = Connection::to(scene.forged.address()).expect("it listens");
+        connection.send(&ToExporter::Hello { protocol, program: "raw".into() }).expect("it reads");
+        let expected = FromExporter::Hello { protocol: 1, exporter: scene.forged.exporter() };
+        assert_eq!(connection.receive_message(), expected);
+        connection.is_closed_within(HONEST);
+    }
+    scene.is_unharmed();
+}
+
+#[test]
+fn who_says_nothing_is_cut_off_and_delays_nobody() {
+    let mut scene = Scene::new(PINNING);
+    let since = Instant::now();
+    let silent: Vec<_> =
+        (0..5).map(|_| Connection::to(scene.forged.address()).expect("it listens")).collect();
+    let greeted = scene.greeted();
+    scene.serves_honest_peers();
+    for connection in &silent {
+        connection.is_closed_within(HELLO_DEADLINE + HONEST);
+    }
+    let took = since.elapsed();
+    assert!(took > HELLO_DEADLINE - Duration::from_millis(100), "cut off after {took:?} already");
+    assert!(!greeted.is_closed(), "who has said hello may be silent");
+    drop(greeted);
+    scene.is_unharmed();
+}
+
+#[test]
+fn nobody_gives_back_the_lease_of_another() {
+    let mut scene = Scene::new(PINNING);
+    for lease in 0..5 {
+        let connection = scene.greeted();
+        connection.send(&ToExporter::Release { lease }).expect("it reads");
+        connection.is_closed_within(HONEST);
+    }
+    assert_eq!(scene.exporter.holders("x"), 1);
+    scene.is_unharmed();
+}
+
+#[test]
+fn descriptors_that_a_client_sends_along_are_closed() {
+    let mut scene = Scene::new(PINNING);
+    let gift = connection_fd();
+    for count in [1, 253] {
+        let gifts = vec![gift.as_fd(); count];
+        let connection = scene.greeted();
+        let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
+        for _ in 0..20 {
+            connection.send_bytes(&open, &gifts).expect("it reads");
+            assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
+        }
+        connection.send_bytes(&[0xff; 16], &gifts).expect("it reads");
+        connection.is_closed_within(HONEST);
+        eventually("gifts", scene.before.of_kind("pipe"), || scene.exporter.census().of_kind("pipe"));
+    }
+    scene.is_unharmed();
+}
+
+#[test]
+fn a_thousand_connections_keep_nobody_out() {
+    let mut scene = Scene::new(PINNING);
+    let socket = String::from_utf8(scene.forged.address().to_vec()).expect("a name of text");
+    // From a few processes, each of which needs one.
+    let mut greedy: Vec<_> = (0..4).map(|_| agent!(PINNING)).collect();
+    for process in &mut greedy {
+        process.ok(&format!("connect-many {socket} 250"));
+    }
+    scene.serves_honest_peers();
+    let most = scene.before.of_kind("socket") + 4 * 8 + 8;
+    let sockets = scene.exporter.census().of_kind("socket");
+    assert!(sockets <= most, "{sockets} sockets for four processes");
+    // From many.
+    let mut swarm = agent!(PINNING);
+    swarm.ok(&format!("swarm {socket} 8 processes=125"));
+    scene.serves_honest_peers();
+    let sockets = scene.exporter.census().of_kind("socket");
+    assert!(sockets <= scene.before.of_kind("socket") + 256 + 8, "{sockets} sockets");
+    scene.honest.ok("touch x");
+    assert_eq!(scene.honest.take_events(), Vec::<String>::new());
+    swarm.ok("end-swarm");
+    greedy.clear();
+    scene.is_unharmed();
+}
+
+#[test]
+fn an_exporter_without_descriptors_left_serves_those_that_it_has() {
+    let mut scene = Scene::new(PINNING);
+    let socket = String::from_utf8(scene.forged.address().to_vec()).expect("a name of text");
+    // The machine's memory files lie above; what the library opens takes the lowest.
+    let room = scene.before.all_descriptors() + 20;
+    scene.exporter.ok(&format!("limit-descriptors {room}"));
+    let mut swarm = agent!(PINNING);
+    swarm.ok(&format!("swarm {socket} 4 processes=20"));
+    let second = scene.forged.finish();
+    within(HONEST, "an open over a connection that there is", || {
+        scene.honest.ok(&format!("open y {second}"));
+    });
+    scene.honest.ok("drop y");
+    swarm.ok("end-swarm");
+    scene.is_unharmed();
+}
+
+#[test]
+fn who_never_reads_is_cut_off() {
+    for machine in [PINNING, DESCRIPTORS] {
+        let mut scene = Scene::new(machine);
+        let connection = scene.greeted();
+        let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
+        let until = Instant::now() + Duration::from_secs(20);
+        let mut sent = 0;
+        while !connection.is_closed() && Instant::now() < until {
+            match connection.try_send_bytes(&open) {
+                Ok(()) => sent += 1,
+                Err(rustix::io::Errno::AGAIN) => std::thread::yield_now(),
+                Err(_) => break,
+            }
+        }
+        assert!(connection.is_closed(), "{machine}: still open after {sent} opens without a read");
+        drop(connection);
+        // The honest one's own backend is another one here.
+        eventually("holders", 1, || scene.exporter.holders("x"));
+        eventually("what the exporter has", scene.before.clone(), || scene.exporter.census());
+        scene.honest.ok("touch x");
+    }
+}
+
+#[test]
+fn a_flood_delays_nobody_for_long() {
+    let mut scene = Scene::new(PINNING);
+    let connections: Vec<_> = (0..4).map(|_| scene.greeted()).collect();
+    let list = postcard::to_stdvec(&ToExporter::List { request: 1, after: u64::MAX }).expect("it encodes");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for connection in &connections {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    if connection.try_send_bytes(&list).is_err() {
+                        // Reads as it goes, so that it is not cut off for that.
+                        while !matches!(connection.receive(Duration::from_millis(1)), Received::Nothing) {
+                            if connection.is_closed() {
+                                return;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+        let mut newcomer = agent!(PINNING);
+        for _ in 0..10 {
+            within(HONEST, "an honest open", || newcomer.ok(&format!("open y {}", scene.descriptor)));
+            newcomer.ok("drop y");
+            newcomer.ok("close-unused 5000");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    drop(connections);
+    scene.is_unharmed();
+}
+
+#[test]
+fn those_who_come_and_go_all_the_time_delay_nobody_for_long() {
+    let mut scene = Scene::new(PINNING);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let address = scene.forged.address().to_vec();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    // Also where it is turned away.
+                    let _ = Connection::to(&address);
+                }
+            });
+        }
+        for _ in 0..10 {
+            scene.serves_honest_peers();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    scene.is_unharmed();
+}

@@ -1,0 +1,360 @@
+//! Other users, and servers that are not the exporter or no honest one: nothing secret is said to them, nothing of theirs
+//! is kept, and the error says what they are.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, PINNING,
+    Received, Refusal, ToExporter, agent, eventually,
+};
+use device_ipc_core::Descriptor;
+
+/// The most that an honest open may take beside whatever is going on.
+const HONEST: Duration = Duration::from_secs(2);
+
+/// The user and group nobody.
+const NOBODY: u32 = 65534;
+
+fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("{test} is skipped: only root can become another user");
+    }
+    root
+}
+
+#[test]
+fn another_user_opens_only_what_both_sides_allow() {
+    if !is_root("another_user_opens_only_what_both_sides_allow") {
+        return;
+    }
+    let nobody = format!("allow-uid={NOBODY}");
+    let group = format!("allow-gid={NOBODY}");
+    let cases = [
+        // What the exporter allows, what the importer allows, and what comes of it.
+        ("", "", Some("is served by user 0")),
+        (nobody.as_str(), "", Some("is served by user 0")),
+        ("", "allow-uid=0", Some("does not allow user 65534")),
+        ("allow-uid=65533", "allow-uid=0", Some("does not allow user 65534")),
+        ("allow-gid=65533", "allow-uid=0", Some("does not allow user 65534")),
+        (nobody.as_str(), "allow-uid=0", None),
+        (group.as_str(), "allow-uid=0", None),
+        (nobody.as_str(), "allow-gid=0", None),
+    ];
+    for (exporter_allows, importer_allows, refused) in cases {
+        let case = format!("exporter {exporter_allows:?}, importer {importer_allows:?}");
+        let mut exporter = agent!(DESCRIPTORS);
+        exporter.ok(&format!("ipc {exporter_allows}"));
+        let descriptor = exporter.share("x 4096");
+        // What is made for the first importer has been made.
+        let mut first = agent!(DESCRIPTORS);
+        first.ok(&format!("open x {descriptor}"));
+        first.kill();
+        eventually("sockets", 1, || exporter.census().of_kind("socket"));
+        let before = exporter.census();
+        let mut importer = agent!(DESCRIPTORS);
+        importer.ok(&format!("become {NOBODY} {NOBODY}"));
+        importer.ok(&format!("ipc {importer_allows}"));
+        let open = format!("open x {descriptor} timeout=5000");
+        match refused {
+            Some(why) => {
+                let text = importer.fails(&open, "NotPermitted");
+                assert!(text.contains(why), "{case}: {text}");
+                assert_eq!(exporter.holders("x"), 0, "{case}");
+            }
+            None => {
+                importer.ok(&open);
+                assert_eq!(importer.ok("touch x"), "1", "{case}");
+                assert_eq!(exporter.holders("x"), 1, "{case}");
+            }
+        }
+        importer.kill();
+        eventually(&case, before, || exporter.census());
+    }
+}
+
+#[test]
+fn a_stranger_gets_no_listing_of_exports() {
+    if !is_root("a_stranger_gets_no_listing_of_exports") {
+        return;
+    }
+    let mut exporter = agent!(PINNING);
+    exporter.share("x 12288");
+    let own = format!("{}:1:12288:0", exporter.id());
+    assert!(agent!(PINNING).ok("list").contains(&own));
+    let mut stranger = agent!(PINNING);
+    stranger.ok(&format!("become {NOBODY} {NOBODY}"));
+    assert!(!stranger.ok("list").contains(&own));
+}
+
+/// A descriptor whose socket is served by somebody else, though its exporter lives.
+fn misled(name: &str, descriptor: &Descriptor) -> (FakeServer, Forged) {
+    let name = format!("device-ipc-{}-{name}", std::process::id());
+    (FakeServer::at(name.as_bytes()), Forged::of(descriptor).with_address(name.as_bytes()))
+}
+
+/// A descriptor of this process, as if it were an exporter, and the socket that it names.
+fn posing(name: &str) -> (FakeServer, Forged) {
+    let descriptor = agent!(PINNING).share("x 4096");
+    let (server, forged) = misled(name, &descriptor);
+    let own = Identity::of_this_process(forged.exporter());
+    (server, forged.with_exporter(own))
+}
+
+/// Answers hello with this identity, and gives all that the importer ever sends.
+fn listen_to(server: &FakeServer, exporter: Identity) -> Vec<Vec<u8>> {
+    let connection = server.accept();
+    let mut heard = Vec::new();
+    loop {
+        match connection.receive(Duration::from_secs(3)) {
+            Received::Packet(bytes, _) => heard.push(bytes),
+            Received::Closed | Received::Nothing => return heard,
+        }
+        if heard.len() == 1 {
+            // It may be gone already.
+            let _ = connection.send(&FromExporter::Hello { protocol: 1, exporter });
+        }
+    }
+}
+
+fn shows(heard: &[Vec<u8>], token: [u8; 16]) -> bool {
+    heard.iter().any(|packet| packet.windows(16).any(|window| window == token))
+}
+
+#[test]
+fn the_token_never_leaves_for_a_server_of_another_user() {
+    if !is_root("the_token_never_leaves_for_a_server_of_another_user") {
+        return;
+    }
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let (server, forged) = misled("other-user", &descriptor);
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("become {NOBODY} {NOBODY}"));
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    // The server lies as well as it can about who it is.
+    let heard = listen_to(&server, forged.exporter());
+    assert_eq!(heard, Vec::<Vec<u8>>::new(), "not even hello is said to a stranger");
+    match importer.hear() {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "NotPermitted", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_squatter_that_says_who_it_is_gets_no_token() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let (server, forged) = misled("squatter", &descriptor);
+    let mut importer = agent!(PINNING);
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    let own = Identity { pid: std::process::id(), ..forged.exporter() };
+    let heard = listen_to(&server, own);
+    assert!(heard.len() <= 1, "hello and no more");
+    assert!(!shows(&heard, forged.token()));
+    match importer.hear() {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_squatter_that_says_it_is_the_exporter_gets_no_token() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let (server, forged) = misled("liar", &descriptor);
+    let mut importer = agent!(PINNING);
+    importer.tell(&format!("open x {} timeout=2000", forged.finish()));
+    // What it says is right there in every descriptor; the kernel knows better whose socket it is.
+    let heard = listen_to(&server, forged.exporter());
+    assert!(!shows(&heard, forged.token()), "the token was sent to another process than the exporter");
+    match importer.hear() {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_takes_a_dead_exporters_name_is_not_asked() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    exporter.kill();
+    let forged = Forged::of(&descriptor);
+    let server = FakeServer::at(forged.address());
+    agent!(PINNING).fails(&format!("open x {descriptor}"), "ExporterGone");
+    assert!(!server.is_visited(), "it is known to be dead without asking");
+}
+
+#[test]
+fn a_server_that_says_nothing_or_nonsense_is_an_error_in_time() {
+    let (server, forged) = posing("nonsense");
+    let mut importer = agent!(PINNING);
+    importer.ok("cache 0 0");
+    let open = format!("open x {} timeout=1000", forged.finish());
+    importer.fails("open x dipc.AAAA", "Descriptor");
+    let before = importer.census();
+    let hello = |protocol| {
+        postcard::to_stdvec(&FromExporter::Hello { protocol, exporter: forged.exporter() })
+            .expect("it encodes")
+    };
+    let cases: [(&str, Option<Vec<u8>>, &str); 6] = [
+        ("silence", None, "Timeout"),
+        ("garbage", Some(vec![0xff; 100]), "Protocol"),
+        ("half a hello", Some(hello(1)[..20].to_vec()), "Protocol"),
+        ("a hello and more", Some([hello(1), vec![0]].concat()), "Protocol"),
+        ("a newer version", Some(hello(2)), "Protocol"),
+        ("a message out of turn", Some(vec![3, 1]), "Protocol"),
+    ];
+    for (what, says, variant) in cases {
+        importer.tell(&open);
+        let connection = server.accept();
+        assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "{what}: hello");
+        if let Some(bytes) = says {
+            connection.send_bytes(&bytes, &[]).expect("it reads");
+        }
+        match importer.hear() {
+            Answer::Failed(failure) => assert_eq!(failure.variant, variant, "{what}: {}", failure.text),
+            other => panic!("{what}: {other:?}"),
+        }
+        eventually(what, before.all_descriptors(), || importer.census().all_descriptors());
+    }
+}
+
+#[test]
+fn descriptors_that_a_server_sends_unasked_are_closed() {
+    let (server, forged) = posing("gifts");
+    let mut importer = agent!(PINNING);
+    importer.fails("open x dipc.AAAA", "Descriptor");
+    let before = importer.census();
+    importer.tell(&format!("open x {} timeout=2000", forged.finish()));
+    let connection = server.accept();
+    assert!(matches!(connection.receive(HONEST), Received::Packet(..)));
+    let gift = connection_fd();
+    let gifts = [gift.as_fd(); 200];
+    let hello = FromExporter::Hello { protocol: 1, exporter: forged.exporter() };
+    connection.send_bytes(&postcard::to_stdvec(&hello).expect("it encodes"), &gifts).expect("it reads");
+    // An answer to what was not asked, with more of them.
+    let dropped = FromExporter::Dropped { export: 7 };
+    let _ = connection.send_bytes(&postcard::to_stdvec(&dropped).expect("it encodes"), &gifts);
+    drop(connection);
+    assert!(matches!(importer.hear(), Answer::Failed(_)));
+    eventually("gifts", before.of_kind("pipe"), || importer.census().of_kind("pipe"));
+}
+
+/// Answers one importer's hello, with these descriptors, and gives its connection and the number of its request.
+#[track_caller]
+fn asked(server: &FakeServer, forged: &Forged, page: &[BorrowedFd<'_>]) -> (Connection, u64) {
+    let connection = server.accept();
+    assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "hello");
+    let hello = FromExporter::Hello { protocol: 1, exporter: forged.exporter() };
+    connection.send_bytes(&postcard::to_stdvec(&hello).expect("it encodes"), page).expect("it reads");
+    let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks for nothing") };
+    match postcard::from_bytes(&bytes) {
+        Ok(ToExporter::Open { request, export, token, .. }) => {
+            assert_eq!((export, token), (forged.export(), forged.token()));
+            (connection, request)
+        }
+        other => panic!("it says {other:?}"),
+    }
+}
+
+#[test]
+fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_lease_back() {
+    let (server, forged) = posing("grants");
+    let open = format!("open x {} timeout=5000", forged.finish());
+    let handle =
+        Handle { allocation: 1, kind: 1, bytes: vec![7; 64], fds: 0, size: 4096, generation: Some(1) };
+    let gift = connection_fd();
+    let cases: [(&str, Vec<Handle>, usize, &str); 8] = [
+        ("no handle", vec![], 0, "Protocol"),
+        ("two handles", vec![handle.clone(), handle.clone()], 0, "Protocol"),
+        ("a descriptor that it does not speak of", vec![handle.clone()], 1, "Protocol"),
+        ("descriptors that do not come", vec![Handle { fds: 2, ..handle.clone() }], 1, "Protocol"),
+        ("another size", vec![Handle { size: 8192, ..handle.clone() }], 0, "StaleGeneration"),
+        ("another generation", vec![Handle { generation: Some(99), ..handle.clone() }], 0, "StaleGeneration"),
+        ("a handle that is none", vec![handle.clone()], 0, "Vendor"),
+        ("a kind that is none", vec![Handle { kind: 77, ..handle.clone() }], 0, "Unsupported"),
+    ];
+    for (what, handles, gifts, variant) in cases {
+        let mut importer = agent!(PINNING);
+        importer.fails("open x dipc.AAAA", "Descriptor");
+        let pipes = importer.census().of_kind("pipe");
+        importer.tell(&open);
+        let (connection, request) = asked(&server, &forged, &[]);
+        let grant = Grant { request, lease: 4711, handles, ready: None, keep: true, confirm: false };
+        let grant = postcard::to_stdvec(&FromExporter::Grant(grant)).expect("it encodes");
+        connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
+        // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.
+        loop {
+            match connection.receive(HONEST) {
+                Received::Closed => break,
+                Received::Nothing => panic!("{what}: the lease does not come back"),
+                Received::Packet(bytes, _) => match postcard::from_bytes(&bytes) {
+                    Ok(ToExporter::Release { lease: 4711 }) => break,
+                    Ok(ToExporter::Confirm { request, lease: 4711 }) => {
+                        connection.send(&FromExporter::Confirmed { request }).expect("it reads");
+                    }
+                    other => panic!("{what}: it says {other:?}"),
+                },
+            }
+        }
+        match importer.hear() {
+            Answer::Failed(failure) => assert_eq!(failure.variant, variant, "{what}: {}", failure.text),
+            other => panic!("{what}: {other:?}"),
+        }
+        eventually(what, pipes, || importer.census().of_kind("pipe"));
+        assert_eq!(importer.counter("mapped_bytes"), 0, "{what}");
+    }
+}
+
+#[test]
+fn an_exporter_that_answers_another_question_is_done_with() {
+    let (server, forged) = posing("answers");
+    let mut importer = agent!(PINNING);
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[]);
+    let refused = FromExporter::Refused { request: request + 1, refusal: Refusal::Dropped };
+    connection.send(&refused).expect("it reads");
+    match importer.hear() {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "Protocol", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+    connection.is_closed_within(HONEST);
+    // A confirmation is no grant.
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[]);
+    connection.send(&FromExporter::Confirmed { request }).expect("it reads");
+    match importer.hear() {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "Protocol", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+    connection.is_closed_within(HONEST);
+}
+
+#[test]
+fn an_exporters_page_that_is_cut_off_while_it_is_read_harms_nobody() {
+    let (server, forged) = posing("page");
+    let page =
+        rustix::fs::memfd_create("device-ipc-test-page", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+    rustix::fs::ftruncate(&page, 4096).expect("it grows");
+    let mut importer = agent!(PINNING);
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    let (connection, request) = asked(&server, &forged, &[page.as_fd()]);
+    rustix::fs::ftruncate(&page, 0).expect("it shrinks");
+    connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
+    assert!(matches!(importer.hear(), Answer::Failed(failure) if failure.variant == "ExportDropped"));
+    // The connection is kept, and so would be what came with it.
+    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks again") };
+    let Ok(ToExporter::Open { request, .. }) = postcard::from_bytes(&bytes) else {
+        panic!("it says {bytes:?}")
+    };
+    connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
+    assert!(matches!(importer.hear(), Answer::Failed(failure) if failure.variant == "ExportDropped"));
+}
+
+/// Something to send along.
+fn connection_fd() -> std::io::PipeReader {
+    std::io::pipe().expect("a pipe").0
+}

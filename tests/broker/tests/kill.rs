@@ -1,0 +1,294 @@
+//! Either side is killed at every point of the protocol, and at random moments; the other side gets the right error in
+//! time, and afterwards it has what it had before: no lease, descriptor, mapping or byte more.
+//!
+//! One survivor lives through all rounds, as that is what shows a leak. `DEVICE_IPC_KILL_ROUNDS` says how many rounds
+//! there are at each point.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{
+    Answer, Census, Child, DEADLINE, DESCRIPTORS, PINNING, REVOKING, agent, eventually,
+    shared_memory_objects, within,
+};
+use device_ipc_core::KILL_POINTS;
+
+/// The survivor's error comes in this time, whatever it waits for.
+const ERROR_DEADLINE: Duration = Duration::from_secs(5);
+
+fn rounds() -> usize {
+    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
+    rounds.map_or(20, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
+}
+
+fn points_of(side: &str) -> impl Iterator<Item = &'static str> {
+    let points: Vec<_> = KILL_POINTS.iter().copied().filter(|point| point.starts_with(side)).collect();
+    assert!(points.len() > 5, "the points of the {side} are listed by their side");
+    points.into_iter()
+}
+
+/// What the survivor had before the first death.
+struct Before {
+    census: Census,
+    allocated: u64,
+}
+
+impl Before {
+    fn of(child: &mut Child) -> Self {
+        Self { census: child.census(), allocated: child.allocated() }
+    }
+
+    /// It has what it had.
+    #[track_caller]
+    fn is_now(&self, when: &str, child: &mut Child) {
+        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
+        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
+        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
+        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
+        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
+            let mut now = child.census();
+            // The machine starts a stream's thread with its first work; one less is no leak.
+            now.threads = now.threads.max(self.census.threads);
+            now
+        });
+        assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
+    }
+}
+
+/// A pair that has done everything once, so that what is made once has been made.
+fn warm(exporter: &mut Child, importer: &mut Child) {
+    importer.ok("cache 0 0");
+    let descriptor = exporter.share("warm 4096");
+    importer.ok(&format!("open warm {descriptor}"));
+    importer.ok("touch warm");
+    importer.ok("drop warm");
+    exporter.ok("wait-released warm 10000");
+    exporter.ok("close warm 10000");
+}
+
+/// Kills importers at their points, round after round, under one exporter.
+fn importers_die(machine: &str) {
+    let mut exporter = agent!(machine);
+    warm(&mut exporter, &mut agent!(machine));
+    eventually("the first importer is forgotten", 1, || exporter.census().of_kind("socket"));
+    let before = Before::of(&mut exporter);
+    for point in points_of("importer:") {
+        for round in 0..rounds() {
+            let when = format!("{machine} {point} round {round}");
+            importer_dies(point, round, machine, &mut exporter);
+            before.is_now(&when, &mut exporter);
+        }
+    }
+}
+
+fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mut Child) {
+    // What is visited at every open is visited a second time in every other round.
+    let connects = matches!(point, "importer:connected" | "importer:said-hello");
+    let again = !connects && round % 2 == 1;
+    let dies_at = format!("{point}={}", 1 + usize::from(again));
+    let mut importer = agent!(machine, dies_at: Some(&dies_at));
+    importer.ok("cache 0 0");
+    if again {
+        let descriptor = exporter.share("first 4096");
+        importer.ok(&format!("open first {descriptor}"));
+        importer.ok("drop first");
+        exporter.ok("close first 10000");
+    }
+    let descriptor = exporter.share("x 8192");
+    let has_opened = matches!(point, "importer:letting-go" | "importer:closed" | "importer:released");
+    let is_granted =
+        has_opened || matches!(point, "importer:granted" | "importer:opened" | "importer:mapped");
+    // In every other round the exporter waits for the importer that is going to die.
+    let waits = is_granted && round % 4 < 2;
+    if has_opened {
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("touch x");
+        assert_eq!(exporter.holders("x"), 1);
+    }
+    if waits {
+        exporter.tell("wait-released x 15000");
+    }
+    importer.tell(&if has_opened { "drop x".to_owned() } else { format!("open x {descriptor}") });
+    if has_opened {
+        // The drop answers at once; the mapping ends on another thread.
+        if let Answer::Done(_) = importer.hear() {
+            importer.is_killed();
+        }
+    } else {
+        importer.is_killed();
+    }
+    if waits {
+        let answer = within(ERROR_DEADLINE, "noticing the death", || exporter.hear());
+        assert_eq!(answer, Answer::Done(String::new()), "{point}");
+    } else {
+        eventually(&format!("{point}: holders"), 0, || exporter.holders("x"));
+    }
+    within(ERROR_DEADLINE, "closing", || exporter.ok("close x 10000"));
+}
+
+/// Kills exporters at their points, round after round, under one importer.
+fn exporters_die(machine: &str) {
+    let mut importer = agent!(machine);
+    warm(&mut agent!(machine), &mut importer);
+    eventually("the first exporter is forgotten", 0, || importer.census().of_kind("socket"));
+    let before = Before::of(&mut importer);
+    for point in points_of("exporter:") {
+        for round in 0..rounds() {
+            let when = format!("{machine} {point} round {round}");
+            exporter_dies(&when, point, machine, &mut importer);
+            before.is_now(&when, &mut importer);
+        }
+    }
+}
+
+fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut Child) {
+    let mut exporter = agent!(machine, dies_at: Some(point));
+    if matches!(point, "exporter:exported" | "exporter:published") {
+        exporter.tell("share x 4096");
+        return exporter.is_killed();
+    }
+    let descriptor = exporter.share("x 4096");
+    let open = format!("open x {descriptor} timeout=10000");
+    match point {
+        "exporter:accepted" | "exporter:answered-hello" | "exporter:leased" | "exporter:granted" => {
+            let answer = within(ERROR_DEADLINE, when, || importer.ask(&open));
+            exporter.is_killed();
+            match answer {
+                Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{when}: {failure:?}"),
+                // The grant was on its way, and the memory is pinned or not yet taken away.
+                Answer::Done(_) if point == "exporter:granted" => {
+                    importer.ok("on-gone x");
+                    importer.event("gone x ExporterGone");
+                    importer.ok("drop x");
+                }
+                other => panic!("{when}: {other:?}"),
+            }
+        }
+        "exporter:released" => {
+            importer.ok(&open);
+            importer.ok("touch x");
+            importer.ok("drop x");
+            exporter.is_killed();
+        }
+        "exporter:dropped" => {
+            importer.ok(&open);
+            importer.ok("on-gone x");
+            exporter.tell("drop x");
+            exporter.is_killed();
+            within(ERROR_DEADLINE, "noticing the death", || importer.event("gone x ExporterGone"));
+            // Pinned memory goes on; what is taken away says so.
+            match importer.ask("touch x") {
+                Answer::Done(_) => assert_ne!(machine, REVOKING, "{when}"),
+                Answer::Failed(failure) => {
+                    assert_eq!(
+                        (machine, failure.variant.as_str()),
+                        (REVOKING, "Vendor"),
+                        "{when}: {failure:?}"
+                    );
+                }
+                ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
+            }
+            importer.ok("drop x");
+        }
+        "exporter:retiring" | "exporter:retired" => {
+            importer.ok(&open);
+            exporter.ok("drop x");
+            importer.ok("drop x");
+            exporter.is_killed();
+        }
+        unknown => panic!("nobody tests {unknown}"),
+    }
+    let text = within(ERROR_DEADLINE, when, || importer.fails(&open, "ExporterGone"));
+    assert!(text.contains(&exporter.id().to_string()), "{text}");
+}
+
+#[test]
+fn importers_that_die_anywhere_leave_nothing_in_an_exporter_whose_memory_is_pinned() {
+    importers_die(PINNING);
+}
+
+#[test]
+fn importers_that_die_anywhere_leave_nothing_in_an_exporter_that_revokes() {
+    importers_die(REVOKING);
+}
+
+#[test]
+fn importers_that_die_anywhere_leave_nothing_in_an_exporter_that_passes_descriptors() {
+    importers_die(DESCRIPTORS);
+}
+
+#[test]
+fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_pins() {
+    exporters_die(PINNING);
+}
+
+#[test]
+fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_they_revoke_from() {
+    exporters_die(REVOKING);
+}
+
+#[test]
+fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_gets_descriptors() {
+    exporters_die(DESCRIPTORS);
+}
+
+/// A moment from now on, at most this long.
+fn random_moment(most: Duration) {
+    let random = RandomState::new().build_hasher().finish();
+    let moment = most.mul_f64((random % 1000) as f64 / 1000.0);
+    let until = Instant::now() + moment;
+    // Not awaited but chosen: any moment will do.
+    std::thread::sleep(until.saturating_duration_since(Instant::now()));
+}
+
+#[test]
+fn importers_that_die_at_any_moment_leave_nothing_behind() {
+    for machine in [PINNING, REVOKING] {
+        let mut exporter = agent!(machine);
+        warm(&mut exporter, &mut agent!(machine));
+        eventually("the first importer is forgotten", 1, || exporter.census().of_kind("socket"));
+        let before = Before::of(&mut exporter);
+        for round in 0..rounds() {
+            let descriptor = exporter.share("x 8192");
+            let mut importers = [agent!(machine), agent!(machine)];
+            for (index, importer) in importers.iter_mut().enumerate() {
+                importer.ok(if index == 0 { "cache 0 0" } else { "cache 8 100000000" });
+                importer.tell(&format!("open-until-error {descriptor}"));
+            }
+            for importer in &mut importers {
+                random_moment(Duration::from_millis(15));
+                importer.kill();
+            }
+            eventually("holders", 0, || exporter.holders("x"));
+            exporter.ok("close x 10000");
+            before.is_now(&format!("{machine} round {round}"), &mut exporter);
+        }
+    }
+}
+
+#[test]
+fn exporters_that_die_at_any_moment_leave_nothing_behind() {
+    for machine in [PINNING, REVOKING] {
+        let mut importer = agent!(machine);
+        warm(&mut agent!(machine), &mut importer);
+        eventually("the first exporter is forgotten", 0, || importer.census().of_kind("socket"));
+        let before = Before::of(&mut importer);
+        for round in 0..rounds() {
+            let when = format!("{machine} round {round}");
+            let mut exporter = agent!(machine);
+            let descriptor = exporter.share("x 8192");
+            importer.tell(&format!("open-until-error {descriptor}"));
+            random_moment(Duration::from_millis(15));
+            exporter.kill();
+            match within(ERROR_DEADLINE, &when, || importer.hear_for(DEADLINE)) {
+                Answer::Failed(failure) if failure.variant == "ExporterGone" => {}
+                // Work with memory that has been taken away says so itself, or what came behind it on its stream.
+                Answer::Failed(failure)
+                    if machine == REVOKING
+                        && ["Revoked", "Cancelled"].iter().any(|name| failure.text.contains(name)) => {}
+                other => panic!("{when}: {other:?}"),
+            }
+            before.is_now(&when, &mut importer);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Descriptors whose exporter is not there, not any longer, or somewhere else: each gets its own error, or works.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use device_ipc_broker_tests::{
+    Child, DESCRIPTORS, Forged, Identity, PINNING, agent, eventually, shared_memory_objects,
+};
+
+#[test]
+fn an_exporter_that_has_gone_is_named() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    exporter.kill();
+    let text = agent!(PINNING).fails(&format!("open x {descriptor}"), "ExporterGone");
+    assert!(text.contains(&format!("process {}", exporter.id())), "{text}");
+    assert_eq!(shared_memory_objects(), Vec::<String>::new());
+}
+
+#[test]
+fn an_export_that_was_dropped_is_gone_for_those_who_had_it_and_those_who_had_not() {
+    let mut exporter = agent!(PINNING);
+    let [mut had, mut had_not] = [agent!(PINNING), agent!(PINNING)];
+    let opened = exporter.share("opened 4096");
+    let never = exporter.share("never 4096");
+    had.ok(&format!("open x {opened}"));
+    had.ok("drop x");
+    exporter.ok("drop opened never");
+    for importer in [&mut had, &mut had_not] {
+        for descriptor in [&opened, &never] {
+            let text = importer.fails(&format!("open y {descriptor}"), "ExportDropped");
+            assert!(text.contains("new descriptor"), "{text}");
+        }
+    }
+    eventually("exports", 0, || exporter.counter("exports"));
+    // Numbers are not given twice: a later export is not what the descriptor names.
+    exporter.share("later 4096");
+    had.fails(&format!("open y {opened}"), "ExportDropped");
+}
+
+#[test]
+fn an_export_that_is_dropped_in_the_process_itself_is_gone_there_too() {
+    let mut process = agent!(PINNING);
+    let descriptor = process.share("x 4096");
+    let altered = Forged::of(&descriptor).with_token([3; 16]).finish();
+    process.fails(&format!("open y {altered}"), "NotPermitted");
+    process.ok("drop x");
+    process.fails(&format!("open y {descriptor}"), "ExportDropped");
+}
+
+#[test]
+fn a_process_id_that_was_given_to_another_process_is_not_taken_for_the_exporter() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let forged = Forged::of(&descriptor);
+    let identity = forged.exporter();
+    let earlier = Identity { start_time: identity.start_time - 1, ..identity };
+    importer.fails(&format!("open x {}", forged.clone().with_exporter(earlier).finish()), "ExporterGone");
+    // Somebody else's process id, also the importer's own.
+    for pid in [std::process::id(), importer.id()] {
+        let other = Identity { pid, start_time: 1, ..identity };
+        importer.fails(&format!("open x {}", forged.clone().with_exporter(other).finish()), "ExporterGone");
+    }
+    // What cannot be told from outside is told by the exporter itself, before it gets the token.
+    let elsewhere = Identity { pid_namespace: 1, ..earlier };
+    importer.fails(&format!("open x {}", forged.clone().with_exporter(elsewhere).finish()), "ExporterGone");
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(exporter.ok("holders x").split(' ').nth(1), Some("opened=1"));
+}
+
+#[test]
+fn another_boot_and_another_host_are_told_apart() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let forged = Forged::of(&exporter.share("x 4096"));
+    let identity = forged.exporter();
+    let rebooted = Identity { boot: [1; 16], ..identity };
+    let text =
+        importer.fails(&format!("open x {}", forged.clone().with_exporter(rebooted).finish()), "Rebooted");
+    assert!(text.contains("new one"), "{text}");
+    let elsewhere = Identity { boot: [1; 16], host: [2; 16], ..identity };
+    let text =
+        importer.fails(&format!("open x {}", forged.clone().with_exporter(elsewhere).finish()), "OtherHost");
+    assert!(text.contains("02020202-0202"), "{text}");
+    // Containers of one machine may have different machine ids: the boot id counts.
+    let container = Identity { host: [2; 16], ..identity };
+    importer.fails(&format!("open x {}", forged.with_exporter(container).finish()), "ExporterGone");
+}
+
+/// Removed with what is in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("device-ipc-broker-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn entries(&self) -> usize {
+        std::fs::read_dir(&self.0).expect("it is there").count()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Can this be run here?
+fn can(test: &str, program: &[&str]) -> bool {
+    let status =
+        Command::new(program[0]).args(&program[1..]).arg("true").output().map(|output| output.status);
+    let can = status.is_ok_and(|status| status.success());
+    if !can {
+        println!("{test} is skipped: {program:?} is not permitted or not there");
+    }
+    can
+}
+
+#[test]
+fn another_network_namespace_is_told_what_to_set_and_then_works() {
+    if !can("another_network_namespace_is_told_what_to_set_and_then_works", &["unshare", "--net"]) {
+        return;
+    }
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    importer.ok("leave-network");
+    let descriptor = exporter.share("x 4096");
+    let text = importer.fails(&format!("open x {descriptor}"), "OtherNetworkNamespace");
+    assert!(text.contains("DEVICE_IPC_SOCKET_DIR"), "{text}");
+    let folder = Folder::new("network");
+    exporter.ok(&format!("ipc directory={}", folder.path().display()));
+    let descriptor = exporter.share("y 4096");
+    assert_eq!(folder.entries(), 1);
+    importer.ok(&format!("open y {descriptor}"));
+    assert_eq!(importer.ok("touch y"), "1");
+    assert_eq!(exporter.holders("y"), 1);
+    importer.kill();
+    eventually("holders", 0, || exporter.holders("y"));
+}
+
+#[test]
+fn a_socket_directory_that_is_not_there_is_said_to_be_so() {
+    let folder = Folder::new("unmounted");
+    let mut exporter = agent!(PINNING);
+    exporter.ok(&format!("ipc directory={}", folder.path().display()));
+    let descriptor = exporter.share("x 4096");
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("open x {descriptor}"));
+    drop(folder);
+    let text = agent!(PINNING).fails(&format!("open x {descriptor}"), "Io");
+    assert!(text.contains("mounted"), "{text}");
+    importer.ok("touch x");
+}
+
+#[test]
+fn a_socket_directory_does_not_fill_up_with_the_sockets_of_the_dead() {
+    let folder = Folder::new("dead");
+    let share = |name: &str| {
+        let mut exporter = agent!(PINNING);
+        exporter.ok(&format!("ipc directory={}", folder.path().display()));
+        (exporter.share(&format!("{name} 4096")), exporter)
+    };
+    for _ in 0..3 {
+        let (descriptor, mut exporter) = share("x");
+        exporter.kill();
+        agent!(PINNING).fails(&format!("open x {descriptor}"), "ExporterGone");
+    }
+    let (descriptor, _exporter) = share("y");
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("open y {descriptor}"));
+    assert_eq!(folder.entries(), 1, "only the living one's is left");
+}
+
+const OWN_PIDS: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+
+fn start_time(agent: &mut Child) -> String {
+    let identity = agent.ok("identity");
+    identity.split_once("start_time: ").expect("it has one").1.to_owned()
+}
+
+#[test]
+fn another_pid_namespace_works_whichever_side_is_in_it() {
+    let test = "another_pid_namespace_works_whichever_side_is_in_it";
+    if !can(test, OWN_PIDS) {
+        return;
+    }
+    // The side that is inside sees the other as process 0; the side that is outside sees the other's number here.
+    for (exporter_through, importer_through) in [(&[][..], OWN_PIDS), (OWN_PIDS, &[][..])] {
+        let mut exporter = agent!(DESCRIPTORS, through: exporter_through);
+        let mut importer = agent!(DESCRIPTORS, through: importer_through);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("on-gone x");
+        assert_eq!(importer.ok("touch x"), "1");
+        let holders = exporter.ok("holders x");
+        let sees_it = exporter_through.is_empty();
+        assert_eq!(!holders.contains(" 0:4096:"), sees_it, "{holders}");
+        // Deaths are noticed by the socket alone where there is no process to watch.
+        importer.kill();
+        eventually("holders", 0, || exporter.holders("x"));
+        let mut importer = agent!(DESCRIPTORS, through: importer_through);
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("on-gone x");
+        exporter.kill();
+        importer.event("gone x ExporterGone");
+        importer.fails(&format!("open y {descriptor}"), "ExporterGone");
+    }
+}
+
+#[test]
+fn two_processes_of_one_number_in_two_pid_namespaces_are_two_processes() {
+    if !can("two_processes_of_one_number_in_two_pid_namespaces_are_two_processes", OWN_PIDS) {
+        return;
+    }
+    let mut exporter = agent!(DESCRIPTORS, through: OWN_PIDS);
+    let started = start_time(&mut exporter);
+    // The mock's machine knows a process by its number and its start alone.
+    let mut importer = loop {
+        let mut importer = agent!(DESCRIPTORS, through: OWN_PIDS);
+        if start_time(&mut importer) != started {
+            break importer;
+        }
+    };
+    let descriptor = exporter.share("x 4096");
+    assert_eq!(Forged::of(&descriptor).exporter().pid, 1);
+    assert!(importer.ok("identity").contains(" pid: 1,"));
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(importer.ok("touch x"), "1");
+    assert_eq!(importer.calls("open"), 1, "it is not its own memory");
+    exporter.ok("drop x");
+    importer.ok("drop x");
+    importer.fails(&format!("open x {descriptor}"), "ExportDropped");
+}
+
+#[test]
+fn a_second_copy_of_the_library_in_the_process_is_not_mistaken_for_an_ended_or_altered_export() {
+    let mut process = agent!(PINNING);
+    let descriptor = process.ok("share-by-second-copy");
+    // Another process need not know.
+    agent!(PINNING).ok(&format!("open x {descriptor}"));
+    let before_own = process.ask(&format!("open x {descriptor}"));
+    process.share("own 4096");
+    let beside_own = process.ask(&format!("open x {descriptor}"));
+    for answer in [before_own, beside_own] {
+        if let device_ipc_broker_tests::Answer::Failed(failure) = answer {
+            let misleads =
+                ["ExportDropped", "NotPermitted", "ExporterGone"].contains(&failure.variant.as_str());
+            assert!(!misleads, "{}: {}", failure.variant, failure.text);
+        }
+    }
+}

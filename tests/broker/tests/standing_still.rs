@@ -1,0 +1,110 @@
+//! Processes that are stopped where they stand: they cost those who ask them their deadline, and nobody else anything.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{DESCRIPTORS, PINNING, agent, eventually, within};
+
+/// The most that an honest open may take beside whatever is going on.
+const HONEST: Duration = Duration::from_secs(2);
+
+#[test]
+fn an_importer_that_stands_still_delays_no_other() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let mut honest = agent!(PINNING);
+    honest.ok(&format!("open x {descriptor}"));
+    let mut stopped = agent!(PINNING);
+    let second = exporter.share("second 4096");
+    stopped.ok(&format!("open x {}", descriptor));
+    stopped.ok(&format!("open second {second}"));
+    stopped.stop();
+    let mut other = agent!(PINNING);
+    other.ok("cache 0 0");
+    for _ in 0..50 {
+        within(HONEST, "an open beside one that stands still", || {
+            other.ok(&format!("open y {}", descriptor));
+        });
+        other.ok("drop y");
+    }
+    // An export that it holds is dropped, and told to it; that waits for nobody.
+    within(HONEST, "dropping what it holds", || exporter.ok("drop second"));
+    eventually("holders", 2, || exporter.holders("x"));
+    stopped.go_on();
+    stopped.ok("drop x second");
+    stopped.kill();
+    drop(other);
+    eventually("holders", 1, || exporter.holders("x"));
+    eventually("exports", 1, || exporter.counter("exports"));
+}
+
+#[test]
+fn an_exporter_that_stands_still_costs_its_deadline_and_gets_its_late_grant_back() {
+    let mut exporter = agent!(DESCRIPTORS);
+    let mut other = agent!(DESCRIPTORS);
+    let mut importer = agent!(DESCRIPTORS);
+    importer.ok("cache 0 0");
+    let first = exporter.share("first 4096");
+    let second = exporter.share("second 4096");
+    let elsewhere = other.share("x 4096");
+    importer.ok(&format!("open first {first}"));
+    importer.ok(&format!("open warm {elsewhere}"));
+    importer.ok("touch first");
+    importer.ok("drop warm");
+    eventually("the warm one", 0, || other.holders("x"));
+    let before = importer.census();
+    exporter.stop();
+    let since = Instant::now();
+    let text = importer.fails(&format!("open second {second} timeout=500"), "Timeout");
+    let took = since.elapsed();
+    assert!((Duration::from_millis(500)..HONEST).contains(&took), "{took:?}");
+    assert!(text.contains(&exporter.id().to_string()), "{text}");
+    for _ in 0..10 {
+        within(HONEST, "an open of another exporter's", || importer.ok(&format!("open x {elsewhere}")));
+        importer.ok("drop x");
+    }
+    exporter.go_on();
+    // It grants what was asked for, and nobody wants it any longer.
+    eventually("the late grant", "0 opened=1".to_owned(), || exporter.ok("holders second"));
+    assert_eq!(exporter.holders("first"), 1);
+    eventually("what the importer has", before, || importer.census());
+    importer.ok(&format!("open second {second}"));
+    importer.ok("drop first second");
+    exporter.ok("close first 10000");
+    exporter.ok("close second 10000");
+}
+
+#[test]
+fn each_open_of_an_exporter_that_stands_still_has_its_own_deadline() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let held = exporter.share("held 4096");
+    let first = exporter.share("first 4096");
+    let second = exporter.share("second 4096");
+    importer.ok(&format!("open held {held}"));
+    exporter.stop();
+    let text = importer.ok(&format!("two-opens {first} 6000 {second} 500"));
+    exporter.go_on();
+    let words: Vec<_> = text.split_whitespace().collect();
+    assert_eq!((words[0], words[2]), ("Timeout", "Timeout"), "{text}");
+    let second: u64 = words[3].parse().expect("milliseconds");
+    assert!(
+        second < 2500,
+        "the second was to take 500 ms and took {second}, as the first was waiting: {text}"
+    );
+}
+
+#[test]
+fn an_exporter_that_stands_still_before_hello_costs_the_deadline() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    exporter.stop();
+    let mut importer = agent!(PINNING);
+    let open = format!("open x {descriptor} timeout=500");
+    for _ in 0..3 {
+        within(HONEST, "the open", || importer.fails(&open, "Timeout"));
+    }
+    exporter.go_on();
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(exporter.holders("x"), 1);
+    eventually("sockets", 2, || exporter.census().of_kind("socket"));
+}
