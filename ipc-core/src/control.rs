@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::broker::Deadline;
 use crate::error::{Error, Result};
+use crate::export::still_held;
 use crate::import::CacheLimits;
 use crate::process::ProcessIdentity;
 use crate::runtime::{Counters, Runtime};
@@ -69,7 +70,7 @@ pub fn shutdown(timeout: Duration) -> Result<()> {
     runtime.exports.drop_all();
     runtime.worker.submit(|| runtime.imports.close_all_idle());
     let waited = runtime.exports.wait_all_retired(deadline.at);
-    waited.map_err(|holders| Error::StillHeld { after: timeout, holders })?;
+    waited.map_err(|holders| still_held(timeout, holders))?;
     flushed(runtime, deadline)
 }
 

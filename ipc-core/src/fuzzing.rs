@@ -87,7 +87,7 @@ pub fn reply_seeds() -> Vec<Seed> {
 pub(crate) const SOMEBODY: ProcessIdentity = ProcessIdentity {
     host: HostId::from_bytes([0x11; 16]),
     boot: [0x22; 16],
-    pid_namespace: 0xefff_fffc,
+    pid_namespace: 0x0eff_fffc,
     net_namespace: 0xf000_0000,
     pid: 4711,
     start_time: 987_654,

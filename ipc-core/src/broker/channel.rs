@@ -51,6 +51,9 @@ impl Channel {
                 server.uid, server.pid
             )));
         }
+        if expected.is_some_and(|expected| is_somebody_else(expected, &server)) {
+            return Err(Error::ExporterGone { pid });
+        }
         let pid = if pid == 0 { server.pid } else { pid };
         let mut channel =
             Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket, epoch: None };
@@ -114,10 +117,7 @@ impl Channel {
     fn wait(&self, interest: PollFlags, deadline: Deadline) -> Result<()> {
         match socket::wait_until(self.socket(), interest, deadline.at) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(deadline.passed(
-                "the answer of the exporting process",
-                &format!("; is process {} stopped or very busy?", self.pid),
-            )),
+            Ok(false) => Err(self.no_answer(deadline)),
             Err(error) => Err(Error::io("waiting for the exporting process", error)),
         }
     }
@@ -131,6 +131,11 @@ impl Channel {
         &self.server
     }
 
+    pub(super) fn no_answer(&self, deadline: Deadline) -> Error {
+        let detail = format!("; is process {} stopped or very busy?", self.pid);
+        deadline.passed("the answer of the exporting process", &detail)
+    }
+
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -138,6 +143,14 @@ impl Channel {
     fn ended(&self) -> Error {
         Error::ExporterGone { pid: self.pid }
     }
+}
+
+/// A process of our pid namespace has one id, which the kernel tells of the server too. Another one may say that it is
+/// the exporter, as who it is stands in the descriptor for all to read.
+fn is_somebody_else(expected: &ProcessIdentity, server: &PeerCredentials) -> bool {
+    let same_namespace =
+        ProcessIdentity::current().is_ok_and(|local| local.pid_namespace == expected.pid_namespace);
+    same_namespace && server.pid != expected.pid
 }
 
 fn connect(socket: &OwnedFd, address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<()> {

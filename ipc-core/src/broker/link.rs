@@ -7,10 +7,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::channel::{Channel, Deadline};
+use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
 use super::protocol::{Reply, Request, RequestId};
 use super::{AllowList, ExportNotices, Grant, Refusal, Token};
@@ -34,7 +35,7 @@ pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
     channel: Channel,
-    calls: Mutex<Calls>,
+    calls: Gate<Calls>,
     gone: AtomicBool,
     notices: Mutex<Notices>,
 }
@@ -65,7 +66,7 @@ impl Link {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
             channel,
-            calls: Mutex::default(),
+            calls: Gate::new(Calls::default()),
             gone: AtomicBool::new(false),
             notices: Mutex::default(),
         })
@@ -81,7 +82,7 @@ impl Link {
         deadline: Deadline,
     ) -> Result<(Grant, Vec<OwnedFd>)> {
         let runtime = Runtime::get()?;
-        let mut calls = self.lock_calls();
+        let mut calls = self.turn(deadline)?;
         if self.is_gone() {
             return Err(self.exporter_gone());
         }
@@ -98,7 +99,7 @@ impl Link {
     /// Asks whether newcomers may still open the export of a lease.
     pub(crate) fn confirm(&self, lease: LeaseId, deadline: Deadline) -> Result<()> {
         let runtime = Runtime::get()?;
-        let mut calls = self.lock_calls();
+        let mut calls = self.turn(deadline)?;
         calls.next += 1;
         let request = RequestId(calls.next);
         let answer = self.call(runtime, calls, &Request::Confirm { request, lease }, request, deadline)?;
@@ -112,7 +113,7 @@ impl Link {
     fn call(
         &self,
         runtime: &Runtime,
-        mut calls: MutexGuard<'_, Calls>,
+        mut calls: Turn<'_, Calls>,
         message: &Request,
         request: RequestId,
         deadline: Deadline,
@@ -151,7 +152,7 @@ impl Link {
                 Reply::Refused { request: refused, refusal } if refused == request => {
                     return Err(self.explain(refusal));
                 }
-                other => self.take_notice(calls, other)?,
+                other => self.take_notice(calls, other).map_err(|error| self.ended_by(error))?,
             }
         }
     }
@@ -170,11 +171,7 @@ impl Link {
 
     /// Reads what has come while no caller is waiting. Called by the poller; false where a caller reads just now.
     pub(super) fn on_readable(&self) -> bool {
-        let mut calls = match self.calls.try_lock() {
-            Ok(calls) => calls,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut calls) = self.calls.try_enter() else { return false };
         loop {
             let taken = match self.channel.try_receive(&mut calls.buffer) {
                 Ok(None) => return true,
@@ -345,8 +342,10 @@ impl Link {
         Some(self.channel.server().pid).filter(|pid| *pid != 0)
     }
 
-    fn lock_calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The right to read from the socket.
+    fn turn(&self, deadline: Deadline) -> Result<Turn<'_, Calls>> {
+        let waited = self.calls.enter(deadline);
+        waited.ok_or_else(|| self.channel.no_answer(deadline))
     }
 
     fn lock_notices(&self) -> MutexGuard<'_, Notices> {

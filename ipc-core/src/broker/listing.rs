@@ -74,7 +74,7 @@ fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
     Ok(names.into_iter().map(|name| BrokerAddress::Abstract(name.to_vec())).collect())
 }
 
-fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
+pub(super) fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
     let failed = |error| Error::io(format!("reading {}", directory.display()), error);
     let directory = std::path::absolute(directory).map_err(failed)?;
     let mut sockets = Vec::new();

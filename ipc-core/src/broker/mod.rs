@@ -16,6 +16,7 @@ mod epoch;
 mod event_loop;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod gate;
 mod link;
 mod listing;
 mod notices;
@@ -35,6 +36,7 @@ pub use protocol::{ListedExport, ListedHolder};
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub(crate) use channel::Deadline;
 pub(crate) use epoch::Epoch;
+pub(crate) use gate::Gate;
 pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::event_loop::EventLoop;
 use super::link::Link;
-use super::listing::SOCKET_NAME;
+use super::listing::{SOCKET_NAME, sockets_in};
 use super::socket;
 use super::token::random_bytes;
 use super::{BrokerAddress, MAX_ADDRESS_BYTES};
@@ -80,6 +80,11 @@ impl Poller {
         started.shared.command(Command::Listen(listener, file));
         started.listening.insert(directory, address.clone());
         Ok(address)
+    }
+
+    /// Is this an address of ours?
+    pub(crate) fn listens_at(&self, address: &BrokerAddress) -> bool {
+        self.lock().as_ref().is_some_and(|started| started.listening.values().any(|one| one == address))
     }
 
     /// Watches an importer's link for the exporter's end and its notices.
@@ -195,6 +200,9 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, BrokerAddress)> {
         }
     };
     let failed = |error: Errno| Error::io(format!("listening at {address}"), error);
+    if let Some(directory) = directory {
+        sweep(directory);
+    }
     if address.bytes().len() > MAX_ADDRESS_BYTES {
         return Err(Error::io(format!("listening at {address}"), Errno::NAMETOOLONG));
     }
@@ -202,6 +210,18 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, BrokerAddress)> {
     rustix::net::bind(&socket, &address.to_socket_address()?).map_err(failed)?;
     rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
     Ok((socket, address))
+}
+
+/// Removes the sockets of processes that were killed and could not do so themselves.
+fn sweep(directory: &Path) {
+    for address in sockets_in(directory).unwrap_or_default() {
+        let BrokerAddress::Path(path) = &address else { continue };
+        let (Ok(socket), Ok(target)) = (socket::new_socket(), address.to_socket_address()) else { continue };
+        if rustix::net::connect(&socket, &target) == Err(Errno::CONNREFUSED) {
+            // Whoever may not remove it leaves it to those who may.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 /// The wake-up in the poller's own numbering of what it waits on.

@@ -22,6 +22,9 @@ use crate::runtime::{ClosedByFork, Runtime};
 /// How many messages may wait for a peer that does not read.
 const MAX_UNSENT: usize = 1024;
 
+/// How many leases one process may hold.
+const MAX_LEASES: usize = 1 << 20;
+
 /// How many messages of one peer are answered before the others have their turn.
 const MESSAGES_PER_TURN: u32 = 32;
 
@@ -165,6 +168,10 @@ impl Served {
             (Request::Open { request, export, token, access, peer: _ }, Some(program)) => {
                 let importer =
                     Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
+                if self.leases.len() >= MAX_LEASES {
+                    let detail = format!("the importing process holds {MAX_LEASES} leases already");
+                    return self.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+                }
                 match exports.grant(OpenRequest { export, token, access }, importer) {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);

@@ -56,7 +56,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over. The export has ended all the same: it can no longer be opened, and
+    /// [`Error::StillHeld`] when the time is over, or [`Error::Timeout`] where nobody holds it and only its owner's drop
+    /// takes longer. The export has ended all the same: it can no longer be opened, and
     /// its owner is dropped after the last holder.
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.close_with(timeout, Hanging::Keep)
@@ -81,8 +82,21 @@ impl Export {
             if hanging == Hanging::FreeAnyway {
                 runtime.exports.end_leases(export);
             }
-            Error::StillHeld { after: timeout, holders }
+            still_held(timeout, holders)
         })
+    }
+}
+
+/// Somebody holds it; or nobody does, and its owner takes its time.
+pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
+    if holders.iter().len() > 0 {
+        return Error::StillHeld { after, holders };
+    }
+    Error::Timeout {
+        what: "the drop of the memory's owner".into(),
+        after,
+        detail: "; nobody holds the export any longer, but the owner waits for something, as for a stream"
+            .into(),
     }
 }
 

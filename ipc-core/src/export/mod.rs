@@ -5,6 +5,7 @@ mod guard;
 mod share;
 mod table;
 
+pub(crate) use guard::still_held;
 pub use guard::{Export, Hanging};
 pub use share::{ShareBuilder, ShareError};
 

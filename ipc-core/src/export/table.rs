@@ -79,6 +79,7 @@ pub(crate) struct ReadyEvent {
 /// An allocation that has a handle; shared by all exports of regions in it.
 pub(crate) struct Allocation {
     id: AllocationId,
+    key: AllocationKey,
     backend: Arc<dyn DeviceIpc>,
     exported: Option<Exported>,
 }
@@ -128,7 +129,8 @@ pub(crate) struct LocalGrant {
 }
 
 impl ExportTable {
-    /// The allocation with its handle: the one that another export made, or a new one.
+    /// The allocation with its handle: the one that another export made, or a new one. While a handle of it is being
+    /// made or taken back, others wait: a vendor whose handles revoke takes the memory from whoever opened it meanwhile.
     pub(crate) fn allocation(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -139,17 +141,29 @@ impl ExportTable {
             extent.allocation,
             extent.generation.map(|generation| generation.0),
         );
-        if let Some(known) = self.lock().allocations.get(&key).and_then(Weak::upgrade) {
-            return Ok(known);
-        }
-        let exported = backend.export(extent, None)?;
         let mut state = self.lock();
+        while let Some(known) = state.allocations.get(&key) {
+            if let Some(known) = known.upgrade() {
+                return Ok(known);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.allocations.insert(key, Weak::new());
         state.last_allocation += 1;
         let id = AllocationId(state.last_allocation);
-        let made = Arc::new(Allocation { id, backend: Arc::clone(backend), exported: Some(exported) });
-        state.allocations.retain(|_, known| known.strong_count() > 0);
-        state.allocations.insert(key, Arc::downgrade(&made));
+        drop(state);
+        let unfinished = Unfinished { table: self, key };
+        let exported = backend.export(extent, None)?;
+        std::mem::forget(unfinished);
+        let made = Arc::new(Allocation { id, key, backend: Arc::clone(backend), exported: Some(exported) });
+        self.lock().allocations.insert(key, Arc::downgrade(&made));
+        self.changed.notify_all();
         Ok(made)
+    }
+
+    fn forget_allocation(&self, key: &AllocationKey) {
+        self.lock().allocations.remove(key);
+        self.changed.notify_all();
     }
 
     pub(crate) fn insert(&self, new: NewExport) -> ExportId {
@@ -503,12 +517,25 @@ impl Allocation {
     }
 }
 
+/// Lets others try where no handle could be made.
+struct Unfinished<'a> {
+    table: &'a ExportTable,
+    key: AllocationKey,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.table.forget_allocation(&self.key);
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Some(exported) = self.exported.take()
-            && let Err(error) = self.backend.unexport(exported)
-        {
+        if let Some(Err(error)) = self.exported.take().map(|exported| self.backend.unexport(exported)) {
             tracing::warn!(%error, "an export could not be taken back");
+        }
+        if let Some(runtime) = Runtime::existing() {
+            runtime.exports.forget_allocation(&self.key);
         }
     }
 }

@@ -160,6 +160,14 @@ impl<'a> OpenBuilder<'a> {
         if descriptor.exporter != runtime.identity {
             return Ok(None);
         }
+        if !runtime.poller.listens_at(&descriptor.broker) {
+            return Err(Error::Unsupported {
+                backend: self.ipc.backend().info().name,
+                what: "open memory that another copy of device-ipc shares in this very process".into(),
+                why: "drivers do not open a process's own handles; use the address that it was shared by"
+                    .into(),
+            });
+        }
         let request = OpenRequest { export: descriptor.export, token: descriptor.token, access };
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::cache::{Cache, CacheLimits, Cached};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, Opened, ReceivedHandle};
-use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Grant, Link, Token};
+use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Gate, Grant, Link, Token};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ pub(crate) struct ImportTable {
 }
 
 /// Held while the link is being made, so that an exporter that does not answer delays no other one's opens.
-type LinkSlot = Mutex<Option<Arc<Link>>>;
+type LinkSlot = Gate<Option<Arc<Link>>>;
 
 /// What a lease is found by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -302,7 +302,13 @@ impl ImportTable {
             let (backend, range) = (Arc::clone(wanted.backend), opened.range);
             Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
         };
-        let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close)?;
+        let opened = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close);
+        let (range, _) = opened.map_err(|error| match error {
+            // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
+            // silence or answer does not.
+            Error::Vendor(_) => link.confirm(grant.lease, wanted.deadline).err().unwrap_or(error),
+            error => error,
+        })?;
         kill_point!("importer:opened");
         if grant.confirm {
             // What the driver opened may already have been something else.
@@ -352,12 +358,16 @@ impl ImportTable {
         allow: &AllowList,
         deadline: Deadline,
     ) -> Result<(Arc<Link>, bool)> {
-        let slot = Arc::clone(self.lock_links().entry(descriptor.exporter).or_default());
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Gate::new(None));
+        let slot = Arc::clone(self.lock_links().entry(descriptor.exporter).or_insert_with(new));
+        let connecting = || deadline.passed("connecting to the exporting process", "");
+        let mut slot = slot.enter(deadline).ok_or_else(connecting)?;
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
             return Ok((Arc::clone(link), false));
         }
-        let link = Arc::new(Link::connect(descriptor, allow, deadline)?);
+        let connected = Link::connect(descriptor, allow, deadline);
+        // An exporter that cannot be reached leaves nothing behind.
+        let link = Arc::new(connected.inspect_err(|_| self.forget_link(&descriptor.exporter))?);
         Runtime::get()?.poller.watch(&link)?;
         *slot = Some(Arc::clone(&link));
         Ok((link, true))

@@ -90,7 +90,7 @@ fn a_stranger_gets_no_listing_of_exports() {
 
 /// A descriptor whose socket is served by somebody else, though its exporter lives.
 fn misled(name: &str, descriptor: &Descriptor) -> (FakeServer, Forged) {
-    let name = format!("device-ipc-{}-{name}", std::process::id());
+    let name = format!("posing-{}-{name}", std::process::id());
     (FakeServer::at(name.as_bytes()), Forged::of(descriptor).with_address(name.as_bytes()))
 }
 
