@@ -1,4 +1,18 @@
-//! core
+//! All that is the same for every vendor: the trait that a backend implements, the descriptor, the broker that hands out
+//! leases, the cache of what is open, and the guards that close it.
+//!
+//! Programs use it through the crate `device-ipc`, which adds the backends; a backend depends on this crate alone. Core
+//! knows no vendor.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | what users hold | [`Ipc`], [`Export`], [`Mapping`], [`Buffer`], [`Stream`] |
+//! | the two sides | `export` (what is shared, who holds it), `import` (what is open, the cache) |
+//! | between processes | [`descriptor`], [`broker`] |
+//! | what a vendor provides | [`backend`], made known by [`select`] |
+//!
+//! `unsafe` stands in few modules, each of which says why in an `allow(unsafe_code)`; everywhere else it is denied.
+
 #![deny(unsafe_code)]
 
 mod address;
