@@ -53,6 +53,10 @@ impl Driver {
                     detail: "cuIpcOpenMemHandle could not map them; close mappings that are idle".into(),
                 });
             }
+            (number::ERROR_ALREADY_MAPPED, _) => {
+                let error = self.error("cuIpcOpenMemHandle", status, "");
+                return Err(Error::OverlapsInUse { detail: error.to_string() });
+            }
             _ => return Err(self.error("cuIpcOpenMemHandle", status, open_hint(status))),
         }
         // The handle's bytes and the stated size are the peer's word; what is mapped is the driver's.
@@ -132,7 +136,6 @@ const fn open_hint(status: i32) -> &'static str {
             "The memory could not be mapped: see whether both processes use the same device and driver, also in \
              containers"
         }
-        number::ERROR_ALREADY_MAPPED => "The memory is open in this context already",
         number::ERROR_PEER_ACCESS_UNSUPPORTED => {
             "The device cannot access the memory of the device that the block lives on"
         }

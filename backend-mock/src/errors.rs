@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use device_ipc_core::{DeviceOrdinal, Error, VendorError, VendorStatus};
-use device_ipc_mock_engine::EngineError;
+use device_ipc_mock_engine::{EngineError, Operation};
 
 use crate::NAME;
+
+/// `CUDA_ERROR_ALREADY_MAPPED`.
+const ALREADY_MAPPED: i32 = 208;
 
 /// An error of the engine's call `call`.
 pub(crate) fn engine(call: &'static str) -> impl FnOnce(EngineError) -> Error {
@@ -19,6 +22,10 @@ pub(crate) fn engine(call: &'static str) -> impl FnOnce(EngineError) -> Error {
             detail: error.to_string(),
         },
         EngineError::Forked => Error::Forked,
+        // A fault of the engine with CUDA's number plays what the engine itself has no reason to do.
+        EngineError::Injected { operation: Operation::Open, code: ALREADY_MAPPED } => {
+            Error::OverlapsInUse { detail: error.to_string() }
+        }
         other => vendor(call, &other),
     }
 }

@@ -189,6 +189,16 @@ pub enum Error {
         granted: Access,
     },
 
+    /// An outdated mapping that is still in use stands where this memory would have to be mapped.
+    #[error(
+        "an outdated mapping of the exporter's memory is still in use here and overlaps this one: {detail}; drop the \
+         mappings of what it has freed since, or close them all (close_mappings_of)"
+    )]
+    OverlapsInUse {
+        /// What the vendor says.
+        detail: String,
+    },
+
     /// The exporting process has ended, or is another one that got its process id.
     #[error("the exporting process {pid} has ended, and its exports with it")]
     ExporterGone {

@@ -204,11 +204,7 @@ impl ImportTable {
 
     /// Closes the driver's mappings of an exporter's memory, those in use too. How many there were in use.
     pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
-        for key in self.leases.idle_keys() {
-            if key.exporter == *exporter {
-                self.close_idle(&key);
-            }
-        }
+        self.close_idle_of(exporter);
         let mut closed = 0;
         for lease in self.leases.live() {
             if lease.key.exporter == *exporter
@@ -226,6 +222,14 @@ impl ImportTable {
         closed
     }
 
+    fn close_idle_of(&self, exporter: &ProcessIdentity) {
+        for key in self.leases.idle_keys() {
+            if key.exporter == *exporter {
+                self.close_idle(&key);
+            }
+        }
+    }
+
     /// Does this range lie in memory of another process?
     pub(crate) fn holds(&self, range: DeviceRange) -> bool {
         let overlaps = |open: &OpenRange| match (open.range.end(), range.end()) {
@@ -238,6 +242,11 @@ impl ImportTable {
     fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, key) {
+            // What is kept unused may be outdated, and is given up for this.
+            Err(Error::OverlapsInUse { .. }) => {
+                self.close_idle_of(&wanted.descriptor.exporter);
+                self.begin_over(&link, wanted, key)
+            }
             // A busy exporter may have closed a connection that held no lease.
             Err(Error::ExporterGone { .. }) if !is_new => {
                 let (link, _) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;

@@ -528,3 +528,22 @@ fn memory_that_is_shared_again_at_once_is_not_taken_from_its_new_importers() {
         exporter.ok("wait-released x 10000");
     }
 }
+
+/// 208 is `CUDA_ERROR_ALREADY_MAPPED`, here by injected faults.
+#[test]
+fn an_outdated_mapping_that_overlaps_is_closed_if_unused_and_else_a_named_error() {
+    let mut exporter = agent!(PINNING);
+    let (old, new) = (exporter.share("old 4096"), exporter.share("new 4096"));
+    let mut importer = agent!("devices=2;fault=open:2:208");
+    importer.ok(&format!("open old {old}"));
+    importer.ok("drop old");
+    importer.ok(&format!("open new {new}"));
+    importer.ok("touch new");
+    assert_eq!(importer.counter("driver_closes_total"), 1, "the unused mapping was given up");
+
+    let mut importer = agent!("devices=2;fault=open:2:208,open:3:208");
+    importer.ok(&format!("open old {old}"));
+    importer.fails(&format!("open new {new}"), "OverlapsInUse");
+    importer.ok("touch old");
+    importer.ok(&format!("open new {new}"));
+}
