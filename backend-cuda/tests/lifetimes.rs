@@ -186,7 +186,11 @@ fn the_other_process() {
                 }
                 Ok(mapping) => {
                     let stream = ipc.create_stream(0).unwrap();
-                    mapping.view::<u8, _>(&stream).unwrap().to_vec().unwrap()[0].to_string()
+                    let byte = mapping.view::<u8, _>(&stream).unwrap().to_vec().unwrap()[0];
+                    drop(mapping);
+                    // Else the driver would keep the block for this process, whatever its owner does.
+                    device_ipc_core::close_unused(SOON).unwrap();
+                    byte.to_string()
                 }
                 Err(Error::ExportDropped { .. }) => "ExportDropped".to_owned(),
                 Err(Error::StaleGeneration(_)) => "StaleGeneration".to_owned(),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{Buffer, DeviceOwner, Export};
 
+use crate::fail;
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, bytes_of, pattern};
@@ -213,11 +214,18 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
         Ok::<_, Stop>(share.close(SOON)?)
     };
     round()?;
-    let before = free()?;
-    for _ in 0..4 {
-        round()?;
+    // Other processes may use the device meanwhile, and take much more; but not every time. What leaks here would be four
+    // buffers each time.
+    let mut lost = 0;
+    for _ in 0..10 {
+        let before = free()?;
+        for _ in 0..4 {
+            round()?;
+        }
+        lost = before.saturating_sub(free()?);
+        if lost < 3 * BYTES as u64 {
+            return Ok(());
+        }
     }
-    let lost = before.saturating_sub(free()?);
-    // Other processes may use the device meanwhile; what leaks here would be four buffers.
-    that(lost < 3 * BYTES as u64, format!("{lost} bytes are gone after four rounds of {BYTES} bytes"))
+    fail(format_args!("{lost} bytes are gone after four rounds of {BYTES} bytes, and so it was nine times before"))
 }
