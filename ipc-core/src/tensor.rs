@@ -226,15 +226,15 @@ impl TensorLayout {
     /// [`LayoutError`] for an unknown type, or a size that does not fit 64 bits.
     pub fn span_bytes(&self) -> Result<u64, LayoutError> {
         let element = self.dtype.bytes().ok_or(LayoutError::UnknownDtype(self.dtype.code()))?;
+        if self.is_empty() {
+            return Ok(0);
+        }
         let mut elements: u64 = 1;
         let mut last: u64 = 0;
         for (&size, &stride) in self.shape.iter().zip(&self.strides) {
             elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
-            let reach = size.saturating_sub(1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
+            let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
             last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
-        }
-        if elements == 0 {
-            return Ok(0);
         }
         elements.checked_mul(element).ok_or(LayoutError::Overflow)?;
         last.checked_add(1).and_then(|count| count.checked_mul(element)).ok_or(LayoutError::Overflow)

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code, reason = "SO_PEERCRED with the process id 0, which rustix's type cannot hold")]
 
+use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,11 +24,16 @@ pub(crate) const MAX_FDS: usize = 253;
 /// The largest message in bytes. Below the default size of a socket's buffer.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
-/// A message as it arrived.
-#[derive(Debug)]
+/// A message as it arrived. Not shown by `Debug`: it may hold a token or a handle.
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl fmt::Debug for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Packet({} bytes, {} descriptors)", self.bytes.len(), self.fds.len())
+    }
 }
 
 /// A new non-blocking socket.

@@ -52,7 +52,8 @@ impl Importer {
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("device-ipc-fuzzing-{}-{number}", std::process::id());
+        // Not as brokers are called: those who list the exports of this machine would come in.
+        let name = format!("fuzzing-device-ipc-{}-{number}", std::process::id());
         let broker = BrokerAddress::Abstract(name.into_bytes());
         let listener = socket::new_socket().expect("this process may have a socket");
         bind(&listener, &broker.to_socket_address().expect("the name is short")).expect("the name is new");
