@@ -3,6 +3,7 @@
 mod borrowed;
 mod guard;
 mod share;
+mod shared;
 mod table;
 
 pub(crate) use guard::still_held;
@@ -11,6 +12,7 @@ pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::check_backend;
+pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;
-pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, Shared};
+pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest};

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::BorrowedMemory;
 use super::guard::Export;
-use super::table::{NewExport, ReadyEvent, Shared};
+use super::shared::{ReadyEvent, Shared};
+use super::table::NewExport;
 use crate::address::DeviceRange;
 use crate::backend::Access;
 use crate::broker::{MAX_FDS, Token};

@@ -1,13 +1,13 @@
 //! The exports of this process: what the broker answers from, and who holds what.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::BorrowedMemory;
+use super::shared::{Allocation, AllocationKey, Shared, allocation_key};
 use crate::address::{DeviceRange, Extent};
-use crate::backend::{Access, DeviceEvent, DeviceIpc, Exported, HandleBytes, Lifetime};
+use crate::backend::{Access, DeviceIpc, Lifetime};
 use crate::broker::{
     AllocationId, AllowList, ConnectionId, Epoch, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
     Notice, PeerCredentials, Refusal, Token,
@@ -62,30 +62,6 @@ struct Lease {
     connection: Option<ConnectionId>,
 }
 
-/// What an export keeps alive. Fields are dropped in this order: the memory goes last.
-pub(crate) struct Shared {
-    pub(crate) ready: Option<ReadyEvent>,
-    pub(crate) allocations: Vec<Arc<Allocation>>,
-    #[allow(dead_code, reason = "keeps the memory allocated")]
-    pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
-}
-
-/// The event that says when the bytes have been written.
-pub(crate) struct ReadyEvent {
-    pub(crate) event: Box<dyn DeviceEvent>,
-    pub(crate) handle: HandleBytes,
-}
-
-/// An allocation that has a handle; shared by all exports of regions in it.
-pub(crate) struct Allocation {
-    id: AllocationId,
-    key: AllocationKey,
-    backend: Arc<dyn DeviceIpc>,
-    exported: Option<Exported>,
-}
-
-type AllocationKey = (usize, DeviceRange, Option<u64>);
-
 /// What a new export is made of.
 pub(crate) struct NewExport {
     pub(crate) borrowed: Option<BorrowedMemory>,
@@ -136,11 +112,7 @@ impl ExportTable {
         backend: &Arc<dyn DeviceIpc>,
         extent: &Extent,
     ) -> Result<Arc<Allocation>> {
-        let key = (
-            Arc::as_ptr(backend).cast::<()>() as usize,
-            extent.allocation,
-            extent.generation.map(|generation| generation.0),
-        );
+        let key = allocation_key(backend, extent);
         let mut state = self.lock();
         while let Some(known) = state.allocations.get(&key) {
             if let Some(known) = known.upgrade() {
@@ -153,15 +125,14 @@ impl ExportTable {
         let id = AllocationId(state.last_allocation);
         drop(state);
         let unfinished = Unfinished { table: self, key };
-        let exported = backend.export(extent, None)?;
+        let made = Arc::new(Allocation::export(id, backend, extent)?);
         std::mem::forget(unfinished);
-        let made = Arc::new(Allocation { id, key, backend: Arc::clone(backend), exported: Some(exported) });
         self.lock().allocations.insert(key, Arc::downgrade(&made));
         self.changed.notify_all();
         Ok(made)
     }
 
-    fn forget_allocation(&self, key: &AllocationKey) {
+    pub(super) fn forget_allocation(&self, key: &AllocationKey) {
         self.lock().allocations.remove(key);
         self.changed.notify_all();
     }
@@ -267,6 +238,7 @@ impl ExportTable {
             epoch.advance();
         }
         kill_point!("exporter:dropped");
+        tracing::debug!(%export, leases = entry.leases.len(), "dropped");
         let connections = entry.connections();
         self.retire_if_free(&mut state, export);
         drop(state);
@@ -386,11 +358,11 @@ impl ExportTable {
         let Some(shared) = shared else { return Ok(()) };
         for allocation in &shared.allocations {
             let kind = allocation.exported().kind;
-            let kinds = allocation.backend.handle_kinds();
+            let kinds = allocation.backend().handle_kinds();
             let info = kinds.iter().find(|info| info.kind == kind);
             if info.is_none_or(|info| info.lifetime != Lifetime::Revokes) {
                 return Err(Error::Unsupported {
-                    backend: allocation.backend.info().name,
+                    backend: allocation.backend().info().name,
                     what: "free memory that others have open".into(),
                     why: format!(
                         "importers of a handle of kind {} pin the memory; end the processes that hold it, or wait",
@@ -507,16 +479,6 @@ impl Entry {
     }
 }
 
-impl Allocation {
-    pub(crate) const fn id(&self) -> AllocationId {
-        self.id
-    }
-
-    pub(crate) fn exported(&self) -> &Exported {
-        self.exported.as_ref().expect("taken by drop alone")
-    }
-}
-
 /// Lets others try where no handle could be made.
 struct Unfinished<'a> {
     table: &'a ExportTable,
@@ -526,28 +488,5 @@ struct Unfinished<'a> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         self.table.forget_allocation(&self.key);
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        if let Some(Err(error)) = self.exported.take().map(|exported| self.backend.unexport(exported)) {
-            tracing::warn!(%error, "an export could not be taken back");
-        }
-        if let Some(runtime) = Runtime::existing() {
-            runtime.exports.forget_allocation(&self.key);
-        }
-    }
-}
-
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Allocation").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("allocations", &self.allocations).finish_non_exhaustive()
     }
 }

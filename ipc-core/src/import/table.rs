@@ -171,6 +171,8 @@ impl ImportTable {
         let open = || self.begin(wanted, &key);
         let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);
+        let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
+        tracing::debug!(pid, %export, %device, bytes = descriptor.len, was_open, "opened");
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
             if let Err(error) = lease.check_for_newcomers(descriptor, wanted.deadline) {
@@ -355,6 +357,7 @@ impl ImportTable {
             self.ranges.release(&key, range, OpenRange::close);
         }
         kill_point!("importer:closed");
+        tracing::debug!(pid = lease.key.exporter.pid, export = %lease.key.export, "closed");
         lease.link.release(lease.id);
         kill_point!("importer:released");
         lease.link.forget_notices(&lease.key);
