@@ -266,7 +266,8 @@ fn who_says_nothing_is_cut_off_and_delays_nobody() {
     let greeted = scene.greeted();
     scene.serves_honest_peers();
     for connection in &silent {
-        connection.is_closed_within(HELLO_DEADLINE + HONEST);
+        // The timer is the exporter's; a busy machine may take its time to run it.
+        connection.is_closed_within(HELLO_DEADLINE + 5 * HONEST);
     }
     let took = since.elapsed();
     assert!(took > HELLO_DEADLINE - Duration::from_millis(100), "cut off after {took:?} already");
