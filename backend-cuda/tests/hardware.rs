@@ -2,9 +2,11 @@
 //!
 //! What every backend must do is in the conformance suite; here is what only CUDA has.
 
+mod support;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
@@ -13,21 +15,10 @@ use device_ipc_core::{
     DeviceStream, Error, HandleBytes, ReceivedHandle, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
+use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const ONE: DeviceOrdinal = DeviceOrdinal::new(1);
-
-/// The backend, for one test at a time: delays and frees of one test would hold up the streams of another.
-fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match CudaBackend::load() {
-        Ok(backend) => Some((backend, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
-}
 
 fn floats(backend: &CudaBackend, range: DeviceRange, stream: &dyn DeviceStream) -> Vec<f32> {
     let mut bytes = vec![0; range.len as usize];

@@ -1,9 +1,10 @@
 //! Lifetimes on a real GPU: what the raw driver does wrong and device-ipc does not, and that nothing leaks when either
 //! side is killed. Where there is no GPU, each test says so and passes.
 
+mod support;
+
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_core::{
@@ -11,6 +12,7 @@ use device_ipc_core::{
     ReceivedHandle,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
+use support::backend;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const SOON: Duration = Duration::from_secs(30);
@@ -19,18 +21,6 @@ const BYTES: u64 = 64 << 20;
 /// Rounds of the kill tests; 200 and more where somebody has the time.
 fn rounds() -> u32 {
     std::env::var("DEVICE_IPC_KILL_ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
-}
-
-/// The backend, for one test at a time: they measure free memory.
-fn cuda() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match CudaBackend::load() {
-        Ok(backend) => Some((backend, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
 }
 
 fn free_bytes(backend: &CudaBackend) -> u64 {
@@ -85,7 +75,7 @@ impl Drop for Other {
 
 #[test]
 fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
-    let Some((backend, _alone)) = cuda() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     let mut other = Other::start();
     let fill = |range: DeviceRange, byte: u8| {
@@ -122,7 +112,7 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
 
 #[test]
 fn importers_that_are_killed_leave_no_memory_behind() {
-    let Some((backend, _alone)) = cuda() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     drop(ipc.allocate(0, BYTES).unwrap());
     let before = free_bytes(&backend);
@@ -140,7 +130,7 @@ fn importers_that_are_killed_leave_no_memory_behind() {
 
 #[test]
 fn memory_of_exporters_that_are_killed_comes_back_in_one_call() {
-    let Some((backend, _alone)) = cuda() else { return };
+    let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     drop(ipc.allocate(0, BYTES).unwrap());
     // The first mapping of a process may make the driver set something aside for good.

@@ -83,9 +83,6 @@ impl Link {
     ) -> Result<(Grant, Vec<OwnedFd>)> {
         let runtime = Runtime::get()?;
         let mut calls = self.turn(deadline)?;
-        if self.is_gone() {
-            return Err(self.exporter_gone());
-        }
         calls.next += 1;
         let request = RequestId(calls.next);
         let open = Request::Open { request, export, token, access, peer };
@@ -118,6 +115,9 @@ impl Link {
         request: RequestId,
         deadline: Deadline,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
+        if self.is_gone() {
+            return Err(self.exporter_gone());
+        }
         runtime.metrics.requests_total.add(1);
         runtime.poller.arm(self, false);
         let answer = self.send(message, deadline).and_then(|()| {
@@ -240,9 +240,7 @@ impl Link {
         let pid = self.exporter.pid;
         match refusal {
             Refusal::Dropped => Error::ExportDropped { pid },
-            Refusal::WrongToken => Error::NotPermitted(format!(
-                "process {pid} does not know this descriptor's token; it was altered"
-            )),
+            Refusal::WrongToken => Error::wrong_token(pid),
             Refusal::UserNotAllowed { uid } => Error::NotPermitted(format!(
                 "process {pid} does not allow user {uid} to open this export; allow it there with IpcBuilder::allow"
             )),

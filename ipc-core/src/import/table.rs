@@ -171,8 +171,6 @@ impl ImportTable {
         let open = || self.begin(wanted, &key);
         let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);
-        let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
-        tracing::debug!(pid, %export, %device, bytes = descriptor.len, was_open, "opened");
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
             if let Err(error) = lease.check_for_newcomers(descriptor, wanted.deadline) {
@@ -180,6 +178,8 @@ impl ImportTable {
                 return Err(error);
             }
         }
+        let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
+        tracing::debug!(pid, %export, %device, bytes = descriptor.len, was_open, "opened");
         Ok((key, lease))
     }
 
