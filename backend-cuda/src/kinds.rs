@@ -20,6 +20,7 @@ pub(crate) fn all() -> Vec<HandleKindInfo> {
         carries_fds: false,
         lifetime: Lifetime::Pins,
         one_open_per_process: false,
+        isolated: false,
         across_pid_namespaces: false,
     }]
 }

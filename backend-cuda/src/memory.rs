@@ -9,13 +9,14 @@ use std::thread;
 use std::time::Duration;
 
 use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo,
-    Result,
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
+    MemoryInfo, Result,
 };
 
 use crate::api::HostFn;
 use crate::backend::CudaBackend;
 use crate::driver::Driver;
+use crate::kinds::LEGACY;
 use crate::staging;
 use crate::status::number;
 use crate::stream::CudaOwnStream;
@@ -42,6 +43,17 @@ impl DeviceMemory for CudaBackend {
         }
         driver.check("cuMemAlloc", status)?;
         Ok(DeviceRange::new(device, DevicePtr::new(address), bytes))
+    }
+
+    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
+        if kind == LEGACY {
+            return self.allocate(device, bytes);
+        }
+        Err(Error::Unsupported {
+            backend: crate::NAME,
+            what: format!("allocate memory for handles of kind {}", kind.0),
+            why: "this version knows kind 1 (legacy)".into(),
+        })
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {

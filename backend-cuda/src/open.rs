@@ -152,13 +152,14 @@ fn unsupported(what: &str, why: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use device_ipc_core::{HandleBytes, HandleKind};
+    use device_ipc_core::{HandleBytes, HandleKind, ProcessIdentity};
 
     use super::*;
 
     fn received(kind: HandleKind, len: usize) -> ReceivedHandle {
         let bytes = HandleBytes::new(vec![7; len]);
-        ReceivedHandle { kind, bytes, fds: Vec::new(), size: 4096, generation: None, home: None }
+        let exporter = ProcessIdentity::current().unwrap();
+        ReceivedHandle { kind, bytes, fds: Vec::new(), size: 4096, generation: None, home: None, exporter }
     }
 
     fn refusal(handles: &[ReceivedHandle]) -> String {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, result};
 use device_ipc_core::{
     Access, AsStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange,
-    DeviceStream, Error, HandleBytes, ReceivedHandle, ViewStream,
+    DeviceStream, Error, HandleBytes, ProcessIdentity, ReceivedHandle, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
 use support::backend;
@@ -237,6 +237,7 @@ fn received(bytes: Vec<u8>) -> ReceivedHandle {
         size: 0,
         generation: None,
         home: None,
+        exporter: ProcessIdentity::current().unwrap(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use device_ipc_core::{
     Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceOwner, DeviceRange, Error, HandleBytes, Ipc,
-    ReceivedHandle,
+    ProcessIdentity, ReceivedHandle,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
 use support::backend;
@@ -203,6 +203,7 @@ fn first_byte_behind(backend: &CudaBackend, handle: &str) -> u8 {
         size: BYTES,
         generation: None,
         home: Some(ZERO),
+        exporter: ProcessIdentity::current().unwrap(),
     };
     let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).unwrap();
     let stream = backend.memory().create_stream(ZERO).unwrap();

@@ -24,9 +24,9 @@ pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, 
 });
 
 /// Handles that are bytes alone.
-const BYTES: HandleKind = HandleKind(1);
+pub(crate) const BYTES: HandleKind = HandleKind(1);
 /// Handles with a file descriptor.
-const FD: HandleKind = HandleKind(2);
+pub(crate) const FD: HandleKind = HandleKind(2);
 
 /// Devices in shared memory.
 #[derive(Debug)]
@@ -77,6 +77,7 @@ impl MockBackend {
             carries_fds: fds,
             lifetime: if revokes { Lifetime::Revokes } else { Lifetime::Pins },
             one_open_per_process: false,
+            isolated: true,
             across_pid_namespaces: fds,
         }
     }
@@ -237,7 +238,7 @@ impl DeviceIpc for MockBackend {
     }
 }
 
-fn unknown_kind(kind: HandleKind) -> Error {
+pub(crate) fn unknown_kind(kind: HandleKind) -> Error {
     unsupported(
         format!("use a handle of kind {}", kind.0),
         "it knows kinds 1 (bytes) and 2 (file descriptor)",

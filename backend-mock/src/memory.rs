@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, MemoryInfo,
-    Result,
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
+    MemoryInfo, Result,
 };
 use device_ipc_mock_engine::{Address, Machine, StreamId};
 
 use crate::NAME;
+use crate::backend::{BYTES, FD, unknown_kind};
 use crate::errors::engine;
 
 /// The engine's memory.
@@ -50,6 +51,14 @@ impl DeviceMemory for MockMemory {
         }
         let base = self.machine.allocate(device.index(), bytes).map_err(engine("allocate"))?;
         Ok(DeviceRange::new(device, DevicePtr::new(base.get()), bytes))
+    }
+
+    /// Both forms of handle are made of the same memory.
+    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
+        match kind {
+            BYTES | FD => self.allocate(device, bytes),
+            other => Err(unknown_kind(other)),
+        }
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {

@@ -165,6 +165,30 @@ pub enum Error {
         expected: DeviceOrdinal,
     },
 
+    /// The stream is being captured into a graph, where this cannot be done. The capture is intact.
+    #[error(
+        "the stream is being captured into a graph, and {what} would be done once instead of at each launch; do it \
+         before the capture begins (take the mapping on the stream, or wait for the timeline, first)"
+    )]
+    StreamCapturing {
+        /// What cannot be captured.
+        what: &'static str,
+    },
+
+    /// Importers would be able to read or write more than what is shared, and that was not to be.
+    #[error(
+        "device work of an importer could reach {reachable} beside the {region} bytes that are shared: {why}; share a \
+         copy (ShareBuilder::exposure(Exposing::Copy)), or memory of a kind that is isolated"
+    )]
+    Exposes {
+        /// The bytes of the region.
+        region: u64,
+        /// What else could be reached, in words.
+        reachable: String,
+        /// Why.
+        why: String,
+    },
+
     /// The device has no memory left for this.
     #[error("device {device} has no {bytes} bytes left: {detail}")]
     OutOfMemory {
@@ -203,6 +227,20 @@ pub enum Error {
     #[error("the exporting process {pid} has ended, and its exports with it")]
     ExporterGone {
         /// Its process id, in its own pid namespace.
+        pid: u32,
+    },
+
+    /// The importing process has ended, and with it what it would have signalled.
+    #[error("the importing process {pid} has ended; nothing more comes from it")]
+    ImporterGone {
+        /// Its process id, as the kernel tells it here; 0 for a process of another pid namespace.
+        pid: u32,
+    },
+
+    /// The importer has given its lease back, and signals no more.
+    #[error("process {pid} has let go of the memory; nothing more comes from it")]
+    LeaseEnded {
+        /// The importer's process id, as the kernel tells it here.
         pid: u32,
     },
 

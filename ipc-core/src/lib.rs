@@ -41,8 +41,8 @@ pub mod tensor;
 
 pub use address::{DevicePtr, DeviceRange, Extent, Generation};
 pub use backend::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, Exported,
-    HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines,
+    Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
 pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
 pub use control::{close_mappings_of, close_unused, counters, set_cache_limits, shutdown};

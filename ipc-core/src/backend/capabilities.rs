@@ -46,8 +46,11 @@ pub struct HandleKindInfo {
     pub carries_fds: bool,
     /// What the exporter's end means for the importers.
     pub lifetime: Lifetime,
-    /// May a process open the handle on one device only?
+    /// May a process open the handle on one device only? For another device it then gets a handle of its own.
     pub one_open_per_process: bool,
+    /// Does an importer reach nothing but the allocation itself? Not where small blocks share a page
+    /// ([`DeviceIpc::reach`](super::DeviceIpc::reach)).
+    pub isolated: bool,
     /// Does it work between pid namespaces, also where both sides have the same pid value?
     pub across_pid_namespaces: bool,
 }

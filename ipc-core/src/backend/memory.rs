@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::address::DeviceRange;
+use crate::backend::HandleKind;
 use crate::device::DeviceOrdinal;
 use crate::error::Result;
 use crate::stream::BorrowedStream;
@@ -22,11 +23,20 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// zero bytes, else the vendor's error.
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange>;
 
-    /// Frees what [`allocate`](Self::allocate) gave. May wait until streams have finished with it.
+    /// Allocates memory that can be shared by a handle of this kind. The backend may round the size up to what the kind
+    /// needs; the range has the bytes that were asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`allocate`](Self::allocate); [`Error::Unsupported`](crate::Error::Unsupported) for a kind that the backend
+    /// does not know, or cannot use on this device.
+    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange>;
+
+    /// Frees what [`allocate`](Self::allocate) or [`allocate_as`](Self::allocate_as) gave. May wait until streams have finished with it.
     ///
     /// # Safety
     ///
-    /// `range` came from [`allocate`](Self::allocate), is freed once, and nobody uses it any longer.
+    /// `range` came from one of them, is freed once, and nobody uses it any longer.
     ///
     /// # Errors
     ///

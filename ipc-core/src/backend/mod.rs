@@ -40,6 +40,7 @@
 mod capabilities;
 mod event;
 mod memory;
+mod timeline;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -47,12 +48,14 @@ use std::os::fd::OwnedFd;
 pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
+pub use timeline::DeviceTimelines;
 
 use serde::{Deserialize, Serialize};
 
 use crate::address::{DeviceRange, Extent, Generation};
 use crate::device::{DeviceInfo, DeviceOrdinal};
 use crate::error::Result;
+use crate::process::ProcessIdentity;
 
 /// A vendor's device IPC. See the [module documentation](self) for the contract.
 pub trait DeviceIpc: fmt::Debug + Send + Sync {
@@ -112,6 +115,13 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// The vendor's error; the export counts as ended all the same.
     fn unexport(&self, exported: Exported) -> Result<()>;
 
+    /// What the device work of an importer can reach of this process's memory once it has the handle open: the
+    /// allocation itself for most kinds, more where the vendor maps whole pages and other blocks lie in them. `None`
+    /// where that cannot be told.
+    fn reach(&self, exported: &Exported) -> Option<DeviceRange> {
+        Some(exported.extent.allocation)
+    }
+
     /// Permits the process that is known to the vendor as `peer` (its [`local_peer_id`](Self::local_peer_id)) to
     /// open the handle. Vendors without a whitelist do nothing.
     ///
@@ -133,7 +143,8 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Opens the handles of one or more allocations as one contiguous range in the address space of `on`.
+    /// Opens the handles of one or more allocations as one contiguous range in the address space of `on`. What they
+    /// have in common (a pool) is opened with the first of them and closed after the last.
     ///
     /// # Errors
     ///
@@ -171,6 +182,12 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
 
     /// Plain memory and streams of the same vendor.
     fn memory(&self) -> &dyn DeviceMemory;
+
+    /// Words that streams write and wait on, where the vendor has them
+    /// ([`Capabilities::timelines`] says for which devices).
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        None
+    }
 }
 
 /// What a backend is, for people and logs.
@@ -220,6 +237,8 @@ pub struct ReceivedHandle {
     pub generation: Option<Generation>,
     /// The home device, where this process can see it.
     pub home: Option<DeviceOrdinal>,
+    /// The exporting process, as the descriptor names it.
+    pub exporter: ProcessIdentity,
 }
 
 /// A range that [`DeviceIpc::open`] opened; it goes back by [`DeviceIpc::close`].

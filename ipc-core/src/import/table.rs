@@ -303,6 +303,7 @@ impl ImportTable {
             size: handle.size,
             generation: handle.generation,
             home: wanted.home,
+            exporter: wanted.descriptor.exporter,
         });
         let open = || {
             let opened = wanted.backend.open(handles.collect(), wanted.device, wanted.access)?;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{
     Access, AsStream, Buffer, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
-    Generation, HandleBytes, HandleKind, Ipc, Mapping, ReceivedHandle, Region, Result, Stream, ViewMut,
+    Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, ReceivedHandle, Region, Result,
+    Stream, ViewMut,
 };
 
 use super::command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
@@ -268,6 +269,7 @@ impl<'a> Server<'a> {
             size,
             generation: generation.map(Generation),
             home: Some(device),
+            exporter: ProcessIdentity::current()?,
         };
         let opened = self.context.backend().open(vec![handle], device, Access::ReadWrite)?;
         let mapped = opened.range.len;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use device_ipc_core::{
-    Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, HandleBytes, HandleKind, ReceivedHandle,
+    Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, HandleBytes, HandleKind, ProcessIdentity, ReceivedHandle,
 };
 
 use crate::agent::{Answer, Command};
@@ -280,5 +280,13 @@ pub fn listing_devices_starts_no_thread(context: &Context) -> Outcome {
 }
 
 fn received(kind: HandleKind, bytes: Vec<u8>, size: u64) -> ReceivedHandle {
-    ReceivedHandle { kind, bytes: HandleBytes::new(bytes), fds: Vec::new(), size, generation: None, home: Some(FIRST) }
+    ReceivedHandle {
+        kind,
+        bytes: HandleBytes::new(bytes),
+        fds: Vec::new(),
+        size,
+        generation: None,
+        home: Some(FIRST),
+        exporter: ProcessIdentity::current().expect("this process has an identity"),
+    }
 }

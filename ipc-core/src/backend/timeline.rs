@@ -1,0 +1,65 @@
+//! Words that streams write and wait on.
+
+#![allow(unsafe_code, reason = "declares the vendor boundary; plain addresses keep no memory alive")]
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::address::DevicePtr;
+use crate::device::DeviceOrdinal;
+use crate::error::Result;
+use crate::stream::BorrowedStream;
+
+/// Streams write and wait on 64-bit words that lie in host memory of this process, which other processes map too.
+///
+/// Host memory, because a word must be writable without the driver: a waiter whose peer has died is freed by a plain
+/// store, also while another thread of the process is inside a call that holds the driver's lock and waits for the very
+/// stream that waits for the word (`cuMemFree` does).
+pub trait DeviceTimelines: fmt::Debug + Send + Sync {
+    /// Makes whole pages of host memory reachable for streams of `device`. Registering the same pages again, for this or
+    /// another device, is counted.
+    ///
+    /// # Safety
+    ///
+    /// The pages are shared memory, readable and writable, and stay mapped until [`unregister`](Self::unregister).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where [`Capabilities::timelines`](super::Capabilities) is
+    /// false, else the vendor's.
+    unsafe fn register(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<DevicePtr>;
+
+    /// Takes back one [`register`](Self::register). May wait for streams.
+    ///
+    /// # Safety
+    ///
+    /// No submitted work uses the pages any longer.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's; they count as unregistered all the same.
+    unsafe fn unregister(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()>;
+
+    /// Writes `value` when the stream gets there. What the stream did before is visible to whoever sees the value.
+    ///
+    /// # Safety
+    ///
+    /// `word` is an aligned word in pages that [`register`](Self::register) gave an address for on the stream's device,
+    /// and they stay registered until the stream has got there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing), and the capture goes on; else the vendor's.
+    unsafe fn write_value(&self, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) -> Result<()>;
+
+    /// Makes the stream wait until the word is at least `value`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`write_value`](Self::write_value).
+    ///
+    /// # Errors
+    ///
+    /// As for [`write_value`](Self::write_value).
+    unsafe fn wait_value(&self, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) -> Result<()>;
+}
