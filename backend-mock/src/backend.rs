@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory,
-    DeviceOrdinal, DevicePtr, DeviceRange, Error, Exported, Extent, Generation, HandleBytes, HandleKind,
-    HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
+    DeviceOrdinal, DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, Generation, HandleBytes,
+    HandleKind, HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 
@@ -13,6 +13,7 @@ use crate::errors::{engine, unsupported};
 use crate::event::MockEvent;
 use crate::memory::MockMemory;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
+use crate::timelines::MockTimelines;
 
 /// The backend's name.
 pub const NAME: &str = "mock";
@@ -33,6 +34,8 @@ pub(crate) const FD: HandleKind = HandleKind(2);
 pub struct MockBackend {
     machine: Arc<Machine>,
     memory: MockMemory,
+    /// `None` where the machine was described without.
+    timelines: Option<MockTimelines>,
     form: HandleForm,
     info: BackendInfo,
 }
@@ -44,15 +47,26 @@ impl MockBackend {
     ///
     /// [`Unavailable::Failed`] that names the key, the value and what is accepted.
     pub fn from_spec(spec: &str) -> Result<Arc<Self>, Unavailable> {
-        let (config, form) = spec::parse(spec)?;
-        Ok(Self::new(config, form))
+        let (config, form, timelines) = spec::parse(spec)?;
+        Ok(Self::with(config, form, timelines))
     }
 
     /// The backend on this machine.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
+        Self::with(config, form, true)
+    }
+
+    fn with(config: MachineConfig, form: HandleForm, timelines: bool) -> Arc<Self> {
         let machine = Machine::new(config);
         let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
-        Arc::new(Self { memory: MockMemory { machine: Arc::clone(&machine) }, machine, form, info })
+        let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine)));
+        Arc::new(Self {
+            memory: MockMemory { machine: Arc::clone(&machine) },
+            machine,
+            timelines,
+            form,
+            info,
+        })
     }
 
     /// The engine's machine: to inject faults and to count calls.
@@ -77,6 +91,7 @@ impl MockBackend {
             carries_fds: fds,
             lifetime: if revokes { Lifetime::Revokes } else { Lifetime::Pins },
             one_open_per_process: false,
+            whitelist: false,
             isolated: true,
             across_pid_namespaces: fds,
         }
@@ -113,7 +128,10 @@ impl DeviceIpc for MockBackend {
     fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
         self.check_device(device)?;
         let config = self.machine.config();
-        Ok(Capabilities::NONE.with_ipc_events(config.events).with_generations(config.generations))
+        Ok(Capabilities::NONE
+            .with_ipc_events(config.events)
+            .with_timelines(self.timelines.is_some())
+            .with_generations(config.generations))
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
@@ -235,6 +253,10 @@ impl DeviceIpc for MockBackend {
 
     fn memory(&self) -> &dyn DeviceMemory {
         &self.memory
+    }
+
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        self.timelines.as_ref().map(|timelines| timelines as &dyn DeviceTimelines)
     }
 }
 

@@ -17,6 +17,7 @@ mod errors;
 mod event;
 mod memory;
 mod spec;
+mod timelines;
 
 pub use backend::{MockBackend, NAME, REGISTRATION};
 pub use device_ipc_mock_engine as engine;

@@ -16,9 +16,10 @@ pub enum HandleForm {
     Fds,
 }
 
-/// Takes `handles=` out and leaves the rest to the engine.
-pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm), Unavailable> {
+/// Takes `handles=` and `timelines=` out and leaves the rest to the engine. The last of the answer: are there timelines?
+pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm, bool), Unavailable> {
     let mut form = HandleForm::default();
+    let mut timelines = true;
     let mut rest = Vec::new();
     for entry in spec.split(';') {
         match entry.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
@@ -29,11 +30,18 @@ pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm), Unavailab
                     "'{other}' is no value for 'handles': accepted is 'bytes' or 'fds'"
                 )));
             }
+            Some(("timelines", "on")) => timelines = true,
+            Some(("timelines", "off")) => timelines = false,
+            Some(("timelines", other)) => {
+                return Err(invalid(format!(
+                    "'{other}' is no value for 'timelines': accepted is 'on' or 'off'"
+                )));
+            }
             _ => rest.push(entry),
         }
     }
     let config = MachineConfig::from_spec(&rest.join(";")).map_err(|error| invalid(error.to_string()))?;
-    Ok((config, form))
+    Ok((config, form, timelines))
 }
 
 fn invalid(detail: String) -> Unavailable {
@@ -48,14 +56,17 @@ mod tests {
 
     #[test]
     fn handles_are_taken_out_and_the_rest_is_the_engines() {
-        let (config, form) = parse("devices=3; handles = fds ;events=off").unwrap();
-        assert_eq!((config.devices.len(), config.events, form), (3, false, HandleForm::Fds));
+        let (config, form, timelines) = parse("devices=3; handles = fds ;events=off;timelines=off").unwrap();
+        assert_eq!(
+            (config.devices.len(), config.events, form, timelines),
+            (3, false, HandleForm::Fds, false)
+        );
         assert_eq!(parse("").unwrap().1, HandleForm::Bytes);
     }
 
     #[test]
     fn a_bad_description_is_told_with_the_variable() {
-        for spec in ["handles=none", "colour=red", "devices=many"] {
+        for spec in ["handles=none", "timelines=maybe", "colour=red", "devices=many"] {
             let error = parse(spec).unwrap_err().to_string();
             let value = spec.split_once('=').unwrap();
             assert!(error.contains(MACHINE_VARIABLE) && error.contains(value.0), "{error}");

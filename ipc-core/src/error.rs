@@ -189,6 +189,15 @@ pub enum Error {
         why: String,
     },
 
+    /// A timeline cannot take this value.
+    #[error("a timeline cannot be signalled or awaited at {value}: {why}")]
+    TimelineValue {
+        /// The value.
+        value: u64,
+        /// Why not.
+        why: String,
+    },
+
     /// The device has no memory left for this.
     #[error("device {device} has no {bytes} bytes left: {detail}")]
     OutOfMemory {

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::backend::DeviceIpc;
+use crate::backend::{DeviceIpc, HandleKind};
 use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
-use crate::export::ShareBuilder;
+use crate::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::import::OpenBuilder;
 use crate::interop::{DeviceOwner, Region};
 use crate::memory::{Buffer, Stream};
 use crate::select::{BackendStatus, Backends};
+use crate::stream::AsStream;
 
 /// How long an exporter may take to answer, unless said otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -113,6 +114,28 @@ impl Ipc {
         ShareBuilder::new(self, (), region).borrowed()
     }
 
+    /// Shares a copy of memory that cannot travel itself ([`Error::NotShareable`]), or should not. The copy is made behind
+    /// the work that was submitted to the stream before, which is waited for on the host; what is written later on
+    /// either side is not seen on the other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongBackend`], [`Error::OutOfMemory`], else the vendor's.
+    pub fn share_copy<M, O: DeviceOwner<M>, S>(
+        &self,
+        owner: &O,
+        stream: &impl AsStream<S>,
+    ) -> Result<ShareBuilder<'_, Buffer>> {
+        let region = owner.region();
+        let stream = stream.as_stream();
+        check_backend("the memory", region.backend, self.backend.info().name)?;
+        check_backend("the stream", stream.backend(), self.backend.info().name)?;
+        let copy = self.allocate(region.range.device, region.range.len)?;
+        copy_and_wait(self, copy.range(), region.range, Some(stream))?;
+        let shared = Region { range: copy.range(), allocation: Some(copy.range()), ..region };
+        Ok(ShareBuilder::new(self, copy, shared))
+    }
+
     /// Opens memory of another process, or of this one.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
         OpenBuilder::new(self, descriptor, self.shared.timeout)
@@ -125,6 +148,21 @@ impl Ipc {
     /// [`Error::OutOfMemory`], [`Error::NoSuchDevice`], [`Error::InvalidRegion`] for zero bytes, else the vendor's.
     pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
         Buffer::allocate(Arc::clone(&self.backend), device.into(), bytes)
+    }
+
+    /// Allocates memory that can be shared by a handle of this kind ([`DeviceIpc::handle_kinds`]), for those who need what
+    /// only some kinds have: read-only access, other pid namespaces, nothing beside it in reach.
+    ///
+    /// # Errors
+    ///
+    /// As [`allocate`](Self::allocate), and [`Error::Unsupported`].
+    pub fn allocate_as(
+        &self,
+        device: impl Into<DeviceOrdinal>,
+        bytes: u64,
+        kind: HandleKind,
+    ) -> Result<Buffer> {
+        Buffer::allocate_as(Arc::clone(&self.backend), device.into(), bytes, kind)
     }
 
     /// Creates a stream, for those who have none of their own.

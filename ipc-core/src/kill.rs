@@ -18,6 +18,8 @@ pub const KILL_POINTS: &[&str] = &[
     "importer:granted",
     "importer:opened",
     "importer:mapped",
+    "exporter:gave-timeline",
+    "importer:took-timeline",
     "importer:letting-go",
     "importer:closed",
     "importer:released",

@@ -38,6 +38,7 @@ mod runtime;
 pub mod select;
 mod stream;
 pub mod tensor;
+mod timeline;
 
 pub use address::{DevicePtr, DeviceRange, Extent, Generation};
 pub use backend::{
@@ -49,7 +50,7 @@ pub use control::{close_mappings_of, close_unused, counters, set_cache_limits, s
 pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
 pub use error::{Error, Result, VendorError, VendorStatus};
-pub use export::{Export, Hanging, ShareBuilder, ShareError};
+pub use export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
 pub use import::{CacheLimits, Mapping, OpenBuilder};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
@@ -63,3 +64,4 @@ pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
 pub use stream::{AsStream, BorrowedStream};
 pub use tensor::{Dtype, Element, LayoutError, TensorLayout};
+pub use timeline::{TIMELINE_END, Timeline};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::address::DeviceRange;
-use crate::backend::{DeviceIpc, DeviceStream};
+use crate::backend::{DeviceIpc, DeviceStream, HandleKind};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
@@ -28,6 +28,16 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn allocate(backend: Arc<dyn DeviceIpc>, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
         let range = backend.memory().allocate(device, bytes)?;
+        Ok(Self { backend, range, process: Owner::current() })
+    }
+
+    pub(crate) fn allocate_as(
+        backend: Arc<dyn DeviceIpc>,
+        device: DeviceOrdinal,
+        bytes: u64,
+        kind: HandleKind,
+    ) -> Result<Self> {
+        let range = backend.memory().allocate_as(device, bytes, kind)?;
         Ok(Self { backend, range, process: Owner::current() })
     }
 

@@ -48,6 +48,8 @@ pub struct HandleKindInfo {
     pub lifetime: Lifetime,
     /// May a process open the handle on one device only? For another device it then gets a handle of its own.
     pub one_open_per_process: bool,
+    /// Must each importer be permitted by [`DeviceIpc::authorize`](super::DeviceIpc::authorize)?
+    pub whitelist: bool,
     /// Does an importer reach nothing but the allocation itself? Not where small blocks share a page
     /// ([`DeviceIpc::reach`](super::DeviceIpc::reach)).
     pub isolated: bool,

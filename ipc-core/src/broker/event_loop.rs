@@ -20,6 +20,7 @@ use super::socket::{self, PeerCredentials, timespec};
 use crate::descriptor::ExportId;
 use crate::kill::kill_point;
 use crate::runtime::{ClosedByFork, Runtime};
+use crate::timeline::{End, Ends};
 
 /// Connections served at a time.
 const MAX_CONNECTIONS: usize = 4096;
@@ -36,10 +37,15 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// How long nobody is let in after the process has run out of descriptors and no connection could be given up.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
+/// When the words of a peer that has gone are ended again, in case a signal that it had submitted has come after; how
+/// often, with pauses that double: for two minutes. The driver takes down a killed process's queues within seconds.
+const POISON_AGAIN: Duration = Duration::from_millis(2);
+const POISON_TIMES: u32 = 16;
+
 /// What the loop waits on, beside links.
 enum Source {
     Listener(Listener),
-    Served(Served),
+    Served(Box<Served>),
     /// The process behind a connection.
     ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
     /// The process behind a link.
@@ -70,6 +76,8 @@ enum Timer {
     Resume,
     /// Lets importers in again.
     Listen,
+    /// Ends the words of a peer that has gone once more, for the so many-th time.
+    Poison(u32),
 }
 
 /// The state of the poller's thread.
@@ -82,6 +90,8 @@ pub(super) struct EventLoop {
     processes: HashMap<u64, u64>,
     timers: BTreeMap<(Instant, u64), Timer>,
     connections: usize,
+    /// Timelines whose peer has gone: what it had submitted to its device may still arrive.
+    ended: HashMap<u64, Arc<Ends>>,
     next: u64,
     buffer: Vec<u8>,
 }
@@ -95,6 +105,7 @@ impl EventLoop {
             processes: HashMap::new(),
             timers: BTreeMap::new(),
             connections: 0,
+            ended: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
         }
@@ -176,6 +187,11 @@ impl EventLoop {
                     }
                 }
                 Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
+                Command::Poison(ends) => {
+                    let id = self.take_id();
+                    self.ended.insert(id, ends);
+                    self.timers.insert((Instant::now() + POISON_AGAIN, id), Timer::Poison(1));
+                }
             }
         }
     }
@@ -238,7 +254,7 @@ impl EventLoop {
         }
         self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
         self.connections += 1;
-        self.sources.insert(id, Source::Served(Served::new(ConnectionId(id), accepted, peer)));
+        self.sources.insert(id, Source::Served(Box::new(Served::new(ConnectionId(id), accepted, peer))));
         kill_point!("exporter:accepted");
     }
 
@@ -317,7 +333,7 @@ impl EventLoop {
         tracing::debug!(pid, leases = leases.len(), "an importer's connection has ended");
         let Ok(runtime) = Runtime::get() else { return };
         for (lease, export) in leases {
-            runtime.exports.release(export, lease);
+            runtime.exports.release(export, lease, End::Died);
         }
     }
 
@@ -332,14 +348,27 @@ impl EventLoop {
                 (Timer::Listen, Some(Source::Listener(Listener { socket, .. }))) => {
                     self.modify(socket.as_fd(), id, EventFlags::IN);
                 }
+                (Timer::Poison(times), _) => self.poison_again(now, id, times),
                 _ => {}
             }
         }
     }
 
+    /// After each time the pause is twice as long.
+    fn poison_again(&mut self, now: Instant, id: u64, times: u32) {
+        let Some(ends) = self.ended.get(&id) else { return };
+        ends.poison();
+        // Nobody waits for a timeline that nobody else has.
+        if times < POISON_TIMES && Arc::strong_count(ends) > 1 {
+            self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
+        } else {
+            self.ended.remove(&id);
+        }
+    }
+
     fn served(&self) -> impl Iterator<Item = (u64, &Served)> {
         self.sources.iter().filter_map(|(id, source)| match source {
-            Source::Served(served) => Some((*id, served)),
+            Source::Served(served) => Some((*id, &**served)),
             _ => None,
         })
     }

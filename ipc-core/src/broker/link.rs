@@ -7,22 +7,24 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::channel::{Channel, Deadline};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
-use super::protocol::{Reply, Request, RequestId};
+use super::protocol::{PageId, Reply, Request, RequestId};
 use super::{AllowList, ExportNotices, Grant, Refusal, Token};
-use crate::backend::Access;
-use crate::descriptor::{Descriptor, ExportId};
+use crate::backend::{Access, DeviceIpc};
+use crate::descriptor::{Descriptor, ExportId, MAX_EXTENTS};
+use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::import::LeaseKey;
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
+use crate::timeline::{End, Ends, SLOTS, Side, Timeline, WordPage};
 
 /// What is run when the exporter has gone.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -54,6 +56,8 @@ struct Notices {
     exports: HashMap<ExportId, Arc<ExportNotices>>,
     callbacks: Vec<(u64, GoneCallback)>,
     next: u64,
+    timelines: Vec<Weak<Ends>>,
+    pages: HashMap<PageId, Weak<WordPage>>,
 }
 
 impl Link {
@@ -78,14 +82,14 @@ impl Link {
         export: ExportId,
         token: Token,
         access: Access,
-        peer: Vec<u8>,
+        (on, peer): (DeviceOrdinal, Vec<u8>),
         deadline: Deadline,
     ) -> Result<(Grant, Vec<OwnedFd>)> {
         let runtime = Runtime::get()?;
         let mut calls = self.turn(deadline)?;
         calls.next += 1;
         let request = RequestId(calls.next);
-        let open = Request::Open { request, export, token, access, peer };
+        let open = Request::Open { request, export, token, access, on: on.get(), peer };
         let answer = self.call(runtime, calls, &open, request, deadline)?;
         match answer {
             (Reply::Grant(grant), fds) => Ok((grant, fds)),
@@ -104,6 +108,55 @@ impl Link {
             Reply::Confirmed { .. } => Ok(()),
             _ => Err(self.ended_by(Error::Protocol("it confirmed what was not asked for".into()))),
         }
+    }
+
+    /// The importer's side of a lease's timeline. With `ready` the exporter writes its first word when the bytes are.
+    pub(crate) fn timeline(
+        &self,
+        lease: LeaseId,
+        backend: &Arc<dyn DeviceIpc>,
+        ready: bool,
+        deadline: Deadline,
+    ) -> Result<Timeline> {
+        let runtime = Runtime::get()?;
+        let mut calls = self.turn(deadline)?;
+        calls.next += 1;
+        let request = RequestId(calls.next);
+        let message = Request::Timeline { request, lease, ready };
+        let (Reply::Timeline { page, slot, .. }, fds) =
+            self.call(runtime, calls, &message, request, deadline)?
+        else {
+            return Err(self.ended_by(Error::Protocol("it gave words that were not asked for".into())));
+        };
+        let place = self.place(page, slot, fds).map_err(|error| self.ended_by(error))?;
+        let timeline = Timeline::new(place, Side::Importer, Arc::clone(backend), self.exporter.pid);
+        kill_point!("importer:took-timeline");
+        let mut notices = self.lock_notices();
+        notices.timelines.retain(|known| known.strong_count() > 0);
+        notices.timelines.push(Arc::downgrade(timeline.ends()));
+        drop(notices);
+        // It may have gone in between, and have ended all that there were.
+        if self.is_gone() {
+            timeline.ends().end(End::Died);
+        }
+        Ok(timeline)
+    }
+
+    /// Finds or maps the page that an exporter names.
+    fn place(&self, page: PageId, slot: u32, fds: Vec<OwnedFd>) -> Result<(Arc<WordPage>, u32)> {
+        if slot >= SLOTS {
+            return Err(Error::Protocol(format!("slot {slot} is none of a page's {SLOTS}")));
+        }
+        let mut notices = self.lock_notices();
+        if let Some(known) = notices.pages.get(&page).and_then(Weak::upgrade) {
+            return Ok((known, slot));
+        }
+        let file = fds.into_iter().next();
+        let file = file.ok_or_else(|| Error::Protocol("it gave words without their page".into()))?;
+        let opened = WordPage::open(file)?;
+        notices.pages.retain(|_, known| known.strong_count() > 0);
+        notices.pages.insert(page, Arc::downgrade(&opened));
+        Ok((opened, slot))
     }
 
     /// Sends a request and waits for its answer; the poller is kept away meanwhile.
@@ -140,11 +193,27 @@ impl Link {
         request: RequestId,
         deadline: Deadline,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
+        // What came in packets of its own, before the last.
+        let (mut first_handles, mut first_fds) = (Vec::new(), Vec::new());
         loop {
             let received = self.channel.receive(&mut calls.buffer, deadline);
             let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
-                Reply::Grant(Grant { request: answered, .. }) | Reply::Confirmed { request: answered }
+                Reply::Handles { request: answered, handles } if answered == request => {
+                    first_handles.extend(handles);
+                    first_fds.extend(fds);
+                    if first_handles.len() > MAX_EXTENTS || first_fds.len() > MAX_EXTENTS {
+                        let error = Error::Protocol(format!("it sends more than {MAX_EXTENTS} handles"));
+                        return Err(self.ended_by(error));
+                    }
+                }
+                Reply::Grant(mut grant) if grant.request == request => {
+                    first_handles.append(&mut grant.handles);
+                    grant.handles = first_handles;
+                    first_fds.extend(fds);
+                    return Ok((Reply::Grant(grant), first_fds));
+                }
+                Reply::Confirmed { request: answered } | Reply::Timeline { request: answered, .. }
                     if answered == request =>
                 {
                     return Ok((reply, fds));
@@ -215,11 +284,14 @@ impl Link {
             Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => {
                 self.channel.send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO))
             }
-            Reply::Refused { request, .. } | Reply::Confirmed { request }
+            Reply::Refused { request, .. }
+            | Reply::Confirmed { request }
+            | Reply::Timeline { request, .. }
                 if calls.abandoned.remove(&request.0) =>
             {
                 Ok(())
             }
+            Reply::Handles { request, .. } if calls.abandoned.contains(&request.0) => Ok(()),
             _ => Err(Error::Protocol("it answered what nobody had asked".into())),
         }
     }
@@ -256,10 +328,14 @@ impl Link {
     pub(crate) fn mark_gone(&self) -> Error {
         if !self.gone.swap(true, Ordering::AcqRel) {
             tracing::debug!(pid = self.exporter.pid, "an exporter has gone");
-            let (callbacks, exports) = {
-                let mut notices = self.lock_notices();
-                (std::mem::take(&mut notices.callbacks), std::mem::take(&mut notices.exports))
-            };
+            let Notices { callbacks, exports, timelines, .. } = std::mem::take(&mut *self.lock_notices());
+            // Before anything that may wait for a stream.
+            for ends in timelines.iter().filter_map(Weak::upgrade) {
+                ends.end(End::Died);
+                if let Some(runtime) = Runtime::existing() {
+                    runtime.poller.poison_again(ends);
+                }
+            }
             self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());
             for (_, callback) in callbacks {
                 self.run(callback);

@@ -41,5 +41,5 @@ pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller};
 pub(crate) use protocol::{AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal};
-pub(crate) use socket::{MAX_FDS, PeerCredentials};
+pub(crate) use socket::PeerCredentials;
 pub(crate) use token::Token;

@@ -16,10 +16,11 @@ use super::link::Link;
 use super::listing::{SOCKET_NAME, sockets_in};
 use super::socket;
 use super::token::random_bytes;
-use super::{BrokerAddress, MAX_ADDRESS_BYTES};
+use super::{BrokerAddress, MAX_ADDRESS_BYTES, Refusal};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::runtime::{ClosedByFork, spawn_without_signals};
+use crate::timeline::Ends;
 
 /// Pending connections that the kernel keeps for us.
 const BACKLOG: i32 = 128;
@@ -61,7 +62,8 @@ pub(super) enum Command {
     Watch(Arc<Link>, Option<OwnedFd>),
     Unwatch(u64),
     Notify(Notice, ExportId, Vec<ConnectionId>),
-    Checked(ConnectionId, u64, Result<(), String>),
+    Poison(Arc<Ends>),
+    Checked(ConnectionId, u64, Result<(), Refusal>),
 }
 
 impl Poller {
@@ -118,10 +120,17 @@ impl Poller {
         }
     }
 
-    /// The driver has been asked about borrowed memory.
-    pub(crate) fn checked(&self, connection: ConnectionId, check: u64, result: Result<(), String>) {
+    /// The driver has been asked what an answer waits for.
+    pub(crate) fn checked(&self, connection: ConnectionId, check: u64, result: Result<(), Refusal>) {
         if let Some(started) = self.lock().as_ref() {
             started.shared.command(Command::Checked(connection, check, result));
+        }
+    }
+
+    /// Ends the words of a peer that has gone again, for a while.
+    pub(crate) fn poison_again(&self, ends: Arc<Ends>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::Poison(ends));
         }
     }
 

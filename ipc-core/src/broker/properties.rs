@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::Token;
 use super::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, Refusal, Reply, Request, RequestId, WireHandle, decode,
-    encode,
+    AllocationId, Grant, ListedExport, ListedHolder, PageId, Refusal, Reply, Request, RequestId, WireHandle,
+    decode, encode,
 };
 use crate::address::Generation;
 use crate::backend::{Access, HandleBytes, HandleKind};
@@ -21,12 +21,13 @@ fn access() -> impl Strategy<Value = Access> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let open = (any::<(u64, u64, [u8; 16])>(), access(), vec(any::<u8>(), 0..40)).prop_map(
-        |((request, export, token), access, peer)| Request::Open {
+    let open = (any::<(u64, u64, [u8; 16], u32)>(), access(), vec(any::<u8>(), 0..40)).prop_map(
+        |((request, export, token, on), access, peer)| Request::Open {
             request: RequestId(request),
             export: ExportId(export),
             token: Token::from_bytes(token),
             access,
+            on,
             peer,
         },
     );
@@ -37,6 +38,11 @@ fn request() -> impl Strategy<Value = Request> {
         any::<(u64, u64)>().prop_map(|(request, lease)| Request::Confirm {
             request: RequestId(request),
             lease: LeaseId(lease)
+        }),
+        any::<(u64, u64, bool)>().prop_map(|(request, lease, ready)| Request::Timeline {
+            request: RequestId(request),
+            lease: LeaseId(lease),
+            ready
         }),
         any::<(u64, u64)>().prop_map(|(request, after)| Request::List {
             request: RequestId(request),
@@ -124,6 +130,13 @@ fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(|(request, refusal)| Reply::Refused { request: RequestId(request), refusal }),
         any::<u64>().prop_map(|export| Reply::Dropped { export: ExportId(export) }),
         any::<u64>().prop_map(|export| Reply::Recall { export: ExportId(export) }),
+        (any::<u64>(), vec(handle(), 0..5))
+            .prop_map(|(request, handles)| Reply::Handles { request: RequestId(request), handles }),
+        any::<(u64, u32, u32)>().prop_map(|(request, page, slot)| Reply::Timeline {
+            request: RequestId(request),
+            page: PageId(page),
+            slot
+        }),
         any::<u64>().prop_map(|request| Reply::Confirmed { request: RequestId(request) }),
         (any::<(u64, bool)>(), vec(listed(), 0..4)).prop_map(|((request, more), exports)| {
             Reply::Listing { request: RequestId(request), exports, more }
@@ -187,6 +200,7 @@ proptest! {
             export: ExportId(2),
             token: Token::from_bytes(token),
             access: Access::ReadOnly,
+            on: 0,
             peer: Vec::new(),
         };
         prop_assert_eq!(format!("{:?}", open(token)), format!("{:?}", open([0; 16])));

@@ -30,14 +30,17 @@ pub(super) fn short_name(name: &str) -> String {
 pub(crate) enum Request {
     /// The first message of a connection.
     Hello { protocol: u16, program: String },
-    /// Asks for a lease on an export.
-    Open { request: RequestId, export: ExportId, token: Token, access: Access, peer: Vec<u8> },
+    /// Asks for a lease on an export, to open it on the device `on` of the importer's own numbering. `peer` is how the
+    /// vendor knows the importer on a whitelist.
+    Open { request: RequestId, export: ExportId, token: Token, access: Access, on: u32, peer: Vec<u8> },
     /// Gives a lease back.
     Release { lease: LeaseId },
     /// Asks for the exports behind this one that the importer might open, and who holds them.
     List { request: RequestId, after: ExportId },
     /// Asks whether the export of a lease may still be opened by newcomers.
     Confirm { request: RequestId, lease: LeaseId },
+    /// Asks for the words of a lease. With `ready` the exporter writes the first of them when the bytes are.
+    Timeline { request: RequestId, lease: LeaseId, ready: bool },
 }
 
 /// From a broker to an importer.
@@ -57,6 +60,12 @@ pub(crate) enum Reply {
     Listing { request: RequestId, exports: Vec<ListedExport>, more: bool },
     /// Answers [`Request::Confirm`]; the other answer is [`Reply::Refused`].
     Confirmed { request: RequestId },
+    /// The first of the handles that [`Request::Open`] asked for, where they do not fit one packet; the grant brings the
+    /// last of them. The packet's descriptors belong to them one after the other.
+    Handles { request: RequestId, handles: Vec<WireHandle> },
+    /// Answers [`Request::Timeline`]: the words are in this slot of this page. Brings the page's descriptor where it is the
+    /// first slot of it that this importer gets.
+    Timeline { request: RequestId, page: PageId, slot: u32 },
 }
 
 /// An export, as others may know it: without its token.
@@ -100,6 +109,10 @@ pub(crate) const LISTED_HOLDERS: usize = 16;
 /// Tells answers apart; the importer counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RequestId(pub(crate) u64);
+
+/// The number of a page of words on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct PageId(pub(crate) u32);
 
 /// A lease, and what opens the memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -188,7 +201,7 @@ mod tests {
         // An Open whose peer id claims 2^63 bytes.
         let mut bytes = vec![1, 0, 0];
         bytes.extend([0; 16]);
-        bytes.push(1);
+        bytes.extend([1, 0]);
         bytes.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
         assert!(decode::<Request>(&bytes).is_err());
     }

@@ -2,22 +2,26 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::protocol::{
-    PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, WireHandle, decode, encode, short_name,
+    PROTOCOL_VERSION, PageId, Refusal, Reply, Request, RequestId, WireHandle, decode, encode, short_name,
 };
+use super::socket::MAX_FDS;
 use super::socket::{self, PeerCredentials};
 use super::{ConnectionId, Epoch, Grant};
 use crate::descriptor::ExportId;
-use crate::export::{BorrowedMemory, ExportTable, Granted, Importer, OpenRequest};
+use crate::error::{Error, Result};
+use crate::export::{ExportTable, Granted, Importer, OpenRequest, stale};
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::{ClosedByFork, Runtime};
+use crate::timeline::{End, SLOTS, Timeline, WordPage};
 
 /// How many messages may wait for a peer that does not read.
 const MAX_UNSENT: usize = 1024;
@@ -34,6 +38,18 @@ const RATE_PERIOD: Duration = Duration::from_millis(100);
 
 /// How many tokens a peer may guess. At this rate 128 bits take longer than the universe has.
 const WRONG_TOKENS: u32 = 16;
+
+/// How many devices one process may open memory on.
+const MAX_DEVICES: usize = 64;
+
+/// The longest name of a process on a vendor's whitelist, in bytes.
+const MAX_PEER_BYTES: usize = 64;
+
+/// How many pages of words one importer gets.
+const MAX_PAGES: usize = 256;
+
+/// How many handles travel in one packet, so that it stays far below the longest.
+const MAX_HANDLES: usize = 512;
 
 /// What to do with the connection next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +80,48 @@ pub(super) struct Served {
     /// Answers that wait for the driver's word about borrowed memory.
     waiting: HashMap<u64, Waiting>,
     checks: u64,
+    /// The importer's devices, in the order in which it has named them.
+    devices: Vec<u32>,
+    pages: Pages,
+}
+
+/// The pages of words that this importer shares, by their number; the last of them has free slots.
+#[derive(Debug, Default)]
+struct Pages {
+    pages: Vec<Arc<WordPage>>,
+    used: u32,
+}
+
+impl Pages {
+    fn take_slot(&mut self) -> Result<(Arc<WordPage>, u32)> {
+        let full = self.pages.is_empty() || self.used == SLOTS;
+        if full && self.pages.len() >= MAX_PAGES {
+            let most = MAX_PAGES * SLOTS as usize;
+            return Err(Error::NotPermitted(format!(
+                "a process gets {most} timelines of another, one for each lease"
+            )));
+        }
+        if full {
+            self.pages.push(WordPage::create()?);
+            self.used = 0;
+        }
+        let page = self.pages.last().map(Arc::clone).expect("one was just added where there was none");
+        self.used += 1;
+        Ok((page, self.used - 1))
+    }
+
+    fn number_of(&self, page: &Arc<WordPage>) -> Option<PageId> {
+        let position = self.pages.iter().position(|one| Arc::ptr_eq(one, page));
+        position.map(|position| PageId(position as u32))
+    }
 }
 
 /// An answer that waits. It holds nothing of the export: what that owns is not for the poller to drop.
 #[derive(Debug)]
 enum Waiting {
-    Grant(RequestId, LeaseId),
+    Grant { request: RequestId, lease: LeaseId, device: usize },
     Confirmation(RequestId),
+    Timeline(RequestId, Timeline),
 }
 
 impl Served {
@@ -89,6 +140,8 @@ impl Served {
             wrong_tokens: 0,
             waiting: HashMap::new(),
             checks: 0,
+            devices: Vec::new(),
+            pages: Pages::default(),
         }
     }
 
@@ -165,20 +218,30 @@ impl Served {
                 kill_point!("exporter:answered-hello");
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
-            (Request::Open { request, export, token, access, peer: _ }, Some(program)) => {
+            (Request::Open { request, export, token, access, on, peer }, Some(program)) => {
                 let importer =
                     Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
+                let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
                 if self.leases.len() >= MAX_LEASES {
                     let detail = format!("the importing process holds {MAX_LEASES} leases already");
-                    return self.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+                    return self.send(&failed(detail), &[]);
                 }
+                if peer.len() > MAX_PEER_BYTES {
+                    return self.broke_the_rules("its name on a whitelist is too long");
+                }
+                let Some(device) = self.position_of(on) else {
+                    let detail = format!("the importing process has used {MAX_DEVICES} devices already");
+                    return self.send(&failed(detail), &[]);
+                };
                 match exports.grant(OpenRequest { export, token, access }, importer) {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);
                         kill_point!("exporter:leased");
-                        match granted.borrowed.clone() {
-                            Some(memory) => self.check_first(memory, Waiting::Grant(request, granted.lease)),
-                            None => self.send_grant(request, &granted),
+                        if granted.needs_the_driver(device) {
+                            let answer = Waiting::Grant { request, lease: granted.lease, device };
+                            self.ask_the_driver(answer, move || granted.prepare(device, &peer))
+                        } else {
+                            self.send_grant(request, &granted, device)
                         }
                     }
                     Err(refusal) => {
@@ -193,7 +256,7 @@ impl Served {
             }
             (Request::Release { lease }, Some(_)) => match self.leases.remove(&lease) {
                 Some(export) => {
-                    exports.release(export, lease);
+                    exports.release(export, lease, End::Released);
                     kill_point!("exporter:released");
                     Next::Keep
                 }
@@ -208,24 +271,96 @@ impl Served {
                 match export.filter(|export| exports.may_be_opened(**export)) {
                     None => self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
                     Some(export) => match exports.borrowed(*export) {
-                        Some(memory) => self.check_first(memory, Waiting::Confirmation(request)),
+                        Some(memory) => {
+                            self.ask_the_driver(Waiting::Confirmation(request), move || stale(memory.check()))
+                        }
                         None => self.send(&Reply::Confirmed { request }, &[]),
                     },
                 }
+            }
+            (Request::Timeline { request, lease, ready }, Some(_)) => {
+                self.timeline(request, lease, ready, exports)
             }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),
         }
     }
 
-    fn send_grant(&mut self, request: RequestId, granted: &Granted) -> Next {
+    /// Gives a lease its words; where the importer waits for the bytes by one of them, once the driver has been told.
+    fn timeline(&mut self, request: RequestId, lease: LeaseId, ready: bool, exports: &ExportTable) -> Next {
+        let Some(export) = self.leases.get(&lease) else {
+            return self.broke_the_rules("it asked for the words of a lease that it does not hold");
+        };
+        let pages = &mut self.pages;
+        let begun = exports.timeline(*export, lease, || pages.take_slot());
+        let (timeline, shared) = match begun {
+            Ok(Some(begun)) => begun,
+            Ok(None) => return self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
+            Err(error) => {
+                let refusal = Refusal::Failed { detail: error.to_string() };
+                return self.send(&Reply::Refused { request, refusal }, &[]);
+            }
+        };
+        if !ready || shared.ready.is_none() {
+            return self.send_timeline(request, &timeline);
+        }
+        let waiting = Waiting::Timeline(request, timeline.clone());
+        self.ask_the_driver(waiting, move || {
+            let Some(ready) = &shared.ready else { return Ok(()) };
+            let signalled = timeline.signal_ready(&*ready.event);
+            signalled.map_err(|error| Refusal::Failed { detail: error.to_string() })
+        })
+    }
+
+    /// The page comes along each time: an importer that gave up waiting may have missed it.
+    fn send_timeline(&mut self, request: RequestId, timeline: &Timeline) -> Next {
+        let (page, slot) = (timeline.ends().page(), timeline.ends().slot());
+        let Some(number) = self.pages.number_of(page) else {
+            return self.broke_the_rules("a lease has words on another connection's page");
+        };
+        let page = Arc::clone(page);
+        let next = self.send(&Reply::Timeline { request, page: number, slot }, &[page.file()]);
+        kill_point!("exporter:gave-timeline");
+        next
+    }
+
+    /// Which of the importer's devices this is: its first, second, … `None` where there are too many.
+    fn position_of(&mut self, on: u32) -> Option<usize> {
+        if let Some(known) = self.devices.iter().position(|device| *device == on) {
+            return Some(known);
+        }
+        if self.devices.len() >= MAX_DEVICES {
+            return None;
+        }
+        self.devices.push(on);
+        Some(self.devices.len() - 1)
+    }
+
+    /// The handles in as many packets as their descriptors need, the last of them with the lease.
+    fn send_grant(&mut self, request: RequestId, granted: &Granted, device: usize) -> Next {
+        let handles: Option<Vec<_>> = granted
+            .shared
+            .allocations
+            .iter()
+            .map(|allocation| Some((allocation.id(), allocation.handle(device)?)))
+            .collect();
+        let Some(handles) = handles else {
+            return self.broke_the_rules("a handle was to be sent that has not been made");
+        };
         let mut fds = Vec::new();
-        let mut handles = Vec::with_capacity(granted.shared.allocations.len());
-        for allocation in &granted.shared.allocations {
-            let exported = allocation.exported();
+        let mut packet = Vec::new();
+        for (allocation, exported) in &handles {
+            if fds.len() + exported.fds.len() > MAX_FDS || packet.len() >= MAX_HANDLES {
+                let handles = std::mem::take(&mut packet);
+                let next = self.send(&Reply::Handles { request, handles }, &fds);
+                if next != Next::Keep {
+                    return next;
+                }
+                fds.clear();
+            }
             fds.extend(exported.fds.iter().map(AsFd::as_fd));
-            handles.push(WireHandle {
-                allocation: allocation.id(),
+            packet.push(WireHandle {
+                allocation: *allocation,
                 kind: exported.kind,
                 bytes: exported.bytes.clone(),
                 fds: exported.fds.len() as u16,
@@ -235,42 +370,52 @@ impl Served {
         }
         let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
         let (keep, confirm) = (granted.keep, granted.borrowed.is_some());
-        let grant = Grant { request, lease: granted.lease, handles, ready, keep, confirm };
+        let grant = Grant { request, lease: granted.lease, handles: packet, ready, keep, confirm };
         let next = self.send(&Reply::Grant(grant), &fds);
         kill_point!("exporter:granted");
         next
     }
 
-    /// Has the worker ask the driver about borrowed memory; the answer waits for what it says.
-    fn check_first(&mut self, memory: BorrowedMemory, answer: Waiting) -> Next {
+    /// Has the worker do what calls the driver; the answer waits for what it says.
+    fn ask_the_driver(
+        &mut self,
+        answer: Waiting,
+        ask: impl FnOnce() -> std::result::Result<(), Refusal> + Send + 'static,
+    ) -> Next {
         let Ok(runtime) = Runtime::get() else { return Next::Close };
         self.checks += 1;
         let (connection, check) = (self.id, self.checks);
         self.waiting.insert(check, answer);
-        runtime.worker.submit(move || runtime.poller.checked(connection, check, memory.check()));
+        runtime.worker.submit(move || runtime.poller.checked(connection, check, ask()));
         Next::Keep
     }
 
     /// The worker has asked the driver.
-    pub(super) fn checked(&mut self, check: u64, result: Result<(), String>, exports: &ExportTable) -> Next {
+    pub(super) fn checked(
+        &mut self,
+        check: u64,
+        result: std::result::Result<(), Refusal>,
+        exports: &ExportTable,
+    ) -> Next {
         match (self.waiting.remove(&check), result) {
             (None, _) => Next::Keep,
-            (Some(Waiting::Grant(request, lease)), Ok(())) => {
+            (Some(Waiting::Grant { request, lease, device }), Ok(())) => {
                 let export = self.leases.get(&lease);
                 match export.and_then(|export| exports.granted(*export, lease)) {
-                    Some(granted) => self.send_grant(request, &granted),
+                    Some(granted) => self.send_grant(request, &granted, device),
                     None => self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
                 }
             }
             (Some(Waiting::Confirmation(request)), Ok(())) => self.send(&Reply::Confirmed { request }, &[]),
-            (Some(Waiting::Grant(request, lease)), Err(detail)) => {
+            (Some(Waiting::Grant { request, lease, .. }), Err(refusal)) => {
                 if let Some(export) = self.leases.remove(&lease) {
-                    exports.release(export, lease);
+                    exports.release(export, lease, End::Released);
                 }
-                self.send(&Reply::Refused { request, refusal: Refusal::Stale { detail } }, &[])
+                self.send(&Reply::Refused { request, refusal }, &[])
             }
-            (Some(Waiting::Confirmation(request)), Err(detail)) => {
-                self.send(&Reply::Refused { request, refusal: Refusal::Stale { detail } }, &[])
+            (Some(Waiting::Timeline(request, timeline)), Ok(())) => self.send_timeline(request, &timeline),
+            (Some(Waiting::Confirmation(request) | Waiting::Timeline(request, _)), Err(refusal)) => {
+                self.send(&Reply::Refused { request, refusal }, &[])
             }
         }
     }
@@ -288,7 +433,7 @@ impl Served {
         if self.unsent.len() >= MAX_UNSENT {
             return self.broke_the_rules("it does not read its messages");
         }
-        let owned: Result<Vec<_>, _> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        let owned: std::io::Result<Vec<_>> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect();
         match owned {
             Ok(owned) => {
                 self.unsent.push_back((bytes, owned));

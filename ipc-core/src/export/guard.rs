@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use super::exposure::Exposure;
 use crate::broker::Deadline;
 use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use crate::lease::Holders;
 use crate::process::Owner;
 use crate::runtime::Runtime;
+use crate::timeline::Timeline;
 
 /// An export: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer
 /// has let go.
@@ -20,12 +22,18 @@ use crate::runtime::Runtime;
 #[must_use = "dropping the export ends it"]
 pub struct Export {
     descriptor: Descriptor,
+    exposure: Exposure,
     owner: Owner,
 }
 
 impl Export {
-    pub(super) fn new(descriptor: Descriptor) -> Self {
-        Self { descriptor, owner: Owner::current() }
+    pub(super) fn new(descriptor: Descriptor, exposure: Exposure) -> Self {
+        Self { descriptor, exposure, owner: Owner::current() }
+    }
+
+    /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
+    pub const fn exposure(&self) -> Exposure {
+        self.exposure
     }
 
     /// What an importer needs; send it by any road.
@@ -38,6 +46,24 @@ impl Export {
         Runtime::of_guard(&self.owner)
             .map(|runtime| runtime.exports.holders(self.descriptor.export))
             .unwrap_or_default()
+    }
+
+    /// The timelines of those importers that have asked for one ([`Mapping::timeline`](crate::Mapping::timeline)), in the
+    /// order in which they opened the export; waits until there are at least `count`. A timeline whose importer has let go
+    /// is no longer among them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which says how many there are; [`Error::Forked`].
+    pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
+        self.owner.check()?;
+        let runtime = Runtime::get()?;
+        let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
+        found.map_err(|found| Error::Timeout {
+            what: format!("the {count}th timeline of the export"),
+            after: timeout,
+            detail: format!("; {found} importers have asked for theirs (Mapping::timeline)"),
+        })
     }
 
     /// Waits until somebody has opened the export and nobody holds it any longer. The export stays open.

@@ -1,18 +1,20 @@
 //! The exporter's side: the guard, how it is made, and the table that the broker answers from.
 
 mod borrowed;
+mod exposure;
 mod guard;
 mod share;
 mod shared;
 mod table;
 
+pub use exposure::{Exposing, Exposure};
 pub(crate) use guard::still_held;
 pub use guard::{Export, Hanging};
 pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
-pub(crate) use share::check_backend;
+pub(crate) use share::{check_backend, copy_and_wait};
 pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;
-pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest};
+pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, stale};

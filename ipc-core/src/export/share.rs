@@ -1,21 +1,25 @@
 //! How an export is made.
 
+#![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
+
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::BorrowedMemory;
+use super::exposure::{Exposing, Exposure};
 use super::guard::Export;
-use super::shared::{ReadyEvent, Shared};
+use super::shared::{Allocation, ReadyEvent, Shared};
 use super::table::NewExport;
 use crate::address::DeviceRange;
 use crate::backend::Access;
-use crate::broker::{MAX_FDS, Token};
+use crate::broker::Token;
 use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 use crate::error::{Error, Result};
 use crate::interop::Region;
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
+use crate::memory::Buffer;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Dtype, LayoutError, TensorLayout};
@@ -32,6 +36,7 @@ pub struct ShareBuilder<'a, O> {
     access: Access,
     ready: Option<BorrowedStream<'a>>,
     borrowed: bool,
+    exposing: Exposing,
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
@@ -46,6 +51,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: Access::ReadWrite,
             ready: None,
             borrowed: false,
+            exposing: Exposing::Allow,
         }
     }
 
@@ -74,9 +80,16 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     /// What importers may do. Read-write unless said otherwise; read-only is enforced by the hardware where the kind of
-    /// handle allows it, and an importer is refused where it does not.
+    /// handle allows it, and [`start`](Self::start) refuses where it does not.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
+        self
+    }
+
+    /// What to do where importers could reach more of this process's memory than the region: the rest of its
+    /// allocation, or other blocks in the same pages. Shared all the same unless said otherwise.
+    pub const fn exposure(mut self, exposing: Exposing) -> Self {
+        self.exposing = exposing;
         self
     }
 
@@ -97,18 +110,33 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, memory that was itself opened from another
     /// process ([`Error::SharedOn`]), or what the vendor says.
     pub fn start(self) -> Result<Export, ShareError<O>> {
-        match self.prepare() {
-            Ok(prepared) => prepared.finish(self.owner),
+        match self.prepare(self.region) {
+            Ok(prepared) => prepared.finish(Box::new(Mutex::new(self.owner))),
+            Err(Error::Exposes { .. }) if self.exposing == Exposing::Copy => match self.prepare_copy() {
+                Ok((prepared, copy)) => {
+                    // The copy has been made: nobody needs the original.
+                    drop(self.owner);
+                    prepared.finish(Box::new(copy))
+                }
+                Err(error) => Err(ShareError { error, owner: Mutex::new(self.owner) }),
+            },
             Err(error) => Err(ShareError { error, owner: Mutex::new(self.owner) }),
         }
     }
 
-    fn prepare(&self) -> Result<Prepared> {
+    /// The export of a copy that importers reach alone.
+    fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
+        let copy = isolated_copy(self.ipc, self.region, self.ready)?;
+        let region = Region { range: copy.range(), allocation: Some(copy.range()), ..self.region };
+        Ok((self.prepare(region)?, copy))
+    }
+
+    fn prepare(&self, region: Region) -> Result<Prepared> {
         let runtime = Runtime::get()?;
         let backend = self.ipc.backend();
         let name = backend.info().name;
-        let range = self.region.range;
-        check_backend("the memory", self.region.backend, name)?;
+        let range = region.range;
+        check_backend("the memory", region.backend, name)?;
         if range.ptr.is_null() {
             return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
         }
@@ -125,19 +153,19 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             return Err(Error::SharedOn { ptr: range.ptr });
         }
         let layout = self.layout()?;
-        let extents = backend.extents_of(range, self.region.allocation)?;
+        let extents = backend.extents_of(range, region.allocation)?;
         let offset = offset_in(range, &extents)?;
         let mut allocations = Vec::with_capacity(extents.len());
         for extent in &extents {
             allocations.push(runtime.exports.allocation(backend, extent)?);
         }
         kill_point!("exporter:exported");
-        let fds: usize = allocations.iter().map(|allocation| allocation.exported().fds.len()).sum();
-        if fds > MAX_FDS {
-            return Err(Error::InvalidRegion(format!(
-                "it lies in allocations with {fds} file descriptors together, and one message takes {MAX_FDS}; share \
-                 smaller regions"
-            )));
+        if !self.access.is_writable() {
+            check_read_only(name, &allocations)?;
+        }
+        let exposure = Exposure::of(&region, &allocations);
+        if self.exposing != Exposing::Allow {
+            exposure.check_exact()?;
         }
         let ready = self.ready.map(|stream| self.ready_event(stream)).transpose()?.flatten();
         let broker = runtime.poller.listen(self.ipc.socket_directory())?;
@@ -172,7 +200,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let borrowed = self.borrowed.then(|| BorrowedMemory {
             backend: Arc::clone(backend),
             range,
-            allocation: self.region.allocation,
+            allocation: region.allocation,
             extents: extents.clone(),
         });
         let export = NewExport {
@@ -184,7 +212,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             token,
             shared: Shared { ready, allocations, owner: None },
         };
-        Ok(Prepared { runtime, descriptor, export })
+        Ok(Prepared { runtime, descriptor, export, exposure })
     }
 
     fn layout(&self) -> Result<Option<TensorLayout>> {
@@ -233,16 +261,16 @@ struct Prepared {
     runtime: &'static Runtime,
     descriptor: Descriptor,
     export: NewExport,
+    exposure: Exposure,
 }
 
 impl Prepared {
-    fn finish<O: Send + 'static>(mut self, owner: O) -> Result<Export, ShareError<O>> {
-        let owner: Box<dyn Any + Send + Sync> = Box::new(Mutex::new(owner));
+    fn finish<O>(mut self, owner: Box<dyn Any + Send + Sync>) -> Result<Export, ShareError<O>> {
         self.export.shared.owner = Some(owner);
         self.descriptor.export = self.runtime.exports.insert(self.export);
         kill_point!("exporter:published");
         tracing::debug!(export = %self.descriptor.export, bytes = self.descriptor.len, "shared");
-        Ok(Export::new(self.descriptor))
+        Ok(Export::new(self.descriptor, self.exposure))
     }
 }
 
@@ -251,6 +279,68 @@ pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> 
         return Ok(());
     }
     Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+/// Read-only is a promise that the hardware keeps, or none.
+fn check_read_only(backend: &'static str, allocations: &[Arc<Allocation>]) -> Result<()> {
+    let writable = allocations.iter().map(|allocation| allocation.kind()).find(|kind| !kind.read_only);
+    let Some(kind) = writable else { return Ok(()) };
+    Err(Error::Unsupported {
+        backend,
+        what: "share this memory read-only".into(),
+        why: format!(
+            "a handle of its kind ({}) opens it for writing too; share it read-write, allocate it as a kind that can be \
+             read-only (Ipc::allocate_as), or share a copy",
+            kind.name
+        ),
+    })
+}
+
+/// A copy of the region in memory that importers reach alone: as long as the region, so that nothing lies beside it. Waits
+/// until it has been made, behind what the stream has to do before.
+fn isolated_copy(ipc: &Ipc, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
+    let backend = ipc.backend();
+    let kind =
+        backend.handle_kinds().into_iter().find(|kind| kind.isolated).ok_or_else(|| Error::Unsupported {
+            backend: backend.info().name,
+            what: "make a copy that importers reach alone".into(),
+            why: "none of its kinds of memory is isolated".into(),
+        })?;
+    let copy = Buffer::allocate_as(Arc::clone(backend), region.range.device, region.range.len, kind.kind)?;
+    clear_behind(ipc, copy.range())?;
+    copy_and_wait(ipc, copy.range(), region.range, after)?;
+    Ok(copy)
+}
+
+/// What an allocation was rounded up by may hold what was there before.
+fn clear_behind(ipc: &Ipc, range: DeviceRange) -> Result<()> {
+    let memory = ipc.backend().memory();
+    let extents = ipc.backend().extents_of(range, None)?;
+    let Some(last) = extents.last().map(|extent| extent.allocation) else { return Ok(()) };
+    let (Some(end), Some(ptr)) = (last.end(), range.end()) else { return Ok(()) };
+    let Some(len) = end.offset_from(ptr).filter(|len| *len > 0) else { return Ok(()) };
+    let stream = memory.create_stream(range.device)?;
+    // SAFETY: the bytes lie in the new buffer's allocation, which nobody else has.
+    let filled = unsafe { memory.fill(DeviceRange::new(range.device, ptr, len), 0, stream.as_borrowed()) };
+    memory.synchronize(stream.as_borrowed())?;
+    filled
+}
+
+/// Copies on the stream, or on one of its own, and waits on the host.
+pub(crate) fn copy_and_wait(
+    ipc: &Ipc,
+    dst: DeviceRange,
+    src: DeviceRange,
+    stream: Option<BorrowedStream<'_>>,
+) -> Result<()> {
+    let memory = ipc.backend().memory();
+    let own = if stream.is_none() { Some(memory.create_stream(src.device)?) } else { None };
+    let Some(stream) = stream.or_else(|| own.as_ref().map(|own| own.as_borrowed())) else { return Ok(()) };
+    // SAFETY: the source is kept by the caller's owner and the destination by the new buffer until the stream has been
+    // waited for.
+    let copied = unsafe { memory.copy(dst, src, stream) };
+    memory.synchronize(stream)?;
+    copied
 }
 
 /// The offset of the region in its first allocation, once the backend's answer has been checked.

@@ -1,12 +1,12 @@
 //! What an export keeps alive: the owner of the memory, the handles, the event that says when the bytes are written.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::address::{DeviceRange, Extent};
-use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes};
+use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes, HandleKind, HandleKindInfo};
 use crate::broker::AllocationId;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 
 /// What an export keeps alive. Fields are dropped in this order: the memory goes last.
@@ -28,7 +28,10 @@ pub(crate) struct Allocation {
     id: AllocationId,
     key: AllocationKey,
     backend: Arc<dyn DeviceIpc>,
-    exported: Option<Exported>,
+    extent: Extent,
+    kind: HandleKindInfo,
+    /// The handles: one, and further ones where a process may open each on one device only.
+    handles: RwLock<Vec<Arc<Exported>>>,
 }
 
 /// Tells allocations apart; two instances of a backend share nothing.
@@ -42,27 +45,76 @@ pub(super) fn allocation_key(backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> A
 impl Allocation {
     /// Has the backend make a handle.
     pub(super) fn export(id: AllocationId, backend: &Arc<dyn DeviceIpc>, extent: &Extent) -> Result<Self> {
-        let exported = Some(backend.export(extent, None)?);
-        Ok(Self { id, key: allocation_key(backend, extent), backend: Arc::clone(backend), exported })
+        let exported = backend.export(extent, None)?;
+        let kind = kind_info(backend, exported.kind)?;
+        Ok(Self {
+            id,
+            key: allocation_key(backend, extent),
+            backend: Arc::clone(backend),
+            extent: *extent,
+            kind,
+            handles: RwLock::new(vec![Arc::new(exported)]),
+        })
     }
 
-    pub(super) fn backend(&self) -> &dyn DeviceIpc {
-        &*self.backend
+    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
     }
 
     pub(crate) const fn id(&self) -> AllocationId {
         self.id
     }
 
-    pub(crate) fn exported(&self) -> &Exported {
-        self.exported.as_ref().expect("taken by drop alone")
+    /// What is true of the handles.
+    pub(crate) fn kind(&self) -> &HandleKindInfo {
+        &self.kind
     }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.extent.allocation.len
+    }
+
+    /// What device work of importers can reach, where that can be told.
+    pub(super) fn reach(&self) -> Option<DeviceRange> {
+        self.handle(0).and_then(|handle| self.backend.reach(&handle))
+    }
+
+    /// The handle for an importer's first, second, … device, once it has been made.
+    pub(crate) fn handle(&self, device: usize) -> Option<Arc<Exported>> {
+        let index = if self.kind.one_open_per_process { device } else { 0 };
+        self.handles.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
+    }
+
+    /// Makes the handles up to that of the importer's device, and has the vendor let the importer in. Calls the driver.
+    pub(crate) fn prepare(&self, device: usize, peer: &[u8]) -> Result<()> {
+        let wanted = if self.kind.one_open_per_process { device + 1 } else { 1 };
+        let handle = {
+            let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+            while handles.len() < wanted {
+                handles.push(Arc::new(self.backend.export(&self.extent, Some(self.kind.kind))?));
+            }
+            Arc::clone(&handles[wanted - 1])
+        };
+        if self.kind.whitelist { self.backend.authorize(&handle, peer) } else { Ok(()) }
+    }
+}
+
+fn kind_info(backend: &Arc<dyn DeviceIpc>, kind: HandleKind) -> Result<HandleKindInfo> {
+    backend.handle_kinds().into_iter().find(|info| info.kind == kind).ok_or_else(|| Error::Unsupported {
+        backend: backend.info().name,
+        what: format!("say what is true of handles of kind {}", kind.0),
+        why: "the backend makes them, and does not list them; that is a fault of the backend".into(),
+    })
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.exported.take().map(|exported| self.backend.unexport(exported)) {
-            tracing::warn!(%error, "an export could not be taken back");
+        for handle in self.handles.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // Nobody else has it: it is lent while an answer is written, by those who hold the allocation.
+            let Some(exported) = Arc::into_inner(handle) else { continue };
+            if let Err(error) = self.backend.unexport(exported) {
+                tracing::warn!(%error, "an export could not be taken back");
+            }
         }
         if let Some(runtime) = Runtime::existing() {
             runtime.exports.forget_allocation(&self.key);

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::lease::{Holder, Holders, LeaseId};
 use crate::runtime::{Metrics, Runtime};
+use crate::timeline::{End, Side, Timeline, WordPage};
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -60,6 +61,7 @@ struct Entry {
 struct Lease {
     holder: Holder,
     connection: Option<ConnectionId>,
+    timeline: Option<Timeline>,
 }
 
 /// What a new export is made of.
@@ -102,6 +104,31 @@ pub(crate) struct LocalGrant {
     pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) region: DeviceRange,
     pub(crate) shared: Arc<Shared>,
+}
+
+impl Granted {
+    /// Must the driver be asked before this can be handed out?
+    pub(crate) fn needs_the_driver(&self, device: usize) -> bool {
+        let unprepared =
+            |allocation: &Arc<Allocation>| allocation.kind().whitelist || allocation.handle(device).is_none();
+        self.borrowed.is_some() || self.shared.allocations.iter().any(unprepared)
+    }
+
+    /// Asks the driver: is borrowed memory still what it was, may the peer open it, is there a handle for the device?
+    /// Ends its part in the export here, as its owner may have to be dropped.
+    pub(crate) fn prepare(self, device: usize, peer: &[u8]) -> Result<(), Refusal> {
+        stale(self.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
+        for allocation in &self.shared.allocations {
+            let prepared = allocation.prepare(device, peer);
+            prepared.map_err(|error| Refusal::Failed { detail: error.to_string() })?;
+        }
+        Ok(())
+    }
+}
+
+/// What an importer is told when borrowed memory is no longer what it was.
+pub(crate) fn stale(checked: Result<(), String>) -> Result<(), Refusal> {
+    checked.map_err(|detail| Refusal::Stale { detail })
 }
 
 impl ExportTable {
@@ -217,14 +244,66 @@ impl ExportTable {
     }
 
     /// Ends a lease. The last lease of a dropped export takes its owner along.
-    pub(crate) fn release(&self, export: ExportId, lease: LeaseId) {
+    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: End) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        if entry.leases.remove(&lease).is_some() {
+        if let Some(ended) = entry.leases.remove(&lease) {
             metrics(|metrics| metrics.leases.subtract(1));
+            ended.end(how);
         }
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
+    }
+
+    /// The exporter's side of a lease's timeline: the one that there is, or a new one in the slot that `place` gives.
+    /// `None` where there is no such lease.
+    pub(crate) fn timeline(
+        &self,
+        export: ExportId,
+        lease: LeaseId,
+        place: impl FnOnce() -> Result<(Arc<WordPage>, u32)>,
+    ) -> Result<Option<(Timeline, Arc<Shared>)>> {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return Ok(None) };
+        let (Some(shared), Some(lease)) = (entry.shared.clone(), entry.leases.get_mut(&lease)) else {
+            return Ok(None);
+        };
+        let Some(backend) = shared.allocations.first().map(|allocation| Arc::clone(allocation.backend()))
+        else {
+            return Ok(None);
+        };
+        if let Some(known) = &lease.timeline {
+            return Ok(Some((known.clone(), shared)));
+        }
+        let timeline = Timeline::new(place()?, Side::Exporter, backend, lease.holder.pid);
+        lease.timeline = Some(timeline.clone());
+        self.changed.notify_all();
+        Ok(Some((timeline, shared)))
+    }
+
+    /// The timelines of an export's leases, once there are so many, in the order in which the leases began; or how many
+    /// there were when the time was over.
+    pub(crate) fn timelines(
+        &self,
+        export: ExportId,
+        count: usize,
+        until: Instant,
+    ) -> Result<Vec<Timeline>, usize> {
+        let mut state = self.lock();
+        loop {
+            let leases = state.exports.get(&export).into_iter().flat_map(|entry| &entry.leases);
+            let mut found: Vec<_> =
+                leases.filter_map(|(id, lease)| Some((*id, lease.timeline.clone()?))).collect();
+            if found.len() >= count {
+                found.sort_unstable_by_key(|(id, _)| *id);
+                return Ok(found.into_iter().map(|(_, timeline)| timeline).collect());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(found.len());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// From now on there are no new leases.
@@ -357,16 +436,14 @@ impl ExportTable {
         let shared = self.lock().exports.get(&export).and_then(|entry| entry.shared.clone());
         let Some(shared) = shared else { return Ok(()) };
         for allocation in &shared.allocations {
-            let kind = allocation.exported().kind;
-            let kinds = allocation.backend().handle_kinds();
-            let info = kinds.iter().find(|info| info.kind == kind);
-            if info.is_none_or(|info| info.lifetime != Lifetime::Revokes) {
+            let kind = allocation.kind();
+            if kind.lifetime != Lifetime::Revokes {
                 return Err(Error::Unsupported {
                     backend: allocation.backend().info().name,
                     what: "free memory that others have open".into(),
                     why: format!(
                         "importers of a handle of kind {} pin the memory; end the processes that hold it, or wait",
-                        info.map_or("?", |info| info.name)
+                        kind.name
                     ),
                 });
             }
@@ -379,7 +456,7 @@ impl ExportTable {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let ended = entry.leases.len();
-        entry.leases.clear();
+        entry.leases.drain().for_each(|(_, lease)| lease.end(End::Released));
         tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
         metrics(|metrics| metrics.leases.subtract(ended as u64));
         self.retire_if_free(&mut state, export);
@@ -393,6 +470,17 @@ impl ExportTable {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    /// Streams of this process that wait for the importer wait no longer.
+    fn end(self, how: End) {
+        let Some(timeline) = self.timeline else { return };
+        timeline.ends().end(how);
+        if let Some(runtime) = Runtime::existing() {
+            runtime.poller.poison_again(Arc::clone(timeline.ends()));
+        }
     }
 }
 
@@ -423,7 +511,7 @@ impl State {
             bytes: entry.region.len,
             since: Instant::now(),
         };
-        entry.leases.insert(lease, Lease { holder, connection: importer.connection });
+        entry.leases.insert(lease, Lease { holder, connection: importer.connection, timeline: None });
         entry.opened += 1;
         metrics(|metrics| {
             metrics.leases_total.add(1);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::table::{Lease, LeaseKey};
 use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceEvent, DeviceIpc};
-use crate::broker::GoneCallback;
+use crate::backend::{Access, DeviceIpc};
+use crate::broker::{Deadline, GoneCallback};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
@@ -21,6 +21,7 @@ use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Element, LayoutError, TensorLayout};
+use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
 
 /// Memory of another process, opened on a device of this one.
 ///
@@ -33,6 +34,8 @@ pub struct Mapping {
     /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
     seen_ready: AtomicBool,
     callbacks: Mutex<Vec<u64>>,
+    /// The timeline where the exporter is this very process; else it is the lease's.
+    local_timeline: Mutex<Option<Timeline>>,
 }
 
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub(super) struct MappingParts {
     pub(super) range: DeviceRange,
     pub(super) access: Access,
     pub(super) at_home: bool,
+    /// How long an exporter may take to answer.
+    pub(super) timeout: Duration,
     pub(super) hold: Hold,
 }
 
@@ -55,10 +60,28 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    fn ready(&self) -> Option<&dyn DeviceEvent> {
+    fn is_ready_by_itself(&self) -> bool {
         match self {
-            Self::Remote(_, lease) => lease.ready.as_deref(),
-            Self::Local(_, shared) => shared.ready.as_ref().map(|ready| &*ready.event),
+            Self::Remote(_, lease) => lease.ready.is_none(),
+            Self::Local(_, shared) => shared.ready.is_none(),
+        }
+    }
+
+    fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
+            Self::Local(_, shared) => {
+                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
+            }
+        }
+    }
+
+    fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        match self {
+            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
+            Self::Local(_, shared) => {
+                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
+            }
         }
     }
 }
@@ -70,6 +93,7 @@ impl Mapping {
             owner: Owner::current(),
             seen_ready: AtomicBool::new(false),
             callbacks: Mutex::default(),
+            local_timeline: Mutex::default(),
         }
     }
 
@@ -148,19 +172,48 @@ impl Mapping {
 
     pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.check_stream(stream)?;
-        match self.parts().hold.ready() {
-            Some(event) if !self.seen_ready.load(Ordering::Acquire) => event.wait_on(stream),
-            _ => Ok(()),
+        if self.seen_ready.load(Ordering::Acquire) {
+            return Ok(());
         }
+        self.parts().hold.wait_ready_on(stream)
     }
 
     /// Waits on the host until the bytes are ready.
     pub(super) fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        if let Some(event) = self.parts().hold.ready() {
-            event.synchronize(timeout)?;
+        if !self.parts().hold.is_ready_by_itself() {
+            self.parts().hold.wait_ready(timeout)?;
             self.seen_ready.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// The timeline between this process and the exporter, for hand-overs that repeat without either host waiting.
+    /// Mappings that share a lease (the same export on the same device with the same access) share it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the mapping's device has no timelines; [`Error::ExporterGone`],
+    /// [`Error::ExportDropped`], and what else a message to the exporter can meet.
+    pub fn timeline(&self) -> Result<Timeline> {
+        self.owner.check()?;
+        let parts = self.parts();
+        timelines_of(&*parts.backend, self.device())?;
+        match &parts.hold {
+            Hold::Remote(_, lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
+            Hold::Local(lease, _) => {
+                let mut own = self.local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(known) = &*own {
+                    return Ok(known.clone());
+                }
+                let (export, pid) = (parts.descriptor.export, std::process::id());
+                let page = || Ok((WordPage::create()?, 0));
+                let far = Runtime::get()?.exports.timeline(export, *lease, page)?;
+                let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
+                let place = (Arc::clone(far.ends().page()), far.ends().slot());
+                let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
+                Ok(own.insert(near).clone())
+            }
+        }
     }
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
@@ -273,6 +326,9 @@ impl Mapping {
             std::mem::forget(parts);
             return None;
         };
+        if let Some(timeline) = self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            timeline.ends().end(End::Released);
+        }
         if let Hold::Remote(_, lease) = &parts.hold {
             for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
@@ -289,7 +345,7 @@ impl MappingParts {
             Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
             Hold::Local(lease, shared) => {
                 drop(shared);
-                runtime.exports.release(self.descriptor.export, lease);
+                runtime.exports.release(self.descriptor.export, lease, End::Released);
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::placement::DeviceMap;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
+use crate::timeline::End;
 
 /// A mapping in the making; see [`Ipc::open`]. It is made by the method that says where.
 #[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
@@ -118,6 +119,7 @@ impl<'a> OpenBuilder<'a> {
             range,
             access,
             at_home: home == Some(device),
+            timeout: self.timeout,
             hold,
         };
         let mapping = if let Some(granted) = self.granted_locally(runtime, access)? {
@@ -172,7 +174,7 @@ impl<'a> OpenBuilder<'a> {
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {
                 if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
-                    runtime.exports.release(descriptor.export, granted.lease);
+                    runtime.exports.release(descriptor.export, granted.lease, End::Released);
                     return Err(Error::StaleGeneration(detail));
                 }
                 Ok(Some(granted))

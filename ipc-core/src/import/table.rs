@@ -8,10 +8,11 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::cache::{Cache, CacheLimits, Cached};
 use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceEvent, DeviceIpc, Opened, ReceivedHandle};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
 use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Gate, Grant, Link, Token};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
@@ -20,6 +21,8 @@ use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
+use crate::stream::BorrowedStream;
+use crate::timeline::{End, Timeline};
 
 /// Everything of others that this process has open.
 #[derive(Debug, Default)]
@@ -76,11 +79,37 @@ pub(super) struct Lease {
     borrowed: bool,
     /// The allocations as the driver mapped them.
     pub(super) mapped: DeviceRange,
-    pub(super) ready: Option<Arc<dyn DeviceEvent>>,
+    pub(super) ready: Option<Ready>,
+    /// Made when it is first asked for.
+    timeline: Mutex<Option<Timeline>>,
     /// `None` once it has been closed: at the lease's end, or by force after the exporter's.
     range: Mutex<Option<(RangeKey, Arc<OpenRange>)>>,
     /// The driver's mapping was closed while mappings were still alive.
     revoked: AtomicBool,
+}
+
+/// What tells that the bytes have been written.
+#[derive(Debug)]
+pub(super) enum Ready {
+    Event(Box<dyn DeviceEvent>),
+    /// A word that the exporter's stream writes, where the event cannot be opened here.
+    Word(Timeline),
+}
+
+impl Ready {
+    pub(super) fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Event(event) => event.wait_on(stream),
+            Self::Word(timeline) => timeline.wait_ready_on(stream),
+        }
+    }
+
+    pub(super) fn synchronize(&self, timeout: Duration) -> Result<()> {
+        match self {
+            Self::Event(event) => event.synchronize(timeout),
+            Self::Word(timeline) => timeline.wait_ready(timeout),
+        }
+    }
 }
 
 /// The driver's mapping.
@@ -106,6 +135,17 @@ impl Lease {
     /// May the mappings of this lease still be used?
     pub(super) fn check(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) { Err(self.link.exporter_gone()) } else { Ok(()) }
+    }
+
+    /// The timeline of this lease.
+    pub(super) fn timeline(&self, backend: &Arc<dyn DeviceIpc>, deadline: Deadline) -> Result<Timeline> {
+        self.check()?;
+        let mut timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*timeline {
+            return Ok(known.clone());
+        }
+        let begun = self.link.timeline(self.id, backend, false, deadline)?;
+        Ok(timeline.insert(begun).clone())
     }
 
     /// May it be used by newcomers?
@@ -137,8 +177,10 @@ impl Lease {
 const NO_EPOCH: u64 = u64::MAX;
 
 impl Cached for Lease {
+    /// Not one with a timeline: the exporter's side waits for the end of the lease, not for another mapping.
     fn may_be_kept(&self) -> bool {
-        self.notices.may_keep() && !self.link.is_gone()
+        let unused = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        unused && self.notices.may_keep() && !self.link.is_gone()
     }
 
     fn bytes(&self) -> u64 {
@@ -264,7 +306,9 @@ impl ImportTable {
         // Before the lease begins, so that no notice about it is missed.
         let notices = link.expect_notices(key);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
-        let granted = link.open(descriptor.export, descriptor.token, wanted.access, peer, wanted.deadline);
+        let importer = (wanted.device, peer);
+        let granted =
+            link.open(descriptor.export, descriptor.token, wanted.access, importer, wanted.deadline);
         let begun = granted.and_then(|(grant, fds)| {
             kill_point!("importer:granted");
             if !grant.keep {
@@ -329,10 +373,8 @@ impl ImportTable {
                 return Err(error);
             }
         }
-        let ready =
-            grant.ready.map(|handle| wanted.backend.open_event(handle.as_slice(), wanted.device)).transpose();
-        let ready = match ready {
-            Ok(ready) => ready.map(Arc::from),
+        let ready = match grant.ready.map(|handle| ready(wanted, link, grant.lease, &handle)).transpose() {
+            Ok(ready) => ready,
             Err(error) => {
                 self.ranges.release(&key, range, OpenRange::close);
                 return Err(error);
@@ -348,12 +390,14 @@ impl ImportTable {
             borrowed: grant.confirm,
             mapped: range.range,
             ready,
+            timeline: Mutex::default(),
             range: Mutex::new(Some((key, range))),
             revoked: AtomicBool::new(false),
         })
     }
 
     fn end(&self, lease: &Lease) {
+        lease.end_timelines();
         if let Some((key, range)) = lease.lock_range().take() {
             self.ranges.release(&key, range, OpenRange::close);
         }
@@ -397,6 +441,14 @@ impl ImportTable {
 }
 
 impl Lease {
+    /// Nobody waits by a lease that has ended.
+    fn end_timelines(&self) {
+        let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(timeline) = timeline {
+            timeline.ends().end(End::Released);
+        }
+    }
+
     fn lock_range(&self) -> MutexGuard<'_, Option<(RangeKey, Arc<OpenRange>)>> {
         self.range.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -412,6 +464,28 @@ impl OpenRange {
         if let Err(error) = self.backend.close(opened) {
             tracing::warn!(%error, "a mapping could not be closed");
         }
+    }
+}
+
+/// What the bytes are waited for by: the vendor's event, or where that does not open (CUDA keeps events in `/dev/shm`,
+/// which containers do not share) a word that the exporter's stream writes.
+fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
+    let error = match wanted.backend.open_event(handle.as_slice(), wanted.device) {
+        Ok(event) => return Ok(Ready::Event(event)),
+        Err(error) => error,
+    };
+    if !wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines) {
+        return Err(error);
+    }
+    tracing::debug!(%error, "the ready event does not open here; a word is waited for instead");
+    // Where that cannot be had either, the first error says what to change.
+    match link.timeline(lease, wanted.backend, true, wanted.deadline) {
+        Ok(timeline) => Ok(Ready::Word(timeline)),
+        Err(Error::NotPermitted(why)) => {
+            tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
+            Err(error)
+        }
+        Err(other) => Err(other),
     }
 }
 

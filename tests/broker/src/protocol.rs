@@ -22,6 +22,8 @@ pub enum ToExporter {
         token: [u8; 16],
         /// What for.
         access: Access,
+        /// The importer's device.
+        on: u32,
         /// The vendor's id of the importer.
         peer: Vec<u8>,
     },
@@ -43,6 +45,15 @@ pub enum ToExporter {
         request: u64,
         /// The lease.
         lease: u64,
+    },
+    /// Asks for the words of a lease.
+    Timeline {
+        /// Comes back with the answer.
+        request: u64,
+        /// The lease.
+        lease: u64,
+        /// Shall the exporter say by a word when the bytes are ready?
+        ready: bool,
     },
 }
 

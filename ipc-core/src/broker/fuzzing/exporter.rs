@@ -1,6 +1,6 @@
 //! The exporter's side: a real [`Served`] with a real [`ExportTable`], beside a model of what `docs/protocol.md` says.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +18,7 @@ use crate::export::{ExportTable, NewExport, Shared};
 use crate::fuzzing::SOMEBODY;
 use crate::lease::LeaseId;
 use crate::runtime::Runtime;
+use crate::timeline::End;
 
 /// What a step does, beside [`SEND`].
 pub(super) const SEND: u8 = 0;
@@ -38,6 +39,10 @@ const MOST_PACKETS: usize = 1300;
 /// How many messages are kept for a peer that does not read, and how many tokens it may guess.
 const KEPT_MESSAGES: usize = 1024;
 const GUESSES: usize = 16;
+
+/// How many devices a peer may use, and how many bytes its name on a whitelist may have.
+const MOST_DEVICES: usize = 64;
+const LONGEST_PEER: usize = 64;
 
 /// The token of an export that scripts know.
 pub(super) fn token(export: u64) -> Token {
@@ -61,6 +66,7 @@ enum Expected {
     Refused { request: u64, refusal: Refusal },
     Listing { request: u64 },
     Confirmed { request: u64 },
+    Timeline { request: u64 },
     Dropped { export: u64 },
 }
 
@@ -68,6 +74,9 @@ enum Expected {
 #[derive(Default)]
 struct Model {
     stranger: bool,
+    /// Without any there is nothing that a timeline would be of.
+    has_allocations: bool,
+    devices: BTreeSet<u32>,
     said_hello: bool,
     leases: BTreeMap<u64, u64>,
     opened: [u64; 3],
@@ -104,7 +113,12 @@ impl Exporter {
         let [peer, script @ ..] = input else { return };
         let mut buffers = self.buffers.lock().expect("a script that fails is the last");
         let [buffer, models] = &mut *buffers;
-        let mut model = Model { stranger: peer & 1 != 0, buffer: std::mem::take(models), ..Model::default() };
+        let mut model = Model {
+            stranger: peer & 1 != 0,
+            has_allocations: !self.shared.allocations.is_empty(),
+            buffer: std::mem::take(models),
+            ..Model::default()
+        };
         let own = rustix::process::geteuid().as_raw();
         let stranger = own.wrapping_add(1);
         let credentials = PeerCredentials {
@@ -200,7 +214,17 @@ impl Model {
             }
             _ if !self.said_hello => Next::Close,
             Request::Hello { .. } => Next::Close,
-            Request::Open { request, export, token, access, .. } => {
+            Request::Open { request, export, token, access, on, peer } => {
+                if peer.len() > LONGEST_PEER {
+                    return Next::Close;
+                }
+                if !self.devices.contains(&on) && self.devices.len() == MOST_DEVICES {
+                    let detail = format!("the importing process has used {MOST_DEVICES} devices already");
+                    let refusal = Refusal::Failed { detail };
+                    self.answers.push_back(Expected::Refused { request: request.0, refusal });
+                    return Next::Keep;
+                }
+                self.devices.insert(on);
                 match self.refusal(export.0, token, access) {
                     Some(refusal) => {
                         self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
@@ -233,6 +257,18 @@ impl Model {
                         Expected::Confirmed { request: request.0 }
                     }
                     _ => Expected::Refused { request: request.0, refusal: Refusal::Dropped },
+                });
+                Next::Keep
+            }
+            Request::Timeline { request, lease, .. } => {
+                if !self.leases.contains_key(&lease.0) {
+                    return Next::Close;
+                }
+                // No export here has an event that says when it is ready, so the driver is not asked.
+                self.answers.push_back(if self.has_allocations {
+                    Expected::Timeline { request: request.0 }
+                } else {
+                    Expected::Refused { request: request.0, refusal: Refusal::Dropped }
                 });
                 Next::Keep
             }
@@ -326,6 +362,9 @@ impl Model {
                 let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
                 answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))
             }
+            (Some(Expected::Timeline { request }), Reply::Timeline { request: answered, .. }) => {
+                answered.0 == *request && fds == 1
+            }
             (Some(Expected::Confirmed { request }), Reply::Confirmed { request: answered }) => {
                 answered.0 == *request
             }
@@ -337,6 +376,8 @@ impl Model {
             Reply::Grant(_) => fds,
             // The page that counts drops.
             Reply::Hello { .. } => 1,
+            // The page of words.
+            Reply::Timeline { .. } => 1,
             _ => 0,
         };
         assert!(fds <= most, "{fds} descriptors came with {reply:?}");
@@ -354,7 +395,7 @@ impl Model {
             assert_eq!(holders.opened(), opened);
         }
         for (lease, export) in leases {
-            table.release(export, lease);
+            table.release(export, lease, End::Released);
         }
         for number in 1..=3 {
             assert_eq!(table.holders(ExportId(number)).iter().len(), 0);

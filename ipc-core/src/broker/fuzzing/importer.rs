@@ -13,6 +13,7 @@ use super::super::socket;
 use super::super::{AllowList, BrokerAddress, Deadline, Link};
 use super::script::{Script, Step};
 use crate::descriptor::Descriptor;
+use crate::device::DeviceOrdinal;
 use crate::error::Error;
 use crate::fuzzing::{SOMEBODY, plain_descriptor};
 
@@ -92,7 +93,8 @@ impl Importer {
             }
         };
         let open = |deadline| {
-            link.open(descriptor.export, descriptor.token, descriptor.access, Vec::new(), deadline)
+            let on = (DeviceOrdinal::new(0), Vec::new());
+            link.open(descriptor.export, descriptor.token, descriptor.access, on, deadline)
         };
         let mut request = 1;
         if mode & GIVE_UP_FIRST != 0 {

@@ -2,8 +2,8 @@
 
 use super::super::Token;
 use super::super::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, Refusal, Reply, Request, RequestId,
-    WireHandle, encode,
+    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
+    RequestId, WireHandle, encode,
 };
 use super::exporter::{self, token};
 use super::importer;
@@ -20,7 +20,8 @@ fn hello(protocol: u16) -> Vec<u8> {
 
 fn open(export: u64, token: Token, access: Access) -> Vec<u8> {
     let (request, export) = (RequestId(5), ExportId(export));
-    encode(&Request::Open { request, export, token, access, peer: vec![1, 2] }).expect("a seed is short")
+    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new() })
+        .expect("a seed is short")
 }
 
 fn release(lease: u64) -> Vec<u8> {
@@ -29,6 +30,11 @@ fn release(lease: u64) -> Vec<u8> {
 
 fn confirm(lease: u64) -> Vec<u8> {
     encode(&Request::Confirm { request: RequestId(6), lease: LeaseId(lease) }).expect("a seed is short")
+}
+
+fn timeline(lease: u64, ready: bool) -> Vec<u8> {
+    let request = RequestId(7);
+    encode(&Request::Timeline { request, lease: LeaseId(lease), ready }).expect("a seed is short")
 }
 
 fn list() -> Vec<u8> {
@@ -77,6 +83,18 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
         ("guess-tokens", importers(false, &[first.clone(), (17, open(1, wrong, read))])),
         ("read-nothing", importers(false, &grants)),
         ("list", importers(false, &[first.clone(), (1, list())])),
+        (
+            "timeline",
+            importers(
+                false,
+                &[
+                    first.clone(),
+                    (1, open(1, right(1), write)),
+                    (2, timeline(1, true)),
+                    (1, timeline(9, false)),
+                ],
+            ),
+        ),
         ("release-twice", importers(false, &[first, (1, open(1, right(1), read)), (2, release(1))])),
         ("everything", everything.0),
     ]
@@ -86,16 +104,23 @@ fn reply(reply: &Reply) -> Vec<u8> {
     encode(reply).expect("a seed is short")
 }
 
-fn grant(request: u64, fds: u16) -> Vec<u8> {
-    let handle = |allocation| WireHandle {
+fn handle(allocation: u64, fds: u16) -> WireHandle {
+    WireHandle {
         allocation: AllocationId(allocation),
         kind: HandleKind(2),
         bytes: crate::backend::HandleBytes::new([0x66; 24]),
         fds,
         size: 1 << 20,
         generation: Some(Generation(3)),
-    };
-    let handles = vec![handle(1), handle(2)];
+    }
+}
+
+fn handles(request: u64, fds: u16) -> Vec<u8> {
+    reply(&Reply::Handles { request: RequestId(request), handles: vec![handle(1, fds), handle(2, fds)] })
+}
+
+fn grant(request: u64, fds: u16) -> Vec<u8> {
+    let handles = vec![handle(1, fds), handle(2, fds)];
     let (request, lease) = (RequestId(request), LeaseId(8));
     reply(&Reply::Grant(Grant {
         request,
@@ -135,10 +160,14 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
     let hello = |protocol| reply(&Reply::Hello { protocol, exporter: SOMEBODY });
     let mut with_descriptors = Writer(vec![0]);
     with_descriptors.step(importer::SEND_WITH_DESCRIPTORS, 1, &grant(1, 1));
+    let words = reply(&Reply::Timeline { request: RequestId(1), page: PageId(0), slot: 3 });
     let [dropped, recall] = notices.clone();
     vec![
         ("grant", exporters(0, &[grant(1, 0)])),
         ("grant-with-descriptors", with_descriptors.0),
+        ("grant-in-two-packets", exporters(0, &[handles(1, 0), grant(1, 0)])),
+        ("handles-of-another-request", exporters(0, &[handles(3, 0), grant(1, 0)])),
+        ("timeline-that-nobody-asked-for", exporters(0, &[words])),
         ("grant-after-notices", exporters(0, &[dropped, recall, grant(1, 0)])),
         ("notices-after-the-grant", exporters(0, &[&[grant(1, 0)][..], &notices].concat())),
         ("grant-that-comes-late", exporters(importer::GIVE_UP_FIRST, &[grant(1, 0), grant(2, 0)])),
