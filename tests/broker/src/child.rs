@@ -169,6 +169,18 @@ impl Child {
         }
     }
 
+    /// It says nothing for as long as this.
+    ///
+    /// # Panics
+    ///
+    /// Where it does, or ends.
+    #[track_caller]
+    pub fn says_nothing_for(&mut self, time: Duration) {
+        let time = Timespec::try_from(time).expect("not that long");
+        let ready = poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&time));
+        assert!(self.unread.is_empty() && ready == Ok(0), "it was to say nothing");
+    }
+
     /// Its next event, which begins so.
     ///
     /// # Panics

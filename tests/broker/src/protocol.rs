@@ -109,6 +109,22 @@ pub enum FromExporter {
         /// The request's number.
         request: u64,
     },
+    /// The first of a grant's handles.
+    Handles {
+        /// The request's number.
+        request: u64,
+        /// One for each allocation.
+        handles: Vec<Handle>,
+    },
+    /// Where a lease has its words. The page comes along.
+    Timeline {
+        /// The request's number.
+        request: u64,
+        /// The page's number on this connection.
+        page: u32,
+        /// The slot in it.
+        slot: u32,
+    },
 }
 
 /// An export in a listing.

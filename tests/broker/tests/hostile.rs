@@ -162,6 +162,7 @@ fn the_token_of_an_ended_export_opens_nothing() {
         export: other.export(),
         token: own.token(),
         access: Access::ReadWrite,
+        on: 0,
         peer: Vec::new(),
     };
     connection.send(&swapped).expect("it reads");

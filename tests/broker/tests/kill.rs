@@ -58,6 +58,11 @@ impl Before {
 /// A pair that has done everything once, so that what is made once has been made.
 fn warm(exporter: &mut Child, importer: &mut Child) {
     importer.ok("cache 0 0");
+    // Its stream has a thread from its first work on.
+    exporter.ok("alloc stream 4096");
+    exporter.ok("clear stream");
+    exporter.ok("sync");
+    exporter.ok("free stream");
     let descriptor = exporter.share("warm 4096");
     importer.ok(&format!("open warm {descriptor}"));
     importer.ok("touch warm");
@@ -96,14 +101,19 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
     }
     let descriptor = exporter.share("x 8192");
     let has_opened = matches!(point, "importer:letting-go" | "importer:closed" | "importer:released");
-    let is_granted =
-        has_opened || matches!(point, "importer:granted" | "importer:opened" | "importer:mapped");
+    let takes_words = point == "importer:took-timeline";
+    let is_granted = has_opened
+        || takes_words
+        || matches!(point, "importer:granted" | "importer:opened" | "importer:mapped");
     // In every other round the exporter waits for the importer that is going to die.
     let waits = is_granted && round % 4 < 2;
-    if has_opened {
+    if has_opened || takes_words {
         importer.ok(&format!("open x {descriptor}"));
         importer.ok("touch x");
         assert_eq!(exporter.holders("x"), 1);
+    }
+    if takes_words {
+        return dies_with_words(point, again, &mut importer, exporter);
     }
     if waits {
         exporter.tell("wait-released x 15000");
@@ -124,6 +134,31 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
         eventually(&format!("{point}: holders"), 0, || exporter.holders("x"));
     }
     within(ERROR_DEADLINE, "closing", || exporter.ok("close x 10000"));
+}
+
+/// An importer that has words, or is about to; the exporter's stream waits for it.
+fn dies_with_words(point: &str, again: bool, importer: &mut Child, exporter: &mut Child) {
+    if again {
+        // Another lease's words come first: it dies at the second.
+        let other = exporter.share("y 4096");
+        importer.ok(&format!("open y {other}"));
+        importer.ok("timeline y");
+    }
+    importer.tell("timeline x");
+    // It may die before the exporter has heard of it, as far as the test knows.
+    if let Answer::Done(_) = exporter.ask("timelines x 1 300") {
+        // The importer may have gone by now, and then there is nothing to wait for.
+        if let Answer::Done(_) = exporter.ask("wait x 1") {
+            within(ERROR_DEADLINE, "the stream that waits", || exporter.ok("sync"));
+        }
+    }
+    importer.is_killed();
+    eventually(&format!("{point}: holders"), 0, || exporter.holders("x"));
+    exporter.ok("forget-timelines");
+    within(ERROR_DEADLINE, "closing", || exporter.ok("close x 10000"));
+    if again {
+        within(ERROR_DEADLINE, "closing", || exporter.ok("close y 10000"));
+    }
 }
 
 /// Kills exporters at their points, round after round, under one importer.
@@ -163,6 +198,27 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
                 }
                 other => panic!("{when}: {other:?}"),
             }
+        }
+        "exporter:gave-timeline" => {
+            importer.ok(&open);
+            // Its answer may have been on its way.
+            match within(ERROR_DEADLINE, when, || importer.ask("timeline x")) {
+                Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{when}: {failure:?}"),
+                Answer::Done(_) => {
+                    exporter.is_killed();
+                    if let Answer::Done(_) = importer.ask("wait x 1") {
+                        within(ERROR_DEADLINE, when, || importer.ok("sync"));
+                    }
+                    eventually(
+                        when,
+                        true,
+                        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.variant == "ExporterGone"),
+                    );
+                }
+                ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
+            }
+            importer.ok("forget-timelines");
+            importer.ok("drop x");
         }
         "exporter:released" => {
             importer.ok(&open);

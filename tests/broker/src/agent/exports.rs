@@ -89,6 +89,11 @@ impl Agent {
         Ok(String::new())
     }
 
+    /// `descriptor NAME`: that of an export, once more.
+    pub(super) fn descriptor_of(&mut self, words: &Words<'_>) -> Result<String> {
+        Ok(self.export(words).descriptor().to_string())
+    }
+
     /// `holders NAME`: how many, how often opened, and each as `PID:BYTES:PROGRAM`.
     pub(super) fn holders(&mut self, words: &Words<'_>) -> Result<String> {
         let holders = self.export(words).holders();

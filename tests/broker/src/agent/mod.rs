@@ -6,6 +6,7 @@ mod exports;
 mod forked;
 mod imports;
 mod process;
+mod timelines;
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use device_ipc_core::{AllowList, Buffer, Descriptor, Error, Export, Ipc, Mapping, Result, Stream};
+use device_ipc_core::{AllowList, Buffer, Descriptor, Error, Export, Ipc, Mapping, Result, Stream, Timeline};
 use device_ipc_mock::MockBackend;
 use rustix::process::Signal;
 
@@ -28,6 +29,7 @@ struct Agent {
     buffers: HashMap<String, Arc<Buffer>>,
     exports: HashMap<String, Export>,
     mappings: HashMap<String, Mapping>,
+    timelines: HashMap<String, Timeline>,
     /// Let owners' drops go on.
     gates: HashMap<String, Sender<()>>,
     connections: Vec<Connection>,
@@ -91,6 +93,18 @@ impl Agent {
             "on-gone" => self.on_gone(&words),
             "release" => self.release(&words),
             "drop" => self.drop_guard(&words),
+            "descriptor" => self.descriptor_of(&words),
+            "timeline" => self.take_timeline(&words),
+            "timelines" => self.take_timelines(&words),
+            "signal" => self.signal(&words),
+            "signal-now" => self.signal_now(&words),
+            "wait" => self.wait(&words),
+            "wait-now" => self.wait_now(&words),
+            "check" => self.check_timeline(&words),
+            "forget-timelines" => self.forget_timelines(),
+            "rounds" => self.rounds(&words),
+            "first-float" => self.first_float(&words),
+            "clear" => self.clear(&words),
             "threads" => self.threads(&words),
             "open-until-error" => self.open_until_error(&words),
             "two-opens" => self.two_opens(&words),

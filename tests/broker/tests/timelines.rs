@@ -1,0 +1,318 @@
+//! Timelines: streams of two processes that wait for each other, and what becomes of them when one goes.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{
+    Answer, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, REVOKING, Received, ToExporter,
+    agent, eventually, open_request, within,
+};
+
+/// What waits for somebody who has gone goes on in this time.
+const SOON: Duration = Duration::from_secs(3);
+
+/// An exporter with the export `x` of its buffer `x`, and an importer that has it open; both with their timelines.
+fn pair(machine: &str) -> (Child, Child) {
+    let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+    join(&mut exporter, &mut importer);
+    (exporter, importer)
+}
+
+fn join(exporter: &mut Child, importer: &mut Child) {
+    exporter.ok("alloc x 4096");
+    exporter.ok("clear x");
+    let descriptor = exporter.share("x 4096 buffer=x");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("timeline x");
+    assert_eq!(exporter.ok("timelines x 1 10000"), "1");
+}
+
+#[test]
+fn two_processes_take_turns_without_a_host_that_waits() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let (mut exporter, mut importer) = pair(machine);
+        let before = [exporter.calls("synchronize"), importer.calls("synchronize")];
+        // All of the importer's rounds are submitted before the exporter begins.
+        importer.ok("rounds x 200 first=0");
+        exporter.ok("rounds x 200 first=1");
+        let now = [exporter.calls("synchronize"), importer.calls("synchronize")];
+        assert_eq!(now, before, "a host has waited");
+        exporter.ok("wait-now x 200 20000");
+        assert_eq!(exporter.ok("first-float x"), "400");
+    }
+}
+
+#[test]
+fn a_stream_that_waits_for_an_importer_that_is_killed_goes_on_and_the_exporter_is_told() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let (mut exporter, importer) = pair(machine);
+        exporter.ok("wait x 1");
+        exporter.tell("sync");
+        exporter.says_nothing_for(Duration::from_millis(50));
+        drop(importer);
+        let answer = within(SOON, "the stream that waits", || exporter.hear());
+        assert_eq!(answer, Answer::Done(String::new()), "{machine}");
+        exporter.fails("check x", "ImporterGone");
+        exporter.fails("wait x 2", "ImporterGone");
+        exporter.fails("signal x 1", "ImporterGone");
+        exporter.ok("close x 10000");
+    }
+}
+
+#[test]
+fn a_stream_that_waits_for_an_exporter_that_is_killed_goes_on_and_the_importer_is_told() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let (exporter, mut importer) = pair(machine);
+        importer.ok("wait x 1");
+        importer.tell("sync");
+        importer.says_nothing_for(Duration::from_millis(50));
+        drop(exporter);
+        let answer = within(SOON, "the stream that waits", || importer.hear());
+        assert_eq!(answer, Answer::Done(String::new()), "{machine}");
+        importer.fails("check x", "ExporterGone");
+        importer.fails("wait x 2", "ExporterGone");
+        importer.ok("drop x");
+    }
+}
+
+/// The driver's free waits for every stream and holds its lock: nothing that needs the driver could free the stream.
+#[test]
+fn a_stream_that_waits_is_freed_while_a_free_waits_for_that_stream() {
+    let (mut exporter, importer) = pair(PINNING);
+    exporter.share("other 4096");
+    exporter.ok("wait x 1");
+    exporter.tell("close other 15000");
+    // The free has begun: it is what keeps the close from coming back.
+    exporter.says_nothing_for(Duration::from_millis(300));
+    drop(importer);
+    let answer = within(SOON, "the free", || exporter.hear());
+    assert_eq!(answer, Answer::Done(String::new()));
+    exporter.fails("check x", "ImporterGone");
+}
+
+#[test]
+fn an_importer_that_lets_go_ends_its_timeline() {
+    let (mut exporter, mut importer) = pair(PINNING);
+    exporter.ok("wait x 1");
+    exporter.tell("sync");
+    importer.ok("drop x");
+    let answer = within(SOON, "the stream that waits", || exporter.hear());
+    assert_eq!(answer, Answer::Done(String::new()));
+    exporter.fails("check x", "LeaseEnded");
+    eventually(
+        "the importer hears of it",
+        true,
+        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.variant == "LeaseEnded"),
+    );
+    // The next mapping is a lease of its own, with a timeline that begins anew.
+    let descriptor = exporter.ok("descriptor x");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("timeline x");
+    importer.ok("signal-now x 1");
+    assert_eq!(exporter.ok("timelines x 1 10000"), "1");
+    exporter.ok("wait-now x 1 10000");
+}
+
+#[test]
+fn what_a_dead_peer_had_signalled_still_counts() {
+    let (mut exporter, mut importer) = pair(PINNING);
+    importer.ok("signal-now x 5");
+    exporter.ok("wait-now x 5 10000");
+    exporter.ok("wait x 4");
+    exporter.ok("sync");
+    exporter.ok("check x");
+    drop(importer);
+    eventually(
+        "the death is noticed",
+        true,
+        || matches!(exporter.ask("check x"), Answer::Failed(failure) if failure.variant == "ImporterGone"),
+    );
+}
+
+#[test]
+fn values_grow_and_stay_below_the_end() {
+    let (mut exporter, mut importer) = pair(PINNING);
+    importer.ok("signal x 7");
+    for command in
+        ["signal x 7", "signal x 6", "signal x 0", "signal-now x 7", "signal x 4611686018427387904"]
+    {
+        importer.fails(command, "TimelineValue");
+    }
+    importer.fails("wait x 4611686018427387904", "TimelineValue");
+    importer.ok("signal x 4611686018427387903");
+    exporter.ok("wait-now x 4611686018427387903 10000");
+    let text = exporter.fails("wait-now x 4611686018427387904 1", "TimelineValue");
+    assert!(text.contains("2^62"), "{text}");
+}
+
+#[test]
+fn a_value_that_does_not_come_is_a_timeout_that_says_what_came() {
+    let (mut exporter, mut importer) = pair(PINNING);
+    importer.ok("signal-now x 3");
+    exporter.ok("wait-now x 3 10000");
+    let text = exporter.fails("wait-now x 4 100", "Timeout");
+    assert!(text.contains("has signalled 3"), "{text}");
+    let text = exporter.fails("timelines x 2 100", "Timeout");
+    assert!(text.contains("1 importers have asked"), "{text}");
+}
+
+#[test]
+fn many_importers_have_a_timeline_each() {
+    let mut exporter = agent!(PINNING);
+    exporter.ok("alloc x 4096");
+    let descriptor = exporter.share("x 4096 buffer=x");
+    let mut importers: Vec<_> = (0..8).map(|_| agent!(PINNING)).collect();
+    for (index, importer) in importers.iter_mut().enumerate() {
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("timeline x");
+        importer.ok(&format!("signal-now x {}", index + 1));
+    }
+    assert_eq!(exporter.ok("timelines x 8 10000"), "8");
+    for index in 0..8 {
+        let name = if index == 0 { "x".to_owned() } else { format!("x.{index}") };
+        exporter.ok(&format!("wait-now {name} {} 10000", index + 1));
+        exporter.fails(&format!("wait-now {name} {} 1", index + 2), "Timeout");
+    }
+    // One dies; the others' go on.
+    drop(importers.remove(3));
+    eventually(
+        "the death is noticed",
+        true,
+        || matches!(exporter.ask("check x.3"), Answer::Failed(failure) if failure.variant == "ImporterGone"),
+    );
+    importers[0].ok("signal-now x 10");
+    exporter.ok("wait-now x 10 10000");
+    exporter.ok("check x.4");
+    assert_eq!(exporter.ok("timelines x 7 10000"), "7");
+}
+
+/// A machine whose third process cannot open events, as where `/dev/shm` is not shared.
+const NO_OPENED_EVENTS: &str = "devices=2;fault=open_event:1:205";
+
+#[test]
+fn bytes_whose_event_does_not_open_are_waited_for_by_a_word() {
+    // On the stream, and on the host.
+    for command in ["open-with-stream", "open"] {
+        let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
+        let since = Instant::now();
+        let late = exporter.share("late 4096 ready-in=400");
+        importer.ok(&format!("{command} late {late}"));
+        if command == "open-with-stream" {
+            assert!(
+                since.elapsed() < Duration::from_millis(350),
+                "the host has waited, or the machine is too slow"
+            );
+        }
+        importer.ok("touch late");
+        assert!(since.elapsed() >= Duration::from_millis(400), "nobody has waited");
+        importer.ok("drop late");
+        exporter.ok("wait-released late 10000");
+        exporter.ok("close late 10000");
+    }
+}
+
+#[test]
+fn bytes_that_never_get_ready_end_with_their_exporter() {
+    let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
+    let late = exporter.share("late 4096 ready-in=60000");
+    importer.tell(&format!("open late {late} timeout=30000"));
+    eventually("the importer waits", 1, || exporter.holders("late"));
+    exporter.kill();
+    match within(SOON, "the wait", || importer.hear()) {
+        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn without_timelines_an_event_that_does_not_open_is_an_error() {
+    let machine = format!("{NO_OPENED_EVENTS};timelines=off");
+    let (mut exporter, mut importer) = (agent!(PINNING), agent!(&machine));
+    let late = exporter.share("late 4096 ready-in=1");
+    importer.fails(&format!("open late {late}"), "Vendor");
+    exporter.ok("close late 10000");
+    // And the other way round: the exporter has no words to write.
+    let (mut exporter, mut importer) = (agent!("devices=2;timelines=off"), agent!(NO_OPENED_EVENTS));
+    let late = exporter.share("late 4096 ready-in=1");
+    importer.fails(&format!("open late {late}"), "Vendor");
+    let plain = exporter.share("plain 4096");
+    importer.ok(&format!("open plain {plain}"));
+    importer.ok("timeline plain");
+    assert_eq!(exporter.ok("timelines plain 1 10000"), "1");
+    exporter.fails("signal plain 1", "Unsupported");
+    exporter.ok("signal-now plain 1");
+    importer.ok("wait-now plain 1 10000");
+}
+
+/// An importer that keeps the page and goes on writing after its lease has ended, as the device of a killed process does.
+#[test]
+fn a_signal_that_comes_after_the_end_is_taken_back() {
+    let mut exporter = agent!(PINNING);
+    exporter.ok("alloc x 4096");
+    let descriptor = exporter.share("x 4096 buffer=x");
+    let target = Forged::of(&descriptor);
+    let connection = Connection::greeted(&target);
+    connection.send(&open_request(&target, 1)).expect("it reads");
+    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("it grants") };
+    let (slot, page) = words_of(&connection, grant.lease);
+    exporter.ok("timelines x 1 10000");
+    exporter.ok("wait x 9");
+    exporter.tell("sync");
+    drop(connection);
+    // The end has come once the exporter has poisoned the word; then the late signal.
+    let words = Words::map(page);
+    words.wait_for_the_end(slot);
+    words.write_from_importer(slot, 3);
+    let answer = within(SOON, "the stream that waits", || exporter.hear());
+    assert_eq!(answer, Answer::Done(String::new()));
+    eventually("the late signal is taken back", 1 << 62, || words.from_importer(slot));
+    exporter.fails("check x", "ImporterGone");
+}
+
+fn words_of(connection: &Connection, lease: u64) -> (u32, OwnedFd) {
+    connection.send(&ToExporter::Timeline { request: 2, lease, ready: false }).expect("it reads");
+    let Received::Packet(bytes, fds) = connection.receive(SOON) else { panic!("it answers") };
+    let Ok((FromExporter::Timeline { request: 2, page: 0, slot }, [])) = postcard::take_from_bytes(&bytes)
+    else {
+        panic!("not as it is documented: {bytes:?}")
+    };
+    (slot, fds.into_iter().next().expect("the page comes along"))
+}
+
+/// The page as `docs/protocol.md` has it: slots of 256 bytes; the importer's word is at byte 128 of its slot.
+struct Words(std::fs::File);
+
+impl Words {
+    fn map(page: OwnedFd) -> Self {
+        Self(page.into())
+    }
+
+    fn from_importer(&self, slot: u32) -> u64 {
+        use std::os::unix::fs::FileExt;
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, u64::from(slot) * 256 + 128).expect("the page is that long");
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn write_from_importer(&self, slot: u32, value: u64) {
+        use std::os::unix::fs::FileExt;
+        self.0
+            .write_all_at(&value.to_ne_bytes(), u64::from(slot) * 256 + 128)
+            .expect("the page can be written");
+    }
+
+    fn wait_for_the_end(&self, slot: u32) {
+        eventually("the word is ended", 1 << 62, || self.from_importer(slot));
+    }
+}
+
+#[test]
+fn an_importer_that_asks_for_the_words_of_a_lease_that_it_does_not_hold_is_sent_away() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let target = Forged::of(&descriptor);
+    let connection = Connection::greeted(&target);
+    connection.send(&ToExporter::Timeline { request: 1, lease: 1, ready: true }).expect("it reads");
+    connection.is_closed_within(SOON);
+    assert_eq!(exporter.ok("nothing"), "");
+}
