@@ -36,6 +36,8 @@ pub struct MockBackend {
     memory: MockMemory,
     /// `None` where the machine was described without.
     timelines: Option<MockTimelines>,
+    /// May a region lie in several allocations?
+    neighbours: bool,
     form: HandleForm,
     info: BackendInfo,
 }
@@ -47,16 +49,16 @@ impl MockBackend {
     ///
     /// [`Unavailable::Failed`] that names the key, the value and what is accepted.
     pub fn from_spec(spec: &str) -> Result<Arc<Self>, Unavailable> {
-        let (config, form, timelines) = spec::parse(spec)?;
-        Ok(Self::with(config, form, timelines))
+        let spec::Parsed { config, form, timelines, neighbours } = spec::parse(spec)?;
+        Ok(Self::with(config, form, timelines, neighbours))
     }
 
     /// The backend on this machine.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
-        Self::with(config, form, true)
+        Self::with(config, form, true, false)
     }
 
-    fn with(config: MachineConfig, form: HandleForm, timelines: bool) -> Arc<Self> {
+    fn with(config: MachineConfig, form: HandleForm, timelines: bool, neighbours: bool) -> Arc<Self> {
         let machine = Machine::new(config);
         let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
         let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine)));
@@ -64,6 +66,7 @@ impl MockBackend {
             memory: MockMemory { machine: Arc::clone(&machine) },
             machine,
             timelines,
+            neighbours,
             form,
             info,
         })
@@ -95,6 +98,26 @@ impl MockBackend {
             isolated: true,
             across_pid_namespaces: fds,
         }
+    }
+
+    /// The allocation at an address of a device.
+    fn extent_at(&self, ptr: DevicePtr, device: DeviceOrdinal) -> Result<Extent> {
+        let found = self.machine.range_of(Address::new(ptr.get())).map_err(|error| match error {
+            EngineError::UnknownAddress { .. } => Error::NotDeviceMemory {
+                ptr,
+                why: "the mock has allocated nothing there (is it host memory?)".into(),
+            },
+            other => engine("range_of")(other),
+        })?;
+        if found.imported {
+            return Err(Error::SharedOn { ptr });
+        }
+        let home = DeviceOrdinal::new(found.device as u32);
+        if home != device {
+            return Err(Error::InvalidRegion(format!("{ptr} lies on device {home}, not on device {device}")));
+        }
+        let allocation = DeviceRange::new(home, DevicePtr::new(found.base.get()), found.size);
+        Ok(Extent { allocation, generation: found.generation.map(Generation) })
     }
 
     fn check_device(&self, device: DeviceOrdinal) -> Result<()> {
@@ -139,41 +162,27 @@ impl DeviceIpc for MockBackend {
     }
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
-        let ptr = range.ptr;
-        let found = self.machine.range_of(Address::new(ptr.get())).map_err(|error| match error {
-            EngineError::UnknownAddress { .. } => Error::NotDeviceMemory {
-                ptr,
-                why: "the mock has allocated nothing there (is it host memory?)".into(),
-            },
-            other => engine("range_of")(other),
-        })?;
-        if found.imported {
-            return Err(Error::SharedOn { ptr });
-        }
-        let allocation = DeviceRange::new(
-            DeviceOrdinal::new(found.device as u32),
-            DevicePtr::new(found.base.get()),
-            found.size,
-        );
-        if allocation.device != range.device {
+        let first = self.extent_at(range.ptr, range.device)?;
+        if stated_base.is_some_and(|stated| stated != first.allocation) {
             return Err(Error::InvalidRegion(format!(
-                "{ptr} lies on device {}, not on device {}",
-                allocation.device, range.device
+                "the allocation of {} has {} bytes at {}, which is not what its owner states",
+                range.ptr, first.allocation.len, first.allocation.ptr
             )));
         }
-        if !allocation.contains(&range) {
-            return Err(Error::InvalidRegion(format!(
-                "{} bytes at {ptr} leave their allocation of {} bytes at {}",
-                range.len, allocation.len, allocation.ptr
-            )));
+        let mut extents = vec![first];
+        while let Some(last) = extents.last().map(|extent| extent.allocation)
+            && last.end() < range.end()
+        {
+            let next = last.end().filter(|_| self.neighbours);
+            let next = next.and_then(|ptr| self.extent_at(ptr, range.device).ok());
+            extents.push(next.ok_or_else(|| {
+                Error::InvalidRegion(format!(
+                    "{} bytes at {} leave their allocation of {} bytes at {}",
+                    range.len, range.ptr, last.len, last.ptr
+                ))
+            })?);
         }
-        if stated_base.is_some_and(|stated| stated != allocation) {
-            return Err(Error::InvalidRegion(format!(
-                "the allocation of {ptr} has {} bytes at {}, which is not what its owner states",
-                allocation.len, allocation.ptr
-            )));
-        }
-        Ok(vec![Extent { allocation, generation: found.generation.map(Generation) }])
+        Ok(extents)
     }
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {

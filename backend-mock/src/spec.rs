@@ -16,10 +16,20 @@ pub enum HandleForm {
     Fds,
 }
 
-/// Takes `handles=` and `timelines=` out and leaves the rest to the engine. The last of the answer: are there timelines?
-pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm, bool), Unavailable> {
-    let mut form = HandleForm::default();
-    let mut timelines = true;
+/// What the text describes.
+pub(crate) struct Parsed {
+    pub(crate) config: MachineConfig,
+    pub(crate) form: HandleForm,
+    /// `timelines=on|off`: can streams write and wait on words? On unless said otherwise.
+    pub(crate) timelines: bool,
+    /// `neighbours=on|off`: may a region lie in several allocations, as with virtual memory management? Off unless said
+    /// otherwise.
+    pub(crate) neighbours: bool,
+}
+
+/// Takes out what is the backend's and leaves the rest to the engine.
+pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
+    let (mut form, mut timelines, mut neighbours) = (HandleForm::default(), true, false);
     let mut rest = Vec::new();
     for entry in spec.split(';') {
         match entry.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
@@ -30,18 +40,21 @@ pub(crate) fn parse(spec: &str) -> Result<(MachineConfig, HandleForm, bool), Una
                     "'{other}' is no value for 'handles': accepted is 'bytes' or 'fds'"
                 )));
             }
-            Some(("timelines", "on")) => timelines = true,
-            Some(("timelines", "off")) => timelines = false,
-            Some(("timelines", other)) => {
-                return Err(invalid(format!(
-                    "'{other}' is no value for 'timelines': accepted is 'on' or 'off'"
-                )));
-            }
+            Some(("timelines", value)) => timelines = switch("timelines", value)?,
+            Some(("neighbours", value)) => neighbours = switch("neighbours", value)?,
             _ => rest.push(entry),
         }
     }
     let config = MachineConfig::from_spec(&rest.join(";")).map_err(|error| invalid(error.to_string()))?;
-    Ok((config, form, timelines))
+    Ok(Parsed { config, form, timelines, neighbours })
+}
+
+fn switch(key: &str, value: &str) -> Result<bool, Unavailable> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(invalid(format!("'{other}' is no value for '{key}': accepted is 'on' or 'off'"))),
+    }
 }
 
 fn invalid(detail: String) -> Unavailable {
@@ -56,17 +69,19 @@ mod tests {
 
     #[test]
     fn handles_are_taken_out_and_the_rest_is_the_engines() {
-        let (config, form, timelines) = parse("devices=3; handles = fds ;events=off;timelines=off").unwrap();
+        let parsed = parse("devices=3; handles = fds ;events=off;timelines=off;neighbours=on").unwrap();
         assert_eq!(
-            (config.devices.len(), config.events, form, timelines),
-            (3, false, HandleForm::Fds, false)
+            (parsed.config.devices.len(), parsed.config.events, parsed.form),
+            (3, false, HandleForm::Fds)
         );
-        assert_eq!(parse("").unwrap().1, HandleForm::Bytes);
+        assert_eq!((parsed.timelines, parsed.neighbours), (false, true));
+        let plain = parse("").unwrap();
+        assert_eq!((plain.form, plain.timelines, plain.neighbours), (HandleForm::Bytes, true, false));
     }
 
     #[test]
     fn a_bad_description_is_told_with_the_variable() {
-        for spec in ["handles=none", "timelines=maybe", "colour=red", "devices=many"] {
+        for spec in ["handles=none", "timelines=maybe", "neighbours=2", "colour=red", "devices=many"] {
             let error = parse(spec).unwrap_err().to_string();
             let value = spec.split_once('=').unwrap();
             assert!(error.contains(MACHINE_VARIABLE) && error.contains(value.0), "{error}");

@@ -152,7 +152,11 @@ impl Link {
             return Ok((known, slot));
         }
         let file = fds.into_iter().next();
-        let file = file.ok_or_else(|| Error::Protocol("it gave words without their page".into()))?;
+        let file = file.ok_or_else(|| {
+            let what = "receiving a page of timeline words (this process may have no file descriptors left; raise its \
+                        limit, ulimit -n)";
+            Error::io(what, rustix::io::Errno::MFILE)
+        })?;
         let opened = WordPage::open(file)?;
         notices.pages.retain(|_, known| known.strong_count() > 0);
         notices.pages.insert(page, Arc::downgrade(&opened));

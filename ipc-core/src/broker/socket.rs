@@ -64,7 +64,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 }
 
 /// Receives one message. `None` at the end of the connection, `AGAIN` where there is none yet, `MSGSIZE` for one that
-/// is larger than any of ours or lost some of its descriptors.
+/// is larger than any of ours. One that lost some of its descriptors, as this process may have no more of them, comes with
+/// none.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Packet>> {
     buffer.resize(MAX_MESSAGE_BYTES, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -83,8 +84,12 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::i
             fds.extend(rights);
         }
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::MSGSIZE);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        tracing::warn!("a message's descriptors were lost; raise this process's limit (ulimit -n)");
+        fds.clear();
     }
     if received.bytes == 0 {
         return Ok(None);

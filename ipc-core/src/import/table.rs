@@ -501,6 +501,15 @@ fn check_grant(descriptor: &Descriptor, grant: &Grant, fds: usize) -> Result<()>
     }
     let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
     if claimed != fds {
+        if fds < claimed {
+            return Err(Error::io(
+                format!(
+                    "receiving the memory's {claimed} file descriptors, of which {fds} came (this process may have too \
+                     few left; raise its limit, ulimit -n)"
+                ),
+                rustix::io::Errno::MFILE,
+            ));
+        }
         return misfit(format!("it sent {fds} descriptors and spoke of {claimed}"));
     }
     for (handle, extent) in grant.handles.iter().zip(&descriptor.extents) {

@@ -5,7 +5,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, DeviceMemory, DeviceOrdinal, DeviceOwner, Export, Hanging, OwnedRegion, Result, ShareBuilder,
+    Buffer, DeviceMemory, DeviceOrdinal, DeviceOwner, DeviceRange, Export, Hanging, OwnedRegion, Region,
+    Result, ShareBuilder,
 };
 
 use super::{Agent, Words};
@@ -70,6 +71,25 @@ impl Agent {
         };
         let descriptor = export.descriptor().to_string();
         self.exports.insert(name, export);
+        Ok(descriptor)
+    }
+
+    /// `share-many NAME COUNT BYTES [from=OFFSET]`: a region over so many allocations of so many bytes each, from that offset
+    /// in the first of them on to the end of the last.
+    pub(super) fn share_many(&mut self, words: &Words<'_>) -> Result<String> {
+        let (count, bytes) = (words.number(1) as u64, words.number(2) as u64);
+        let ipc = self.ipc().clone();
+        let buffers: Vec<_> = (0..count).map(|_| ipc.allocate(0, bytes)).collect::<Result<_>>()?;
+        let first = buffers.iter().map(|buffer| buffer.range().ptr).min().expect("there is one");
+        let from = words.number_of("from").unwrap_or(0);
+        let whole = DeviceRange::new(DeviceOrdinal::new(0), first, count * bytes);
+        let range = whole.slice(from, whole.len - from).expect("it begins inside");
+        let region = Region::new("mock", range);
+        // SAFETY: the owner keeps all the buffers, which are neighbours: the share would fail where one is missing.
+        let owner = unsafe { OwnedRegion::new(buffers, region) };
+        let export = ipc.share(owner).start().map_err(device_ipc_core::Error::from)?;
+        let descriptor = export.descriptor().to_string();
+        self.exports.insert(words.name(0).to_owned(), export);
         Ok(descriptor)
     }
 

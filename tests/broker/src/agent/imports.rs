@@ -38,6 +38,14 @@ impl Agent {
         touched.map(|value| value.to_string())
     }
 
+    /// `last-float NAME`
+    pub(super) fn last_float(&mut self, words: &Words<'_>) -> Result<String> {
+        let stream = self.stream()?;
+        let mapping = self.mappings.get(words.name(0)).expect("it was opened");
+        let all = mapping.view::<f32, _>(&stream)?.to_vec()?;
+        Ok(all.last().expect("a mapping has bytes").to_string())
+    }
+
     /// A stream whose work has failed is of no use any more.
     fn replace_stream(&mut self) -> Result<()> {
         self.stream = None;

@@ -1,0 +1,65 @@
+//! Regions over many allocations: their handles and file descriptors do not fit one packet.
+
+use std::str::FromStr;
+
+use device_ipc_broker_tests::{Answer, Census, Child, agent, eventually};
+use device_ipc_core::Descriptor;
+
+/// Each allocation has a handle with a file descriptor, and a region may lie in many of them.
+const MANY: &str = "devices=2;handles=fds;neighbours=on";
+
+/// The same, without descriptors.
+const MANY_BYTES: &str = "devices=2;neighbours=on";
+
+fn share_many(exporter: &mut Child, command: &str) -> Descriptor {
+    let text = exporter.ok(&format!("share-many {command}"));
+    Descriptor::from_str(&text).expect("it is a descriptor")
+}
+
+#[test]
+fn a_region_over_more_allocations_than_a_packet_takes_descriptors_is_one_range() {
+    for (machine, count) in [(MANY, 254), (MANY, 253), (MANY, 600), (MANY_BYTES, 600), (MANY_BYTES, 1500)] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        let before = importer.census();
+        let descriptor = share_many(&mut exporter, &format!("x {count} 4096 from=64"));
+        let opened = importer.ok(&format!("open x {descriptor}"));
+        assert!(opened.ends_with(&format!(" {}", count * 4096 - 64)), "{machine} {count}: {opened}");
+        importer.ok("touch x");
+        // What one side adds is there for the next that opens it, in all of the allocations.
+        let mut another = agent!(machine);
+        another.ok(&format!("open x {descriptor}"));
+        assert_eq!(another.ok("touch x"), "2");
+        assert_eq!(another.ok("last-float x"), "2", "the end of the region lies in the last allocation");
+        importer.ok("drop x");
+        importer.ok("close-unused 10000");
+        eventually("descriptors are closed", descriptors(&before, &importer.census()), || {
+            descriptors(&before, &importer.census())
+        });
+        assert_eq!(importer.census().of_kind("memfd:device-ipc-mock"), 0);
+        another.ok("drop x");
+        exporter.ok("close x 10000");
+        assert_eq!(exporter.allocated(), 0);
+    }
+}
+
+fn descriptors(before: &Census, now: &Census) -> bool {
+    now.of_kind("memfd:device-ipc-mock") == before.of_kind("memfd:device-ipc-mock")
+}
+
+#[test]
+fn a_process_without_descriptors_for_all_the_handles_gets_an_error_and_goes_on() {
+    let (mut exporter, mut importer) = (agent!(MANY), agent!(MANY));
+    let small = exporter.share("small 4096");
+    importer.ok(&format!("open small {small}"));
+    let descriptor = share_many(&mut exporter, "x 600 4096");
+    importer.ok("limit-descriptors 64");
+    let failed = match importer.ask(&format!("open x {descriptor}")) {
+        Answer::Failed(failure) => failure,
+        other => panic!("{other:?}"),
+    };
+    assert!(failed.text.contains("descriptors"), "{failed:?}");
+    eventually("the lease is given back", 0, || exporter.holders("x"));
+    importer.ok("touch small");
+    importer.ok("drop small");
+    exporter.ok("close x 10000");
+}
