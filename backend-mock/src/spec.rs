@@ -17,6 +17,7 @@ pub enum HandleForm {
 }
 
 /// What the text describes.
+#[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) config: MachineConfig,
     pub(crate) form: HandleForm,

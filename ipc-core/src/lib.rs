@@ -51,7 +51,7 @@ pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
 pub use error::{Error, Result, VendorError, VendorStatus};
 pub use export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
-pub use import::{CacheLimits, Mapping, OpenBuilder};
+pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 #[cfg(feature = "kill-points")]

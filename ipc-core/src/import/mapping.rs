@@ -2,13 +2,14 @@
 
 #![allow(unsafe_code, reason = "views are made of the range that this guard keeps mapped")]
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::table::{Lease, LeaseKey};
 use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceIpc};
+use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
@@ -300,22 +301,34 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::WrongStream`], or what the vendor says; the mapping then ends as by a plain drop.
-    pub fn release<M>(mut self, stream: &impl AsStream<M>) -> Result<()> {
-        self.owner.check()?;
-        let stream = stream.as_stream();
-        self.check_stream(stream)?;
-        let backend = Arc::clone(&self.parts().backend);
-        if !backend.capabilities(stream.device())?.ipc_events {
+    /// [`ReleaseError`], which gives the mapping back: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture
+    /// is intact as long as the mapping is kept (a plain drop waits for the device, which CUDA permits in no capture);
+    /// else what the vendor says.
+    pub fn release<M>(mut self, stream: &impl AsStream<M>) -> Result<(), ReleaseError> {
+        match self.released_event(stream.as_stream()) {
             // A plain drop waits for the whole device, this stream included.
-            return Ok(());
+            Ok(None) => {}
+            Ok(Some(event)) => {
+                if let Some((runtime, parts)) = self.take_for_end() {
+                    runtime.worker.submit_when(event, move || parts.let_go(runtime));
+                }
+            }
+            Err(error) => return Err(ReleaseError { error, mapping: Box::new(self) }),
+        }
+        Ok(())
+    }
+
+    /// An event that the stream reaches when it is done, where there are any.
+    fn released_event(&self, stream: BorrowedStream<'_>) -> Result<Option<Box<dyn DeviceEvent>>> {
+        self.owner.check()?;
+        self.check_stream(stream)?;
+        let backend = &self.parts().backend;
+        if !backend.capabilities(stream.device())?.ipc_events {
+            return Ok(None);
         }
         let event = backend.create_event(stream.device())?;
         event.record(stream)?;
-        if let Some((runtime, parts)) = self.take_for_end() {
-            runtime.worker.submit_when(event, move || parts.let_go(runtime));
-        }
-        Ok(())
+        Ok(Some(event))
     }
 
     /// Everything that has to be let go of, on the worker's thread, once device work has finished.
@@ -348,6 +361,49 @@ impl MappingParts {
                 runtime.exports.release(self.descriptor.export, lease, End::Released);
             }
         }
+    }
+}
+
+/// Why a mapping was not released on a stream, and the mapping.
+pub struct ReleaseError {
+    error: Error,
+    mapping: Box<Mapping>,
+}
+
+impl ReleaseError {
+    /// Why.
+    pub const fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Gives the mapping back.
+    pub fn into_mapping(self) -> Mapping {
+        *self.mapping
+    }
+}
+
+impl fmt::Debug for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl fmt::Display for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ReleaseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// The mapping ends as by a plain drop.
+impl From<ReleaseError> for Error {
+    fn from(failed: ReleaseError) -> Self {
+        failed.error
     }
 }
 

@@ -8,7 +8,7 @@ mod open;
 mod table;
 
 pub use cache::CacheLimits;
-pub use mapping::Mapping;
+pub use mapping::{Mapping, ReleaseError};
 pub use open::OpenBuilder;
 
 pub(crate) use table::{ImportTable, LeaseKey};

@@ -262,10 +262,10 @@ fn a_signal_that_comes_after_the_end_is_taken_back() {
     // The end has come once the exporter has poisoned the word; then the late signal.
     let words = Words::map(page);
     words.wait_for_the_end(slot);
-    words.write_from_importer(slot, 3);
+    words.write_importers(slot, 3);
     let answer = within(SOON, "the stream that waits", || exporter.hear());
     assert_eq!(answer, Answer::Done(String::new()));
-    eventually("the late signal is taken back", 1 << 62, || words.from_importer(slot));
+    eventually("the late signal is taken back", 1 << 62, || words.importers(slot));
     exporter.fails("check x", "ImporterGone");
 }
 
@@ -287,14 +287,14 @@ impl Words {
         Self(page.into())
     }
 
-    fn from_importer(&self, slot: u32) -> u64 {
+    fn importers(&self, slot: u32) -> u64 {
         use std::os::unix::fs::FileExt;
         let mut bytes = [0; 8];
         self.0.read_exact_at(&mut bytes, u64::from(slot) * 256 + 128).expect("the page is that long");
         u64::from_ne_bytes(bytes)
     }
 
-    fn write_from_importer(&self, slot: u32, value: u64) {
+    fn write_importers(&self, slot: u32, value: u64) {
         use std::os::unix::fs::FileExt;
         self.0
             .write_all_at(&value.to_ne_bytes(), u64::from(slot) * 256 + 128)
@@ -302,7 +302,7 @@ impl Words {
     }
 
     fn wait_for_the_end(&self, slot: u32) {
-        eventually("the word is ended", 1 << 62, || self.from_importer(slot));
+        eventually("the word is ended", 1 << 62, || self.importers(slot));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use device_ipc_core::{DescriptorError, Error, LayoutError, ShareError, Unavailable};
+use device_ipc_core::{DescriptorError, Error, LayoutError, ReleaseError, ShareError, Unavailable};
 
 use crate::process::ReceiveError;
 
@@ -65,6 +65,13 @@ failures! {
     ReceiveError, " while waiting for another process";
     std::io::Error, " of the system";
     serde_json::Error, " of a message";
+}
+
+impl From<ReleaseError> for Stop {
+    #[track_caller]
+    fn from(error: ReleaseError) -> Self {
+        Self::failed(format_args!("unexpected error of a release: {error}"))
+    }
 }
 
 impl<O> From<ShareError<O>> for Stop {

@@ -59,7 +59,7 @@ impl Agent {
             if let Some(stream) = &stream {
                 told("view", mapping.view::<f32, _>(stream).map(drop));
                 if index == 0 {
-                    told("release", mapping.release(stream));
+                    told("release", mapping.release(stream).map_err(Error::from));
                 }
             }
         }
