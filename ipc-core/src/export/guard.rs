@@ -60,7 +60,7 @@ impl Export {
         let runtime = Runtime::get()?;
         let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
-            what: format!("the {count}th timeline of the export"),
+            what: format!("a count of {count} timelines of the export"),
             after: timeout,
             detail: format!("; {found} importers have asked for theirs (Mapping::timeline)"),
         })

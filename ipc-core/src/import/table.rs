@@ -173,6 +173,9 @@ impl Lease {
     }
 }
 
+/// How long an open waits for drops that are in progress where they may stand in its way.
+const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
+
 /// An exporter that does not count its drops is asked at every open.
 const NO_EPOCH: u64 = u64::MAX;
 
@@ -286,8 +289,9 @@ impl ImportTable {
     fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, key) {
-            // What is kept unused may be outdated, and is given up for this.
+            // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
             Err(Error::OverlapsInUse { .. }) => {
+                Runtime::get()?.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.close_idle_of(&wanted.descriptor.exporter);
                 self.begin_over(&link, wanted, key)
             }

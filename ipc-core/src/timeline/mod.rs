@@ -221,6 +221,12 @@ impl Timeline {
         self.ends.last_signalled.load(Ordering::Acquire)
     }
 
+    /// Has everything arrived that this side has signalled, or submitted to a stream?
+    pub(crate) fn has_arrived(&self) -> bool {
+        let ends = &*self.ends;
+        ends.page.word(ends.slot, ends.outgoing()).load(Ordering::Acquire) >= self.last_signalled()
+    }
+
     pub(crate) fn ends(&self) -> &Arc<Ends> {
         &self.ends
     }
