@@ -20,7 +20,7 @@ use super::socket::{self, PeerCredentials, timespec};
 use crate::descriptor::ExportId;
 use crate::kill::kill_point;
 use crate::runtime::{ClosedByFork, Runtime};
-use crate::timeline::{End, Ends};
+use crate::timeline::{End, Ends, Timeline};
 
 /// Connections served at a time.
 const MAX_CONNECTIONS: usize = 4096;
@@ -41,6 +41,9 @@ const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// often, with pauses that double: for two minutes. The driver takes down a killed process's queues within seconds.
 const POISON_AGAIN: Duration = Duration::from_millis(2);
 const POISON_TIMES: u32 = 16;
+
+/// How often it is looked whether signals within this process have arrived.
+const ARRIVAL: Duration = Duration::from_millis(1);
 
 /// What the loop waits on, beside links.
 enum Source {
@@ -78,6 +81,8 @@ enum Timer {
     Listen,
     /// Ends the words of a peer that has gone once more, for the so many-th time.
     Poison(u32),
+    /// Looks whether the signals of a timeline have arrived.
+    Arrival,
 }
 
 /// The state of the poller's thread.
@@ -92,6 +97,8 @@ pub(super) struct EventLoop {
     connections: usize,
     /// Timelines whose peer has gone: what it had submitted to its device may still arrive.
     ended: HashMap<u64, Arc<Ends>>,
+    /// Timelines within this process that end when what was submitted has arrived.
+    arriving: HashMap<u64, (Timeline, Option<Timeline>)>,
     next: u64,
     buffer: Vec<u8>,
 }
@@ -106,6 +113,7 @@ impl EventLoop {
             timers: BTreeMap::new(),
             connections: 0,
             ended: HashMap::new(),
+            arriving: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
         }
@@ -187,6 +195,11 @@ impl EventLoop {
                     }
                 }
                 Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
+                Command::EndOnceArrived(near, far) => {
+                    let id = self.take_id();
+                    self.arriving.insert(id, (near, far));
+                    self.look_for_arrival(Instant::now(), id);
+                }
                 Command::Poison(ends) => {
                     let id = self.take_id();
                     self.ended.insert(id, ends);
@@ -349,8 +362,22 @@ impl EventLoop {
                     self.modify(socket.as_fd(), id, EventFlags::IN);
                 }
                 (Timer::Poison(times), _) => self.poison_again(now, id, times),
+                (Timer::Arrival, _) => self.look_for_arrival(now, id),
                 _ => {}
             }
+        }
+    }
+
+    fn look_for_arrival(&mut self, now: Instant, id: u64) {
+        let Some((near, _)) = self.arriving.get(&id) else { return };
+        if !near.has_arrived() {
+            self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
+            return;
+        }
+        let Some((near, far)) = self.arriving.remove(&id) else { return };
+        near.ends().end(End::Released);
+        if let Some(far) = far {
+            far.ends().end(End::Released);
         }
     }
 

@@ -20,7 +20,7 @@ use super::{BrokerAddress, MAX_ADDRESS_BYTES, Refusal};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::runtime::{ClosedByFork, spawn_without_signals};
-use crate::timeline::Ends;
+use crate::timeline::{Ends, Timeline};
 
 /// Pending connections that the kernel keeps for us.
 const BACKLOG: i32 = 128;
@@ -63,6 +63,7 @@ pub(super) enum Command {
     Unwatch(u64),
     Notify(Notice, ExportId, Vec<ConnectionId>),
     Poison(Arc<Ends>),
+    EndOnceArrived(Timeline, Option<Timeline>),
     Checked(ConnectionId, u64, Result<(), Refusal>),
 }
 
@@ -131,6 +132,13 @@ impl Poller {
     pub(crate) fn poison_again(&self, ends: Arc<Ends>) {
         if let Some(started) = self.lock().as_ref() {
             started.shared.command(Command::Poison(ends));
+        }
+    }
+
+    /// Ends both sides of a timeline within this process, once what the near side has submitted has arrived.
+    pub(crate) fn end_once_arrived(&self, near: Timeline, far: Option<Timeline>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::EndOnceArrived(near, far));
         }
     }
 

@@ -281,13 +281,9 @@ impl ExportTable {
         Ok(Some((timeline, shared)))
     }
 
-    /// Ends the exporter's side of a lease's timeline before the lease itself ends.
-    pub(crate) fn end_timeline(&self, export: ExportId, lease: LeaseId) {
-        let state = self.lock();
-        let lease = state.exports.get(&export).and_then(|entry| entry.leases.get(&lease));
-        if let Some(timeline) = lease.and_then(|lease| lease.timeline.as_ref()) {
-            timeline.ends().end(End::Released);
-        }
+    /// The exporter's side of a lease's timeline, where it has one.
+    pub(crate) fn known_timeline(&self, export: ExportId, lease: LeaseId) -> Option<Timeline> {
+        self.lock().exports.get(&export)?.leases.get(&lease)?.timeline.clone()
     }
 
     /// The timelines of an export's leases, once there are so many, in the order in which the leases began; or how many

@@ -310,11 +310,8 @@ impl Mapping {
             Ok(None) => {}
             Ok(Some(event)) => {
                 if let Some((runtime, parts)) = self.take_for_end() {
-                    let timeline = self.take_local_timeline();
-                    runtime.worker.submit_when(event, move || {
-                        end(timeline.as_ref());
-                        parts.let_go(runtime);
-                    });
+                    self.end_local_timeline(runtime, &parts);
+                    runtime.worker.submit_when(event, move || parts.let_go(runtime));
                 }
             }
             Err(error) => return Err(ReleaseError { error, mapping: Box::new(self) }),
@@ -335,8 +332,14 @@ impl Mapping {
         Ok(Some(event))
     }
 
-    fn take_local_timeline(&mut self) -> Option<Timeline> {
-        self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take()
+    /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
+    /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
+    /// the poller, as the worker may be waiting for them already.
+    fn end_local_timeline(&mut self, runtime: &Runtime, parts: &MappingParts) {
+        let near = self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(near) = near {
+            runtime.poller.end_once_arrived(near, parts.far_timeline(runtime));
+        }
     }
 
     /// Everything that has to be let go of, on the worker's thread, once device work has finished.
@@ -356,26 +359,13 @@ impl Mapping {
     }
 }
 
-/// Nobody waits by this side of a timeline any longer.
-fn end(timeline: Option<&Timeline>) {
-    if let Some(timeline) = timeline {
-        timeline.ends().end(End::Released);
-    }
-}
-
 impl MappingParts {
     /// The exporter's side of the timeline, where that is this very process.
-    fn end_far_side(&self, runtime: &Runtime) {
-        if let Hold::Local(lease, _) = &self.hold {
-            runtime.exports.end_timeline(self.descriptor.export, *lease);
+    fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
+        match &self.hold {
+            Hold::Local(lease, _) => runtime.exports.known_timeline(self.descriptor.export, *lease),
+            Hold::Remote(..) => None,
         }
-    }
-
-    fn synchronize_and_let_go(self, runtime: &'static Runtime) {
-        if let Err(error) = self.backend.synchronize_device(self.range.device) {
-            tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
-        }
-        self.let_go(runtime);
     }
 
     fn let_go(self, runtime: &'static Runtime) {
@@ -436,20 +426,12 @@ impl From<ReleaseError> for Error {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Some((runtime, parts)) = self.take_for_end() else { return };
-        let Some(timeline) = self.take_local_timeline() else {
-            runtime.worker.submit(move || parts.synchronize_and_let_go(runtime));
-            return;
-        };
-        // The exporter's streams are this process's too. One that waits for a signal that nobody will submit any more would
-        // be waited for in vain, so they are let through once all that was submitted has arrived.
-        let near = timeline.clone();
-        runtime.worker.submit_once(
-            move || Ok(near.has_arrived()),
-            move || {
-                end(Some(&timeline));
-                parts.end_far_side(runtime);
-                parts.synchronize_and_let_go(runtime);
-            },
-        );
+        self.end_local_timeline(runtime, &parts);
+        runtime.worker.submit(move || {
+            if let Err(error) = parts.backend.synchronize_device(parts.range.device) {
+                tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+            }
+            parts.let_go(runtime);
+        });
     }
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::thread::spawn_without_signals;
 use crate::backend::DeviceEvent;
-use crate::error::Result;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -32,7 +31,7 @@ enum Task {
 }
 
 struct Waiting {
-    reached: Box<dyn FnMut() -> Result<bool> + Send>,
+    event: Box<dyn DeviceEvent>,
     job: Job,
     since: Instant,
     warned: bool,
@@ -46,17 +45,8 @@ impl Worker {
 
     /// Hands a job over that is run once the event has been reached; the event is dropped before it.
     pub(crate) fn submit_when(&self, event: Box<dyn DeviceEvent>, job: impl FnOnce() + Send + 'static) {
-        self.submit_once(move || event.query(), job);
-    }
-
-    /// Hands a job over that is run once the question is answered with yes, or cannot be answered.
-    pub(crate) fn submit_once(
-        &self,
-        reached: impl FnMut() -> Result<bool> + Send + 'static,
-        job: impl FnOnce() + Send + 'static,
-    ) {
-        let (reached, job) = (Box::new(reached), Box::new(job));
-        self.send(Task::When(Waiting { reached, job, since: Instant::now(), warned: false }));
+        let job = Box::new(job);
+        self.send(Task::When(Waiting { event, job, since: Instant::now(), warned: false }));
     }
 
     /// Waits until everything that was submitted before has been run. False when the time was over first.
@@ -113,7 +103,7 @@ impl Waiting {
                 "memory was released on a stream that has not got there yet; it stays open"
             );
         }
-        match (self.reached)() {
+        match self.event.query() {
             Ok(reached) => reached,
             Err(error) => {
                 tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
@@ -123,7 +113,7 @@ impl Waiting {
     }
 
     fn finish(self) {
-        drop(self.reached);
+        drop(self.event);
         run(self.job);
     }
 }
