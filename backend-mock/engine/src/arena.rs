@@ -31,9 +31,32 @@ impl Reservation {
         Ok(Self { base: base as usize, len })
     }
 
+    /// As [`new`](Self::new), from a multiple of `alignment` (a power of two, whole pages) on.
+    pub(crate) fn aligned(len: usize, alignment: usize) -> Result<Self, EngineError> {
+        let room =
+            len.checked_add(alignment).ok_or_else(|| EngineError::invalid_value("a range this large"))?;
+        let mut space = Self::new(room)?;
+        let base = space.base.next_multiple_of(alignment);
+        // What is not needed goes back: addresses before the base, and behind the end.
+        let before = base - space.base;
+        for (at, len) in [(space.base, before), (base + len, room - len - before)] {
+            if len > 0 {
+                // SAFETY: part of what was mapped above, which nobody knows yet.
+                unsafe { munmap(at as *mut _, len) }.map_err(EngineError::system("munmap"))?;
+            }
+        }
+        (space.base, space.len) = (base, len);
+        Ok(space)
+    }
+
     /// First address.
     pub(crate) fn base(&self) -> usize {
         self.base
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Maps `len` bytes of `file` from `file_offset` on at `offset`, all in whole pages.
@@ -60,7 +83,7 @@ impl Reservation {
     ///
     /// # Safety
     /// Nobody may access these addresses any more.
-    unsafe fn clear(&self, offset: usize, len: usize) -> Result<(), EngineError> {
+    pub(crate) unsafe fn clear(&self, offset: usize, len: usize) -> Result<(), EngineError> {
         self.check(offset, len);
         let at = (self.base + offset) as *mut _;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -102,15 +125,26 @@ impl Arena {
         &self.space
     }
 
-    /// Hands out the lowest free part of `len` bytes: its offset, or `None` if no gap is that long.
-    pub(crate) fn take(&self, len: usize) -> Option<usize> {
+    /// Hands out the lowest free part of `len` bytes whose address is a multiple of `alignment`, a power of two: its
+    /// offset, or `None` if there is no such gap.
+    pub(crate) fn take_aligned(&self, len: usize, alignment: usize) -> Option<usize> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let (offset, gap) = free.iter().map(|(&offset, &gap)| (offset, gap)).find(|&(_, gap)| gap >= len)?;
+        let begin = |offset: usize| {
+            let address = self.space.base().checked_add(offset)?;
+            Some(address.checked_next_multiple_of(alignment)? - self.space.base())
+        };
+        let fits = |(&offset, &gap): (&usize, &usize)| {
+            let at = begin(offset)?;
+            (at.checked_add(len)? <= offset + gap).then_some((offset, gap, at))
+        };
+        let (offset, gap, at) = free.iter().find_map(fits)?;
         free.remove(&offset);
-        if gap > len {
-            free.insert(offset + len, gap - len);
+        for (start, end) in [(offset, at), (at + len, offset + gap)] {
+            if start < end {
+                free.insert(start, end - start);
+            }
         }
-        Some(offset)
+        Some(at)
     }
 
     /// Takes a part back.
@@ -147,15 +181,15 @@ mod tests {
     fn the_lowest_gap_that_fits_is_taken_and_gaps_grow_together() {
         let page = page_size();
         let arena = Arena::new(8 * page).expect("address space");
-        let taken: Vec<_> = (0..4).map(|_| arena.take(2 * page)).collect();
+        let taken: Vec<_> = (0..4).map(|_| arena.take_aligned(2 * page, 1)).collect();
         assert_eq!(taken, [Some(0), Some(2 * page), Some(4 * page), Some(6 * page)]);
-        assert_eq!(arena.take(page), None);
+        assert_eq!(arena.take_aligned(page, 1), None);
         // SAFETY: nothing was mapped there.
         unsafe {
             arena.give_back(2 * page, 2 * page);
             arena.give_back(6 * page, 2 * page);
             arena.give_back(4 * page, 2 * page);
         }
-        assert_eq!(arena.take(6 * page), Some(2 * page));
+        assert_eq!(arena.take_aligned(6 * page, 1), Some(2 * page));
     }
 }

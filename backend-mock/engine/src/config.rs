@@ -58,6 +58,9 @@ pub struct MachineConfig {
     /// Whether opening refuses a stale handle. Off, as with CUDA, a stale handle can silently open
     /// another block that took its place. A revoking exporter's handles are always checked.
     pub check_generation: bool,
+    /// Whether a process can open what it exported itself as bytes, as with Ascend; otherwise
+    /// [`EngineError::OwnProcess`](crate::EngineError::OwnProcess).
+    pub own_handles: bool,
     /// Whether events can be shared between processes.
     pub events: bool,
     /// A delay before every stream operation begins.
@@ -77,6 +80,7 @@ impl Default for MachineConfig {
             lifetime: Lifetime::Pinning,
             generations: true,
             check_generation: false,
+            own_handles: false,
             events: true,
             latency: Duration::from_micros(200),
             faults: Vec::new(),

@@ -167,6 +167,12 @@ pub enum EngineError {
         /// The event's number.
         event: u64,
     },
+    /// No such block of physical memory, or it was released.
+    #[error("no block {block} of physical memory")]
+    InvalidBlock {
+        /// The block's number.
+        block: u64,
+    },
     /// The machine was configured without this.
     #[error("not supported by this machine: {what}")]
     NotSupported {
@@ -202,6 +208,9 @@ pub enum EngineError {
     /// The process was forked after the machine was made.
     #[error("the machine does not work in a forked child; spawn a new process instead (fork and exec)")]
     Forked,
+    /// The work had to wait for longer than its caller allowed.
+    #[error("the work waited for too long: its limit is over")]
+    TimedOut,
     /// The stream was torn down before it got to the work.
     #[error("the work was dropped: its stream failed or was torn down before it ran")]
     Cancelled,
@@ -247,6 +256,8 @@ impl EngineError {
             Self::Forked => 26,
             Self::Cancelled => 27,
             Self::System { .. } => 28,
+            Self::InvalidBlock { .. } => 29,
+            Self::TimedOut => 30,
         }
     }
 

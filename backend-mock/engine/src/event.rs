@@ -150,7 +150,8 @@ impl EventState {
         }
     }
 
-    /// Waits until the record is complete; `Ok(false)` once `deadline` has passed.
+    /// Waits until the record is complete; `Ok(false)` once `deadline` has passed. `seen` says whether this process can
+    /// see that the recorder has ended.
     ///
     /// # Errors
     /// `RecordFailed`, `PeerLost`, and `Cancelled` when `cancelled` says so.
@@ -158,6 +159,7 @@ impl EventState {
         &self,
         record: Record,
         deadline: Option<Instant>,
+        seen: bool,
         cancelled: impl Fn() -> bool,
     ) -> Result<bool, EngineError> {
         loop {
@@ -178,7 +180,8 @@ impl EventState {
             let _ = futex::wait(&self.bell, futex::Flags::empty(), bell, Some(&slice));
             let cell = self.look(record);
             // It may have completed and ended since we looked, so look once more before the verdict.
-            if cell.progress == Progress::Pending
+            if seen
+                && cell.progress == Progress::Pending
                 && !cell.recorder_is_alive()
                 && self.look(record).progress == Progress::Pending
             {
@@ -258,7 +261,7 @@ mod tests {
         event.submit(dead);
         event.submitted.store(0, Ordering::Relaxed);
         assert_eq!(event.submit(me), Record(2));
-        assert_eq!(event.wait(Record(1), None, || false), Err(EngineError::PeerLost { pid: PID_MASK }));
+        assert_eq!(event.wait(Record(1), None, true, || false), Err(EngineError::PeerLost { pid: PID_MASK }));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use crate::event::{EventState, Record};
 use crate::handle::{Handle, HandleKind};
 use crate::machine::lock;
-use crate::object::{Object, refuse_own};
-use crate::page::{Identity, ObjectKind, Page};
+use crate::object::{Object, duplicate, refuse_own};
+use crate::page::{Edition, Identity, ObjectKind, Page};
 use crate::{EngineError, EventId, HANDLE_BYTES, Lifetime, Machine, Operation, StreamId};
 
 /// Numbers that go into handles: also two machines in one process never use one twice.
@@ -25,6 +25,15 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 pub(crate) enum EventCell {
     Local(Box<EventState>),
     Shared(Page),
+    /// Shared with processes whose pids mean nothing here.
+    Distant(Page),
+}
+
+impl EventCell {
+    /// Whether the end of a recording process can be seen.
+    fn sees_recorders(&self) -> bool {
+        !matches!(self, Self::Distant(_))
+    }
 }
 
 impl Deref for EventCell {
@@ -33,7 +42,7 @@ impl Deref for EventCell {
     fn deref(&self) -> &EventState {
         match self {
             Self::Local(state) => state,
-            Self::Shared(page) => page.event(),
+            Self::Shared(page) | Self::Distant(page) => page.event(),
         }
     }
 }
@@ -102,7 +111,8 @@ impl Machine {
             ));
         };
         let (kind, fd) = (HandleKind::Event, Object::slot(file));
-        Ok(Handle { kind, exporter: self.process, fd, id: *id, epoch: 0, size: 0 }.encode())
+        Ok(Handle { kind, exporter: self.process, fd, id: *id, edition: Edition::default(), size: 0 }
+            .encode())
     }
 
     /// Opens an event of another process, on a device. Both sides may record it, also after the other has destroyed
@@ -121,10 +131,39 @@ impl Machine {
         }
         refuse_own(handle.exporter, self.process)?;
         let Object { page, identity, .. } = Object::reach(&handle, ObjectKind::Event, true)?;
-        if identity.id != handle.id || page.ended(handle.epoch).is_some() {
+        if identity.id != handle.id || page.ended(handle.edition).is_some() {
             return Err(invalid("its exporter has destroyed the event"));
         }
         Ok(self.add_event(Event { cell: Arc::new(EventCell::Shared(page)), device, shared: None }))
+    }
+
+    /// Exports such an event as a file descriptor, to be passed on by whatever road.
+    ///
+    /// # Errors
+    /// As [`export_event`](Self::export_event), and `System`.
+    pub fn export_event_fd(&self, event: EventId) -> Result<OwnedFd, EngineError> {
+        self.enter(Operation::ExportEvent)?;
+        let events = lock(&self.events);
+        let event = events.get(&event.get()).ok_or(EngineError::InvalidEvent { event: event.get() })?;
+        match &event.shared {
+            Some((file, _)) => duplicate(file),
+            None => Err(EngineError::invalid_value(
+                "export of an event that this process did not make for sharing",
+            )),
+        }
+    }
+
+    /// Opens an event by the descriptor of [`export_event_fd`](Self::export_event_fd), also where the two processes do
+    /// not see each other. A wait for a record of a process that is not to be seen does not end with that process.
+    ///
+    /// # Errors
+    /// `InvalidDevice`; `InvalidHandle` for a descriptor of something else; `NotSupported`; `System`.
+    pub fn open_event_fd(&self, fd: OwnedFd, device: usize) -> Result<EventId, EngineError> {
+        self.enter(Operation::OpenEvent)?;
+        self.device(device)?;
+        self.require_shared_events()?;
+        let Object { page, .. } = Object::adopt(fd, ObjectKind::Event, true)?;
+        Ok(self.add_event(Event { cell: Arc::new(EventCell::Distant(page)), device, shared: None }))
     }
 
     /// Destroys an event, or lets go of one that was opened. Work that was queued with it goes on.
@@ -175,8 +214,10 @@ impl Machine {
         let (cell, _) = self.event(event)?;
         let queue = self.stream(stream)?;
         let record = cell.latest();
-        queue
-            .enqueue(|| Box::new(move |stream| cell.wait(record, None, || stream.is_cancelled()).map(|_| ())))
+        queue.enqueue(|| {
+            let seen = cell.sees_recorders();
+            Box::new(move |stream| cell.wait(record, None, seen, || stream.is_cancelled()).map(|_| ()))
+        })
     }
 
     /// Whether the record that was submitted last is complete.
@@ -198,7 +239,7 @@ impl Machine {
         self.enter_waiting(Operation::SynchronizeEvent)?;
         let (cell, _) = self.event(event)?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        cell.wait(cell.latest(), deadline, || false)
+        cell.wait(cell.latest(), deadline, cell.sees_recorders(), || false)
     }
 
     fn event(&self, event: EventId) -> Result<(Arc<EventCell>, usize), EngineError> {

@@ -6,6 +6,7 @@
 //! process and a descriptor number.
 
 use crate::EngineError;
+use crate::page::Edition;
 use crate::process::ProcessId;
 
 /// Size of every handle, in bytes.
@@ -34,8 +35,8 @@ pub(crate) struct Handle {
     pub(crate) fd: u32,
     /// Generation of the allocation, or number of the event.
     pub(crate) id: u64,
-    /// Count of withdrawals of the export at the time it was made.
-    pub(crate) epoch: u32,
+    /// The withdrawals at the time it was made.
+    pub(crate) edition: Edition,
     /// Size in bytes; 0 for an event.
     pub(crate) size: u64,
 }
@@ -50,7 +51,9 @@ impl Handle {
         bytes[24..32].copy_from_slice(&self.exporter.start.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.id.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.size.to_le_bytes());
-        bytes[48..52].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.edition.whole.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.edition.separate.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.edition.part.to_le_bytes());
         let sum = checksum(&bytes[..56]);
         bytes[56..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -79,7 +82,11 @@ impl Handle {
             exporter: ProcessId { pid: u32_at(bytes, 16), start: u64_at(bytes, 24) },
             fd: u32_at(bytes, 12),
             id: u64_at(bytes, 32),
-            epoch: u32_at(bytes, 48),
+            edition: Edition {
+                whole: u32_at(bytes, 48),
+                separate: u32_at(bytes, 20),
+                part: u32_at(bytes, 52),
+            },
             size: u64_at(bytes, 40),
         })
     }
@@ -111,7 +118,7 @@ mod tests {
             exporter: ProcessId { pid: 77, start: 1234 },
             fd: 300,
             id: 5,
-            epoch: 2,
+            edition: Edition { whole: 2, separate: 3, part: 4 },
             size: 4096,
         };
         let bytes = handle.encode();

@@ -75,6 +75,22 @@ impl EventId {
     }
 }
 
+/// A block of physical memory of one [`Machine`](crate::Machine); never zero, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(u64);
+
+impl BlockId {
+    /// The block with this value, as it came back from a C caller.
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The value.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
 /// What work may do with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {

@@ -15,6 +15,8 @@
 //! * **memory**: one sealed memory file per allocation. An [`Address`] is where
 //!   it is mapped in this process, and nothing outside the engine dereferences
 //!   it. It travels as 64 bytes alone, or as a file descriptor and 64 bytes;
+//! * **virtual memory management**: blocks of physical memory without an address,
+//!   ranges of addresses without memory, and access by device to what is mapped;
 //! * **streams**: a queue and a thread each. Work starts late on purpose
 //!   ([`MachineConfig::latency`]), so that a forgotten wait shows;
 //! * **events** whose state lies in shared memory, and 64-bit words that streams
@@ -51,7 +53,9 @@ mod error;
 mod event;
 mod events;
 mod handle;
+mod host;
 mod ids;
+mod kernel;
 mod machine;
 mod mapping;
 mod memory;
@@ -66,15 +70,19 @@ mod signals;
 mod spec;
 mod stream;
 mod streams;
+mod vmm;
+mod words;
 mod work;
 
 pub use config::{DeviceConfig, Lifetime, MachineConfig};
 pub use error::{EngineError, Revocation};
 pub use handle::HANDLE_BYTES;
-pub use ids::{Access, Address, EventId, StreamId};
+pub use ids::{Access, Address, BlockId, EventId, StreamId};
+pub use kernel::KernelMemory;
 pub use machine::{DeviceInfo, Machine};
 pub use memory::RangeInfo;
 pub use operation::{Counters, Fault, Operation};
 pub use peers::PeerMatrix;
 pub use sharing::Part;
 pub use spec::ConfigError;
+pub use vmm::{BlockInfo, MappedBlock};

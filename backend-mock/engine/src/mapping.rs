@@ -12,10 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::mm::{Advice, madvise};
 
 use crate::arena::{Arena, Reservation};
-use crate::page::{Identity, Page, page_size};
-use crate::{Address, EngineError, Revocation};
+use crate::machine::lock;
+use crate::page::{Edition, Identity, Page, page_size};
+use crate::{Access, Address, EngineError, Revocation};
 
 /// Where the addresses of a mapping come from, and go back to.
 #[derive(Debug)]
@@ -24,13 +26,26 @@ pub(crate) enum Place {
     Arena(Arc<Arena>),
     /// Opened memory, in a reservation of its own or one that it shares with its neighbours.
     Reservation(Arc<Reservation>),
+    /// Part of a reservation that outlives the mapping: what is mapped goes, the addresses stay set aside.
+    Window(Arc<Reservation>),
+    /// Memory of the host that this process has made known, at this address.
+    Host(u64),
 }
 
 impl Place {
-    fn space(&self) -> &Reservation {
+    /// The reservation in which it lies; the host's memory lies in none.
+    fn space(&self) -> Option<&Reservation> {
         match self {
-            Self::Arena(arena) => arena.space(),
-            Self::Reservation(space) => space,
+            Self::Arena(arena) => Some(arena.space()),
+            Self::Reservation(space) | Self::Window(space) => Some(space),
+            Self::Host(_) => None,
+        }
+    }
+
+    fn start(&self) -> u64 {
+        match self {
+            Self::Host(address) => *address,
+            _ => self.space().map_or(0, |space| space.base() as u64),
         }
     }
 }
@@ -43,16 +58,16 @@ pub(crate) struct Lease {
     file: OwnedFd,
     /// Readable once the exporter has ended.
     exporter: OwnedFd,
-    /// The export's epoch.
-    epoch: u32,
+    /// The export's edition.
+    edition: Edition,
     /// Streams of ours that are touching the memory; the first takes the lock, the last returns it.
     holders: Mutex<usize>,
 }
 
 impl Lease {
-    /// A lease on the export that was made at `epoch`, with a file description of its own and the exporter's pidfd.
-    pub(crate) fn new(file: OwnedFd, exporter: OwnedFd, epoch: u32) -> Self {
-        Self { file, exporter, epoch, holders: Mutex::new(0) }
+    /// A lease on the export of an edition, with a file description of its own and the exporter's pidfd.
+    pub(crate) fn new(file: OwnedFd, exporter: OwnedFd, edition: Edition) -> Self {
+        Self { file, exporter, edition, holders: Mutex::new(0) }
     }
 
     fn acquire(&self, page: &Page) -> Result<(), Revocation> {
@@ -83,7 +98,28 @@ impl Lease {
     fn ended(&self, page: &Page) -> Option<Revocation> {
         let mut exporter = [PollFd::new(&self.exporter, PollFlags::IN)];
         let gone = poll(&mut exporter, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
-        page.ended(self.epoch).or(gone.then_some(Revocation::ExporterExited))
+        page.ended(self.edition).or(gone.then_some(Revocation::ExporterExited))
+    }
+}
+
+/// What each device may do with a mapping whose access is set for each of them, by ordinal.
+#[derive(Debug)]
+pub(crate) struct Grants(Mutex<Vec<Option<Access>>>);
+
+impl Grants {
+    /// The same for all of so many devices.
+    pub(crate) fn new(devices: usize, access: Option<Access>) -> Self {
+        Self(Mutex::new(vec![access; devices]))
+    }
+
+    pub(crate) fn of(&self, device: usize) -> Option<Access> {
+        lock(&self.0).get(device).copied().flatten()
+    }
+
+    pub(crate) fn set(&self, device: usize, access: Option<Access>) {
+        if let Some(grant) = lock(&self.0).get_mut(device) {
+            *grant = access;
+        }
     }
 }
 
@@ -92,6 +128,8 @@ impl Lease {
 pub(crate) struct Mapping {
     place: Place,
     offset: usize,
+    /// As it was asked for, in bytes.
+    size: u64,
     /// Whole pages.
     mapped: usize,
     pub(crate) writable: bool,
@@ -100,10 +138,22 @@ pub(crate) struct Mapping {
     pub(crate) device: usize,
     pub(crate) identity: Identity,
     pub(crate) page: Page,
+    /// `None`: every device that reaches the memory may access it.
+    pub(crate) grants: Option<Grants>,
     lease: Option<Lease>,
     closed: AtomicBool,
     /// A forked child holds copies of locks that nobody will unlock.
     pid: u32,
+}
+
+/// Which part of the data a mapping shows, and to whom.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    /// First byte of the data, a whole page.
+    pub(crate) start: u64,
+    /// Size in bytes.
+    pub(crate) size: u64,
+    pub(crate) grants: Option<Grants>,
 }
 
 /// What a new mapping is made of, besides its place.
@@ -125,22 +175,38 @@ impl Mapping {
         mapped: usize,
         content: Content<'_>,
     ) -> Result<Self, EngineError> {
+        let size = content.identity.size;
+        Self::of_slice(place, offset, mapped, Slice { start: 0, size, grants: None }, content)
+    }
+
+    /// As [`new`](Self::new), a part of the data.
+    pub(crate) fn of_slice(
+        place: Place,
+        offset: usize,
+        mapped: usize,
+        slice: Slice,
+        content: Content<'_>,
+    ) -> Result<Self, EngineError> {
         // Made first, so that the addresses go back if they cannot be filled.
         let mapping = Self {
             place,
             offset,
+            size: slice.size,
             mapped,
             writable: content.writable,
             imported: content.imported,
             device: content.device,
             identity: content.identity,
             page: content.page,
+            grants: slice.grants,
             lease: None,
             closed: AtomicBool::new(false),
             pid: std::process::id(),
         };
-        let data = page_size() as u64;
-        mapping.place.space().map(offset, mapped, content.file, data, content.writable)?;
+        let data = page_size() as u64 + slice.start;
+        if let Some(space) = mapping.place.space() {
+            space.map(offset, mapped, content.file, data, content.writable)?;
+        }
         Ok(mapping)
     }
 
@@ -152,12 +218,17 @@ impl Mapping {
 
     /// First address.
     pub(crate) fn base(&self) -> u64 {
-        (self.place.space().base() + self.offset) as u64
+        self.place.start() + self.offset as u64
     }
 
     /// Size in bytes, as asked for at the allocation.
     pub(crate) fn size(&self) -> u64 {
-        self.identity.size
+        self.size
+    }
+
+    /// Whether it is memory of the host.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.place, Place::Host(_))
     }
 
     /// From now on all work that was queued for it fails. It is unmapped when the last work has let go.
@@ -165,12 +236,59 @@ impl Mapping {
         self.closed.store(true, Ordering::Release);
     }
 
+    /// Whether the byte at `address` lies in its pages, which may run on behind its size.
+    pub(crate) fn shows(&self, address: Address) -> bool {
+        let shown = self.size.max(self.mapped as u64);
+        address.get().checked_sub(self.base()).is_some_and(|offset| offset < shown)
+    }
+
+    /// Reads aligned bytes of its pages, as a kernel does: 1, 2, 4 or 8.
+    pub(crate) fn load_bytes(
+        &self,
+        address: Address,
+        bytes: &mut [u8],
+        device: usize,
+    ) -> Result<(), EngineError> {
+        let _reading = self.hold(device, false)?;
+        let at = self.pages(address, bytes.len()) as *const u8;
+        // SAFETY: mapped for as long as `self` lives, and inside of it as `pages` asserts; whoever races with this
+        // tears bytes as on a device.
+        unsafe { ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Writes such bytes.
+    pub(crate) fn store_bytes(
+        &self,
+        address: Address,
+        bytes: &[u8],
+        device: usize,
+    ) -> Result<(), EngineError> {
+        let _writing = self.hold(device, true)?;
+        let at = self.pages(address, bytes.len()) as *mut u8;
+        // SAFETY: as in `load_bytes`; `hold` has checked the right to write.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        Ok(())
+    }
+
+    fn pages(&self, address: Address, len: usize) -> u64 {
+        assert!(self.shows(address) && self.shows(address.add(len as u64 - 1)), "inside of the mapping");
+        address.get()
+    }
+
     fn hold(&self, device: usize, write: bool) -> Result<Hold<'_>, EngineError> {
         let address = Address::new(self.base());
         if self.closed.load(Ordering::Acquire) {
             return Err(EngineError::IllegalAddress { address, device });
         }
-        if write && !self.writable {
+        let writable = match &self.grants {
+            None => self.writable,
+            Some(grants) => match grants.of(device) {
+                None => return Err(EngineError::IllegalAddress { address, device }),
+                Some(access) => self.writable && access == Access::ReadWrite,
+            },
+        };
+        if write && !writable {
             return Err(EngineError::ReadOnly { address });
         }
         if let Some(lease) = &self.lease {
@@ -182,12 +300,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if let Place::Arena(arena) = &self.place
-            && std::process::id() == self.pid
-        {
+        if std::process::id() != self.pid {
+            return;
+        }
+        match &self.place {
             // SAFETY: `self` is the only owner of these addresses, and every access goes through a `Span`
             // that keeps its mappings, so none is under way.
-            unsafe { arena.give_back(self.offset, self.mapped) };
+            Place::Arena(arena) => unsafe { arena.give_back(self.offset, self.mapped) },
+            Place::Window(space) => {
+                // SAFETY: as above. A failure leaves memory mapped that the next mapping replaces.
+                let _ = unsafe { space.clear(self.offset, self.mapped) };
+            }
+            Place::Reservation(_) | Place::Host(_) => {}
         }
     }
 }
@@ -251,9 +375,26 @@ impl Span {
     /// Sets every byte.
     pub(crate) fn fill(&self, byte: u8, device: usize) -> Result<(), EngineError> {
         let _writing = self.hold(device, true)?;
-        // SAFETY: as in `copy_from`.
-        unsafe { ptr::write_bytes(self.pointer(), byte, self.len) };
+        let emptied = if byte == 0 { self.empty_pages() } else { 0..0 };
+        for part in [0..emptied.start, emptied.end..self.len] {
+            // SAFETY: as in `copy_from`; the parts are within the span.
+            unsafe { ptr::write_bytes(self.pointer().add(part.start), byte, part.len()) };
+        }
         Ok(())
+    }
+
+    /// Makes the whole pages of many bytes zero by giving their memory back, and says which bytes that were. A
+    /// program that clears gigabytes that it then hardly uses needs none of them.
+    fn empty_pages(&self) -> std::ops::Range<usize> {
+        const WORTH_IT: usize = 1 << 20;
+        let (start, page) = (self.address.get() as usize, page_size());
+        let (first, end) = (start.next_multiple_of(page), (start + self.len) / page * page);
+        if self.len < WORTH_IT || self.pieces.iter().any(|piece| piece.is_host()) {
+            return 0..0;
+        }
+        // SAFETY: whole pages of memory files, mapped and writable (`hold`), which read as zero afterwards.
+        let emptied = unsafe { madvise(first as *mut _, end - first, Advice::LinuxRemove) };
+        if emptied.is_ok() { first - start..end - start } else { 0..0 }
     }
 
     /// Writes `bytes`, which are as long as this span.
@@ -313,6 +454,12 @@ impl Span {
         let _writing = self.hold(device, true)?;
         self.word().store(value, Ordering::Release);
         Ok(())
+    }
+
+    /// Stores the 64-bit word that the span is if it still is `old`; whether it was.
+    pub(crate) fn exchange(&self, old: u64, new: u64, device: usize) -> Result<bool, EngineError> {
+        let _writing = self.hold(device, true)?;
+        Ok(self.word().compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
     /// Loads are allowed on memory without the right to write, since a word is no larger than a register.

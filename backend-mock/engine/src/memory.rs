@@ -3,7 +3,7 @@
 //! Why `free` waits: a driver's free waits for the streams of the device, which is
 //! how programs come to hang in a destructor; a mock that returned at once would hide it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +15,10 @@ use crate::arena::Arena;
 use crate::machine::{Device, lock};
 use crate::mapping::{Content, Mapping, Place};
 use crate::object::{Object, whole_pages};
-use crate::page::{Identity, ObjectKind, Page};
+use crate::page::{Identity, ObjectKind, Page, page_size};
 use crate::ranges::RangeTable;
 use crate::sharing::ImportTable;
+use crate::vmm::BlockTable;
 use crate::{Address, EngineError, Lifetime, Machine, Operation};
 
 /// How long a revoking exporter waits for importers' running work. Longer means an importer is stopped.
@@ -27,7 +28,7 @@ const REVOCATION_LIMIT: Duration = Duration::from_secs(1);
 const ADDRESSES_PER_BYTE: u64 = 4;
 
 /// Generations are numbered per process: also two machines in one process never use one twice.
-static NEXT_GENERATION: AtomicU64 = AtomicU64::new(1);
+pub(crate) static NEXT_GENERATION: AtomicU64 = AtomicU64::new(1);
 
 /// What is known of the range around an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub(crate) struct Owned {
     /// The memory file stays open for importers to reach.
     pub(crate) file: OwnedFd,
     rounded: u64,
+    /// Numbers of the exports that are withdrawn each by itself.
+    pub(crate) separate: HashSet<u32>,
 }
 
 /// All memory of the process, own and opened.
@@ -60,8 +63,9 @@ pub(crate) struct MemoryTable {
     pub(crate) ranges: RangeTable,
     pub(crate) owned: HashMap<u64, Owned>,
     pub(crate) imports: ImportTable,
+    pub(crate) blocks: BlockTable,
     /// Bytes in use by ordinal.
-    used: Vec<u64>,
+    pub(crate) used: Vec<u64>,
 }
 
 impl MemoryTable {
@@ -70,6 +74,7 @@ impl MemoryTable {
             ranges: RangeTable::default(),
             owned: HashMap::new(),
             imports: ImportTable::default(),
+            blocks: BlockTable::default(),
             used: vec![0; devices],
         }
     }
@@ -109,7 +114,20 @@ impl Machine {
     /// # Errors
     /// `InvalidDevice`; `InvalidValue` for 0 bytes; `OutOfMemory`; `System`.
     pub fn allocate(&self, device: usize, size: u64) -> Result<Address, EngineError> {
+        self.allocate_aligned(device, size, 1)
+    }
+
+    /// As [`allocate`](Self::allocate), from a multiple of `alignment` bytes on (a power of two; less than a page is
+    /// a page).
+    ///
+    /// # Errors
+    /// As `allocate`, and `InvalidValue` for another alignment.
+    pub fn allocate_aligned(&self, device: usize, size: u64, alignment: u64) -> Result<Address, EngineError> {
         self.enter(Operation::Allocate)?;
+        let alignment = usize::try_from(alignment).ok().filter(|alignment| alignment.is_power_of_two());
+        let alignment = alignment
+            .ok_or_else(|| EngineError::invalid_value("an alignment that is no power of two"))?
+            .max(page_size());
         let home = self.device(device)?;
         if size == 0 {
             return Err(EngineError::invalid_value("an allocation of 0 bytes"));
@@ -129,13 +147,13 @@ impl Machine {
             lifetime: self.config.lifetime,
         };
         let Object { file, page, .. } = Object::create(identity, rounded)?;
-        let offset = arena.take(length).ok_or(refused)?;
+        let offset = arena.take_aligned(length, alignment).ok_or(refused)?;
         let content = Content { file: &file, page, identity, device, writable: true, imported: false };
         let mapping = Arc::new(Mapping::new(Place::Arena(arena), offset, length, content)?);
         let base = mapping.base();
         memory.used[device] += rounded;
         memory.ranges.insert(mapping);
-        memory.owned.insert(base, Owned { file, rounded });
+        memory.owned.insert(base, Owned { file, rounded, separate: HashSet::new() });
         Ok(Address::new(base))
     }
 
@@ -148,11 +166,25 @@ impl Machine {
         self.enter_waiting(Operation::Free)?;
         let device = lock(&self.memory).own(address)?.0.device;
         self.wait_for_device(device);
+        self.give_up(address)
+    }
+
+    /// As [`free`](Self::free), but waits for no stream of this process: work that is queued for the memory fails.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `Imported`.
+    pub fn free_unawaited(&self, address: Address) -> Result<(), EngineError> {
+        self.enter(Operation::Free)?;
+        self.give_up(address)
+    }
+
+    fn give_up(&self, address: Address) -> Result<(), EngineError> {
         let mut memory = lock(&self.memory);
         let mapping = memory.own(address)?.0.clone();
+        let device = mapping.device;
         memory.ranges.remove(address.get());
         let owned = memory.owned.remove(&address.get());
-        let Some(Owned { file, rounded }) = owned else {
+        let Some(Owned { file, rounded, .. }) = owned else {
             return Err(EngineError::UnknownAddress { address });
         };
         memory.used[device] -= rounded;
@@ -181,6 +213,18 @@ impl Machine {
             generation: self.config.generations.then_some(mapping.identity.id),
             imported: mapping.imported,
         })
+    }
+
+    /// Whether an address is set aside for device memory, with or without memory behind it at present.
+    pub fn is_set_aside(&self, address: Address) -> bool {
+        let in_arena = self.devices.iter().any(|device| {
+            let arena = lock(&device.arena);
+            arena.as_ref().is_some_and(|arena| {
+                let offset = address.get().checked_sub(arena.space().base() as u64);
+                offset.is_some_and(|offset| offset < arena.space().len() as u64)
+            })
+        });
+        in_arena || self.reservation_of(address).is_some()
     }
 
     /// Free and total bytes of a device, as far as this process uses it.

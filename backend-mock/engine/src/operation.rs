@@ -88,6 +88,28 @@ operations! {
     QueryEvent = "query_event",
     /// `synchronize_event`
     SynchronizeEvent = "synchronize_event",
+    /// `create_block` and `create_sparse_block`
+    CreateBlock = "create_block",
+    /// `release_block`
+    ReleaseBlock = "release_block",
+    /// `export_block_fd` and `export_block_number`
+    ExportBlock = "export_block",
+    /// `import_block_fd` and `import_block_number`
+    ImportBlock = "import_block",
+    /// `reserve`
+    Reserve = "reserve",
+    /// `unreserve`
+    Unreserve = "unreserve",
+    /// `map_block`
+    MapBlock = "map_block",
+    /// `unmap_blocks`
+    UnmapBlocks = "unmap_blocks",
+    /// `set_access` and `grant_access`
+    SetAccess = "set_access",
+    /// `register_host`
+    RegisterHost = "register_host",
+    /// `unregister_host`
+    UnregisterHost = "unregister_host",
     /// The running of one queued operation on a stream's thread, whatever it is.
     /// A fault here fails the stream, not the call.
     Run = "run",

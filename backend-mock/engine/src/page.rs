@@ -21,6 +21,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"mockpage");
 pub(crate) enum ObjectKind {
     Memory = 1,
     Event = 2,
+    /// Physical memory without an address of its own.
+    Block = 3,
+    /// The same, of which only the parts that are written take memory.
+    SparseBlock = 4,
 }
 
 /// What the page says once and for all.
@@ -37,6 +41,20 @@ pub(crate) struct Identity {
     pub(crate) lifetime: Lifetime,
 }
 
+/// Exports of one allocation that can be withdrawn each by itself.
+pub(crate) const SEPARATE_EXPORTS: usize = 256;
+
+/// Which withdrawals had happened when an export was made; all zero for an object that is never withdrawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Edition {
+    /// Withdrawals of everything.
+    pub(crate) whole: u32,
+    /// Number of the separate export, counted from 1; 0 for one that ends with all others.
+    pub(crate) separate: u32,
+    /// Withdrawals under that number.
+    pub(crate) part: u32,
+}
+
 /// Other processes read this while the owner writes: nothing but atomics.
 #[repr(C)]
 struct Layout {
@@ -50,6 +68,7 @@ struct Layout {
     size: AtomicU64,
     epoch: AtomicU32,
     freed: AtomicU32,
+    separate: [AtomicU32; SEPARATE_EXPORTS],
     event: EventState,
 }
 
@@ -104,6 +123,8 @@ impl Page {
         let kind = match page.kind.load(Ordering::Relaxed) {
             1 => ObjectKind::Memory,
             2 => ObjectKind::Event,
+            3 => ObjectKind::Block,
+            4 => ObjectKind::SparseBlock,
             _ => return None,
         };
         let revoking = page.revoking.load(Ordering::Relaxed) != 0;
@@ -120,16 +141,21 @@ impl Page {
         })
     }
 
-    /// How often the export was withdrawn.
-    pub(crate) fn epoch(&self) -> u32 {
-        self.layout().epoch.load(Ordering::Acquire)
+    /// The edition of an export that is made now: separate under a number, or with 0 not.
+    pub(crate) fn edition(&self, separate: u32) -> Edition {
+        let part = self.separate(separate).map_or(0, |part| part.load(Ordering::Acquire));
+        Edition { whole: self.layout().epoch.load(Ordering::Acquire), separate, part }
     }
 
-    /// What has ended an export that was made at `epoch`, if anything has.
-    pub(crate) fn ended(&self, epoch: u32) -> Option<Revocation> {
+    fn separate(&self, number: u32) -> Option<&AtomicU32> {
+        self.layout().separate.get((number as usize).checked_sub(1)?)
+    }
+
+    /// What has ended an export of an edition, if anything has.
+    pub(crate) fn ended(&self, edition: Edition) -> Option<Revocation> {
         if self.layout().freed.load(Ordering::Acquire) != 0 {
             Some(Revocation::Freed)
-        } else if self.epoch() != epoch {
+        } else if self.edition(edition.separate) != edition {
             Some(Revocation::Unexported)
         } else {
             None
@@ -139,6 +165,13 @@ impl Page {
     /// Withdraws all exports made so far. Writable pages only.
     pub(crate) fn withdraw(&self) {
         self.layout().epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Withdraws the exports made so far under a number. Writable pages only.
+    pub(crate) fn withdraw_separate(&self, number: u32) {
+        if let Some(part) = self.separate(number) {
+            part.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Says that the owner has freed it. Writable pages only.

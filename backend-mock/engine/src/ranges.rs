@@ -26,6 +26,18 @@ impl RangeTable {
         self.0.values()
     }
 
+    /// The mapping that shows the page in which the byte at `address` lies.
+    pub(crate) fn page_at(&self, address: Address) -> Option<&Arc<Mapping>> {
+        let (_, mapping) = self.0.range(..=address.get()).next_back()?;
+        mapping.shows(address).then_some(mapping)
+    }
+
+    /// Whether any byte from `start` to before `end` is known.
+    pub(crate) fn overlaps(&self, start: u64, end: u64) -> bool {
+        let last = self.0.range(..end).next_back();
+        last.is_some_and(|(base, mapping)| base + mapping.size() > start)
+    }
+
     /// The mapping in which the byte at `address` lies.
     ///
     /// # Errors

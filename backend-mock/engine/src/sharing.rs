@@ -15,9 +15,9 @@ use crate::arena::Reservation;
 use crate::handle::{Handle, HandleKind};
 use crate::machine::lock;
 use crate::mapping::{Content, Lease, Mapping, Place};
-use crate::memory::withdraw;
+use crate::memory::{wait_for_importers, withdraw};
 use crate::object::{Object, duplicate, refuse_own, whole_pages, with_more_descriptors};
-use crate::page::ObjectKind;
+use crate::page::{Edition, ObjectKind, SEPARATE_EXPORTS};
 use crate::process::ProcessId;
 use crate::{Access, Address, EngineError, HANDLE_BYTES, Lifetime, Machine, Operation, Revocation};
 
@@ -37,8 +37,8 @@ struct Key {
     generation: u64,
     device: usize,
     access: Access,
-    /// The export's epoch, where that can end.
-    epoch: Option<u32>,
+    /// The export's edition, where that can end.
+    edition: Option<Edition>,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl ImportTable {
 /// An object that another process exported, and the lease if its exporter revokes.
 struct Reached {
     object: Object,
-    exporter: Option<(OwnedFd, u32)>,
+    exporter: Option<(OwnedFd, Edition)>,
 }
 
 impl Machine {
@@ -87,7 +87,44 @@ impl Machine {
         self.enter(Operation::Export)?;
         let memory = lock(&self.memory);
         let (mapping, owned) = memory.own(address)?;
-        Ok(handle_of(mapping, &owned.file, HandleKind::Bytes).encode())
+        Ok(handle_of(mapping, &owned.file, HandleKind::Bytes, 0).encode())
+    }
+
+    /// As [`export_bytes`](Self::export_bytes), as an export of its own: it has another handle than all others, is opened
+    /// at an address of its own, and is withdrawn by its number. One allocation has 256 of them at a time.
+    ///
+    /// # Errors
+    /// As `export_bytes`; `InvalidValue` for too many.
+    pub fn export_separately(&self, address: Address) -> Result<([u8; HANDLE_BYTES], u32), EngineError> {
+        self.enter(Operation::Export)?;
+        let mut memory = lock(&self.memory);
+        memory.own(address)?;
+        let owned = memory.owned.get_mut(&address.get()).ok_or(EngineError::UnknownAddress { address })?;
+        let free = (1..=SEPARATE_EXPORTS as u32).find(|number| !owned.separate.contains(number));
+        let number = free.ok_or_else(|| EngineError::invalid_value("more exports of one allocation"))?;
+        owned.separate.insert(number);
+        let (mapping, owned) = memory.own(address)?;
+        Ok((handle_of(mapping, &owned.file, HandleKind::Bytes, number).encode(), number))
+    }
+
+    /// Withdraws an export of [`export_separately`](Self::export_separately), as [`unexport`](Self::unexport) withdraws all.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `Imported`; `InvalidValue` for a number that is not in use.
+    pub fn unexport_separate(&self, address: Address, number: u32) -> Result<(), EngineError> {
+        self.enter(Operation::Unexport)?;
+        let mut memory = lock(&self.memory);
+        memory.own(address)?;
+        let owned = memory.owned.get_mut(&address.get()).ok_or(EngineError::UnknownAddress { address })?;
+        if !owned.separate.remove(&number) {
+            return Err(EngineError::invalid_value("no export has this number"));
+        }
+        let (mapping, owned) = memory.own(address)?;
+        if self.config.lifetime == Lifetime::Revoking {
+            mapping.page.withdraw_separate(number);
+            wait_for_importers(&owned.file);
+        }
+        Ok(())
     }
 
     /// Exports an own allocation as a file descriptor, to be passed by SCM_RIGHTS, and the bytes that go with it.
@@ -99,7 +136,7 @@ impl Machine {
         self.enter(Operation::Export)?;
         let memory = lock(&self.memory);
         let (mapping, owned) = memory.own(address)?;
-        let handle = handle_of(mapping, &owned.file, HandleKind::Descriptor).encode();
+        let handle = handle_of(mapping, &owned.file, HandleKind::Descriptor, 0).encode();
         Ok((duplicate(&owned.file)?, handle))
     }
 
@@ -164,7 +201,7 @@ impl Machine {
                 generation: only.object.identity.id,
                 device,
                 access,
-                epoch: only.exporter.as_ref().map(|(_, epoch)| *epoch),
+                edition: only.exporter.as_ref().map(|(_, edition)| *edition),
             }),
             _ => None,
         };
@@ -209,8 +246,28 @@ impl Machine {
             device
         };
         self.wait_for_device(device);
+        self.let_go(address)
+    }
+
+    /// As [`close`](Self::close), but waits for no stream: work that is queued for the memory fails with the last close.
+    ///
+    /// # Errors
+    /// `UnknownAddress`, `NotBase`, `NotImported`.
+    pub fn close_unawaited(&self, address: Address) -> Result<(), EngineError> {
+        self.enter(Operation::Close)?;
+        {
+            let memory = lock(&self.memory);
+            if !memory.ranges.at_base(address)?.imported {
+                return Err(EngineError::NotImported { address });
+            }
+            memory.imports.get(address)?;
+        }
+        self.let_go(address)
+    }
+
+    fn let_go(&self, address: Address) -> Result<(), EngineError> {
         let mut memory = lock(&self.memory);
-        // While we waited another thread may have opened it again, or closed it.
+        // Meanwhile another thread may have opened it again, or closed it.
         let imports = &mut memory.imports;
         let Some(import) = imports.open.get_mut(&address.get()) else {
             return Err(EngineError::UnknownAddress { address });
@@ -236,7 +293,9 @@ impl Machine {
     fn reach(&self, part: Part<'_>, access: Access) -> Result<Reached, EngineError> {
         let invalid = |reason| EngineError::InvalidHandle { reason };
         let handle = Handle::decode(part.handle)?;
-        refuse_own(handle.exporter, self.process)?;
+        if !self.config.own_handles {
+            refuse_own(handle.exporter, self.process)?;
+        }
         match (handle.kind, part.fd) {
             (HandleKind::Bytes, None) => self.reach_by_bytes(&handle, access),
             (HandleKind::Descriptor, Some(fd)) => {
@@ -271,22 +330,22 @@ impl Machine {
                 "it is stale: its exporter has freed the memory, and another block is there",
             ));
         }
-        match object.page.ended(handle.epoch) {
+        match object.page.ended(handle.edition) {
             None => {}
             Some(Revocation::Unexported) => return Err(invalid("its exporter has withdrawn it")),
             Some(_) => return Err(invalid("its exporter has freed the memory")),
         }
-        Ok(Reached { object, exporter: revoking.then_some((exporter, handle.epoch)) })
+        Ok(Reached { object, exporter: revoking.then_some((exporter, handle.edition)) })
     }
 }
 
-fn handle_of(mapping: &Mapping, file: &OwnedFd, kind: HandleKind) -> Handle {
+fn handle_of(mapping: &Mapping, file: &OwnedFd, kind: HandleKind, separate: u32) -> Handle {
     Handle {
         kind,
         exporter: mapping.identity.owner,
         fd: Object::slot(file),
         id: mapping.identity.id,
-        epoch: mapping.page.epoch(),
+        edition: mapping.page.edition(separate),
         size: mapping.size(),
     }
 }
@@ -313,7 +372,7 @@ fn map_side_by_side(parts: Vec<Reached>, device: usize, access: Access) -> Resul
         let writable = access == Access::ReadWrite;
         let content = Content { file: &file, page, identity, device, writable, imported: true };
         let mapping = Mapping::new(Place::Reservation(space.clone()), offset, length, content)?;
-        let lease = part.exporter.map(|(exporter, epoch)| Lease::new(file, exporter, epoch));
+        let lease = part.exporter.map(|(exporter, edition)| Lease::new(file, exporter, edition));
         mappings.push(mapping.tied_by(lease));
         offset += length;
     }

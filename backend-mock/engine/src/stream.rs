@@ -135,6 +135,12 @@ impl Stream {
         state.completed == state.submitted
     }
 
+    /// Drops what is queued; what is running goes on.
+    pub(crate) fn abandon(&self) {
+        let mut state = lock(&self.state);
+        state.skip_through = state.submitted;
+    }
+
     /// Takes no more work; the thread ends after what is queued.
     pub(crate) fn close(&self) {
         lock(&self.state).closing = true;

@@ -83,6 +83,15 @@ impl Machine {
         Ok(())
     }
 
+    /// Drops the work that is queued on a stream. What is running goes on.
+    ///
+    /// # Errors
+    /// `InvalidStream`.
+    pub fn abandon(&self, stream: StreamId) -> Result<(), EngineError> {
+        self.stream(stream)?.abandon();
+        Ok(())
+    }
+
     /// Ordinal of the device that a stream belongs to.
     ///
     /// # Errors

@@ -4,10 +4,10 @@
 //! whether the memory is still there, still granted and within the device's reach is known only
 //! when the work runs, and fails the stream.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::mapping::Span;
+use crate::mapping::{Mapping, Span};
 use crate::stream::{Stream, Work};
 use crate::{Address, EngineError, Machine, Operation, StreamId, machine::lock};
 
@@ -208,6 +208,16 @@ impl Machine {
         })
     }
 
+    /// A 64-bit word, and the stream that shall work on it.
+    pub(crate) fn word_on(
+        &self,
+        stream: StreamId,
+        address: Address,
+    ) -> Result<(Span, Arc<Stream>), EngineError> {
+        aligned(address, 8)?;
+        Ok((self.span(address, 8)?, self.stream(stream)?))
+    }
+
     fn span(&self, address: Address, len: u64) -> Result<Span, EngineError> {
         lock(&self.memory).ranges.span(address, len)
     }
@@ -238,16 +248,25 @@ impl Machine {
 
     /// Whether a kernel on `device` reaches all of the memory: both the device in whose address space it is,
     /// and the one where the bytes live.
-    fn in_reach(&self, span: &Span, device: usize) -> Result<(), EngineError> {
-        let from = self.device(device)?.physical;
+    pub(crate) fn in_reach(&self, span: &Span, device: usize) -> Result<(), EngineError> {
         for piece in span.pieces() {
-            let mapped_on = self.device(piece.device)?.physical;
-            let reaches = |to| self.config.peers.reaches(from, to);
-            if piece.device != device && !(reaches(mapped_on) && reaches(piece.identity.physical as usize)) {
+            if !self.mapping_in_reach(piece, device)? {
                 return Err(EngineError::IllegalAddress { address: Address::new(piece.base()), device });
             }
         }
         Ok(())
+    }
+
+    /// As [`in_reach`](Self::in_reach), for one mapping.
+    pub(crate) fn mapping_in_reach(&self, piece: &Mapping, device: usize) -> Result<bool, EngineError> {
+        // Where access is set for each device, that says who reaches the memory, and is looked at when the work runs.
+        if piece.device == device || piece.grants.is_some() {
+            return Ok(true);
+        }
+        let from = self.device(device)?.physical;
+        let mapped_on = self.device(piece.device)?.physical;
+        let reaches = |to| self.config.peers.reaches(from, to);
+        Ok(reaches(mapped_on) && reaches(piece.identity.physical as usize))
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use device_ipc_mock_engine::{Access, Address, EngineError, HANDLE_BYTES, Part};
+use device_ipc_mock_engine::{Access, Address, EngineError, HANDLE_BYTES, Machine, MachineConfig, Part};
 use support::{DEADLINE, Peer, code, from_hex, machine, serve, to_hex};
 
 #[test]
@@ -379,4 +379,101 @@ fn the_soft_limit_of_descriptors_is_no_limit_of_allocations_or_of_mappings() {
         let handle = exporter.ok(&format!("export {}", exporter.address("allocate 0 4096")));
         importer.ok(&format!("open {handle} 0 rw"));
     }
+}
+
+#[test]
+fn an_aligned_allocation_begins_at_a_multiple_and_wastes_no_addresses() {
+    let machine = machine("devices=1;memory=64MiB");
+    let small = machine.allocate(0, 4096).expect("memory");
+    let huge = machine.allocate_aligned(0, 4 << 20, 2 << 20).expect("memory");
+    assert!(huge.get().is_multiple_of(2 << 20));
+    // The gap before it is still there for others.
+    let next = machine.allocate(0, 4096).expect("memory");
+    assert_eq!(next.get(), small.get() + 4096);
+    assert_eq!(code(machine.allocate_aligned(0, 4096, 3 << 20)), 2);
+    machine.free(huge).expect("freed");
+    assert!(machine.is_set_aside(huge), "the addresses stay the device's");
+    assert!(!machine.is_set_aside(Address::new(&raw const machine as u64)));
+    assert_eq!(machine.allocate_aligned(0, 4 << 20, 2 << 20), Ok(huge));
+}
+
+#[test]
+fn an_unawaited_free_returns_at_once_and_fails_the_work_that_is_queued() {
+    let machine = machine("devices=1");
+    let stream = machine.create_stream(0).expect("a stream");
+    let block = machine.allocate(0, 4096).expect("memory");
+    let (go, wait) = mpsc::channel::<()>();
+    machine
+        .host_fn(Box::new(move || wait.recv_timeout(DEADLINE).expect("told to go on")), stream)
+        .expect("queued");
+    machine.fill(block, 4096, 7, stream).expect("queued");
+    machine.free_unawaited(block).expect("freed while the stream stands still");
+    go.send(()).expect("the stream waits");
+    assert_eq!(code(machine.synchronize(stream)), 17);
+}
+
+#[test]
+fn a_process_opens_its_own_handles_where_the_machine_allows_it() {
+    let mut config = MachineConfig::from_spec("latency=0;lifetime=revoking").expect("a machine");
+    config.own_handles = true;
+    let machine = Machine::new(config);
+    let stream = machine.create_stream(0).expect("a stream");
+    let block = machine.allocate(0, 4096).expect("memory");
+    let handle = machine.export_bytes(block).expect("a handle");
+    let again = machine.open(&handle, None, 0, Access::ReadWrite).expect("opened");
+    assert_ne!(again, block);
+    machine.fill(again, 4096, 9, stream).expect("queued");
+    assert_eq!(machine.read_to_host(block, 4096, stream), Ok(vec![9; 4096]));
+    machine.unexport(block).expect("withdrawn");
+    machine.fill(again, 4096, 1, stream).expect("queued");
+    assert_eq!(code(machine.synchronize(stream)), 16);
+    machine.close_unawaited(again).expect("closed");
+    assert_eq!(code(machine.close_unawaited(block)), 7);
+    machine.free(block).expect("freed");
+}
+
+#[test]
+fn clearing_many_bytes_clears_those_and_no_others() {
+    let ours = machine("");
+    let stream = ours.create_stream(0).unwrap();
+    let len = 3 << 20;
+    let block = ours.allocate(0, len).unwrap();
+    ours.fill(block, len, 7, stream).unwrap();
+    ours.fill(block.add(1), len - 2, 0, stream).unwrap();
+    let bytes = ours.read_to_host(block, len, stream).unwrap();
+    assert_eq!((bytes[0], bytes[len as usize - 1]), (7, 7));
+    assert!(bytes[1..len as usize - 1].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn separate_exports_are_opened_and_withdrawn_each_by_itself() {
+    let mut config = MachineConfig::from_spec("latency=0;lifetime=revoking").expect("a machine");
+    config.own_handles = true;
+    let machine = Machine::new(config);
+    let stream = machine.create_stream(0).expect("a stream");
+    let block = machine.allocate(0, 4096).expect("memory");
+    let (first, number) = machine.export_separately(block).expect("a handle");
+    let (second, other) = machine.export_separately(block).expect("a handle");
+    assert!(first != second && number != other);
+    let open = |handle: &[u8]| machine.open(handle, None, 0, Access::ReadWrite);
+    let (one, two) = (open(&first).expect("opened"), open(&second).expect("opened"));
+    assert_ne!(one, two);
+    machine.unexport_separate(block, number).expect("withdrawn");
+    assert_eq!(code(machine.unexport_separate(block, number)), 2);
+    assert_eq!(code(open(&first)), 10);
+    machine.fill(two, 4096, 5, stream).expect("queued");
+    machine.synchronize(stream).expect("the other one stands");
+    machine.fill(one, 4096, 1, stream).expect("queued");
+    assert_eq!(code(machine.synchronize(stream)), 16);
+    // The number is used again, and the old handle stays stale.
+    let (third, again) = machine.export_separately(block).expect("a handle");
+    assert_eq!(again, number);
+    assert_eq!(code(open(&first)), 10);
+    open(&third).expect("opened");
+    machine.unexport(block).expect("all withdrawn");
+    assert_eq!(code(open(&second)), 10);
+    assert_eq!(code(open(&third)), 10);
+    let numbers: Vec<_> = (0..254).map(|_| machine.export_separately(block).expect("a handle").1).collect();
+    assert_eq!(numbers.len(), 254);
+    assert_eq!(code(machine.export_separately(block)), 2);
 }

@@ -279,3 +279,40 @@ fn a_forked_child_is_refused() {
     let stream = ours.create_stream(0).unwrap();
     assert_eq!(ours.read_to_host(block, 8, stream).unwrap(), [0; 8]);
 }
+
+#[test]
+fn a_wait_for_a_word_compares_as_asked_and_takes_what_it_waited_for() {
+    let machine = machine("devices=1");
+    let (waiter, writer) =
+        (machine.create_stream(0).expect("a stream"), machine.create_stream(0).expect("a stream"));
+    let word = machine.allocate(0, 8).expect("memory");
+    let read = || machine.read_to_host(word, 8, writer).expect("read");
+    machine.wait_word(waiter, word, |value| value & 6 == 4, Some(0), None).expect("queued");
+    for value in [1, 6, 2] {
+        machine.write_value64(writer, word, value).expect("queued");
+        machine.synchronize(writer).expect("written");
+        assert_eq!(machine.query(waiter), Ok(false), "{value} is not what it waits for");
+    }
+    machine.write_value64(writer, word, 5).expect("queued");
+    machine.synchronize(waiter).expect("the word came");
+    assert_eq!(read(), [0; 8], "it was taken");
+    machine
+        .wait_word(waiter, word, |value| value == 1, None, Some(Duration::from_millis(5)))
+        .expect("queued");
+    assert_eq!(machine.synchronize(waiter), Err(EngineError::TimedOut));
+}
+
+#[test]
+fn an_abandoned_stream_drops_what_is_queued_and_goes_on() {
+    let machine = machine("devices=1");
+    let stream = machine.create_stream(0).expect("a stream");
+    let block = machine.allocate(0, 1).expect("memory");
+    let (go, wait) = mpsc::channel::<()>();
+    let hold = move || wait.recv_timeout(DEADLINE).expect("told to go on");
+    machine.host_fn(Box::new(hold), stream).expect("queued");
+    machine.fill(block, 1, 1, stream).expect("queued");
+    machine.abandon(stream).expect("it is there");
+    go.send(()).expect("it waits");
+    machine.synchronize(stream).expect("nothing failed");
+    assert_eq!(machine.read_to_host(block, 1, stream), Ok(vec![0]));
+}

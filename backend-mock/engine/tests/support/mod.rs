@@ -15,7 +15,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_mock_engine::{Access, Address, EngineError, EventId, Machine, MachineConfig, StreamId};
+use device_ipc_mock_engine::{
+    Access, Address, BlockId, EngineError, EventId, Machine, MachineConfig, StreamId,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
@@ -174,6 +176,10 @@ fn obey(
         "synchronize" => machine.synchronize(stream(1)).map(done),
         "event" => machine.create_event(ordinal(1), true).map(|event| event.get().to_string()),
         "export_event" => machine.export_event(event(1)).map(|handle| to_hex(&handle)),
+        "export_event_fd" => machine.export_event_fd(event(1)).map(|fd| {
+            *passed = Some(fd);
+            String::new()
+        }),
         "open_event" => {
             machine.open_event(&from_hex(words[1]), ordinal(2)).map(|event| event.get().to_string())
         }
@@ -182,6 +188,22 @@ fn obey(
         "wait" => machine.wait(stream(1), event(2)).map(done),
         "write_value" => machine.write_value64(stream(1), address(2), number(3)).map(done),
         "wait_value" => machine.wait_value64(stream(1), address(2), number(3)).map(done),
+        "create_block" => machine.create_block(ordinal(1), number(2)).map(|block| block.get().to_string()),
+        "release_block" => machine.release_block(BlockId::new(number(1))).map(done),
+        "export_block_fd" => machine.export_block_fd(BlockId::new(number(1))).map(|fd| {
+            *passed = Some(fd);
+            String::new()
+        }),
+        "export_block_number" => {
+            machine.export_block_number(BlockId::new(number(1))).map(|number| number.to_string())
+        }
+        "map_block" => {
+            let size = machine.block_info(BlockId::new(number(1)))?.size;
+            let address = machine.reserve(size, 0)?;
+            machine.map_block(address, size, 0, BlockId::new(number(1)))?;
+            machine.set_access(address, size, ordinal(2), Some(Access::ReadWrite))?;
+            Ok(address.get().to_string())
+        }
         "descriptors" => Ok(fs::read_dir("/proc/self/fd").expect("/proc").count().to_string()),
         "limit" => {
             let maximum = getrlimit(Resource::Nofile).maximum;
