@@ -1,0 +1,67 @@
+//! A shared library that loses symbols in its copy only.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use device_ipc_sim_support::{defined_symbols, hide_symbols};
+use libloading::Library;
+
+/// Builds a library with three functions, of which the first calls the second.
+fn build(folder: &Path) -> PathBuf {
+    let (source, library) = (folder.join("three.c"), folder.join("libthree.so"));
+    let text = "int second(void) { return 2; }\nint first(void) { return 1 + second(); }\nint third(void) { return 3; }\n";
+    std::fs::write(&source, text).expect("written");
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wl,-Bsymbolic"])
+        .arg(&source)
+        .arg("-o")
+        .arg(&library)
+        .status()
+        .expect("cc, which also links Rust programs, can be run");
+    assert!(status.success());
+    library
+}
+
+/// What a function of a library returns; `None` if it is not found.
+fn call(library: &Path, name: &str) -> Option<i32> {
+    // SAFETY: a library of ours, whose loading runs no code, and whose functions take nothing and return an int.
+    unsafe {
+        let library = Library::new(library).expect("it can be loaded");
+        library.get::<unsafe extern "C" fn() -> i32>(name).ok().map(|function| function())
+    }
+}
+
+#[test]
+fn hidden_symbols_are_not_found_and_the_others_work_as_before() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let library = build(directory.path());
+    let copy = directory.path().join("copy.so");
+    hide_symbols(&library, &["second", "third"], &copy).expect("a copy");
+    assert_eq!(call(&copy, "first"), Some(3));
+    assert_eq!((call(&copy, "second"), call(&copy, "third")), (None, None));
+    assert_eq!((call(&library, "second"), call(&library, "third")), (Some(2), Some(3)));
+    let has = |library: &Path, name: &str| {
+        let defined = defined_symbols(library).expect("its symbols");
+        defined.iter().any(|symbol| symbol == name)
+    };
+    assert!(has(&library, "second") && !has(&copy, "second") && has(&copy, "first"));
+    // A second time over the first.
+    hide_symbols(&library, &[], &copy).expect("a copy");
+    assert_eq!(call(&copy, "second"), Some(2));
+}
+
+#[test]
+fn a_name_that_is_not_defined_and_a_file_that_is_no_library_are_errors() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let library = build(directory.path());
+    let copy = directory.path().join("copy.so");
+    let refused =
+        |library: &Path, name: &str| hide_symbols(library, &[name], &copy).expect_err("refused").kind();
+    assert_eq!(refused(&library, "fourth"), ErrorKind::NotFound);
+    // Used by the library, and not defined in it.
+    assert_eq!(refused(&library, "__cxa_finalize"), ErrorKind::NotFound);
+    assert_eq!(refused(&directory.path().join("three.c"), "first"), ErrorKind::InvalidData);
+    assert_eq!(refused(&directory.path().join("none.so"), "first"), ErrorKind::NotFound);
+    assert!(!copy.exists());
+}
