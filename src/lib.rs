@@ -1,8 +1,8 @@
 //! Share accelerator memory between processes.
 //!
 //! One process exports a region of device memory; another opens the same bytes with no copy, on the same card or on
-//! another one; both order their work on streams. The same program runs on NVIDIA CUDA and on a mock that needs no
-//! hardware; the backend is chosen when the program starts.
+//! another one; both order their work on streams. The same program runs on NVIDIA CUDA, on Huawei Ascend and on a mock
+//! that needs no hardware; the backend is chosen when the program starts.
 //!
 //! ```
 //! use std::time::Duration;
@@ -44,6 +44,7 @@
 //! | feature | backend |
 //! |---|---|
 //! | `cuda` (default) | NVIDIA CUDA; `libcuda` is loaded at run time, nothing of the vendor is needed to build |
+//! | `ascend` (default) | Huawei Ascend; `libascendcl` is loaded at run time, nothing of the vendor is needed to build |
 //! | `mock` (default) | devices in shared memory, for machines and tests without hardware |
 //!
 //! # Threads and forks
@@ -55,6 +56,8 @@
 
 pub use device_ipc_core::*;
 
+#[cfg(feature = "ascend")]
+pub use device_ipc_ascend as ascend;
 #[cfg(feature = "cuda")]
 pub use device_ipc_cuda as cuda;
 #[cfg(feature = "mock")]

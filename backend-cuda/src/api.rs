@@ -4,9 +4,13 @@
 //! suffix `_v2` belongs to the symbol wherever `cuda.h` defines the plain name as a macro for it; the plain symbols of
 //! those functions still exist, with 32-bit sizes or other arguments.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use libloading::{Library, Symbol};
+
+use crate::layout::{
+    AccessDescription, AllocationProperties, BlockHandle, Location, PoolPointer, PoolProperties,
+};
 
 /// A function that a library lacks.
 pub(crate) struct Missing {
@@ -45,6 +49,8 @@ opaque! {
     Module;
     /// `CUfunction`.
     Function;
+    /// `CUmemoryPool`.
+    Pool;
 }
 
 /// `CUdevice`.
@@ -86,6 +92,20 @@ pub(crate) const EVENT_WAIT_DEFAULT: c_uint = 0x0;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 0x1;
 /// `CU_MEMHOSTALLOC_PORTABLE`.
 pub(crate) const MEMHOSTALLOC_PORTABLE: c_uint = 0x1;
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
+pub(crate) const MEMHOSTREGISTER_PORTABLE_DEVICEMAP: c_uint = 0x1 | 0x2;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: behind a fence for all that the stream has written.
+pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0x0;
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0x0;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+pub(crate) const STREAM_CAPTURE_STATUS_NONE: c_uint = 0;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(crate) const STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1`.
+pub(crate) const DEVICE_ATTRIBUTE_FORMER_VALUE_OPERATIONS: c_int = 93;
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS`.
+pub(crate) const DEVICE_ATTRIBUTE_VALUE_OPERATIONS: c_int = 122;
 /// `CU_MEMORYTYPE_HOST`.
 pub(crate) const MEMORYTYPE_HOST: u64 = 1;
 /// `CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED`, known to drivers of CUDA 12 and newer.
@@ -102,6 +122,7 @@ impl PointerAttribute {
     pub(crate) const IS_MANAGED: Self = Self(8);
     pub(crate) const DEVICE_ORDINAL: Self = Self(9);
     pub(crate) const IS_LEGACY_CUDA_IPC_CAPABLE: Self = Self(10);
+    pub(crate) const ALLOWED_HANDLE_TYPES: Self = Self(14);
     pub(crate) const MEMPOOL_HANDLE: Self = Self(17);
 }
 
@@ -120,11 +141,25 @@ macro_rules! api {
     (
         required { $($required:ident = $required_symbol:literal, $since:literal, ($($required_arg:ty),*);)* }
         optional { $($optional:ident = $optional_symbol:literal, ($($optional_arg:ty),*);)* }
+        groups {
+            $(
+                $(#[$doc:meta])*
+                $group:ident: $Group:ident { $($member:ident = $member_symbol:literal, ($($member_arg:ty),*);)* }
+            )*
+        }
     ) => {
+        $(
+            $(#[$doc])*
+            pub(crate) struct $Group {
+                $(pub(crate) $member: unsafe extern "C" fn($($member_arg),*) -> i32,)*
+            }
+        )*
+
         /// The functions, by their names without the prefix.
         pub(crate) struct Api {
             $(pub(crate) $required: unsafe extern "C" fn($($required_arg),*) -> i32,)*
             $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_arg),*) -> i32>,)*
+            $(pub(crate) $group: Option<$Group>,)*
         }
 
         impl Api {
@@ -147,6 +182,13 @@ macro_rules! api {
                         // SAFETY: as above.
                         unsafe { symbol::<Optional>(library, concat!($optional_symbol, "\0")) }
                     },)*
+                    $($group: (|| Some($Group {
+                        $($member: {
+                            type Member = unsafe extern "C" fn($($member_arg),*) -> i32;
+                            // SAFETY: as above.
+                            unsafe { symbol::<Member>(library, concat!($member_symbol, "\0")) }?
+                        },)*
+                    }))(),)*
                 })
             }
         }
@@ -166,6 +208,7 @@ api! {
         device_total_mem = "cuDeviceTotalMem_v2", "3.2", (*mut usize, Device);
         device_can_access_peer = "cuDeviceCanAccessPeer", "4.0", (*mut c_int, Device, Device);
         device_primary_ctx_retain = "cuDevicePrimaryCtxRetain", "7.0", (*mut Context, Device);
+        device_primary_ctx_get_state = "cuDevicePrimaryCtxGetState", "7.0", (Device, *mut c_uint, *mut c_int);
         device_primary_ctx_release = "cuDevicePrimaryCtxRelease_v2", "11.0", (Device);
 
         ctx_push_current = "cuCtxPushCurrent_v2", "4.0", (Context);
@@ -197,6 +240,8 @@ api! {
 
         stream_create = "cuStreamCreate", "2.0", (*mut Stream, c_uint);
         stream_destroy = "cuStreamDestroy_v2", "4.0", (Stream);
+        stream_get_ctx = "cuStreamGetCtx", "9.2", (Stream, *mut Context);
+        stream_query = "cuStreamQuery", "2.0", (Stream);
         stream_synchronize = "cuStreamSynchronize", "2.0", (Stream);
         stream_wait_event = "cuStreamWaitEvent", "3.2", (Stream, Event, c_uint);
         launch_host_func = "cuLaunchHostFunc", "10.0", (Stream, HostFn, *mut c_void);
@@ -211,9 +256,66 @@ api! {
     }
     optional {
         device_get_uuid_v2 = "cuDeviceGetUuid_v2", (*mut Uuid, Device);
+        ctx_get_id = "cuCtxGetId", (Context, *mut c_ulonglong);
         get_error_name = "cuGetErrorName", (i32, *mut *const c_char);
         get_error_string = "cuGetErrorString", (i32, *mut *const c_char);
-        mem_retain_allocation_handle = "cuMemRetainAllocationHandle", (*mut u64, DevicePointer);
-        mem_release = "cuMemRelease", (u64);
+        pointer_get_attributes = "cuPointerGetAttributes", (
+            c_uint, *const PointerAttribute, *const *mut c_void, DevicePointer
+        );
+    }
+    groups {
+        /// Stream capture: all of it, or `None` where the driver lacks a function.
+        capture: CaptureApi {
+            is_capturing = "cuStreamIsCapturing", (Stream, *mut c_uint);
+            exchange_mode = "cuThreadExchangeStreamCaptureMode", (*mut c_uint);
+        }
+        /// Host memory that others allocated, reachable for devices.
+        host_pages: HostPagesApi {
+            register = "cuMemHostRegister_v2", (*mut c_void, usize, c_uint);
+            unregister = "cuMemHostUnregister", (*mut c_void);
+            device_pointer = "cuMemHostGetDevicePointer_v2", (*mut DevicePointer, *mut c_void, c_uint);
+        }
+        /// Stream memory operations since CUDA 11.7, which every device has that can do them.
+        value_operations: ValueApi {
+            write = "cuStreamWriteValue64_v2", (Stream, DevicePointer, u64, c_uint);
+            wait = "cuStreamWaitValue64_v2", (Stream, DevicePointer, u64, c_uint);
+        }
+        /// The same before, which a parameter of the kernel's driver has to permit.
+        former_value_operations: FormerValueApi {
+            write = "cuStreamWriteValue64", (Stream, DevicePointer, u64, c_uint);
+            wait = "cuStreamWaitValue64", (Stream, DevicePointer, u64, c_uint);
+        }
+        /// Virtual memory: all of it, or `None` where the driver lacks a function.
+        virtual_memory: VirtualMemoryApi {
+            create = "cuMemCreate", (*mut BlockHandle, usize, *const AllocationProperties, c_ulonglong);
+            release = "cuMemRelease", (BlockHandle);
+            retain = "cuMemRetainAllocationHandle", (*mut BlockHandle, DevicePointer);
+            properties = "cuMemGetAllocationPropertiesFromHandle", (*mut AllocationProperties, BlockHandle);
+            granularity = "cuMemGetAllocationGranularity", (*mut usize, *const AllocationProperties, c_uint);
+            export = "cuMemExportToShareableHandle", (*mut c_void, BlockHandle, c_uint, c_ulonglong);
+            import = "cuMemImportFromShareableHandle", (*mut BlockHandle, *mut c_void, c_uint);
+            reserve = "cuMemAddressReserve", (*mut DevicePointer, usize, usize, DevicePointer, c_ulonglong);
+            unreserve = "cuMemAddressFree", (DevicePointer, usize);
+            map = "cuMemMap", (DevicePointer, usize, usize, BlockHandle, c_ulonglong);
+            unmap = "cuMemUnmap", (DevicePointer, usize);
+            set_access = "cuMemSetAccess", (DevicePointer, usize, *const AccessDescription, usize);
+        }
+        /// Memory pools: all of it, or `None` where the driver lacks a function.
+        pools: PoolApi {
+            create = "cuMemPoolCreate", (*mut Pool, *const PoolProperties);
+            destroy = "cuMemPoolDestroy", (Pool);
+            trim_to = "cuMemPoolTrimTo", (Pool, usize);
+            get_attribute = "cuMemPoolGetAttribute", (Pool, c_uint, *mut c_void);
+            set_attribute = "cuMemPoolSetAttribute", (Pool, c_uint, *mut c_void);
+            get_access = "cuMemPoolGetAccess", (*mut c_uint, Pool, *mut Location);
+            set_access = "cuMemPoolSetAccess", (Pool, *const AccessDescription, usize);
+            export = "cuMemPoolExportToShareableHandle", (*mut c_void, Pool, c_uint, c_ulonglong);
+            import = "cuMemPoolImportFromShareableHandle", (*mut Pool, *mut c_void, c_uint, c_ulonglong);
+            export_pointer = "cuMemPoolExportPointer", (*mut PoolPointer, DevicePointer);
+            import_pointer = "cuMemPoolImportPointer", (*mut DevicePointer, Pool, *mut PoolPointer);
+            allocate = "cuMemAllocFromPoolAsync", (*mut DevicePointer, usize, Pool, Stream);
+            current = "cuDeviceGetMemPool", (*mut Pool, Device);
+            set_current = "cuDeviceSetMemPool", (Device, Pool);
+        }
     }
 }

@@ -1,17 +1,21 @@
 //! The backend as the rest of device-ipc sees it.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DeviceRange, Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration,
-    Result, Unavailable,
+    DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
+    Registration, Result, Unavailable,
 };
 
+use crate::allocate::Allocated;
 use crate::driver::Driver;
 use crate::event::CudaIpcEvent;
-use crate::{NAME, device, kinds};
+use crate::export::{self, pool::ExportedPools};
+use crate::open::{OpenTable, pool::ImportedPools};
+use crate::pools::MadePools;
+use crate::{NAME, device, fabric, kinds};
 
 /// NVIDIA CUDA by its driver library. See the [crate's documentation](crate).
 ///
@@ -21,6 +25,14 @@ use crate::{NAME, device, kinds};
 pub struct CudaBackend {
     driver: Arc<Driver>,
     info: BackendInfo,
+    /// What memory is allocated for where nobody says.
+    pub(crate) allocates: HandleKind,
+    pub(crate) allocated: Allocated,
+    pub(crate) made_pools: MadePools,
+    pub(crate) exported_pools: ExportedPools,
+    pub(crate) imported_pools: ImportedPools,
+    pub(crate) open: OpenTable,
+    pub(crate) fabric: fabric::Probed,
 }
 
 /// This backend, for [`Backends::with`](device_ipc_core::Backends::with).
@@ -29,7 +41,17 @@ pub const REGISTRATION: Registration = Registration::new(NAME, Rank::CUDA, load)
 device_ipc_core::register_backend!(REGISTRATION);
 
 fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
-    Ok(CudaBackend::load()?)
+    Ok(registered()?)
+}
+
+/// The backend that everybody gets who asks for it by name, or takes the first there is. A failure is not remembered.
+pub(crate) fn registered() -> Result<Arc<CudaBackend>, Unavailable> {
+    static REGISTERED: Mutex<Option<Arc<CudaBackend>>> = Mutex::new(None);
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(backend) = &*registered {
+        return Ok(Arc::clone(backend));
+    }
+    Ok(Arc::clone(registered.insert(CudaBackend::load()?)))
 }
 
 impl CudaBackend {
@@ -52,9 +74,37 @@ impl CudaBackend {
         Driver::load(Some(path.as_ref())).map(Self::new)
     }
 
+    /// As [`load`](Self::load), and [`DeviceMemory::allocate`] allocates for handles of this kind. A kind that a device
+    /// cannot have is an error then.
+    ///
+    /// Without it, that is [`LEGACY`](crate::LEGACY); and in a pid namespace of its own, where a peer may have the same
+    /// process id, [`VIRTUAL_MEMORY`](crate::VIRTUAL_MEMORY) if all devices have it.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_allocating(kind: HandleKind) -> Result<Arc<Self>, Unavailable> {
+        Driver::load(None).map(|driver| Self::allocating(driver, kind))
+    }
+
     fn new(driver: Arc<Driver>) -> Arc<Self> {
+        let kind = kinds::preferred(&driver);
+        Self::allocating(driver, kind)
+    }
+
+    fn allocating(driver: Arc<Driver>, allocates: HandleKind) -> Arc<Self> {
         let info = BackendInfo::new(NAME, driver.version(), Some(driver.file.clone()));
-        Arc::new(Self { driver, info })
+        Arc::new(Self {
+            info,
+            allocates,
+            allocated: Allocated::default(),
+            made_pools: MadePools::default(),
+            exported_pools: ExportedPools::default(),
+            imported_pools: ImportedPools::default(),
+            open: OpenTable::default(),
+            fabric: fabric::Probed::new(&driver),
+            driver,
+        })
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
@@ -84,29 +134,33 @@ impl DeviceIpc for CudaBackend {
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        kinds::all()
+        kinds::all(&self.driver, self.allocates)
     }
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
-        Ok(vec![self.driver.extent_of(range, stated_base)?])
+        self.driver.extents_of(range, stated_base)
     }
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
-        self.driver.export(extent, kind)
+        self.export_extent(extent, kind)
     }
 
     /// The driver counts no exports: a handle is good until the memory is freed.
     fn unexport(&self, exported: Exported) -> Result<()> {
-        drop(exported);
+        self.unexport_handle(&exported);
         Ok(())
     }
 
+    fn reach(&self, exported: &Exported) -> Option<DeviceRange> {
+        export::reach(exported)
+    }
+
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
-        self.driver.open(handles, on, access)
+        self.open_handles(&handles, on, access)
     }
 
     fn close(&self, opened: Opened) -> Result<()> {
-        self.driver.close(opened)
+        self.close_opened(&opened)
     }
 
     fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
@@ -117,13 +171,18 @@ impl DeviceIpc for CudaBackend {
         Ok(Box::new(CudaIpcEvent::open(&self.driver, handle, on)?))
     }
 
+    /// While streams are being captured into graphs this holds up other threads' calls of the driver. A capture that nobody
+    /// here has seen, on a stream that does not wait for the legacy default stream, is broken: CUDA has no way to ask.
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
         let _current = self.driver.enter(device)?;
-        // SAFETY: takes nothing; the device's primary context is current.
-        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.api.ctx_synchronize)() })
+        self.driver.wait_for_all()
     }
 
     fn memory(&self) -> &dyn DeviceMemory {
         self
+    }
+
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        Some(self)
     }
 }

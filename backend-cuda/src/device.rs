@@ -3,11 +3,12 @@
 //! "Device Management" (`group__CUDA__DEVICE`) and "Peer Context Memory Access" (`group__CUDA__PEER__ACCESS`).
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use device_ipc_core::{Capabilities, DeviceIdentity, DeviceInfo, DeviceOrdinal, Result, Unavailable};
 
-use crate::api::{self, Context, DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, Uuid};
+use crate::api::{self, DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, Uuid};
+use crate::context::Retained;
 use crate::driver::Driver;
 use crate::event::CudaIpcEvent;
 use crate::kernel::Kernel;
@@ -18,9 +19,10 @@ use crate::status::number;
 pub(crate) struct Device {
     pub(crate) handle: api::Device,
     pub(crate) info: DeviceInfo,
-    pub(crate) context: OnceLock<Context>,
+    pub(crate) context: OnceLock<Retained>,
     pub(crate) add_f32: OnceLock<Kernel>,
     pub(crate) staging: Staging,
+    pub(crate) timelines: OnceLock<bool>,
     ipc_events: OnceLock<bool>,
 }
 
@@ -64,6 +66,7 @@ impl Device {
             context: OnceLock::new(),
             add_f32: OnceLock::new(),
             staging: Staging::default(),
+            timelines: OnceLock::new(),
             ipc_events: OnceLock::new(),
         })
     }
@@ -82,7 +85,10 @@ impl Device {
         // SAFETY: the context was retained once, and nothing that uses it is left: all of it shares the driver, which
         // is being dropped.
         let status = unsafe { (driver.api.device_primary_ctx_release)(self.handle) };
-        if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
+        if !matches!(
+            status,
+            number::SUCCESS | number::ERROR_DEINITIALIZED | number::ERROR_CONTEXT_IS_DESTROYED
+        ) {
             tracing::warn!(status, device = %self.info.ordinal, "cuDevicePrimaryCtxRelease failed");
         }
     }
@@ -103,8 +109,9 @@ impl Driver {
     }
 }
 
-/// What a device can do. Asks the driver, and where that is too old to know, tries once.
-pub(crate) fn capabilities(driver: &std::sync::Arc<Driver>, ordinal: DeviceOrdinal) -> Result<Capabilities> {
+/// What a device can do: what the driver says, and what was seen to work when it was tried, once. That creates the
+/// device's context.
+pub(crate) fn capabilities(driver: &Arc<Driver>, ordinal: DeviceOrdinal) -> Result<Capabilities> {
     let device = driver.device(ordinal)?;
     let ipc_events = match device.ipc_events.get() {
         Some(known) => *known,
@@ -125,5 +132,6 @@ pub(crate) fn capabilities(driver: &std::sync::Arc<Driver>, ordinal: DeviceOrdin
             *device.ipc_events.get_or_init(|| supported)
         }
     };
-    Ok(Capabilities::NONE.with_ipc_events(ipc_events).with_generations(true))
+    let timelines = driver.has_timelines(ordinal)?;
+    Ok(Capabilities::NONE.with_ipc_events(ipc_events).with_timelines(timelines).with_generations(true))
 }

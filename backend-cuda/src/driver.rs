@@ -17,6 +17,7 @@ use libloading::Library;
 use crate::api::{Api, Stream};
 use crate::device::Device;
 use crate::status::{self, number};
+use crate::timelines::RegisteredPages;
 use crate::{NAME, library};
 
 /// The driver.
@@ -25,6 +26,8 @@ pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
     /// Held while a device gets what it has once: its context, its kernel.
     pub(crate) making: Mutex<()>,
+    /// The host memory that streams write and wait on.
+    pub(crate) registered: RegisteredPages,
     pub(crate) file: String,
     cuda_version: i32,
     /// Never unloaded: libcuda has threads of its own once it is initialised, and others in this process use it too.
@@ -49,6 +52,7 @@ impl Driver {
             api,
             devices: Vec::new(),
             making: Mutex::new(()),
+            registered: RegisteredPages::default(),
             file,
             cuda_version: 0,
             _library: ManuallyDrop::new(library),

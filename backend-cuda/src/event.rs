@@ -128,7 +128,7 @@ impl DeviceEvent for CudaIpcEvent {
     }
 
     fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        let raw = self.driver.stream(stream)?;
+        self.driver.stream(stream)?;
         if stream.device() != self.device {
             return Err(Error::WrongStream {
                 stream: stream.device(),
@@ -136,26 +136,38 @@ impl DeviceEvent for CudaIpcEvent {
                 expected: self.device,
             });
         }
-        let _current = self.driver.enter(self.device)?;
+        let (raw, _current) = self.driver.enter_with(stream)?;
+        self.driver.refuse_capture(raw, "recording the event")?;
         // SAFETY: the event lives; the stream does, as `BorrowedStream` promises.
         self.driver.check("cuEventRecord", unsafe { (self.driver.api.event_record)(self.raw, raw) })
     }
 
+    /// In a stream that is being captured this is done where there is nothing to wait for any longer.
     fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        let raw = self.driver.stream(stream)?;
+        let driver = &self.driver;
+        let (raw, current) = driver.enter_with(stream)?;
+        if driver.is_capturing(raw)? {
+            drop(current);
+            let reached = self.query()?;
+            return if reached {
+                Ok(())
+            } else {
+                Err(Error::StreamCapturing { what: "waiting for an event" })
+            };
+        }
         if stream.device() != self.device {
+            drop(current);
             let mut relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner);
             if relay.is_none() {
-                *relay = Some(Relay::create(&self.driver, self.device)?);
+                *relay = Some(Relay::create(driver, self.device)?);
             }
             let Some(relay) = relay.as_ref() else { return Ok(()) };
             // SAFETY: the event lives as long as `self`; the stream does, as `BorrowedStream` promises.
             return unsafe { relay.wait(self.raw, raw, stream.device()) };
         }
-        let _current = self.driver.enter(self.device)?;
         // SAFETY: as above; both are of one device.
-        let status = unsafe { (self.driver.api.stream_wait_event)(raw, self.raw, EVENT_WAIT_DEFAULT) };
-        self.driver.check("cuStreamWaitEvent", status)
+        let status = unsafe { (driver.api.stream_wait_event)(raw, self.raw, EVENT_WAIT_DEFAULT) };
+        driver.check("cuStreamWaitEvent", status)
     }
 
     fn query(&self) -> Result<bool> {

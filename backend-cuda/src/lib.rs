@@ -9,42 +9,77 @@
 //!
 //! # What is shared, and how
 //!
-//! Memory of `cuMemAlloc` (`cudaMalloc`) travels as a legacy IPC handle of 64 bytes, see [`LEGACY`]. Importers pin the
-//! memory, a mapping is always read-write, and neither side may have the other's process id in another pid
-//! namespace. Memory of `cuMemAllocAsync`, of pools and of `cuMemCreate` has no such handle: the error
-//! says which line of code to change ([`alloc_zeros`] and [`clone_htod`] for cudarc).
+//! The address tells what memory is, and by which kind of handle it travels. Nobody has to say: not the sender, who
+//! shares what he has, and not the receiver, who makes the same call and gets the same mapping.
+//!
+//! | memory | kind | read-only | importers reach | pid namespaces |
+//! |---|---|---|---|---|
+//! | `cuMemAlloc` (`cudaMalloc`) | [`LEGACY`]: 64 bytes | no | the pages of 2 MiB that the block lies in | not with the same process id |
+//! | `cuMemCreate`, with a file descriptor (PyTorch's expandable segments) | [`VIRTUAL_MEMORY`]: a file descriptor for each block | by the hardware | the blocks | any |
+//! | `cuMemAllocAsync`, after [`make_pool_shareable`] (cudarc, candle) | [`POOL`]: the pool's file descriptor, 64 bytes | no | the pool | any |
+//! | `cuMemCreate`, with a fabric handle alone | [`FABRIC`]: 64 bytes for each block | by the hardware | the blocks | any |
+//!
+//! Importers pin the memory in every case. What has no handle (a default pool's memory, `cuMemCreate` without a type of
+//! handle, managed memory) gets an error that says what it is and which line of code to change.
+//!
+//! Who has no allocator of his own gets memory of any kind from
+//! [`DeviceMemory::allocate_as`](device_ipc_core::DeviceMemory::allocate_as); [`alloc_zeros`] and [`clone_htod`] give
+//! cudarc's slices of memory of `cuMemAlloc`.
 //!
 //! # Contexts
 //!
 //! Everything happens in the primary context of a device, the one that the CUDA runtime, PyTorch and
 //! `cudarc::driver::CudaContext::new` use. It is retained when a call first needs it, made current for the time
-//! of a call only, and released with the backend. Listing devices creates none.
+//! of a call only, and released with the backend. Listing devices creates none. Streams have to belong to it; one of
+//! another context is refused. After a reset of the device (`cudaDeviceReset`) its memory, mappings, events and streams
+//! are gone: every call for that device says so then, and a new backend may use it again (before CUDA 12 the driver
+//! tells a reset only as long as nobody has retained the context anew).
+//!
+//! # Captures
+//!
+//! While a stream is being captured into a graph, calls leave the capture intact. Work on memory becomes nodes of the
+//! graph; what has to happen now (a record or a wait, bytes of the host, a timeline's value) is
+//! [`Error::StreamCapturing`](device_ipc_core::Error::StreamCapturing), except that there is nothing to wait for where an
+//! event has been reached. Waiting for a whole device, as dropping a mapping does, leaves a capture intact if its stream
+//! was used with this crate during the capture, or waits for the legacy default stream: CUDA does not tell of others.
 //!
 //! Rules of the driver that the code relies on are in the CUDA Driver API manual,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/>; the modules name the pages.
 
+mod allocate;
 mod api;
 mod backend;
+mod capture;
 mod context;
 mod device;
 mod driver;
 mod event;
 mod export;
+mod fabric;
+mod fd;
 pub mod interop;
 mod kernel;
 mod kinds;
+mod layout;
 mod library;
 mod memory;
 mod open;
+mod pointer;
+mod pools;
+pub mod raw;
 mod relay;
 mod staging;
 mod status;
 mod stream;
+mod timelines;
+mod virtual_memory;
 
 pub use backend::{CudaBackend, REGISTRATION};
+pub use fabric::Fabric;
 pub use interop::{alloc_zeros, clone_htod};
-pub use kinds::LEGACY;
+pub use kinds::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 pub use library::LIBRARY_VARIABLE;
+pub use pools::make_pool_shareable;
 
 /// The backend's name, in descriptors and in `DEVICE_IPC_BACKEND`.
 pub const NAME: &str = "cuda";

@@ -9,68 +9,36 @@ use std::thread;
 use std::time::Duration;
 
 use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
-    MemoryInfo, Result,
+    BorrowedStream, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind, MemoryInfo,
+    Result,
 };
 
 use crate::api::HostFn;
 use crate::backend::CudaBackend;
-use crate::driver::Driver;
-use crate::kinds::LEGACY;
-use crate::staging;
-use crate::status::number;
 use crate::stream::CudaOwnStream;
+use crate::{allocate, staging};
 
 impl DeviceMemory for CudaBackend {
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
-        let driver = self.driver();
-        driver.device(device)?;
-        if bytes == 0 {
-            return Err(Error::InvalidRegion("an allocation has at least one byte".into()));
-        }
-        let _current = driver.enter(device)?;
-        let mut address = 0;
-        // SAFETY: writes one address.
-        let status = unsafe { (driver.api.mem_alloc)(&raw mut address, bytes as usize) };
-        if status == number::ERROR_OUT_OF_MEMORY {
-            let detail = match info(driver) {
-                Ok(MemoryInfo { free_bytes, total_bytes }) => {
-                    format!("{free_bytes} of {total_bytes} bytes are free")
-                }
-                Err(error) => error.to_string(),
-            };
-            return Err(Error::OutOfMemory { device, bytes, detail });
-        }
-        driver.check("cuMemAlloc", status)?;
-        Ok(DeviceRange::new(device, DevicePtr::new(address), bytes))
+        self.allocate_of_kind(device, bytes, self.allocates)
     }
 
     fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
-        if kind == LEGACY {
-            return self.allocate(device, bytes);
-        }
-        Err(Error::Unsupported {
-            backend: crate::NAME,
-            what: format!("allocate memory for handles of kind {}", kind.0),
-            why: "this version knows kind 1 (legacy)".into(),
-        })
+        self.allocate_of_kind(device, bytes, kind)
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {
-        let driver = self.driver();
-        let _current = driver.enter(range.device)?;
-        // SAFETY: the range is of `allocate`, and nobody uses it any longer, as the caller promised.
-        driver.check("cuMemFree", unsafe { (driver.api.mem_free)(range.ptr.get()) })
+        // SAFETY: as the caller promised.
+        unsafe { self.free_of_any_kind(range) }
     }
 
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
+        let (raw, _current) = driver.enter_with(stream)?;
         same_length(dst.len, src.len)?;
         if dst.len == 0 {
             return Ok(());
         }
-        let _current = driver.enter(stream.device())?;
         // SAFETY: both ranges stay mapped until the copy has finished, as the caller promised.
         let status =
             unsafe { (driver.api.memcpy_async)(dst.ptr.get(), src.ptr.get(), dst.len as usize, raw) };
@@ -79,11 +47,10 @@ impl DeviceMemory for CudaBackend {
 
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
+        let (raw, _current) = driver.enter_with(stream)?;
         if dst.len == 0 {
             return Ok(());
         }
-        let _current = driver.enter(stream.device())?;
         // SAFETY: the range stays mapped until the work has finished, as the caller promised.
         let status = unsafe { (driver.api.memset_d8_async)(dst.ptr.get(), byte, dst.len as usize, raw) };
         driver.check("cuMemsetD8Async", status)
@@ -92,12 +59,12 @@ impl DeviceMemory for CudaBackend {
     /// Returns at once for up to 64 MiB; a longer write waits for the stream.
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
+        let (raw, _current) = driver.enter_with(stream)?;
         same_length(dst.len, bytes.len() as u64)?;
+        driver.refuse_capture(raw, "writing bytes of the host")?;
         if bytes.is_empty() {
             return Ok(());
         }
-        let _current = driver.enter(stream.device())?;
         if bytes.len() <= staging::LARGEST {
             // SAFETY: the range stays mapped until the copy has finished, as the caller promised.
             return unsafe {
@@ -115,12 +82,12 @@ impl DeviceMemory for CudaBackend {
 
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
+        let (raw, _current) = driver.enter_with(stream)?;
         same_length(bytes.len() as u64, src.len)?;
+        driver.refuse_capture(raw, "reading bytes on the host")?;
         if bytes.is_empty() {
             return self.synchronize(stream);
         }
-        let _current = driver.enter(stream.device())?;
         let len = bytes.len();
         // SAFETY: the bytes are borrowed until the stream has been waited for below; the range stays mapped, as the
         // caller promised.
@@ -133,7 +100,7 @@ impl DeviceMemory for CudaBackend {
     }
 
     unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
-        let raw = self.driver().stream(stream)?;
+        let (raw, _current) = self.driver().enter_with(stream)?;
         // SAFETY: as the caller promised.
         unsafe { self.driver().launch_add_f32(range, value, stream.device(), raw) }
     }
@@ -142,8 +109,8 @@ impl DeviceMemory for CudaBackend {
     /// (`cuLaunchHostFunc`).
     fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
-        let _current = driver.enter(stream.device())?;
+        let (raw, _current) = driver.enter_with(stream)?;
+        driver.refuse_capture(raw, "a delay")?;
         // The time itself is the argument: nothing to free, whether the function is ever called or not.
         let nanoseconds = usize::try_from(time.as_nanos()).unwrap_or(usize::MAX);
         let function: HostFn = sleep_for;
@@ -156,8 +123,8 @@ impl DeviceMemory for CudaBackend {
 
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
-        let raw = driver.stream(stream)?;
-        let _current = driver.enter(stream.device())?;
+        let (raw, _current) = driver.enter_with(stream)?;
+        driver.refuse_capture(raw, "waiting for the stream on the host")?;
         // SAFETY: the stream lives, as `BorrowedStream` promises.
         driver.check("cuStreamSynchronize", unsafe { (driver.api.stream_synchronize)(raw) })
     }
@@ -168,20 +135,12 @@ impl DeviceMemory for CudaBackend {
 
     fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
         let _current = self.driver().enter(device)?;
-        info(self.driver())
+        allocate::info(self.driver())
     }
 }
 
 extern "C" fn sleep_for(nanoseconds: *mut c_void) {
     thread::sleep(Duration::from_nanos(nanoseconds.addr() as u64));
-}
-
-/// The memory of the device whose context is current.
-fn info(driver: &Driver) -> Result<MemoryInfo> {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: writes two sizes.
-    driver.check("cuMemGetInfo", unsafe { (driver.api.mem_get_info)(&raw mut free, &raw mut total) })?;
-    Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
 }
 
 fn same_length(dst: u64, src: u64) -> Result<()> {

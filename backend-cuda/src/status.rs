@@ -184,7 +184,12 @@ pub(crate) const fn hint(status: VendorStatus) -> &'static str {
         ERROR_MPS_CONNECTION_FAILED | ERROR_MPS_RPC_FAILURE | ERROR_MPS_SERVER_NOT_READY => {
             "The CUDA MPS daemon cannot be reached: see CUDA_MPS_PIPE_DIRECTORY and nvidia-cuda-mps-control"
         }
-        ERROR_STREAM_CAPTURE_UNSUPPORTED | ERROR_STREAM_CAPTURE_IMPLICIT => {
+        ERROR_STREAM_CAPTURE_IMPLICIT => {
+            "Another stream, which waits for the legacy default stream, is being captured into a graph, and work on the \
+             default stream would break that capture: use a stream of your own (cuStreamCreate), or wait until the \
+             capture has ended"
+        }
+        ERROR_STREAM_CAPTURE_UNSUPPORTED => {
             "The stream is being captured into a graph; do this before or after the capture"
         }
         _ => "",

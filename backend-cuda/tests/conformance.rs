@@ -1,14 +1,24 @@
-//! Runs the conformance suite on CUDA: on a GPU, or on a library that plays one. Passes where there is none, unless
-//! `DEVICE_IPC_CONFORMANCE_REQUIRE=1` says that there must be.
+//! Runs the conformance suite on CUDA, once for each kind of memory: on a GPU, or on a library that plays one. Passes where
+//! there is none, unless `DEVICE_IPC_CONFORMANCE_REQUIRE=1` says that there must be.
 
 use std::process::ExitCode;
 
 use device_ipc_conformance::Suite;
-use device_ipc_cuda::CudaBackend;
+use device_ipc_cuda::{CudaBackend, FABRIC, Fabric, LEGACY, POOL, VIRTUAL_MEMORY};
 
 fn main() -> ExitCode {
-    Suite::new("cuda")
-        .variant("default", || Ok(CudaBackend::load()?))
-        .expected_skips(include_str!("expected-skips.txt"))
+    let mut suite = Suite::new("cuda")
+        .variant("legacy", || Ok(CudaBackend::load_allocating(LEGACY)?))
+        .variant("virtual-memory", || Ok(CudaBackend::load_allocating(VIRTUAL_MEMORY)?))
+        .variant("pool", || Ok(CudaBackend::load_allocating(POOL)?));
+    // Few machines have an IMEX channel.
+    if CudaBackend::load().is_ok_and(|backend| matches!(backend.fabric(0), Ok(Fabric::Available))) {
+        suite = suite.variant("fabric", || Ok(CudaBackend::load_allocating(FABRIC)?));
+    }
+    suite
+        .expected_skips(concat!(
+            include_str!("expected-skips.txt"),
+            include_str!("expected-skips-of-kinds.txt")
+        ))
         .run()
 }

@@ -140,7 +140,7 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let extents = |ptr: u64, len| backend.extents_of(DeviceRange::new(ZERO, DevicePtr::new(ptr), len), None);
 
-    let range = backend.allocate(ZERO, 10_000).unwrap();
+    let range = backend.allocate_as(ZERO, 10_000, LEGACY).unwrap();
     let inside = backend.extents_of(range.slice(100, 50).unwrap(), Some(range)).unwrap();
     assert_eq!(inside[0].allocation, range);
     let generation = inside[0].generation.expect("CUDA numbers its allocations");
@@ -150,7 +150,7 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
     assert!(backend.extents_of(range, Some(wrong_base)).is_err());
     // SAFETY: freed once.
     unsafe { backend.free(range) }.unwrap();
-    let again = backend.allocate(ZERO, 10_000).unwrap();
+    let again = backend.allocate_as(ZERO, 10_000, LEGACY).unwrap();
     let replaced = backend.extents_of(again, None).unwrap();
     assert_ne!(replaced[0].generation, Some(generation), "at {} after {}", again.ptr, range.ptr);
 
@@ -168,7 +168,9 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
     let pooled = stream.alloc_zeros::<f32>(1000).unwrap();
     let error = backend.extents_of(pooled.region().range, None).unwrap_err();
     assert!(
-        matches!(&error, Error::NotShareable { remedy, .. } if remedy.contains("device_ipc::cuda::alloc_zeros")),
+        matches!(&error, Error::NotShareable { remedy, .. }
+            if remedy.contains("device_ipc::cuda::make_pool_shareable(device)")
+                && remedy.contains("device_ipc::cuda::alloc_zeros")),
         "{error}"
     );
     eprintln!("{error}");
@@ -222,11 +224,12 @@ fn cudarc_slices_are_freed_by_cudarc_and_views_free_nothing() {
 
     let free = || backend.memory_info(ZERO).unwrap().free_bytes;
     let before = free();
+    // Eight times as much as there is.
     for _ in 0..64 {
-        drop(alloc_zeros::<u8>(&stream, 256 << 20).unwrap());
+        drop(alloc_zeros::<u8>(&stream, (before / 8) as usize).unwrap());
+        stream.synchronize().unwrap();
     }
-    stream.synchronize().unwrap();
-    assert!(before.saturating_sub(free()) < 4 << 30, "memory of dropped slices did not come back");
+    assert!(before.saturating_sub(free()) < before / 8, "memory of dropped slices did not come back");
 }
 
 fn received(bytes: Vec<u8>) -> ReceivedHandle {
@@ -259,8 +262,8 @@ const READY: &str = "the mapping is open";
 fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
     let Some((backend, _alone)) = backend() else { return };
     let values: Vec<f32> = (0..5000).map(|index| index as f32).collect();
-    let range = backend.allocate(ZERO, 20_000).unwrap();
-    let neighbour = backend.allocate(ZERO, 20_000).unwrap();
+    let range = backend.allocate_as(ZERO, 20_000, LEGACY).unwrap();
+    let neighbour = backend.allocate_as(ZERO, 20_000, LEGACY).unwrap();
     let stream = backend.create_stream(ZERO).unwrap();
     let exported = backend.export(&backend.extents_of(range, None).unwrap()[0], None).unwrap();
     assert_eq!(format!("{:?}", exported.bytes), "HandleBytes(64 bytes)");
@@ -325,7 +328,6 @@ fn the_other_process() {
     handle.home = Some(ZERO);
     let opened = backend.open(vec![handle], on, Access::ReadWrite).unwrap();
     assert_eq!((opened.range.len, opened.range.device), (20_000, on));
-    assert_eq!(opened.range.ptr.get(), opened.cookie);
     let error = backend.extents_of(opened.range, None).unwrap_err();
     assert!(matches!(error, Error::SharedOn { .. }), "{error}");
 

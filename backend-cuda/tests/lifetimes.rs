@@ -85,7 +85,7 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
         backend.memory().synchronize(stream.as_borrowed()).unwrap();
     };
 
-    let first = ipc.allocate(0, BYTES).unwrap();
+    let first = ipc.allocate_as(0, BYTES, LEGACY).unwrap();
     fill(first.range(), 1);
     let extent = backend.extents_of(first.range(), None).unwrap()[0];
     let handle = hex(backend.export(&extent, None).unwrap().bytes.as_slice());
@@ -97,7 +97,7 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
     drop(first);
 
     // The driver mostly puts the next block of the same size in the old one's place.
-    let second = ipc.allocate(0, BYTES).unwrap();
+    let second = ipc.allocate_as(0, BYTES, LEGACY).unwrap();
     assert_eq!(second.range().ptr, address, "the driver put the new block elsewhere; nothing is shown");
     let extent = backend.extents_of(second.range(), None).unwrap()[0];
     assert_ne!(extent.generation, generation);

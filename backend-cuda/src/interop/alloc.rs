@@ -1,7 +1,8 @@
-//! Slices that can be shared.
+//! Slices that can be shared, whatever the device's memory pool is.
 //!
-//! cudarc allocates by `cuMemAllocAsync` wherever the device has memory pools, and such memory has no legacy handle.
-//! These functions give the same `CudaSlice`, of memory of `cuMemAlloc`.
+//! cudarc allocates by `cuMemAllocAsync` wherever the device has memory pools, and what comes from the default one has no
+//! handle. These functions give the same `CudaSlice`, of memory of `cuMemAlloc`. Where all slices shall be shareable,
+//! [`make_pool_shareable`](crate::make_pool_shareable) is the simpler way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result};
 use device_ipc_core::{Error, Result};
 
+use super::caller::{Caller, refuse_capture};
 use super::error::vendor_error;
 use crate::interop::stream::ordinal;
 use crate::status::number;
@@ -32,6 +34,8 @@ pub fn alloc_zeros<T: DeviceRepr + ValidAsZeroBits>(
     stream: &Arc<CudaStream>,
     len: usize,
 ) -> Result<CudaSlice<T>> {
+    let _caller = Caller::keep();
+    refuse_capture(stream, "allocating memory")?;
     let mut slice = alloc(stream, len)?;
     stream.memset_zeros(&mut slice).map_err(|error| vendor_error("cuMemsetD8Async", error))?;
     Ok(slice)
@@ -45,6 +49,8 @@ pub fn alloc_zeros<T: DeviceRepr + ValidAsZeroBits>(
 ///
 /// As [`alloc_zeros`].
 pub fn clone_htod<T: DeviceRepr>(stream: &Arc<CudaStream>, data: &[T]) -> Result<CudaSlice<T>> {
+    let _caller = Caller::keep();
+    refuse_capture(stream, "writing bytes of the host")?;
     let mut slice = alloc(stream, data.len())?;
     let copied = stream.memcpy_htod(data, &mut slice);
     // The bytes are the caller's, and may be read until the stream has been waited for.

@@ -1,7 +1,9 @@
 //! cudarc's types as arguments: its slices are shared as they are, its streams are accepted everywhere, and views of a
 //! mapping go where its kernels and copies take a slice.
 //!
-//! A slice has to be memory of `cuMemAlloc`; see [`alloc_zeros`] and [`clone_htod`] for how to get one.
+//! cudarc and candle allocate from the device's memory pool. After one call of
+//! [`make_pool_shareable`](crate::make_pool_shareable), before they do, all of that can be shared; without it, slices of
+//! [`alloc_zeros`] and [`clone_htod`] can.
 //!
 //! Streams and slices must belong to the device's primary context (`CudaContext::new`), which is where memory is
 //! opened.
@@ -11,6 +13,7 @@
 //! ([`BorrowedStream::from_raw`](device_ipc_core::BorrowedStream::from_raw)) then.
 
 mod alloc;
+mod caller;
 mod error;
 mod owner;
 mod stream;

@@ -1,11 +1,13 @@
 //! cudarc's slices as owners of memory that is shared.
 
 use std::any::TypeId;
+use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 use device_ipc_core::{DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Region};
 
 use crate::NAME;
+use crate::interop::caller::{Caller, is_capturing};
 use crate::interop::{Cudarc, stream};
 
 /// The element type is known for the numbers of Rust; for others (`half::f16`, a struct) state it where the slice is
@@ -14,8 +16,10 @@ use crate::interop::{Cudarc, stream};
 unsafe impl<T: DeviceRepr + 'static> DeviceOwner<Cudarc> for CudaSlice<T> {
     fn region(&self) -> Region {
         let address = {
+            let _caller = Caller::keep();
+            let stream = stream_to_ask(self.stream());
             // The guard would order later work behind a read by this stream. Nothing is read here.
-            let (address, _guard) = self.device_ptr(self.stream());
+            let (address, _guard) = self.device_ptr(&stream);
             address
         };
         let device = stream::ordinal(self.stream());
@@ -26,6 +30,14 @@ unsafe impl<T: DeviceRepr + 'static> DeviceOwner<Cudarc> for CudaSlice<T> {
             None => region,
         }
     }
+}
+
+/// cudarc has the stream that asks for a slice's address wait for the slice's last write. In a stream that is being captured
+/// that wait would break the capture, so another one asks then.
+fn stream_to_ask(own: &Arc<CudaStream>) -> Arc<CudaStream> {
+    let capturing = is_capturing(own).unwrap_or(false);
+    let other = if capturing { own.context().new_stream().ok() } else { None };
+    other.unwrap_or_else(|| Arc::clone(own))
 }
 
 /// Two implementations, one for [`Element`]s and one for the rest, would overlap; so the type is compared instead.

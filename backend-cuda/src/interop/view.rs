@@ -18,6 +18,7 @@ use cudarc::driver::{
 use device_ipc_core::{DeviceRange, Element, Error, Result, ViewStream, ViewTypes};
 
 use super::alloc::slice_at;
+use super::caller::{Caller, is_capturing};
 use super::stream::ordinal;
 use crate::interop::Cudarc;
 
@@ -117,6 +118,9 @@ impl<T> Lent<T> {
             });
         }
         let len = range.len as usize / size_of::<T>().max(1);
+        let _caller = Caller::keep();
+        // Work on the view is captured if the stream is; what follows has to know.
+        is_capturing(stream)?;
         // SAFETY: the address is valid for `len` elements, and the slice is never dropped as one.
         let slice = unsafe { slice_at(stream, range.ptr.get(), len)? };
         Ok(Self(ManuallyDrop::new(slice)))
@@ -125,6 +129,7 @@ impl<T> Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
+        let _caller = Caller::keep();
         // SAFETY: taken here only, and not used afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.0) };
         // Lets go of the events and the stream, and does not free the memory.

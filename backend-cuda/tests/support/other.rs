@@ -1,0 +1,100 @@
+//! Another process: this test program once more, which does as it is told, a line at a time.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+/// How long an answer may take.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Killed and reaped when it goes out of scope.
+pub(crate) struct Other {
+    child: Child,
+    told: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Other {
+    /// Starts an ignored test of this program, which [`serve`]s, with variables of its own.
+    pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (answer, answers) = channel();
+        thread::spawn(move || {
+            for line in said.map_while(Result::ok) {
+                // The test harness's own lines are passed over.
+                if let Some((_, text)) = line.split_once("ANSWER ") {
+                    let _ = answer.send(text.to_owned());
+                }
+            }
+        });
+        Self { told: child.stdin.take(), child, answers }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn tell(&mut self, request: &str) {
+        writeln!(self.told.as_mut().unwrap(), "{request}").unwrap();
+    }
+
+    pub(crate) fn answer(&mut self) -> String {
+        self.answers.recv_timeout(SOON).expect("the other process answers")
+    }
+
+    pub(crate) fn ask(&mut self, request: &str) -> String {
+        self.tell(request);
+        self.answer()
+    }
+
+    /// Lets it end by itself, which has to go well.
+    pub(crate) fn end(mut self) {
+        drop(self.told.take());
+        let silent = self.answers.recv_timeout(SOON);
+        assert!(
+            matches!(silent, Err(std::sync::mpsc::RecvTimeoutError::Disconnected)),
+            "the other process should end, and: {silent:?}"
+        );
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "the other process ended with {status}");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Answers requests, each a word and its argument, until there are no more.
+pub(crate) fn serve(mut answer: impl FnMut(&str, &str) -> String) {
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let (request, argument) = line.split_once(' ').unwrap_or((&line, ""));
+        println!("\nANSWER {}", answer(request, argument));
+    }
+}
+
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
