@@ -1,5 +1,7 @@
 //! Runs the conformance suite on the mock, as each of the machines that it can play.
 
+mod restricted;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -7,20 +9,24 @@ use device_ipc_conformance::{Suite, visible_devices};
 use device_ipc_core::{DeviceIpc, Unavailable};
 use device_ipc_mock::MockBackend;
 
+use restricted::Restricted;
+
 /// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and what may be missing on each.
-const VARIANTS: [(&str, &str); 7] = [
+const VARIANTS: [(&str, &str); 8] = [
     ("default", "devices=2"),
     ("fds", "devices=2;handles=fds"),
     ("revoking", "devices=2;lifetime=revoking;generations=off"),
     ("no-peers", "devices=2;peers=none"),
     ("no-events", "devices=2;events=off"),
+    ("no-timelines", "devices=2;timelines=off"),
     ("one-device", "devices=1"),
     ("slow", "devices=2;latency=2ms"),
 ];
 
 fn main() -> ExitCode {
     let suite = Suite::new("mock").expected_skips(include_str!("expected-skips.txt"));
-    VARIANTS.iter().fold(suite, |suite, (name, spec)| suite.variant(name, || machine(spec))).run()
+    let suite = VARIANTS.iter().fold(suite, |suite, (name, spec)| suite.variant(name, || machine(spec)));
+    suite.variant("restricted", || Ok(Restricted::new(machine("devices=2")?))).run()
 }
 
 /// The machine of this description, with the devices that this process is to see.

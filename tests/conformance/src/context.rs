@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Ipc};
+use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Error, HandleKindInfo, Ipc};
 
 use crate::agent::Agent;
 use crate::case::AGENT_ROLE;
@@ -99,6 +99,56 @@ impl Context {
         }
     }
 
+    /// Passes where streams of the first `devices` devices write and wait on words.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] where they do not.
+    pub fn needs_timelines(&self, devices: u32) -> Result<(), Stop> {
+        for device in (0..devices).map(DeviceOrdinal::new) {
+            if !self.backend.capabilities(device)?.timelines {
+                return skip("the device has no timelines");
+            }
+        }
+        Ok(())
+    }
+
+    /// The kinds of handle that memory of the first device can be allocated for. A backend may list kinds that this
+    /// device, or this process, cannot use (CUDA's fabric handles need a channel); there is at least one that it can.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] where the backend refuses a kind that it lists in another way than as unsupported.
+    pub fn usable_kinds(&self) -> Result<Vec<HandleKindInfo>, Stop> {
+        let mut usable = Vec::new();
+        for kind in self.backend.handle_kinds() {
+            match self.ipc().allocate_as(0, 1, kind.kind) {
+                Ok(_) => usable.push(kind),
+                Err(Error::Unsupported { why, .. }) => {
+                    eprintln!("no memory for {} handles: {why}", kind.name)
+                }
+                Err(error) => return fail(format!("memory for {} handles: {error}", kind.name)),
+            }
+        }
+        if usable.is_empty() { fail("memory can be allocated for no kind of handle") } else { Ok(usable) }
+    }
+
+    /// The first usable kind of which this is true, or a skip.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Skipped`] with `reason` where there is none.
+    pub fn kind_that(
+        &self,
+        is: impl Fn(&HandleKindInfo) -> bool,
+        reason: &str,
+    ) -> Result<HandleKindInfo, Stop> {
+        match self.usable_kinds()?.into_iter().find(is) {
+            Some(kind) => Ok(kind),
+            None => skip(reason),
+        }
+    }
+
     /// Starts a process that runs a role of this case.
     ///
     /// # Errors
@@ -142,6 +192,8 @@ impl Context {
             && seen.iter().zip(&devices).all(|(one, other)| *one == other.identity)
         {
             skip(format!("devices cannot be hidden here: {variable} changed nothing"))
+        } else if !ordinals.is_sorted() && !seen.is_empty() && wanted.starts_with(&seen) {
+            skip(format!("{variable} takes devices in ascending order only"))
         } else {
             fail(format!("with {variable}={} the devices are {seen:?}, not {wanted:?}", environment[0].1))
         }

@@ -1,9 +1,10 @@
 //! What many cases do first: memory with known contents, shared.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Buffer, Export, Ipc, Mapping, Stream};
+use device_ipc_core::{Buffer, Export, HandleKind, Ipc, Mapping, Stream};
 
 use crate::check;
 use crate::context::Context;
@@ -34,11 +35,26 @@ impl Memory {
     /// [`Stop::Failed`] with the backend's error.
     pub fn with_bytes(context: &Context, device: u32, bytes: &[u8]) -> Result<Self, Stop> {
         let ipc = context.ipc();
-        let buffer = Arc::new(ipc.allocate(device, bytes.len() as u64)?);
-        let stream = ipc.create_stream(device)?;
+        let buffer = ipc.allocate(device, bytes.len() as u64)?;
+        Self::written(ipc, buffer, bytes)
+    }
+
+    /// The same in memory for handles of a kind, on device 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`] with the backend's error.
+    pub fn of_kind(context: &Context, kind: HandleKind, bytes: &[u8]) -> Result<Self, Stop> {
+        let ipc = context.ipc();
+        let buffer = ipc.allocate_as(0, bytes.len() as u64, kind)?;
+        Self::written(ipc, buffer, bytes)
+    }
+
+    fn written(ipc: Ipc, buffer: Buffer, bytes: &[u8]) -> Result<Self, Stop> {
+        let stream = ipc.create_stream(buffer.range().device)?;
         buffer.view_mut::<u8>(&stream)?.copy_from(bytes)?;
         stream.synchronize()?;
-        Ok(Self { ipc, buffer, stream })
+        Ok(Self { ipc, buffer: Arc::new(buffer), stream })
     }
 
     /// Allocates so many floats of the value [`OLD`] on device 0.
@@ -94,6 +110,43 @@ impl Memory {
     pub fn add(&self, value: f32) -> Result<(), Stop> {
         Ok(self.buffer.view_mut::<f32>(&self.stream)?.add(value)?)
     }
+}
+
+/// An owner of memory that tells when it is dropped.
+#[derive(Debug)]
+pub struct Witness {
+    _memory: Arc<Buffer>,
+    dropped: Sender<()>,
+}
+
+impl Witness {
+    /// It keeps the buffer; the receiver hears of its drop.
+    pub fn of(memory: &Memory) -> (Self, Receiver<()>) {
+        let (dropped, receiver) = channel();
+        (Self { _memory: Arc::clone(&memory.buffer), dropped }, receiver)
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        // The case may be over.
+        let _ = self.dropped.send(());
+    }
+}
+
+/// Waits until something is true: the library works on threads of its own.
+///
+/// # Errors
+///
+/// [`Stop::Failed`] where it does not become true soon, and what asking for it says.
+#[track_caller]
+pub fn happens_soon(what: &str, mut happened: impl FnMut() -> Result<bool, Stop>) -> Outcome {
+    let until = Instant::now() + SOON;
+    while !happened()? {
+        check::that(Instant::now() < until, format!("{what} should happen soon, and did not"))?;
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 /// Waits until nobody holds the export: a lease that began and failed is given back by a message.

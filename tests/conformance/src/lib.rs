@@ -29,7 +29,7 @@
 //! fn main() -> std::process::ExitCode {
 //!     device_ipc_conformance::Suite::new("mine")
 //!         .variant("default", || load())
-//!         .expected_skips("*/bad_input::read_only_mapping: cannot be mapped read-only")
+//!         .expected_skips("*/kinds::read_only_is_kept: can be mapped read-only")
 //!         .run()
 //! }
 //! ```

@@ -133,6 +133,20 @@ pub fn fill_mapping(
     backend.memory().synchronize(stream.as_stream())
 }
 
+/// Reads memory of this process by its address.
+///
+/// `range` must lie in allocations that the caller keeps.
+///
+/// # Errors
+///
+/// The backend's.
+pub fn read(backend: &dyn DeviceIpc, range: DeviceRange, stream: &impl AsStream) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; range.len as usize];
+    // SAFETY: callers are cases, which hold the export or the buffer that keeps the range allocated.
+    unsafe { backend.memory().read(range, &mut bytes, stream.as_stream()) }?;
+    Ok(bytes)
+}
+
 /// Closes everything of an exporter that has died.
 ///
 /// # Errors

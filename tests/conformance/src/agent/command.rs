@@ -71,8 +71,8 @@ pub enum Command {
     Devices,
     /// Makes its stream of a device, so that later commands are quick.
     Prepare { device: u32 },
-    /// Allocates a buffer, and writes and waits.
-    Allocate { name: String, device: u32, bytes: Vec<u8> },
+    /// Allocates a buffer, of a kind of handle where one is named, and writes and waits.
+    Allocate { name: String, device: u32, bytes: Vec<u8>, kind: Option<u16> },
     /// Shares a buffer or a mapping, by another name or the same; drops what was shared by that name before.
     Share { name: String, of: String, sharing: Sharing },
     /// Drops an export.
@@ -83,10 +83,14 @@ pub enum Command {
     Open { name: String, opening: Box<Opening> },
     /// Reads a mapping or a buffer as bytes, on its device's stream.
     Bytes { name: String },
+    /// The CRC-32 of the bytes of a mapping or a buffer: for more bytes than are worth sending.
+    Checksum { name: String },
     /// Reads a mapping or a buffer as floats, on its device's stream.
     Floats { name: String },
     /// Copies a mapping to memory of the mapping's device and reads that.
     Copy { name: String },
+    /// Submits copying a mapping to a buffer of the same length, on the mapping's device's stream.
+    Keep { name: String, into: String },
     /// Submits adding to every float of a mapping or a buffer.
     Add { name: String, value: f32 },
     /// Submits setting every byte of a mapping or a buffer.
@@ -103,6 +107,8 @@ pub enum Command {
     Release { name: String },
     /// The descriptor that a mapping was opened with.
     Forward { name: String },
+    /// How the vendor knows the agent on a whitelist.
+    PeerId { device: u32 },
     /// Opens a handle on the bare backend, closes it again and says how many bytes the driver mapped.
     BareOpen { kind: u16, bytes: Vec<u8>, size: u64, generation: Option<u64>, device: u32 },
     /// Opens an event on the bare backend.
@@ -117,6 +123,22 @@ pub enum Command {
     SynchronizeEvent { name: String, timeout: Duration },
     /// Exports an event that the agent opened.
     ExportEvent { name: String },
+    /// Takes the timeline of a mapping.
+    Timeline { name: String, of: String },
+    /// Takes the only timeline of an export, once there is one.
+    ExportTimeline { name: String, of: String, timeout: Duration },
+    /// Has a device's stream signal a timeline.
+    Signal { name: String, value: u64, device: u32 },
+    /// Makes a device's stream wait for a timeline.
+    Wait { name: String, value: u64, device: u32 },
+    /// Signals a timeline on the host.
+    SignalNow { name: String, value: u64 },
+    /// Waits for a timeline on the host.
+    WaitNow { name: String, value: u64, timeout: Duration },
+    /// What the host sees of a timeline.
+    Value { name: String },
+    /// Is the other side of a timeline still there?
+    Check { name: String },
     /// Ends all its exports, and waits until nobody holds them.
     Shutdown { timeout: Duration },
     /// Ends the process without dropping anything.

@@ -7,7 +7,7 @@ mod server;
 
 use std::time::Duration;
 
-use device_ipc_core::{Descriptor, DeviceIdentity};
+use device_ipc_core::{Descriptor, DeviceIdentity, HandleKind};
 
 pub use command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
 pub(crate) use server::run;
@@ -112,7 +112,20 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn allocate(&mut self, name: &str, device: u32, bytes: &[u8]) -> Outcome {
-        self.must(&Command::Allocate { name: name.into(), device, bytes: bytes.to_vec() }).map(drop)
+        let (name, bytes) = (name.into(), bytes.to_vec());
+        self.must(&Command::Allocate { name, device, bytes, kind: None }).map(drop)
+    }
+
+    /// Has it allocate a buffer for handles of this kind on device 0 with these bytes, and share all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`].
+    #[track_caller]
+    pub fn export_as(&mut self, kind: HandleKind, name: &str, bytes: &[u8]) -> Result<Descriptor, Stop> {
+        let (name, bytes) = (name.to_owned(), bytes.to_vec());
+        self.must(&Command::Allocate { name: name.clone(), device: 0, bytes, kind: Some(kind.0) })?;
+        self.share(&name, Sharing::default())
     }
 
     /// Has it share a buffer, or a part of it, by the buffer's name.
@@ -184,6 +197,19 @@ impl Agent {
     pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>, Stop> {
         match self.must(&Command::Bytes { name: name.into() })? {
             Answer::Bytes(bytes) => Ok(bytes),
+            other => wrong(&other),
+        }
+    }
+
+    /// The CRC-32 of the bytes of a mapping or a buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`].
+    #[track_caller]
+    pub fn checksum(&mut self, name: &str) -> Result<u32, Stop> {
+        match self.must(&Command::Checksum { name: name.into() })? {
+            Answer::Number(sum) => Ok(sum as u32),
             other => wrong(&other),
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use device_ipc_core::{
     Access, AsStream, Buffer, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
     Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, ReceivedHandle, Region, Result,
-    Stream, ViewMut,
+    Stream, Timeline, ViewMut,
 };
 
 use super::command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
@@ -46,6 +46,7 @@ struct Server<'a> {
     mappings: HashMap<String, Mapping>,
     buffers: HashMap<String, Arc<Buffer>>,
     streams: HashMap<u32, Stream>,
+    timelines: HashMap<String, Timeline>,
     events: HashMap<String, Box<dyn DeviceEvent>>,
 }
 
@@ -58,6 +59,7 @@ impl<'a> Server<'a> {
             mappings: HashMap::new(),
             buffers: HashMap::new(),
             streams: HashMap::new(),
+            timelines: HashMap::new(),
             events: HashMap::new(),
         }
     }
@@ -70,7 +72,9 @@ impl<'a> Server<'a> {
                 Ok(Answer::Devices(devices.iter().map(|device| device.identity).collect()))
             }
             Command::Prepare { device } => self.stream(device)?.synchronize().map(done),
-            Command::Allocate { name, device, bytes } => self.allocate(name, device, &bytes).map(done),
+            Command::Allocate { name, device, bytes, kind } => {
+                self.allocate(name, device, &bytes, kind).map(done)
+            }
             Command::Share { name, of, sharing } => self.share(name, &of, &sharing),
             Command::DropExport { name } => {
                 drop(self.exports.remove(&name));
@@ -81,8 +85,12 @@ impl<'a> Server<'a> {
             }
             Command::Open { name, opening } => self.open(name, &opening),
             Command::Bytes { name } => Ok(Answer::Bytes(self.read(&name)?)),
+            Command::Checksum { name } => {
+                Ok(Answer::Number(u64::from(crc32fast::hash(&self.read::<u8>(&name)?))))
+            }
             Command::Floats { name } => Ok(Answer::Floats(self.read(&name)?)),
             Command::Copy { name } => self.copy(&name),
+            Command::Keep { name, into } => self.keep(&name, &into).map(done),
             Command::Add { name, value } => self.write::<f32>(&name, |view| view.add(value)).map(done),
             Command::Fill { name, byte } => self.write::<u8>(&name, |view| view.fill_bytes(byte)).map(done),
             Command::FillUnchecked { name, byte } => {
@@ -98,23 +106,51 @@ impl<'a> Server<'a> {
             }
             Command::Release { name } => {
                 let stream = self.stream_of(&name)?;
-                taken(&mut self.mappings, &name).release(&stream).map(done)
+                Ok(taken(&mut self.mappings, &name).release(&stream).map(done)?)
             }
             Command::Forward { name } => {
                 Ok(Answer::Descriptor(named(&self.mappings, &name).descriptor().clone()))
+            }
+            Command::PeerId { device } => {
+                Ok(Answer::Bytes(self.context.backend().local_peer_id(DeviceOrdinal::new(device))?))
             }
             Command::BareOpen { kind, bytes, size, generation, device } => {
                 self.bare_open(kind, bytes, size, generation, device)
             }
             Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
             Command::Exit => Ok(Answer::Done),
-            event => self.obey_event(event),
+            other => self.obey_order(other),
         }
     }
 
-    fn obey_event(&mut self, command: Command) -> Result<Answer> {
+    /// What orders streams: timelines and events.
+    fn obey_order(&mut self, command: Command) -> Result<Answer> {
         let done = |()| Answer::Done;
         match command {
+            Command::Timeline { name, of } => {
+                let timeline = named(&self.mappings, &of).timeline()?;
+                self.timelines.insert(name, timeline);
+                Ok(Answer::Done)
+            }
+            Command::ExportTimeline { name, of, timeout } => {
+                let mut timelines = named(&self.exports, &of).timelines(1, timeout)?;
+                self.timelines.insert(name, timelines.remove(0));
+                Ok(Answer::Done)
+            }
+            Command::Signal { name, value, device } => {
+                let stream = self.stream(device)?;
+                named(&self.timelines, &name).signal(value, &stream).map(done)
+            }
+            Command::Wait { name, value, device } => {
+                let stream = self.stream(device)?;
+                named(&self.timelines, &name).wait(value, &stream).map(done)
+            }
+            Command::SignalNow { name, value } => named(&self.timelines, &name).signal_now(value).map(done),
+            Command::WaitNow { name, value, timeout } => {
+                named(&self.timelines, &name).wait_now(value, timeout).map(done)
+            }
+            Command::Value { name } => Ok(Answer::Number(named(&self.timelines, &name).value()?)),
+            Command::Check { name } => named(&self.timelines, &name).check().map(done),
             Command::OpenEvent { name, handle, device } => {
                 let event = self.context.backend().open_event(&handle, DeviceOrdinal::new(device))?;
                 self.events.insert(name, event);
@@ -157,8 +193,12 @@ impl<'a> Server<'a> {
         self.stream(device.get())
     }
 
-    fn allocate(&mut self, name: String, device: u32, bytes: &[u8]) -> Result<()> {
-        let buffer = self.ipc.allocate(device, bytes.len() as u64)?;
+    fn allocate(&mut self, name: String, device: u32, bytes: &[u8], kind: Option<u16>) -> Result<()> {
+        let len = bytes.len() as u64;
+        let buffer = match kind {
+            Some(kind) => self.ipc.allocate_as(device, len, HandleKind(kind))?,
+            None => self.ipc.allocate(device, len)?,
+        };
         let stream = self.stream(device)?;
         buffer.view_mut::<u8>(&stream)?.copy_from(bytes)?;
         stream.synchronize()?;
@@ -251,6 +291,12 @@ impl<'a> Server<'a> {
         let here = self.ipc.allocate(mapping.device(), mapping.len())?;
         here.view_mut::<u8>(&stream)?.copy_from_device(&mapping.view::<u8, _>(&stream)?)?;
         Ok(Answer::Bytes(here.view::<u8>(&stream)?.to_vec()?))
+    }
+
+    fn keep(&mut self, name: &str, into: &str) -> Result<()> {
+        let stream = self.stream_of(name)?;
+        let view = named(&self.mappings, name).view::<u8, _>(&stream)?;
+        named(&self.buffers, into).view_mut::<u8>(&stream)?.copy_from_device(&view)
     }
 
     fn bare_open(

@@ -216,6 +216,10 @@ pub fn opened_size_is_the_drivers(context: &Context) -> Outcome {
     let size = extent.allocation.len;
     let mut importer = context.agent()?;
     importer.prepare(0)?;
+    match importer.must(&Command::PeerId { device: 0 })? {
+        Answer::Bytes(peer) => backend.authorize(&exported, &peer)?,
+        other => return fail(format!("the agent answered {other:?}")),
+    }
     for claimed in [size, 2 * size, size / 2, 1, u64::MAX] {
         let command = Command::BareOpen {
             kind: exported.kind.0,

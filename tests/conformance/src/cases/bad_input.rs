@@ -8,7 +8,7 @@ use device_ipc_core::{Access, Buffer, DeviceOrdinal, DevicePtr, DeviceRange, Dty
 use crate::agent::{Command, Opening, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, OLD, nobody_holds, pattern};
-use crate::{Context, Outcome, fail, skip, unchecked};
+use crate::{Context, Outcome, fail, unchecked};
 
 fn share_bare(context: &Context, range: DeviceRange) -> Result<(), device_ipc_core::Error> {
     let region = Region::new(context.backend().info().name, range);
@@ -150,7 +150,8 @@ pub fn view_of_misaligned_bytes(context: &Context) -> Outcome {
 
 /// What is shared for reading is not opened for writing.
 pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
-    let memory = Memory::with_floats(context, 16)?;
+    let kind = context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
+    let memory = Memory::of_kind(context, kind.kind, &pattern(64))?;
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
     let mut receiver = context.agent()?;
     let opening = Opening::new(share.descriptor(), Place::Home).access(Access::ReadWrite);
@@ -161,36 +162,4 @@ pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
     equal(lying.access(), Access::ReadWrite, "the access that an altered descriptor claims")?;
     refused(receiver.try_open("m", Opening::new(&lying, Place::Home))?, "the same with a lie", "AccessDenied", &phrases)?;
     nobody_holds(&share, "refused opens")
-}
-
-/// Where the kind of handle can be mapped read-only, it is: views for writing are refused, and what writes all the same
-/// changes nothing.
-pub fn read_only_mapping(context: &Context) -> Outcome {
-    if !context.backend().handle_kinds().first().is_some_and(|kind| kind.read_only) {
-        return skip("the kind of handle cannot be mapped read-only");
-    }
-    let memory = Memory::with_floats(context, 16)?;
-    let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
-    let mut receiver = context.agent()?;
-    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
-    equal(mapped.access, Access::ReadOnly, "the access of the mapping")?;
-    same(&receiver.floats("m")?, &[OLD; 16], "the floats of a read-only mapping")?;
-    let add = receiver.tell(&Command::Add { name: "m".into(), value: 1.0 })?;
-    refused(add.result, "a view for writing of a read-only mapping", "AccessDenied", &["shared read-only"])?;
-    let fill = receiver.tell(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
-    that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
-    same(&memory.floats()?, &[OLD; 16], "the floats after a write to a read-only mapping")
-}
-
-/// Where the kind of handle cannot be mapped read-only, an importer that would get more than it may is refused.
-pub fn read_only_is_not_pretended(context: &Context) -> Outcome {
-    if context.backend().handle_kinds().first().is_some_and(|kind| kind.read_only) {
-        return skip("the kind of handle can be mapped read-only");
-    }
-    let memory = Memory::with_floats(context, 16)?;
-    let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start()?;
-    let mut receiver = context.agent()?;
-    let result = receiver.try_open("m", Opening::new(share.descriptor(), Place::Home))?;
-    refused(result, "a read-only mapping where there is none", "Unsupported", &["read-only"])?;
-    nobody_holds(&share, "the refusal")
 }

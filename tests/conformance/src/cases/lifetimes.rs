@@ -1,37 +1,21 @@
 //! Leases: who holds what, until when, and what the exporter is told.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Buffer, DeviceOwner, Export};
+use device_ipc_core::{DeviceOwner, Export};
 
 use crate::fail;
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, SOON, bytes_of, pattern};
+use crate::flows::{Memory, SOON, Witness, bytes_of, pattern};
 use crate::{Context, Outcome, Stop, unchecked};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Tells when it is dropped.
-#[derive(Debug)]
-struct Witness {
-    _memory: Arc<Buffer>,
-    dropped: Sender<()>,
-}
-
-impl Drop for Witness {
-    fn drop(&mut self) {
-        // The case may be over.
-        let _ = self.dropped.send(());
-    }
-}
-
 /// An export whose owner's drop can be waited for.
 fn share_with_witness(memory: &Memory) -> Result<(Export, Receiver<()>), Stop> {
-    let (dropped, receiver) = channel();
-    let witness = Witness { _memory: Arc::clone(&memory.buffer), dropped };
+    let (witness, receiver) = Witness::of(memory);
     let region = memory.buffer.region();
     Ok((memory.ipc.share(unchecked::owned(witness, region)).start()?, receiver))
 }

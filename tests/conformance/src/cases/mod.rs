@@ -128,6 +128,63 @@ themes! {
         opened_event_is_not_exported_again,
         garbage_is_no_event,
         stream_of_another_device;
+    timelines:
+        stream_waits_for_the_exporter,
+        stream_of_another_device_waits_for_the_exporter,
+        stream_waits_for_the_importer,
+        many_rounds_on_one_buffer,
+        each_importer_has_its_own,
+        waiting_for_a_timeline_times_out,
+        hosts_signal_and_wait,
+        smaller_values_have_come,
+        values_grow_and_stay_below_the_end,
+        stream_of_another_backend,
+        stream_of_another_device,
+        importer_killed_while_a_stream_waits,
+        exporter_killed_while_a_stream_waits,
+        what_was_signalled_before_an_end_counts,
+        ends_with_the_lease,
+        goes_on_after_the_export_was_dropped,
+        in_one_process,
+        in_one_process_an_exporter_that_waits_goes_on,
+        second_mapping_has_the_same,
+        refused_where_there_are_none;
+    kinds:
+        round_trip,
+        handles_are_of_their_kind,
+        the_first_is_the_preferred,
+        kernels_work_in_place,
+        sizes,
+        region_inside_an_allocation,
+        side_by_side,
+        read_only_is_kept,
+        both_accesses_at_once,
+        read_only_is_not_pretended,
+        senseless_allocations,
+        on_every_device,
+        on_two_devices_of_one_process,
+        importer_killed,
+        exporter_killed_under_those_who_pin,
+        memory_is_free_again;
+    exposure:
+        whole_allocation_is_all_that_is_reached,
+        part_of_an_allocation_exposes_the_rest,
+        blocks_that_share_pages_expose_each_other,
+        reach_is_what_the_kind_says,
+        copy_is_shared_in_its_place,
+        copy_of_what_is_exposed_alone,
+        copy_waits_for_what_writes_the_bytes,
+        nothing_is_left_behind_a_copy,
+        copy_needs_an_isolated_kind;
+    copies:
+        equal_and_independent,
+        part_of_an_allocation,
+        type_and_shape_are_kept,
+        waits_for_the_stream,
+        original_may_go,
+        on_every_device,
+        memory_of_another_process,
+        another_backend;
     bad_input:
         zero_bytes,
         null,
@@ -140,9 +197,7 @@ themes! {
         view_of_another_type,
         view_of_a_tensor_with_gaps,
         view_of_misaligned_bytes,
-        writing_what_is_shared_for_reading,
-        read_only_mapping,
-        read_only_is_not_pretended;
+        writing_what_is_shared_for_reading;
     backend_contract:
         says_who_it_is,
         devices_are_in_order_and_distinct,

@@ -36,9 +36,6 @@ pub fn on_another_device(context: &Context) -> Outcome {
 /// the other.
 pub fn on_two_devices_at_once(context: &Context) -> Outcome {
     context.two_peers()?;
-    if context.backend().handle_kinds().first().is_some_and(|kind| kind.one_open_per_process) {
-        return skip("a process may open a handle of this kind on one device only");
-    }
     let memory = Memory::with_floats(context, 1024)?;
     let share = memory.share()?;
     let mut receiver = context.agent()?;

@@ -211,7 +211,7 @@ pub fn exporter_that_does_not_answer_delays_no_other(context: &Context) -> Outco
     let unanswered = stopped.export("e", &pattern(64))?;
     let answered = other.export("e", &pattern(64))?;
     stopped.peer().stop()?;
-    let patience = Duration::from_secs(8);
+    let patience = SOON;
     let ipc = context.ipc();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| ipc.open(&unanswered).timeout(patience).at_home().map(drop));
@@ -223,8 +223,10 @@ pub fn exporter_that_does_not_answer_delays_no_other(context: &Context) -> Outco
             that(took < patience / 2, format!("an open took {took:?} beside one of a stopped exporter"))?;
             rounds += 1;
         }
+        // There is nothing more to wait for.
+        stopped.kill()?;
         let waited = waiting.join().map_err(|_| Stop::failed("the waiting thread panicked"))?;
-        refused(waited, "opening memory of a stopped process", "Timeout", &["stopped"])
+        refused_as_one_of(waited, "opening memory of a stopped process", &["ExporterGone", "Timeout"], &[])
     })
 }
 

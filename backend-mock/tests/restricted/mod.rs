@@ -1,0 +1,212 @@
+//! The mock with the restrictions that vendors' handles have, each of them enforced.
+//!
+//! The mock's own handles can do everything: be mapped read-only, reach nothing beside their allocation, be opened on any
+//! number of devices by whoever has them. CUDA's legacy handles cannot do the first two, Ascend's keys not the others. Here
+//! is one kind that can do none of it, so that what core has for such kinds is run without a vendor's library.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device_ipc_core::{
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
+    DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, HandleBytes, HandleKind,
+    HandleKindInfo, Opened, ReceivedHandle, Result,
+};
+
+/// What an importer's device work reaches of the exporter's memory: whole pages of this size.
+const PAGE: u64 = 2 << 20;
+
+/// Bytes behind those of the mock's handle: where the list of permitted processes is.
+const PERMITS_BYTES: usize = 8;
+
+/// See the [module documentation](self).
+pub(crate) struct Restricted {
+    mock: Arc<dyn DeviceIpc>,
+    /// The permitted processes of each export, by the number of the file that holds their ids.
+    permits: Mutex<HashMap<i32, File>>,
+    /// The handles that are open in this process, by the cookie of the mapping.
+    open: Mutex<HashMap<u64, Vec<HandleBytes>>>,
+}
+
+impl Restricted {
+    /// With the restrictions on the handles of this machine.
+    pub(crate) fn new(mock: Arc<dyn DeviceIpc>) -> Arc<Self> {
+        Arc::new(Self { mock, permits: Mutex::default(), open: Mutex::default() })
+    }
+
+    fn refusal(&self, what: &str, why: &str) -> Error {
+        Error::Unsupported { backend: self.mock.info().name, what: what.into(), why: why.into() }
+    }
+
+    /// The mock's bytes, once this process has been found among those that may open them.
+    fn check_permit(&self, bytes: &[u8]) -> Result<HandleBytes> {
+        let (handle, permits) = bytes
+            .split_last_chunk::<PERMITS_BYTES>()
+            .ok_or_else(|| self.refusal("open a handle", "it is too short"))?;
+        let number = |part: &[u8]| u32::from_ne_bytes([part[0], part[1], part[2], part[3]]);
+        let path = format!("/proc/{}/fd/{}", number(&permits[..4]), number(&permits[4..]));
+        let mut permitted = Vec::new();
+        let read = File::open(path).and_then(|mut file| file.read_to_end(&mut permitted));
+        read.map_err(|error| Error::io("reading who may open a handle", error))?;
+        if permitted.chunks_exact(4).any(|id| number(id) == std::process::id()) {
+            return Ok(HandleBytes::new(handle));
+        }
+        Err(self.refusal("open a handle", "its exporter has not permitted this process to"))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn permits_of(exported: &Exported) -> i32 {
+    let number = exported.bytes.as_slice().last_chunk::<4>().copied().unwrap_or_default();
+    i32::from_ne_bytes(number)
+}
+
+fn without_permits(exported: Exported) -> Exported {
+    let bytes = exported.bytes.as_slice();
+    let bytes = HandleBytes::new(&bytes[..bytes.len().saturating_sub(PERMITS_BYTES)]);
+    Exported { bytes, ..exported }
+}
+
+impl DeviceIpc for Restricted {
+    fn info(&self) -> &BackendInfo {
+        self.mock.info()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.mock.devices()
+    }
+
+    fn visible_devices_variable(&self) -> &'static str {
+        self.mock.visible_devices_variable()
+    }
+
+    fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
+        self.mock.peer_access(from, to)
+    }
+
+    fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
+        self.mock.capabilities(device)
+    }
+
+    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
+        let restricted = |kind| HandleKindInfo {
+            name: "restricted bytes",
+            read_only: false,
+            one_open_per_process: true,
+            whitelist: true,
+            isolated: false,
+            across_pid_namespaces: false,
+            ..kind
+        };
+        self.mock.handle_kinds().into_iter().map(restricted).collect()
+    }
+
+    fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
+        self.mock.extents_of(range, stated_base)
+    }
+
+    fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
+        let exported = self.mock.export(extent, kind)?;
+        let path =
+            std::env::temp_dir().join(format!("permits-{}-{:p}", std::process::id(), &raw const exported));
+        let made = File::options().read(true).write(true).create_new(true).open(&path).and_then(|file| {
+            std::fs::remove_file(&path)?;
+            Ok(file)
+        });
+        let file = made.map_err(|error| Error::io("making the list of permitted processes", error))?;
+        let number = file.as_raw_fd();
+        let mut bytes = exported.bytes.as_slice().to_vec();
+        bytes.extend(std::process::id().to_ne_bytes());
+        bytes.extend(number.to_ne_bytes());
+        lock(&self.permits).insert(number, file);
+        Ok(Exported { bytes: HandleBytes::new(bytes), ..exported })
+    }
+
+    fn unexport(&self, exported: Exported) -> Result<()> {
+        lock(&self.permits).remove(&permits_of(&exported));
+        self.mock.unexport(without_permits(exported))
+    }
+
+    fn reach(&self, exported: &Exported) -> Option<DeviceRange> {
+        let allocation = exported.extent.allocation;
+        let (first, end) = (allocation.ptr.get(), allocation.ptr.get() + allocation.len);
+        let base = first - first % PAGE;
+        let reach =
+            DeviceRange::new(allocation.device, DevicePtr::new(base), end.next_multiple_of(PAGE) - base);
+        Some(reach)
+    }
+
+    fn authorize(&self, exported: &Exported, peer: &[u8]) -> Result<()> {
+        let mut permits = lock(&self.permits);
+        let file = permits
+            .get_mut(&permits_of(exported))
+            .ok_or_else(|| self.refusal("permit a process to open a handle", "there is no such handle"))?;
+        let written = file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(peer));
+        written.map_err(|error| Error::io("noting a permitted process", error))
+    }
+
+    fn local_peer_id(&self, _on: DeviceOrdinal) -> Result<Vec<u8>> {
+        Ok(std::process::id().to_ne_bytes().to_vec())
+    }
+
+    fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
+        if !access.is_writable() {
+            return Err(self.refusal("map memory read-only", "its handles have no such access"));
+        }
+        let known = self.mock.handle_kinds();
+        if handles.iter().any(|handle| known.iter().all(|kind| kind.kind != handle.kind)) {
+            return Err(self.refusal("open a handle", "it is of an unknown kind"));
+        }
+        let bytes: Vec<_> = handles.iter().map(|handle| handle.bytes.clone()).collect();
+        let mut open = lock(&self.open);
+        if open.values().flatten().any(|known| bytes.contains(known)) {
+            return Err(self.refusal("open a handle again", "this process has it open already"));
+        }
+        let plain = handles.into_iter().map(|handle| {
+            Ok(ReceivedHandle { bytes: self.check_permit(handle.bytes.as_slice())?, ..handle })
+        });
+        let opened = self.mock.open(plain.collect::<Result<_>>()?, on, access)?;
+        open.insert(opened.cookie, bytes);
+        Ok(opened)
+    }
+
+    fn close(&self, opened: Opened) -> Result<()> {
+        // Held until it is closed: the address, which is the cookie, may be given to another mapping.
+        let mut open = lock(&self.open);
+        open.remove(&opened.cookie);
+        self.mock.close(opened)
+    }
+
+    fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        self.mock.create_event(device)
+    }
+
+    fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        self.mock.open_event(handle, on)
+    }
+
+    fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
+        self.mock.synchronize_device(device)
+    }
+
+    fn memory(&self) -> &dyn DeviceMemory {
+        self.mock.memory()
+    }
+
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        self.mock.timelines()
+    }
+}
+
+impl fmt::Debug for Restricted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Restricted").field("mock", &self.mock).finish_non_exhaustive()
+    }
+}

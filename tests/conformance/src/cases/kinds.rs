@@ -1,0 +1,469 @@
+//! The kinds of handle: what holds for one of them holds for memory of every other, where its description does not say
+//! otherwise. Each case goes through all kinds that the first device can use.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use device_ipc_core::{Access, DeviceOrdinal, Error, HandleKind, HandleKindInfo, Lifetime};
+
+use crate::agent::{Command, Opening, Place};
+use crate::check::{equal, refused, refused_as_one_of, same, that};
+use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, nobody_holds, pattern};
+use crate::{Context, Outcome, Stop, fail, skip};
+
+const FIRST: DeviceOrdinal = DeviceOrdinal::new(0);
+
+/// A kind that no backend knows.
+const FOREIGN: HandleKind = HandleKind(u16::MAX);
+
+/// Goes through the kinds, and says which one it was that failed.
+fn for_each_kind(context: &Context, mut case: impl FnMut(&HandleKindInfo) -> Outcome) -> Outcome {
+    for kind in context.usable_kinds()? {
+        case(&kind).map_err(|stop| match stop {
+            Stop::Failed(what) => Stop::Failed(format!("{} handles: {what}", kind.name)),
+            skipped => skipped,
+        })?;
+    }
+    Ok(())
+}
+
+/// Memory that was allocated for a kind is shared by that kind, and its bytes go both ways.
+pub fn round_trip(context: &Context) -> Outcome {
+    let bytes = pattern(100_003);
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+        let share = memory.share()?;
+        let mapped = importer.open("m", share.descriptor(), Place::Home)?;
+        equal(
+            (mapped.len, mapped.access),
+            (bytes.len() as u64, Access::ReadWrite),
+            "length and access of the mapping",
+        )?;
+        same(&importer.bytes("m")?, &bytes, "the bytes that the importer reads")?;
+        importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
+        importer.synchronize(0)?;
+        same(&memory.bytes()?, &vec![0xee; bytes.len()], "the bytes after the importer has filled them")?;
+        memory.buffer.view_mut::<u8>(&memory.stream)?.copy_from(&bytes)?;
+        memory.stream.synchronize()?;
+        same(&importer.bytes("m")?, &bytes, "the bytes after the exporter has written them again")?;
+        importer.drop_mapping("m")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// The handle of such memory is of the kind that it was allocated for, and carries file descriptors where its description
+/// says so.
+pub fn handles_are_of_their_kind(context: &Context) -> Outcome {
+    let backend = context.backend();
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &pattern(64))?;
+        for wanted in [None, Some(kind.kind)] {
+            let extents = backend.extents_of(memory.buffer.range(), None)?;
+            let Some(extent) = extents.first() else { return fail("an allocation has no extents") };
+            let exported = backend.export(extent, wanted)?;
+            let found = (exported.kind, !exported.fds.is_empty());
+            backend.unexport(exported)?;
+            equal(
+                found,
+                (kind.kind, kind.carries_fds),
+                "the kind of the handle, and whether it has descriptors",
+            )?;
+        }
+        let extents = backend.extents_of(memory.buffer.range(), None)?;
+        match extents.first().map(|extent| backend.export(extent, Some(FOREIGN))) {
+            Some(Err(Error::Unsupported { .. } | Error::NotShareable { .. })) => Ok(()),
+            Some(Err(error)) => {
+                fail(format!("a handle of an unknown kind was refused with another error: {error}"))
+            }
+            _ => fail("a handle of an unknown kind was made"),
+        }
+    })
+}
+
+/// Floats of every kind are added to by a kernel of the importer, in place.
+pub fn kernels_work_in_place(context: &Context) -> Outcome {
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 1024]))?;
+        let share = memory.share()?;
+        importer.open("m", share.descriptor(), Place::Stream(0))?;
+        importer.add("m", 2.5)?;
+        importer.must(&Command::Release { name: "m".into() })?;
+        share.wait_released(SOON)?;
+        same(&memory.floats()?, &[OLD + 2.5; 1024], "the floats after the importer's kernel")
+    })
+}
+
+/// One byte, odd sizes, and sizes just below, at and above what drivers round to; the mapping has the bytes that were
+/// asked for, and neighbours do not get into each other's way.
+pub fn sizes(context: &Context) -> Outcome {
+    const GRANULE: usize = 2 << 20;
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        for size in [1, 3, 511, 4097, GRANULE - 1, GRANULE + 1] {
+            let bytes = pattern(size);
+            let beside = [0x5a; 7];
+            let neighbours = [
+                Memory::of_kind(context, kind.kind, &beside)?,
+                Memory::of_kind(context, kind.kind, &beside)?,
+            ];
+            let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+            equal(memory.buffer.range().len, size as u64, "the length of the memory that was allocated")?;
+            let share = memory.share()?;
+            let mapped = importer.open("m", share.descriptor(), Place::Home)?;
+            equal(mapped.len, size as u64, "the length of the mapping")?;
+            let read = importer.checksum("m")?;
+            equal(read, crc32fast::hash(&bytes), format!("the checksum of a mapping of {size} bytes"))?;
+            importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
+            importer.synchronize(0)?;
+            same(&memory.bytes()?, &vec![0xee; size], format!("{size} bytes that the importer has filled"))?;
+            for neighbour in neighbours {
+                same(&neighbour.bytes()?, &beside, format!("the bytes of a neighbour of {size} bytes"))?;
+            }
+            importer.drop_mapping("m")?;
+            share.close(SOON)?;
+        }
+        Ok(())
+    })
+}
+
+/// A region deep in an allocation arrives at its first byte, and what is beside it is not touched.
+pub fn region_inside_an_allocation(context: &Context) -> Outcome {
+    // Across the place where many drivers' pages meet.
+    let bytes = pattern(3 << 20);
+    let (offset, len) = ((1 << 20) + 4099, (1 << 20) + 5001);
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+        let share = memory.share_part(offset as u64, len as u64)?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        let expected = crc32fast::hash(&bytes[offset..offset + len]);
+        equal(importer.checksum("m")?, expected, "the checksum of the region")?;
+        importer.must(&Command::Fill { name: "m".into(), byte: 0xee })?;
+        importer.synchronize(0)?;
+        let mut expected = bytes.clone();
+        expected[offset..offset + len].fill(0xee);
+        same(&memory.bytes()?, &expected, "the allocation after the importer has filled the region")?;
+        importer.drop_mapping("m")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// One importer has memory of all kinds open at the same time, several of each, and lets go of them in another order.
+pub fn side_by_side(context: &Context) -> Outcome {
+    let mut importer = context.agent()?;
+    let mut open = Vec::new();
+    for kind in context.usable_kinds()? {
+        for part in 0..3_u8 {
+            let name = format!("{} {part}", kind.name);
+            let bytes = pattern(10_000 + 100 * open.len());
+            let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+            let share = memory.share()?;
+            importer.open(&name, share.descriptor(), Place::Home)?;
+            open.push((name, bytes, memory, share));
+        }
+    }
+    // First the even ones, then those that are left.
+    let (mut even, mut odd) = (Vec::new(), Vec::new());
+    for (index, one) in open.into_iter().enumerate() {
+        if index % 2 == 0 { even.push(one) } else { odd.push(one) }
+    }
+    for (name, bytes, _memory, share) in even.into_iter().chain(odd) {
+        same(&importer.bytes(&name)?, &bytes, format!("the bytes of {name}"))?;
+        importer.drop_mapping(&name)?;
+        share.close(SOON)?;
+    }
+    Ok(())
+}
+
+/// Where a kind can be mapped read-only, it is: a share that is read-only, and an open that asks for less than it may.
+/// Views for writing are refused, and what writes all the same changes nothing.
+pub fn read_only_is_kept(context: &Context) -> Outcome {
+    context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
+    for_each_kind(context, |kind| {
+        if !kind.read_only {
+            return Ok(());
+        }
+        // One for each, as a device that was made to write may be of no use afterwards.
+        for shared in [Access::ReadOnly, Access::ReadWrite] {
+            let mut importer = context.agent()?;
+            let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 16]))?;
+            let share = memory.ipc.share(Arc::clone(&memory.buffer)).access(shared).start()?;
+            let opening = Opening::new(share.descriptor(), Place::Home).access(Access::ReadOnly);
+            let mapped = importer.try_open("m", opening)?.map_err(|refusal| Stop::failed(refusal.text))?;
+            equal(
+                mapped.access,
+                Access::ReadOnly,
+                format!("the access of a mapping of what is shared {shared}"),
+            )?;
+            same(&importer.floats("m")?, &[OLD; 16], "the floats of a read-only mapping")?;
+            let add = importer.tell(&Command::Add { name: "m".into(), value: 1.0 })?;
+            refused(
+                add.result,
+                "a view for writing",
+                "AccessDenied",
+                &["read-only", "read-write was asked for"],
+            )?;
+            let fill = importer.tell(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
+            that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
+            same(&memory.floats()?, &[OLD; 16], "the floats after a write to a read-only mapping")?;
+            // The exporter writes as before, and whoever may write does so as well.
+            memory.add(1.0)?;
+            if shared.is_writable() {
+                let mut writer = context.agent()?;
+                memory.stream.synchronize()?;
+                writer.open("m", share.descriptor(), Place::Home)?;
+                writer.add("m", 1.0)?;
+                writer.synchronize(0)?;
+                same(&memory.floats()?, &[OLD + 2.0; 16], "the floats that another importer may write")?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The two accesses of one export are two mappings in one process: what is written through the one is read through the
+/// other.
+pub fn both_accesses_at_once(context: &Context) -> Outcome {
+    context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        if !kind.read_only {
+            return Ok(());
+        }
+        let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 256]))?;
+        let share = memory.share()?;
+        importer.open("writes", share.descriptor(), Place::Home)?;
+        let reading = Opening::new(share.descriptor(), Place::Home).access(Access::ReadOnly);
+        importer.try_open("reads", reading)?.map_err(|refusal| Stop::failed(refusal.text))?;
+        importer.add("writes", 1.0)?;
+        same(&importer.floats("reads")?, &[OLD + 1.0; 256], "the floats of the mapping that reads")?;
+        importer.drop_mapping("writes")?;
+        same(&importer.floats("reads")?, &[OLD + 1.0; 256], "the same once the other mapping has gone")?;
+        importer.drop_mapping("reads")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// Where a kind cannot be mapped read-only, that is not pretended: the share is refused, and so is an open that asks for
+/// less than it would get. Both name the kind and say what to do.
+pub fn read_only_is_not_pretended(context: &Context) -> Outcome {
+    context.kind_that(|kind| !kind.read_only, "every kind of handle can be mapped read-only")?;
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        if kind.read_only {
+            return Ok(());
+        }
+        let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 16]))?;
+        let shared = memory.ipc.share(Arc::clone(&memory.buffer)).access(Access::ReadOnly).start();
+        let owner = match shared {
+            Ok(_) => return fail("memory that cannot be mapped read-only was shared so"),
+            Err(failed) => {
+                let phrases = [kind.name, "read-write", "allocate_as"];
+                refused(Err::<(), _>(failed.error()), "sharing it read-only", "Unsupported", &phrases)?;
+                failed.into_owner()
+            }
+        };
+        equal(owner.range(), memory.buffer.range(), "the range of the owner that came back")?;
+        let share = memory.share()?;
+        let reading = Opening::new(share.descriptor(), Place::Home).access(Access::ReadOnly);
+        refused(importer.try_open("m", reading)?, "opening it read-only", "Unsupported", &["read-only"])?;
+        nobody_holds(&share, "the refusal")?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        same(&importer.floats("m")?, &[OLD; 16], "the floats of a mapping for writing, after the refusal")?;
+        importer.drop_mapping("m")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// A kind that the backend does not know is refused by name, and so are senseless sizes and devices of every kind.
+pub fn senseless_allocations(context: &Context) -> Outcome {
+    let ipc = context.ipc();
+    let phrases = [context.backend().info().name, "65535"];
+    refused(ipc.allocate_as(0, 64, FOREIGN), "memory of an unknown kind", "Unsupported", &phrases)?;
+    let beyond = context.devices()?.len() as u32;
+    let total = context.backend().memory().memory_info(FIRST)?.total_bytes;
+    for_each_kind(context, |kind| {
+        refused(ipc.allocate_as(0, 0, kind.kind), "no bytes", "InvalidRegion", &[])?;
+        refused(ipc.allocate_as(beyond, 64, kind.kind), "memory of no device", "NoSuchDevice", &[])?;
+        for bytes in [total.saturating_mul(4), u64::MAX, u64::MAX - 1000] {
+            let what = format!("{bytes} bytes of {total}");
+            refused_as_one_of(
+                ipc.allocate_as(0, bytes, kind.kind),
+                &what,
+                &["OutOfMemory", "InvalidRegion"],
+                &[],
+            )?;
+        }
+        // The device is none the worse for it.
+        Memory::of_kind(context, kind.kind, &pattern(64)).map(drop)
+    })
+}
+
+/// One process has the memory open on two of its devices at once, also where a handle can be opened on one device only:
+/// it then gets a further one. What is written through one mapping is read through the other.
+pub fn on_two_devices_of_one_process(context: &Context) -> Outcome {
+    context.two_peers()?;
+    let mut importer = context.agent()?;
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 1024]))?;
+        let share = memory.share()?;
+        importer.open("home", share.descriptor(), Place::Device(0))?;
+        importer.open("away", share.descriptor(), Place::Device(1))?;
+        importer.add("away", 1.0)?;
+        importer.synchronize(1)?;
+        same(
+            &importer.floats("home")?,
+            &[OLD + 1.0; 1024],
+            "the floats on device 0 after a kernel of device 1",
+        )?;
+        importer.drop_mapping("home")?;
+        same(
+            &importer.floats("away")?,
+            &[OLD + 1.0; 1024],
+            "the floats on device 1 when the other mapping has gone",
+        )?;
+        importer.open("home", share.descriptor(), Place::Device(0))?;
+        importer.add("home", 1.0)?;
+        importer.synchronize(0)?;
+        same(
+            &importer.floats("away")?,
+            &[OLD + 2.0; 1024],
+            "the floats on device 1 after a kernel of device 0",
+        )?;
+        importer.drop_mapping("away")?;
+        importer.drop_mapping("home")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// An importer that is killed with the memory open takes nothing with it, and the next one can open the memory.
+pub fn importer_killed(context: &Context) -> Outcome {
+    let bytes = pattern(5000);
+    for_each_kind(context, |kind| {
+        let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+        let share = memory.share()?;
+        let mut importer = context.agent()?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        importer.kill()?;
+        share.wait_released(SOON)?;
+        let mut next = context.agent()?;
+        next.open("m", share.descriptor(), Place::Home)?;
+        same(&next.bytes("m")?, &bytes, "the bytes that the next importer reads")?;
+        same(&memory.bytes()?, &bytes, "the bytes that the exporter reads")?;
+        next.drop_mapping("m")?;
+        Ok(share.close(SOON)?)
+    })
+}
+
+/// Where importers pin the memory, it stays when the exporter is killed, until they let go.
+pub fn exporter_killed_under_those_who_pin(context: &Context) -> Outcome {
+    let pins = |kind: &HandleKindInfo| kind.lifetime == Lifetime::Pins;
+    context.kind_that(pins, "every kind of handle is revoked when its exporter ends")?;
+    let bytes = pattern(5000);
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    for_each_kind(context, |kind| {
+        if !pins(kind) {
+            return Ok(());
+        }
+        let mut exporter = context.agent()?;
+        let descriptor = exporter.export_as(kind.kind, "e", &bytes)?;
+        let mapping = ipc.open(&descriptor).on(&stream)?;
+        exporter.kill()?;
+        let until = Instant::now() + SOON;
+        while ipc.open(&descriptor).at_home().is_ok() {
+            that(
+                Instant::now() < until,
+                "opening again should be refused when the exporter has been killed",
+            )?;
+            std::thread::yield_now();
+        }
+        same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes of a killed exporter")
+    })
+}
+
+/// Memory of every kind that was shared, opened, released and dropped is free again.
+pub fn memory_is_free_again(context: &Context) -> Outcome {
+    const BYTES: usize = 8 << 20;
+    let mut importer = context.agent()?;
+    importer.prepare(0)?;
+    let free = || Ok::<_, Stop>(context.backend().memory().memory_info(FIRST)?.free_bytes);
+    let contents = vec![7; BYTES];
+    for_each_kind(context, |kind| {
+        let mut round = || {
+            let memory = Memory::of_kind(context, kind.kind, &contents)?;
+            let share = memory.share()?;
+            importer.open("m", share.descriptor(), Place::Home)?;
+            importer.must(&Command::Release { name: "m".into() })?;
+            share.wait_released(SOON)?;
+            drop(memory);
+            Ok::<_, Stop>(share.close(SOON)?)
+        };
+        round()?;
+        // Other processes may use the device meanwhile, and take much more; but not every time. What leaks here would be
+        // four buffers each time.
+        let mut lost = 0;
+        for _ in 0..10 {
+            let before = free()?;
+            for _ in 0..4 {
+                round()?;
+            }
+            lost = before.saturating_sub(free()?);
+            if lost < 3 * BYTES as u64 {
+                return Ok(());
+            }
+        }
+        fail(format_args!(
+            "{lost} bytes are gone after four rounds of {BYTES}, and so it was nine times before"
+        ))
+    })
+}
+
+/// A device that cannot use a kind says so: what can be allocated can be shared, on every device.
+pub fn on_every_device(context: &Context) -> Outcome {
+    let bytes = pattern(4099);
+    let ipc = context.ipc();
+    let mut importer = context.agent()?;
+    for device in context.devices()? {
+        let stream = ipc.create_stream(device.ordinal)?;
+        for kind in context.backend().handle_kinds() {
+            let what = format!("{} handles of device {}", kind.name, device.ordinal);
+            let buffer = match ipc.allocate_as(device.ordinal, bytes.len() as u64, kind.kind) {
+                Ok(buffer) => buffer,
+                Err(Error::Unsupported { why, .. }) => {
+                    that(!why.is_empty(), format!("{what}: the refusal should say why"))?;
+                    continue;
+                }
+                Err(error) => return fail(format!("{what}: {error}")),
+            };
+            buffer.view_mut::<u8>(&stream)?.copy_from(&bytes)?;
+            stream.synchronize()?;
+            let share = ipc.share(buffer).start()?;
+            let mapped = importer.open("m", share.descriptor(), Place::Home)?;
+            equal(mapped.home, device.identity, format!("{what}: where the bytes live"))?;
+            same(&importer.bytes("m")?, &bytes, format!("{what}: the bytes"))?;
+            importer.drop_mapping("m")?;
+            share.close(SOON)?;
+        }
+    }
+    Ok(())
+}
+
+/// The kind that memory is allocated for where nobody names one is the first of the list.
+pub fn the_first_is_the_preferred(context: &Context) -> Outcome {
+    let Some(first) = context.backend().handle_kinds().into_iter().next() else {
+        return fail("the backend has no kind of handle");
+    };
+    if !context.usable_kinds()?.iter().any(|kind| kind.kind == first.kind) {
+        return skip("the device cannot use the preferred kind");
+    }
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let extents = context.backend().extents_of(memory.buffer.range(), None)?;
+    let Some(extent) = extents.first() else { return fail("an allocation has no extents") };
+    let exported = context.backend().export(extent, None)?;
+    let kind = exported.kind;
+    context.backend().unexport(exported)?;
+    equal(kind, first.kind, "the kind of the handle of memory that was allocated for none in particular")
+}

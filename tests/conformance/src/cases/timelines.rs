@@ -1,0 +1,574 @@
+//! Timelines: streams of two processes that take turns without a host that waits, and what becomes of a stream that waits
+//! when the other process goes.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{DeviceOrdinal, Export, Stream, TIMELINE_END, Timeline};
+
+use crate::agent::{Agent, Answer, Command, Place};
+use crate::check::{Refusal, equal, refused, same, that};
+use crate::flows::{Memory, OLD, SOON, float_bytes, happens_soon};
+use crate::timing::{Seen, while_delayed};
+use crate::{Context, Outcome, PATIENCE, Stop, fail, skip, unchecked};
+
+const COUNT: usize = 1024;
+const SHORT: Duration = Duration::from_millis(50);
+
+/// A stream that waits for somebody who has gone goes on within this time.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// What both sides of a [`Pair`] have signalled when it begins.
+const BEGUN: u64 = 1;
+
+/// This process as the exporter, and an importer: the agent's mapping `m` with the timeline `t`. Both sides' streams have
+/// signalled and waited for [`BEGUN`], so that what comes next is quick.
+struct Pair {
+    memory: Memory,
+    share: Export,
+    timeline: Timeline,
+    importer: Agent,
+}
+
+impl Pair {
+    fn begin(context: &Context) -> Result<Self, Stop> {
+        Self::begin_on(context, Place::Home, 0)
+    }
+
+    /// With the importer's mapping in this place, on this device.
+    fn begin_on(context: &Context, place: Place, device: u32) -> Result<Self, Stop> {
+        let mut importer = context.agent()?;
+        let memory = Memory::with_floats(context, COUNT)?;
+        let share = memory.share()?;
+        importer.open("m", share.descriptor(), place)?;
+        importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        let timeline = only(share.timelines(1, PATIENCE)?)?;
+        importer.must(&signal(BEGUN, device))?;
+        importer.must(&wait(BEGUN, device))?;
+        timeline.signal(BEGUN, &memory.stream)?;
+        timeline.wait(BEGUN, &memory.stream)?;
+        memory.stream.synchronize()?;
+        importer.synchronize(device)?;
+        Ok(Self { memory, share, timeline, importer })
+    }
+
+    /// What the importer's host sees of this process's counter.
+    fn value_at_importer(&mut self) -> Result<u64, Stop> {
+        number(self.importer.must(&Command::Value { name: "t".into() })?)
+    }
+}
+
+fn signal(value: u64, device: u32) -> Command {
+    Command::Signal { name: "t".into(), value, device }
+}
+
+fn wait(value: u64, device: u32) -> Command {
+    Command::Wait { name: "t".into(), value, device }
+}
+
+fn signal_now(value: u64) -> Command {
+    Command::SignalNow { name: "t".into(), value }
+}
+
+fn wait_now(value: u64) -> Command {
+    Command::WaitNow { name: "t".into(), value, timeout: PATIENCE }
+}
+
+#[track_caller]
+fn only(timelines: Vec<Timeline>) -> Result<Timeline, Stop> {
+    match <[Timeline; 1]>::try_from(timelines) {
+        Ok([timeline]) => Ok(timeline),
+        Err(others) => fail(format!("there should be one timeline, and there are {}", others.len())),
+    }
+}
+
+#[track_caller]
+fn number(answer: Answer) -> Result<u64, Stop> {
+    match answer {
+        Answer::Number(number) => Ok(number),
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// Waits for a stream that somebody's end has to let through; on a thread of its own, as a stream that waits for ever
+/// would keep the case from saying so.
+#[track_caller]
+fn goes_on(stream: &Stream, after: &str) -> Outcome {
+    let (done, told) = channel();
+    let waiting = stream.clone();
+    std::thread::spawn(move || {
+        // The case may have given up.
+        let _ = done.send(waiting.synchronize());
+    });
+    match told.recv_timeout(AT_ONCE) {
+        Ok(synchronized) => Ok(synchronized?),
+        Err(_) => {
+            fail(format!("the stream that waits should go on when {after}, and did not in {AT_ONCE:?}"))
+        }
+    }
+}
+
+/// Everything that can be asked of a timeline is refused with this error, which names the process.
+#[track_caller]
+fn has_ended(timeline: &Timeline, stream: &Stream, kind: &str, pid: u32) -> Outcome {
+    let (pid, next) = (pid.to_string(), timeline.last_signalled() + 1);
+    let phrases = [&*pid];
+    refused(timeline.check(), "checking a timeline that has ended", kind, &phrases)?;
+    refused(timeline.wait(next, stream), "a stream's wait on it", kind, &phrases)?;
+    refused(timeline.signal(next, stream), "a stream's signal on it", kind, &phrases)?;
+    refused(timeline.signal_now(next), "a signal on it", kind, &phrases)?;
+    refused(timeline.wait_now(next, SHORT), "a wait on it", kind, &phrases)?;
+    refused(timeline.value(), "its value", kind, &phrases)
+}
+
+/// The importer's stream waits for the exporter's: submitting that waits for nothing, and what the importer then reads has
+/// been written.
+pub fn stream_waits_for_the_exporter(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let pair = Pair::begin(context)?;
+    importer_waits(pair, 0)
+}
+
+/// The same on another card than the bytes' home.
+pub fn stream_of_another_device_waits_for_the_exporter(context: &Context) -> Outcome {
+    context.two_peers()?;
+    context.needs_timelines(2)?;
+    let pair = Pair::begin_on(context, Place::Device(1), 1)?;
+    importer_waits(pair, 1)
+}
+
+fn importer_waits(mut pair: Pair, device: u32) -> Outcome {
+    let mut value = BEGUN;
+    while_delayed("signalling and waiting on streams", |delay| {
+        value += 1;
+        let begun = Instant::now();
+        pair.memory.stream.delay(delay)?;
+        pair.memory.add(1.0)?;
+        pair.timeline.signal(value, &pair.memory.stream)?;
+        pair.importer.must(&wait(value, device))?;
+        let seen = Seen::since(begun, Ok(()));
+        let expected = OLD + (value - BEGUN) as f32;
+        let verdict =
+            same(&pair.importer.floats("m")?, &[expected; COUNT], "the floats that the waiting stream reads");
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// The other way round: the exporter's stream waits for the importer's.
+pub fn stream_waits_for_the_importer(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    let mut value = BEGUN;
+    while_delayed("signalling and waiting on streams", |delay| {
+        value += 1;
+        let begun = Instant::now();
+        pair.importer.must(&Command::Delay { device: 0, time: delay })?;
+        pair.importer.add("m", 1.0)?;
+        pair.importer.must(&signal(value, 0))?;
+        pair.timeline.wait(value, &pair.memory.stream)?;
+        let seen = Seen::since(begun, Ok(()));
+        let expected = OLD + (value - BEGUN) as f32;
+        let verdict =
+            same(&pair.memory.floats()?, &[expected; COUNT], "the floats that the waiting stream reads");
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// One buffer, written many times: the importer takes what it reads before the exporter writes again, and misses nothing.
+/// All of the importer's rounds are submitted before the exporter's first.
+pub fn many_rounds_on_one_buffer(context: &Context) -> Outcome {
+    const ROUNDS: u64 = 64;
+    const DELAY: Duration = Duration::from_millis(2);
+    context.needs_timelines(1)?;
+    let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
+    let kept = |round: u64| format!("kept {round}");
+    for round in 1..=ROUNDS {
+        importer.allocate(&kept(round), 0, &[0; COUNT * 4])?;
+    }
+    for round in 1..=ROUNDS {
+        importer.must(&wait(BEGUN + round, 0))?;
+        // A reader that is late now and then, so that a writer that does not wait for it would be noticed.
+        if round % 4 == 0 {
+            importer.must(&Command::Delay { device: 0, time: DELAY })?;
+        }
+        importer.must(&Command::Keep { name: "m".into(), into: kept(round) })?;
+        importer.must(&signal(BEGUN + round, 0))?;
+    }
+    for round in 1..=ROUNDS {
+        if round % 4 == 2 {
+            memory.stream.delay(DELAY)?;
+        }
+        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(round as u8)?;
+        timeline.signal(BEGUN + round, &memory.stream)?;
+        timeline.wait(BEGUN + round, &memory.stream)?;
+    }
+    memory.stream.synchronize()?;
+    for round in 1..=ROUNDS {
+        let expected = [round as u8; COUNT * 4];
+        same(&importer.bytes(&kept(round))?, &expected, format!("what the importer kept of round {round}"))?;
+    }
+    Ok(())
+}
+
+/// Each importer has a timeline of its own, in the order in which they opened the export; the end of one is not the end of
+/// the others.
+pub fn each_importer_has_its_own(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let mut importers = [context.agent()?, context.agent()?, context.agent()?];
+    for importer in &mut importers {
+        importer.open("m", share.descriptor(), Place::Home)?;
+    }
+    // In another order than that of the opens.
+    for index in [2, 0, 1_usize] {
+        importers[index].must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        importers[index].must(&signal(index as u64 + 1, 0))?;
+    }
+    let timelines = share.timelines(3, PATIENCE)?;
+    equal(timelines.len(), 3, "the number of timelines")?;
+    for (index, timeline) in timelines.iter().enumerate() {
+        equal(timeline.peer(), importers[index].peer().id(), format!("the process of timeline {index}"))?;
+        timeline.wait_now(index as u64 + 1, PATIENCE)?;
+        equal(timeline.value()?, index as u64 + 1, format!("the value of timeline {index}"))?;
+    }
+    timelines[1].signal(10, &memory.stream)?;
+    importers[1].must(&wait_now(10))?;
+    let untouched = importers[2].must(&Command::Value { name: "t".into() })?;
+    equal(
+        number(untouched)?,
+        0,
+        "the value that another importer sees of a timeline that nobody has signalled",
+    )?;
+    let [first, mut second, mut third] = importers;
+    first.kill()?;
+    happens_soon("the end of a killed importer's timeline", || Ok(timelines[0].check().is_err()))?;
+    for (importer, timeline) in [(&mut second, &timelines[1]), (&mut third, &timelines[2])] {
+        timeline.check()?;
+        importer.must(&signal(20, 0))?;
+        timeline.wait(20, &memory.stream)?;
+        memory.stream.synchronize()?;
+    }
+    happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.len() == 2))
+}
+
+/// Waiting for timelines ends in time, and says how many there are and what is to be done.
+pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    equal(share.timelines(0, SHORT)?.len(), 0, "the timelines of an export that nobody has opened")?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    let none = ["within 50 ms", "0 importers", "Mapping::timeline"];
+    refused(share.timelines(1, SHORT).map(drop), "a timeline that nobody has asked for", "Timeout", &none)?;
+    importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+    equal(share.timelines(1, SHORT)?.len(), 1, "the timelines once the importer has asked")?;
+    refused(share.timelines(2, SHORT).map(drop), "a second timeline", "Timeout", &["1 importers"])
+}
+
+/// Hosts signal and wait as streams do, and each lets the other go on.
+pub fn hosts_signal_and_wait(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    pair.importer.must(&signal_now(5))?;
+    pair.timeline.wait_now(5, PATIENCE)?;
+    equal(pair.timeline.value()?, 5, "the value that the importer's host has signalled")?;
+    let phrases = ["value 6", "within 50 ms", "has signalled 5"];
+    refused(pair.timeline.wait_now(6, SHORT), "a value that does not come", "Timeout", &phrases)?;
+    // A stream waits for the importer's host, and the importer's host for the stream.
+    pair.timeline.wait(6, &pair.memory.stream)?;
+    pair.memory.add(1.0)?;
+    pair.timeline.signal(BEGUN + 1, &pair.memory.stream)?;
+    equal(pair.value_at_importer()?, BEGUN, "the value while the stream that signals it waits")?;
+    pair.importer.must(&signal_now(6))?;
+    pair.importer.must(&wait_now(BEGUN + 1))?;
+    same(&pair.importer.floats("m")?, &[OLD + 1.0; COUNT], "the floats once the host has seen the value")
+}
+
+/// A host's signal lets a stream go on, and a wait for what has come already, or less, waits for nothing.
+pub fn smaller_values_have_come(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    pair.importer.must(&signal(9, 0))?;
+    pair.timeline.wait_now(9, PATIENCE)?;
+    for value in [0, 1, 8, 9] {
+        pair.timeline.wait(value, &pair.memory.stream)?;
+        pair.timeline.wait_now(value, Duration::ZERO)?;
+    }
+    goes_on(&pair.memory.stream, "all that it waits for has come")
+}
+
+/// Values grow, and stay below the one that marks the end. A refused value is not used up.
+pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    let (timeline, stream) = (&pair.timeline, &pair.memory.stream);
+    timeline.signal(7, stream)?;
+    for value in [7, 6, BEGUN, 0] {
+        let phrases = [&*value.to_string(), "7 was signalled before"];
+        refused(timeline.signal(value, stream), "a value that has not grown", "TimelineValue", &phrases)?;
+        refused(timeline.signal_now(value), "the same on the host", "TimelineValue", &phrases)?;
+    }
+    for value in [TIMELINE_END, TIMELINE_END + 1, u64::MAX] {
+        let (kind, phrases) = ("TimelineValue", [&*value.to_string(), "2^62"]);
+        refused(timeline.signal(value, stream), "signalling a value beyond the end", kind, &phrases)?;
+        refused(timeline.signal_now(value), "the same on the host", kind, &phrases)?;
+        refused(timeline.wait(value, stream), "waiting for a value beyond the end", kind, &phrases)?;
+        refused(timeline.wait_now(value, SHORT), "the same on the host", kind, &phrases)?;
+    }
+    equal(timeline.last_signalled(), 7, "the last value after all these were refused")?;
+    timeline.signal(8, stream)?;
+    timeline.signal(TIMELINE_END - 1, stream)?;
+    pair.importer.must(&wait(TIMELINE_END - 1, 0))?;
+    pair.importer.synchronize(0)?;
+    equal(pair.value_at_importer()?, TIMELINE_END - 1, "the largest value, as the importer sees it")?;
+    // It is a value like others, and no end.
+    Ok(pair.timeline.check()?)
+}
+
+/// Streams of another backend are refused by name, and no value is used up.
+pub fn stream_of_another_backend(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let mapping = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
+    let foreign = unchecked::stream_of_another_backend();
+    for timeline in [mapping.timeline()?, only(share.timelines(1, SHORT)?)?] {
+        let phrases = ["another-backend"];
+        refused(timeline.signal(1, &foreign), "another backend's stream", "WrongBackend", &phrases)?;
+        refused(timeline.wait(1, &foreign), "the same for waiting", "WrongBackend", &phrases)?;
+        equal(timeline.last_signalled(), 0, "the last value after the refusal")?;
+        timeline.signal(1, &memory.stream)?;
+    }
+    Ok(memory.stream.synchronize()?)
+}
+
+/// The words are every device's: a stream of another card of the same process signals and waits, with no peer access.
+pub fn stream_of_another_device(context: &Context) -> Outcome {
+    context.two_devices()?;
+    context.needs_timelines(2)?;
+    let delay = Duration::from_millis(300);
+    let mut pair = Pair::begin(context)?;
+    let second = context.ipc().create_stream(1)?;
+    // There and back: device 1, the importer's device 1, the importer's device 0, device 0.
+    let begun = Instant::now();
+    second.delay(delay)?;
+    pair.timeline.signal(2, &second)?;
+    pair.importer.must(&wait(2, 1))?;
+    pair.importer.must(&signal(2, 1))?;
+    pair.timeline.wait(2, &second)?;
+    pair.timeline.signal(3, &second)?;
+    pair.importer.must(&wait(3, 0))?;
+    pair.importer.must(&signal(3, 0))?;
+    pair.timeline.wait(3, &pair.memory.stream)?;
+    goes_on(&pair.memory.stream, "all have signalled")?;
+    let took = begun.elapsed();
+    that(took >= delay, format!("the last stream should wait {delay:?} for the first, and waited {took:?}"))
+}
+
+/// The importer is killed while the exporter's stream waits for it: the stream goes on, and the exporter is told.
+pub fn importer_killed_while_a_stream_waits(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    pair.timeline.wait(BEGUN + 1, &pair.memory.stream)?;
+    pair.memory.add(1.0)?;
+    pair.timeline.signal(BEGUN + 1, &pair.memory.stream)?;
+    equal(pair.value_at_importer()?, BEGUN, "the value behind a wait")?;
+    let Pair { memory, share, timeline, mut importer } = pair;
+    let pid = importer.peer().id();
+    importer.kill()?;
+    goes_on(&memory.stream, "the importer has been killed")?;
+    has_ended(&timeline, &memory.stream, "ImporterGone", pid)?;
+    same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
+    Ok(share.close(SOON)?)
+}
+
+/// The exporter is killed while the importer's stream waits for it: the stream goes on, and the importer is told.
+pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut exporter = context.agent()?;
+    let descriptor = exporter.export("e", &float_bytes(&[OLD; COUNT]))?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
+    let timeline = mapping.timeline()?;
+    exporter.must(&Command::ExportTimeline { name: "t".into(), of: "e".into(), timeout: PATIENCE })?;
+    exporter.must(&signal(BEGUN, 0))?;
+    timeline.wait(BEGUN, &stream)?;
+    stream.synchronize()?;
+    timeline.wait(BEGUN + 1, &stream)?;
+    timeline.signal(1, &stream)?;
+    let before = exporter.must(&Command::Value { name: "t".into() })?;
+    equal(number(before)?, 0, "the value behind a wait, as the exporter sees it")?;
+    let pid = exporter.peer().id();
+    exporter.kill()?;
+    goes_on(&stream, "the exporter has been killed")?;
+    has_ended(&timeline, &stream, "ExporterGone", pid)
+}
+
+/// What an importer has signalled before it dies still counts: the wait for it succeeds.
+pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
+    importer.add("m", 1.0)?;
+    importer.must(&signal(5, 0))?;
+    timeline.wait(5, &memory.stream)?;
+    memory.stream.synchronize()?;
+    timeline.check()?;
+    importer.exit()?;
+    same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    happens_soon("the end of the importer", || Ok(timeline.check().is_err()))
+}
+
+/// An importer that lets go lets the exporter's streams go on; the next mapping has a timeline that begins anew.
+pub fn ends_with_the_lease(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    for end in [Command::Drop { name: "m".into() }, Command::Release { name: "m".into() }] {
+        let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
+        timeline.wait(BEGUN + 1, &memory.stream)?;
+        importer.must(&end)?;
+        goes_on(&memory.stream, "the importer has let go")?;
+        has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
+        happens_soon("the end of the importer's timeline", || {
+            let checked = importer.tell(&Command::Check { name: "t".into() })?.result;
+            Ok(matches!(checked, Err(Refusal { kind, .. }) if kind == "LeaseEnded"))
+        })?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        let anew = only(share.timelines(1, PATIENCE)?)?;
+        equal((anew.value()?, anew.last_signalled()), (0, 0), "the values of a new lease's timeline")?;
+        importer.must(&signal(1, 0))?;
+        anew.wait_now(1, PATIENCE)?;
+        refused(timeline.check(), "the ended timeline, after a new one has begun", "LeaseEnded", &[])?;
+    }
+    Ok(())
+}
+
+/// Dropping the export ends no timeline: the lease goes on, and its timeline with it.
+pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
+    drop(share);
+    memory.add(1.0)?;
+    timeline.signal(BEGUN + 1, &memory.stream)?;
+    importer.must(&wait(BEGUN + 1, 0))?;
+    same(&importer.floats("m")?, &[OLD + 1.0; COUNT], "the floats after the export was dropped")?;
+    importer.must(&signal(BEGUN + 1, 0))?;
+    timeline.wait(BEGUN + 1, &memory.stream)?;
+    goes_on(&memory.stream, "the importer has signalled")?;
+    timeline.check()?;
+    importer.drop_mapping("m")?;
+    happens_soon("the end of the lease", || Ok(timeline.check().is_err()))?;
+    has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())
+}
+
+/// In the exporting process itself the two ends are the same as between two.
+pub fn in_one_process(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let reader = memory.ipc.create_stream(0)?;
+    let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
+    let near = mapping.timeline()?;
+    let far = only(share.timelines(1, SHORT)?)?;
+    equal((near.peer(), far.peer()), (std::process::id(), std::process::id()), "the processes of both ends")?;
+    far.signal(BEGUN, &memory.stream)?;
+    near.wait(BEGUN, &reader)?;
+    reader.synchronize()?;
+    let mut value = BEGUN;
+    while_delayed("signalling and waiting on streams", |delay| {
+        value += 1;
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        far.signal(value, &memory.stream)?;
+        near.wait(value, &reader)?;
+        let seen = Seen::since(begun, Ok(()));
+        let read = mapping.view::<f32, _>(&reader)?.to_vec()?;
+        let expected = OLD + (value - BEGUN) as f32;
+        Ok(Seen { verdict: same(&read, &[expected; COUNT], "the floats of one's own memory"), ..seen })
+    })?;
+    near.signal_now(4)?;
+    far.wait_now(4, PATIENCE)?;
+    drop(mapping);
+    happens_soon("the end of the lease", || Ok(far.check().is_err()))?;
+    has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
+    has_ended(&near, &reader, "LeaseEnded", std::process::id())
+}
+
+/// In the exporting process too, a stream that waits for the mapping's side goes on when that has been dropped or released;
+/// what the mapping's side had signalled comes first.
+pub fn in_one_process_an_exporter_that_waits_goes_on(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let reader = memory.ipc.create_stream(0)?;
+    for (round, released) in [false, true].into_iter().enumerate() {
+        let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
+        let near = mapping.timeline()?;
+        let far = only(share.timelines(1, SHORT)?)?;
+        mapping.view_mut::<f32, _>(&reader)?.add(1.0)?;
+        near.signal(1, &reader)?;
+        far.wait(1, &memory.stream)?;
+        let read = memory.floats()?;
+        same(&read, &[OLD + 1.0 + round as f32; COUNT], "the floats that the mapping's side has signalled")?;
+        far.wait(2, &memory.stream)?;
+        let how = if released {
+            mapping.release(&reader)?;
+            "the mapping has been released"
+        } else {
+            drop(mapping);
+            "the mapping has been dropped"
+        };
+        goes_on(&memory.stream, how)?;
+        has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
+        happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
+    }
+    Ok(())
+}
+
+/// Mappings of the same lease have one timeline, which lives until the last of them has gone.
+pub fn second_mapping_has_the_same(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut exporter = context.agent()?;
+    let descriptor = exporter.export("e", &float_bytes(&[OLD; COUNT]))?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let (first, second) = (ipc.open(&descriptor).on(&stream)?, ipc.open(&descriptor).on(&stream)?);
+    let (one, other) = (first.timeline()?, second.timeline()?);
+    exporter.must(&Command::ExportTimeline { name: "t".into(), of: "e".into(), timeout: PATIENCE })?;
+    one.signal(3, &stream)?;
+    exporter.must(&wait_now(3))?;
+    equal(other.last_signalled(), 3, "what the other mapping's timeline has signalled")?;
+    refused(other.signal(3, &stream), "the same value by the other one", "TimelineValue", &["3"])?;
+    first.release(&stream)?;
+    stream.synchronize()?;
+    other.signal(4, &stream)?;
+    exporter.must(&wait_now(4))?;
+    exporter.must(&signal(1, 0))?;
+    one.wait(1, &stream)?;
+    goes_on(&stream, "the exporter has signalled")?;
+    one.check()?;
+    drop(second);
+    happens_soon("the end with the last mapping", || Ok(one.check().is_err()))
+}
+
+/// Where streams cannot wait on words, asking for a timeline is refused, and the error says what to do instead.
+pub fn refused_where_there_are_none(context: &Context) -> Outcome {
+    if context.backend().capabilities(DeviceOrdinal::new(0))?.timelines {
+        return skip("the device has timelines");
+    }
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let mapping = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
+    let phrases = [context.backend().info().name, "events"];
+    refused(mapping.timeline(), "a timeline where there are none", "Unsupported", &phrases)?;
+    let mut importer = context.agent()?;
+    importer.open("m", share.descriptor(), Place::Home)?;
+    let asked = importer.tell(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+    refused(asked.result, "the same in another process", "Unsupported", &phrases)?;
+    refused(share.timelines(1, SHORT).map(drop), "waiting for one", "Timeout", &["0 importers"])?;
+    same(&importer.floats("m")?, &[OLD; COUNT], "the floats of a mapping whose timeline was refused")
+}
