@@ -1,0 +1,205 @@
+//! Streams whose work is recorded into a graph instead of being done.
+//!
+//! Graphs cannot be launched here: what is played are the rules that a library meets on a stream that its user is
+//! capturing. A call that cannot be recorded fails with 900 and spoils the capture, whose end then fails with 901.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use crate::context::Context;
+use crate::entry::driver;
+use crate::ffi::Out;
+use crate::simulator::{lock, next_handle, simulator};
+use crate::status::{Result, Status};
+use crate::stream::{NON_BLOCKING, Stream, Target, target};
+
+/// `CUstreamCaptureMode`.
+const GLOBAL: c_int = 0;
+const THREAD_LOCAL: c_int = 1;
+const RELAXED: c_int = 2;
+
+/// A capture that has begun.
+pub(crate) struct Capture {
+    mode: c_int,
+    thread: ThreadId,
+    spoilt: bool,
+    nodes: usize,
+    id: u64,
+}
+
+thread_local! {
+    static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
+}
+
+/// Spoils the capture of a stream.
+pub(crate) fn invalidate(stream: &Stream) {
+    if let Some(capture) = &mut *lock(&stream.capture) {
+        capture.spoilt = true;
+    }
+}
+
+/// Spoils the capture of this number; whether there is one.
+pub(crate) fn spoil(id: u64) -> Result<bool> {
+    let mut found = false;
+    for stream in streams()? {
+        if let Some(capture) = lock(&stream.capture).as_mut().filter(|capture| capture.id == id) {
+            capture.spoilt = true;
+            found = true;
+        }
+    }
+    Ok(found)
+}
+
+fn streams() -> Result<Vec<Arc<Stream>>> {
+    Ok(simulator()?.objects().streams.values().cloned().collect())
+}
+
+/// Refuses what concerns all streams of a context while any of them is being captured, in whichever mode.
+pub(crate) fn refuse_in(context: &Context) -> Result {
+    let mut refused = false;
+    for stream in streams()?.iter().filter(|stream| stream.context.handle == context.handle) {
+        refused |= lock(&stream.capture).is_some();
+        invalidate(stream);
+    }
+    if refused { Err(Status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// Whether the legacy default stream would have to wait for a stream that is being captured.
+fn is_in_the_way(context: &Context) -> Result<bool> {
+    let blocking =
+        |stream: &&Arc<Stream>| stream.context.handle == context.handle && stream.flags & NON_BLOCKING == 0;
+    Ok(streams()?.iter().filter(blocking).any(|stream| lock(&stream.capture).is_some()))
+}
+
+/// Records work, if the stream is being captured.
+pub(crate) fn node(target: &Target) -> Result<bool> {
+    let Some(stream) = &target.stream else { return Ok(false) };
+    match &mut *lock(&stream.capture) {
+        None => Ok(false),
+        Some(capture) if capture.spoilt => Err(Status::STREAM_CAPTURE_INVALIDATED),
+        Some(capture) => {
+            capture.nodes += 1;
+            Ok(true)
+        }
+    }
+}
+
+/// Refuses what cannot be recorded, on a stream that is being captured.
+pub(crate) fn refuse_on(target: &Target) -> Result {
+    let Some(stream) = &target.stream else { return Ok(()) };
+    match &mut *lock(&stream.capture) {
+        None => Ok(()),
+        Some(capture) => {
+            capture.spoilt = true;
+            Err(Status::STREAM_CAPTURE_UNSUPPORTED)
+        }
+    }
+}
+
+/// The number of the capture that a stream is part of.
+pub(crate) fn capture_of(target: &Target) -> Option<u64> {
+    lock(&target.stream.as_ref()?.capture).as_ref().map(|capture| capture.id)
+}
+
+/// Refuses a call that may be unsafe while streams are being captured: where any is in global mode, or one in the
+/// thread's own, unless the thread has chosen to be relaxed.
+pub(crate) fn refuse_where_unsafe() -> Result {
+    let mode = MODE.get();
+    if mode == RELAXED {
+        return Ok(());
+    }
+    let own = std::thread::current().id();
+    let mut refused = false;
+    for stream in streams()? {
+        if let Some(capture) = &mut *lock(&stream.capture) {
+            let concerned = match capture.mode {
+                GLOBAL => mode == GLOBAL || capture.thread == own,
+                THREAD_LOCAL => capture.thread == own,
+                _ => false,
+            };
+            if concerned {
+                capture.spoilt = true;
+                refused = true;
+            }
+        }
+    }
+    if refused { Err(Status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+driver! {
+    /// Begins to record the work of a stream, which must not be the legacy default one.
+    fn cuStreamBeginCapture_v2(handle: u64, mode: c_int) {
+        let target = target(handle)?;
+        if !(GLOBAL..=RELAXED).contains(&mode) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let stream = target.stream.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
+        let mut capture = lock(&stream.capture);
+        if capture.is_some() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let thread = std::thread::current().id();
+        *capture = Some(Capture { mode, thread, spoilt: false, nodes: 0, id: next_handle() });
+        Ok(())
+    }
+
+    /// Ends it. What was recorded is a graph.
+    fn cuStreamEndCapture(handle: u64, out: Out<u64>) {
+        let target = target(handle)?;
+        let stream = target.stream.ok_or(Status::INVALID_VALUE)?;
+        let mut capture = lock(&stream.capture);
+        let ended = capture.as_ref().ok_or(Status::INVALID_VALUE)?;
+        if ended.mode != RELAXED && ended.thread != std::thread::current().id() {
+            return Err(Status::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let (spoilt, nodes) = (ended.spoilt, ended.nodes);
+        *capture = None;
+        drop(capture);
+        if spoilt {
+            out.put_if_wanted(0);
+            return Err(Status::STREAM_CAPTURE_INVALIDATED);
+        }
+        let graph = next_handle();
+        simulator()?.objects().graphs.insert(graph, nodes);
+        out.put(graph)
+    }
+
+    /// Whether a stream is being captured: 0 no, 1 yes, 2 the capture is spoilt.
+    fn cuStreamIsCapturing(handle: u64, out: Out<c_uint>) {
+        let target = target(handle)?;
+        if target.legacy && is_in_the_way(&target.context)? {
+            return Err(Status::STREAM_CAPTURE_IMPLICIT);
+        }
+        let state = match target.stream.as_ref().map(|stream| lock(&stream.capture)) {
+            Some(capture) => capture.as_ref().map_or(0, |capture| if capture.spoilt { 2 } else { 1 }),
+            None => 0,
+        };
+        out.put(state)
+    }
+
+    /// Exchanges the mode in which the thread meets captures.
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
+        let wanted = mode.get()?;
+        if !(GLOBAL..=RELAXED).contains(&wanted) {
+            return Err(Status::INVALID_VALUE);
+        }
+        mode.put(MODE.replace(wanted))
+    }
+
+    /// How many nodes a graph has; their handles cannot be had here.
+    fn cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) {
+        let known = simulator()?.objects().graphs.get(&graph).copied().ok_or(Status::INVALID_VALUE)?;
+        if !nodes.is_null() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        count.put(known)
+    }
+
+    /// Destroys a graph.
+    fn cuGraphDestroy(graph: u64) {
+        let removed = simulator()?.objects().graphs.remove(&graph);
+        removed.map(drop).ok_or(Status::INVALID_VALUE)
+    }
+}

@@ -1,0 +1,414 @@
+//! Contexts: primary ones and others, and each thread's stack of them ("Context Management", "Primary Context
+//! Management" and "Peer Context Memory Access" in `cuda.h`).
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
+
+use device_ipc_mock_engine::{EngineError, StreamId};
+
+use crate::entry::driver;
+use crate::ffi::Out;
+use crate::simulator::{Gone, Objects, lock, next_handle, simulator};
+use crate::status::{Result, Status, sticky};
+
+/// A context. A primary one that was reset stays the same context, and is there again when it is next retained.
+pub(crate) struct Context {
+    pub(crate) handle: u64,
+    /// Ordinal of its device.
+    pub(crate) device: usize,
+    primary: bool,
+    alive: AtomicBool,
+    /// `cuCtxGetId`: another one each time that a primary context comes to life.
+    id: AtomicU64,
+    /// The status that all calls return since work has failed; 0 before.
+    failed: AtomicI32,
+    flags: AtomicU32,
+    /// The thread whose call holds up all others on this context until streams have finished.
+    holder: Mutex<Option<ThreadId>>,
+    released: Condvar,
+    /// Devices whose memory kernels of this context may access, besides its own.
+    pub(crate) peers: Mutex<HashSet<usize>>,
+    /// The engine's streams for the default stream, and for that of a thread.
+    pub(crate) defaults: Mutex<[Option<StreamId>; 2]>,
+    /// Streams that were destroyed with work left to do.
+    pub(crate) leaving: Mutex<Vec<StreamId>>,
+}
+
+fn next_id() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl Context {
+    fn new(device: usize, primary: bool, flags: u32) -> Arc<Self> {
+        Arc::new(Self {
+            handle: next_handle(),
+            device,
+            primary,
+            alive: AtomicBool::new(true),
+            id: AtomicU64::new(next_id()),
+            failed: AtomicI32::new(0),
+            flags: AtomicU32::new(flags),
+            holder: Mutex::default(),
+            released: Condvar::new(),
+            peers: Mutex::default(),
+            defaults: Mutex::default(),
+            leaving: Mutex::default(),
+        })
+    }
+
+    /// Refuses what a context that has failed or gone cannot do. Waits while another thread's call holds it up.
+    pub(crate) fn usable(&self) -> Result {
+        let own = std::thread::current().id();
+        let mut holder = lock(&self.holder);
+        while holder.is_some_and(|holder| holder != own) {
+            holder = self.released.wait(holder).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(holder);
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Status::CONTEXT_IS_DESTROYED);
+        }
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            status => Err(Status(status)),
+        }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// Notes that work has failed: from now on every call returns the first failure's status.
+    pub(crate) fn fail(&self, error: &EngineError) {
+        let status = sticky(error);
+        let _ = self.failed.compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The result of waiting for work: its failure becomes the context's.
+    pub(crate) fn settle<T>(&self, result: std::result::Result<T, EngineError>) -> Result<T> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error @ (EngineError::NotPermitted { .. } | EngineError::Forked)) => Err(error.into()),
+            Err(error) => {
+                self.fail(&error);
+                Err(Status(self.failed.load(Ordering::Acquire)))
+            }
+        }
+    }
+
+    /// As [`synchronize`](Self::synchronize), and holds up the calls of other threads on this context meanwhile: what
+    /// the driver does where it takes memory away.
+    pub(crate) fn synchronize_alone(&self) -> Result {
+        {
+            let mut holder = lock(&self.holder);
+            while holder.is_some() {
+                holder = self.released.wait(holder).unwrap_or_else(PoisonError::into_inner);
+            }
+            *holder = Some(std::thread::current().id());
+        }
+        let result = self.synchronize();
+        *lock(&self.holder) = None;
+        self.released.notify_all();
+        result
+    }
+
+    /// Waits for all work of all its streams.
+    pub(crate) fn synchronize(&self) -> Result {
+        let simulator = simulator()?;
+        let mut streams: Vec<StreamId> = lock(&self.defaults).iter().flatten().copied().collect();
+        {
+            let objects = simulator.objects();
+            let own = objects.streams.values().filter(|stream| stream.context.handle == self.handle);
+            streams.extend(own.map(|stream| stream.engine));
+        }
+        let leaving = std::mem::take(&mut *lock(&self.leaving));
+        let mut result = Ok(());
+        for stream in streams.into_iter().chain(leaving.iter().copied()) {
+            match simulator.machine.synchronize(stream) {
+                // Destroyed meanwhile by another thread.
+                Err(EngineError::InvalidStream { .. }) => {}
+                waited => result = result.and(self.settle(waited)),
+            }
+        }
+        for stream in leaving {
+            let _ = simulator.machine.destroy_stream(stream);
+        }
+        result
+    }
+}
+
+/// The primary context of a device, and how often it is retained.
+pub(crate) struct Primary {
+    device: usize,
+    context: Option<Arc<Context>>,
+    retained: u32,
+    flags: u32,
+}
+
+impl Primary {
+    pub(crate) fn new(device: usize) -> Self {
+        Self { device, context: None, retained: 0, flags: 0 }
+    }
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The context that is current on this thread, whatever has become of it.
+pub(crate) fn current_in_any_state() -> Result<Arc<Context>> {
+    simulator()?;
+    STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Status::INVALID_CONTEXT)
+}
+
+/// The context that is current on this thread.
+///
+/// # Errors
+/// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, and the status of work that has failed in it.
+pub(crate) fn current() -> Result<Arc<Context>> {
+    let context = current_in_any_state()?;
+    context.usable()?;
+    Ok(context)
+}
+
+/// The device with this number, which `cuDeviceGet` hands out.
+pub(crate) fn device(device: c_int) -> Result<usize> {
+    let count = simulator()?.devices;
+    usize::try_from(device).ok().filter(|ordinal| *ordinal < count).ok_or(Status::INVALID_DEVICE)
+}
+
+/// The context of this handle.
+pub(crate) fn context(handle: u64) -> Result<Arc<Context>> {
+    simulator()?.objects().contexts.get(&handle).cloned().ok_or(Status::INVALID_CONTEXT)
+}
+
+/// Takes all that a context has, and the context's life.
+fn tear_down(context: &Arc<Context>) -> Result {
+    let simulator = simulator()?;
+    // Work that has failed is no reason to keep anything.
+    let _ = context.synchronize();
+    context.alive.store(false, Ordering::Release);
+    let mut streams: Vec<StreamId> =
+        std::mem::take(&mut *lock(&context.defaults)).into_iter().flatten().collect();
+    let mut objects = simulator.objects();
+    let Objects { streams: table, events, modules, functions, memory, pools, directory, gone, .. } =
+        &mut *objects;
+    table.retain(|handle, stream| {
+        let own = stream.context.handle == context.handle;
+        if own {
+            streams.push(stream.engine);
+            gone.insert(*handle, Gone::Stream);
+        }
+        !own
+    });
+    events.retain(|handle, event| {
+        let own = event.context.handle == context.handle;
+        if own {
+            event.retire(simulator, directory.as_mut());
+            gone.insert(*handle, Gone::Event { interprocess: event.interprocess, opened: event.opened });
+        }
+        !own
+    });
+    modules.retain(|_, module| module.context != context.handle);
+    functions.retain(|_, function| function.module.context != context.handle);
+    let remains = memory.remove_all_of(&simulator.machine, context.handle, pools, directory.as_mut());
+    drop(objects);
+    for one in remains {
+        one.give_back(&simulator.machine);
+    }
+    for stream in streams {
+        let _ = simulator.machine.destroy_stream(stream);
+    }
+    Ok(())
+}
+
+fn reset_primary(device: usize) -> Result {
+    let simulator = simulator()?;
+    let context = simulator.objects().primaries[device].context.clone();
+    match context {
+        Some(context) if context.is_alive() => tear_down(&context),
+        _ => Ok(()),
+    }
+}
+
+fn create(out: Out<u64>, flags: c_uint, number: c_int) -> Result {
+    let device = device(number)?;
+    let context = Context::new(device, false, flags);
+    out.put(context.handle)?;
+    simulator()?.objects().contexts.insert(context.handle, context.clone());
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    Ok(())
+}
+
+driver! {
+    /// Retains the primary context, and makes it if there is none.
+    fn cuDevicePrimaryCtxRetain(out: Out<u64>, number: c_int) {
+        let device = device(number)?;
+        let mut objects = simulator()?.objects();
+        let primary = &mut objects.primaries[device];
+        let context = match &primary.context {
+            Some(context) => {
+                if !context.is_alive() {
+                    context.failed.store(0, Ordering::Release);
+                    context.id.store(next_id(), Ordering::Release);
+                    context.alive.store(true, Ordering::Release);
+                }
+                context.clone()
+            }
+            None => primary.context.insert(Context::new(primary.device, true, primary.flags)).clone(),
+        };
+        out.put(context.handle)?;
+        primary.retained += 1;
+        objects.contexts.insert(context.handle, context);
+        Ok(())
+    }
+
+    /// Releases it; the last release takes everything that it has.
+    fn cuDevicePrimaryCtxRelease_v2(number: c_int) {
+        let device = device(number)?;
+        let last = {
+            let mut objects = simulator()?.objects();
+            let primary = &mut objects.primaries[device];
+            primary.retained = primary.retained.checked_sub(1).ok_or(Status::INVALID_CONTEXT)?;
+            primary.retained == 0
+        };
+        if last { reset_primary(device) } else { Ok(()) }
+    }
+
+    /// Takes everything that it has, however often it is retained.
+    fn cuDevicePrimaryCtxReset_v2(number: c_int) {
+        reset_primary(device(number)?)
+    }
+
+    /// Whether there is one.
+    fn cuDevicePrimaryCtxGetState(number: c_int, flags: Out<c_uint>, active: Out<c_int>) {
+        let device = device(number)?;
+        let objects = simulator()?.objects();
+        let primary = &objects.primaries[device];
+        let alive = primary.context.as_ref().is_some_and(|context| context.is_alive());
+        flags.put(primary.flags)?;
+        active.put(c_int::from(alive))
+    }
+
+    /// Sets the flags of the primary context.
+    fn cuDevicePrimaryCtxSetFlags_v2(number: c_int, flags: c_uint) {
+        let device = device(number)?;
+        simulator()?.objects().primaries[device].flags = flags;
+        Ok(())
+    }
+
+    /// Makes a context of its own, and makes it current.
+    fn cuCtxCreate_v2(out: Out<u64>, flags: c_uint, number: c_int) {
+        create(out, flags, number)
+    }
+
+    /// As the one before, with parameters for devices that are shared with graphics; there are none here.
+    fn cuCtxCreate_v4(out: Out<u64>, parameters: *const c_void, flags: c_uint, number: c_int) {
+        if !parameters.is_null() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        create(out, flags, number)
+    }
+
+    /// Destroys a context that `cuCtxCreate` made.
+    fn cuCtxDestroy_v2(handle: u64) {
+        let context = context(handle)?;
+        if context.primary {
+            return Err(Status::INVALID_CONTEXT);
+        }
+        tear_down(&context)?;
+        simulator()?.objects().contexts.remove(&handle);
+        // It leaves the caller's stack; other threads keep a context that is destroyed.
+        STACK.with_borrow_mut(|stack| {
+            if stack.last().is_some_and(|top| top.handle == handle) {
+                stack.pop();
+            }
+        });
+        Ok(())
+    }
+
+    /// Makes a context current, above the one before.
+    fn cuCtxPushCurrent_v2(handle: u64) {
+        let context = context(handle)?;
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    /// Makes the one before current again.
+    fn cuCtxPopCurrent_v2(out: Out<u64>) {
+        simulator()?;
+        let popped = STACK.with_borrow_mut(Vec::pop).ok_or(Status::INVALID_CONTEXT)?;
+        out.put_if_wanted(popped.handle);
+        Ok(())
+    }
+
+    /// Makes a context current instead of the one that is; null: none.
+    fn cuCtxSetCurrent(handle: u64) {
+        simulator()?;
+        let context = if handle == 0 { None } else { Some(context(handle)?) };
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(context);
+        });
+        Ok(())
+    }
+
+    /// The context that is current, or null.
+    fn cuCtxGetCurrent(out: Out<u64>) {
+        simulator()?;
+        out.put(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle)))
+    }
+
+    /// Its device.
+    fn cuCtxGetDevice(out: Out<c_int>) {
+        out.put(current_in_any_state()?.device as c_int)
+    }
+
+    /// A number that no other context has, and a primary one no longer once it was reset.
+    fn cuCtxGetId(handle: u64, out: Out<u64>) {
+        let context = match handle {
+            0 => current_in_any_state()?,
+            handle => context(handle).map_err(|_| Status::CONTEXT_IS_DESTROYED)?,
+        };
+        if !context.is_alive() {
+            return Err(Status::CONTEXT_IS_DESTROYED);
+        }
+        out.put(context.id.load(Ordering::Acquire))
+    }
+
+    /// Its flags.
+    fn cuCtxGetFlags(out: Out<c_uint>) {
+        out.put(current_in_any_state()?.flags.load(Ordering::Relaxed))
+    }
+
+    /// Waits for all its work.
+    fn cuCtxSynchronize() {
+        let context = current()?;
+        crate::capture::refuse_in(&context)?;
+        context.synchronize()
+    }
+
+    /// Lets its kernels access the memory of another context's device.
+    fn cuCtxEnablePeerAccess(handle: u64, flags: c_uint) {
+        let own = current()?;
+        let peer = context(handle)?;
+        if flags != 0 || peer.device == own.device {
+            return Err(if flags != 0 { Status::INVALID_VALUE } else { Status::INVALID_DEVICE });
+        }
+        if !simulator()?.machine.peer_access(own.device, peer.device)? {
+            return Err(Status::PEER_ACCESS_UNSUPPORTED);
+        }
+        if lock(&own.peers).insert(peer.device) { Ok(()) } else { Err(Status::PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
+    /// Ends that.
+    fn cuCtxDisablePeerAccess(handle: u64) {
+        let own = current()?;
+        let peer = context(handle)?;
+        if lock(&own.peers).remove(&peer.device) { Ok(()) } else { Err(Status::PEER_ACCESS_NOT_ENABLED) }
+    }
+}

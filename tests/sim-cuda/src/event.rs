@@ -1,0 +1,200 @@
+//! Events ("Event Management" in `cuda.h`).
+
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use device_ipc_mock_engine::{EngineError, EventId};
+
+use crate::capture::{capture_of, invalidate, node, refuse_where_unsafe};
+use crate::context::{Context, current};
+use crate::directory::Directory;
+use crate::entry::driver;
+use crate::ffi::Out;
+use crate::simulator::{Gone, Simulator, crash, lock, next_handle, simulator};
+use crate::status::{Result, Status};
+use crate::stream::target;
+
+/// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`, `CU_EVENT_INTERPROCESS`.
+const DISABLE_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const ALL_FLAGS: c_uint = 7;
+/// `CU_EVENT_WAIT_EXTERNAL`: in a capture, a wait for what is recorded when the graph runs.
+const WAIT_EXTERNAL: c_uint = 1;
+
+/// An event of this process, or one that was opened from another.
+pub(crate) struct Event {
+    pub(crate) handle: u64,
+    pub(crate) context: Arc<Context>,
+    pub(crate) engine: EventId,
+    pub(crate) interprocess: bool,
+    pub(crate) opened: bool,
+    /// Where other processes find it, once it has been exported.
+    pub(crate) slot: Mutex<Option<u32>>,
+    /// The capture in which it was recorded; 0: in none.
+    captured: AtomicU64,
+    recorded: AtomicBool,
+}
+
+impl Event {
+    pub(crate) fn new(context: Arc<Context>, engine: EventId, interprocess: bool, opened: bool) -> Arc<Self> {
+        Arc::new(Self {
+            handle: next_handle(),
+            context,
+            engine,
+            interprocess,
+            opened,
+            slot: Mutex::default(),
+            captured: AtomicU64::new(0),
+            // Its maker may have recorded it.
+            recorded: AtomicBool::new(opened),
+        })
+    }
+
+    /// Lets go of what it stands for.
+    pub(crate) fn retire(&self, simulator: &Simulator, directory: Option<&mut Directory>) {
+        if let (Some(slot), Some(directory)) = (lock(&self.slot).take(), directory) {
+            directory.retire(slot);
+        }
+        let _ = simulator.machine.destroy_event(self.engine);
+    }
+
+    /// Refuses to tell of a record that is only captured, which spoils the capture.
+    fn refuse_captured(&self) -> Result {
+        let captured = self.captured.load(Ordering::Acquire);
+        if captured == 0 || !crate::capture::spoil(captured)? {
+            return Ok(());
+        }
+        Err(Status::CAPTURED_EVENT)
+    }
+
+    /// The result of asking: a failure before it is that of its context, unless another process recorded it.
+    fn settle<T>(&self, result: std::result::Result<T, EngineError>) -> Result<T> {
+        match result {
+            Err(EngineError::PeerLost { .. } | EngineError::RecordFailed) if self.opened => {
+                Err(Status::LAUNCH_FAILED)
+            }
+            result => self.context.settle(result),
+        }
+    }
+}
+
+/// The event of a handle, whose context is usable.
+pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
+    let (found, gone) = {
+        let objects = simulator()?.objects();
+        (objects.events.get(&handle).cloned(), objects.gone.get(&handle).copied())
+    };
+    match (found, gone) {
+        (Some(event), _) => event.context.usable().map(|()| event),
+        (None, Some(Gone::Event { interprocess, opened })) => {
+            // As measured: with the context that was reset still current every use of it is told.
+            current()?;
+            if opened {
+                crash("an opened event whose context was reset is used");
+            }
+            Err(if interprocess { Status::INVALID_CONTEXT } else { Status::CONTEXT_IS_DESTROYED })
+        }
+        _ => Err(Status::INVALID_HANDLE),
+    }
+}
+
+/// Adds an event to the table, and hands out its handle.
+pub(crate) fn add(event: Arc<Event>, out: Out<u64>) -> Result {
+    let handle = event.handle;
+    simulator()?.objects().events.insert(handle, event);
+    out.put(handle)
+}
+
+driver! {
+    /// Makes an event.
+    fn cuEventCreate(out: Out<u64>, flags: c_uint) {
+        let context = current()?;
+        let interprocess = flags & INTERPROCESS != 0;
+        let wrong = flags & !ALL_FLAGS != 0 || (interprocess && flags & DISABLE_TIMING == 0);
+        if wrong || out.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let engine = simulator()?.machine.create_event(context.device, interprocess)?;
+        add(Event::new(context, engine, interprocess, false), out)
+    }
+
+    /// Destroys an event, or lets go of one that was opened. What waits for it goes on waiting.
+    fn cuEventDestroy_v2(handle: u64) {
+        let simulator = simulator()?;
+        event(handle)?;
+        let mut objects = simulator.objects();
+        let event = objects.events.remove(&handle).ok_or(Status::INVALID_HANDLE)?;
+        event.retire(simulator, objects.directory.as_mut());
+        Ok(())
+    }
+
+    /// Records it behind all work of a stream of its context.
+    fn cuEventRecord(handle: u64, stream: u64) {
+        let event = event(handle)?;
+        let target = target(stream)?;
+        if event.context.handle != target.context.handle {
+            return Err(Status::INVALID_HANDLE);
+        }
+        if let Some(capture) = capture_of(&target) {
+            if event.interprocess {
+                // Refused, and the capture goes on.
+                return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
+            }
+            // The record orders what is captured; it is no node.
+            event.captured.store(capture, Ordering::Release);
+            return Ok(());
+        }
+        event.captured.store(0, Ordering::Release);
+        event.recorded.store(true, Ordering::Release);
+        target.submit(|machine| machine.record(event.engine, target.engine))
+    }
+
+    /// Makes a stream, of whichever device, wait for the last record at the time of the call.
+    fn cuStreamWaitEvent(stream: u64, handle: u64, flags: c_uint) {
+        let event = event(handle)?;
+        let target = target(stream)?;
+        if flags & !WAIT_EXTERNAL != 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        if event.interprocess && !event.opened && event.context.handle != target.context.handle {
+            crash(&format!(
+                "cuStreamWaitEvent on a stream of another context (of device {}) for an event of device {} that was \
+                 made with CU_EVENT_INTERPROCESS",
+                target.context.device, event.context.device
+            ));
+        }
+        let captured = Some(event.captured.load(Ordering::Acquire)).filter(|capture| *capture != 0);
+        match (capture_of(&target), captured) {
+            (None, None) => {}
+            (here, there) if here == there => return Ok(()),
+            // Never recorded: nothing to wait for.
+            (Some(_), None) if !event.recorded.load(Ordering::Acquire) => return Ok(()),
+            (Some(_), None) if flags & WAIT_EXTERNAL != 0 => return node(&target).map(drop),
+            (here, _) => {
+                if let (Some(stream), Some(_)) = (&target.stream, here) {
+                    invalidate(stream);
+                }
+                return Err(Status::STREAM_CAPTURE_ISOLATION);
+            }
+        }
+        target.submit(|machine| machine.wait(target.engine, event.engine))
+    }
+
+    /// Whether the last record has been reached.
+    fn cuEventQuery(handle: u64) {
+        let event = event(handle)?;
+        event.refuse_captured()?;
+        refuse_where_unsafe()?;
+        let done = event.settle(simulator()?.machine.query_event(event.engine))?;
+        if done { Ok(()) } else { Err(Status::NOT_READY) }
+    }
+
+    /// Waits for it.
+    fn cuEventSynchronize(handle: u64) {
+        let event = event(handle)?;
+        event.refuse_captured()?;
+        refuse_where_unsafe()?;
+        event.settle(simulator()?.machine.synchronize_event(event.engine, None)).map(drop)
+    }
+}

@@ -1,0 +1,128 @@
+//! The way to an exporter that is in another pid namespace.
+//!
+//! The real driver finds memory and events inside the kernel, wherever the two processes are. Here an importer opens
+//! the exporter's descriptors through `/proc`; where it does not see the exporter there, it asks it over a socket in the
+//! abstract namespace, which leaves no file behind. Both processes have to be in one network namespace then, which is
+//! the one thing in which this differs from the driver.
+
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+use crate::simulator::simulator;
+use crate::status::{Result, Status};
+
+/// What is asked for: the exporter's table.
+pub(crate) const DIRECTORY: Question = Question { what: 0, number: 0 };
+
+/// Neither side waits longer for the other.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What one process asks of another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question {
+    what: u64,
+    number: u64,
+}
+
+impl Question {
+    /// The physical memory of this number.
+    pub(crate) fn block(number: u64) -> Self {
+        Self { what: 1, number }
+    }
+
+    /// The event of this number.
+    pub(crate) fn event(number: u64) -> Self {
+        Self { what: 2, number }
+    }
+}
+
+fn address(nonce: u64) -> Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("device-ipc-sim-cuda-{nonce:016x}"))
+        .map_err(|_| Status::OPERATING_SYSTEM)
+}
+
+/// Serves the table, and what it names, for the life of the process.
+pub(crate) fn serve(nonce: u64, directory: &OwnedFd) -> Result {
+    let system = |_| Status::OPERATING_SYSTEM;
+    let listener = UnixListener::bind_addr(&address(nonce)?).map_err(system)?;
+    let directory = directory.try_clone().map_err(system)?;
+    let serve = move || {
+        for stream in listener.incoming().flatten() {
+            // Who asks wrongly gets nothing.
+            let _ = answer(&stream, &directory);
+        }
+    };
+    std::thread::Builder::new().name("sim-cuda-portal".into()).spawn(serve).map_err(system)?;
+    Ok(())
+}
+
+fn answer(mut stream: &UnixStream, directory: &OwnedFd) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let own = rustix::process::geteuid();
+    if sockopt::socket_peercred(stream)?.uid != own {
+        return Ok(());
+    }
+    let mut question = [0; 16];
+    stream.read_exact(&mut question)?;
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| question[at + index]));
+    let found = match word(0) {
+        0 => directory.try_clone().ok(),
+        1 => block(word(8)),
+        _ => event(word(8)),
+    };
+    let Some(found) = found else { return Ok(()) };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [found.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(stream, &[IoSlice::new(b"!")], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn block(number: u64) -> Option<OwnedFd> {
+    let simulator = simulator().ok()?;
+    let objects = simulator.objects();
+    let is_it = |block| simulator.machine.export_block_number(block) == Ok(number);
+    let found = objects.memory.chunks.values().map(|chunk| chunk.block).find(|block| is_it(*block))?;
+    simulator.machine.export_block_fd(found).ok()
+}
+
+fn event(handle: u64) -> Option<OwnedFd> {
+    let simulator = simulator().ok()?;
+    let engine = simulator.objects().events.get(&handle)?.engine;
+    simulator.machine.export_event_fd(engine).ok()
+}
+
+/// Asks an exporter.
+///
+/// # Errors
+/// `INVALID_HANDLE` if it has ended, or has not got it any more.
+pub(crate) fn ask(nonce: u64, question: Question) -> Result<OwnedFd> {
+    let gone = |_| Status::INVALID_HANDLE;
+    let mut stream = UnixStream::connect_addr(&address(nonce)?).map_err(gone)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(gone)?;
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&question.what.to_le_bytes());
+    bytes[8..].copy_from_slice(&question.number.to_le_bytes());
+    stream.write_all(&bytes).map_err(gone)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(&stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .map_err(|_| Status::INVALID_HANDLE)?;
+    let mut messages = control.drain();
+    let found = messages.find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    found.ok_or(Status::INVALID_HANDLE)
+}

@@ -1,0 +1,165 @@
+//! PTX, as much of it as plain kernels are made of: loads and stores of global memory, arithmetic, branches.
+//!
+//! Why not kernels known by name: a program brings its own along, and what it does to memory is the point. Each thread
+//! runs from its beginning to its end before the next one begins, so whatever lets threads work together is not known,
+//! and refused when the text is read. The language is that of NVIDIA's "Parallel Thread Execution ISA".
+
+mod parse;
+mod run;
+
+/// Memory, as a thread accesses it.
+pub(crate) trait Memory {
+    /// Why an access failed.
+    type Error;
+
+    /// Reads 1, 2, 4 or 8 bytes.
+    fn load(&mut self, address: u64, len: u64) -> Result<u64, Self::Error>;
+
+    /// Writes the lowest 1, 2, 4 or 8 bytes of a value.
+    fn store(&mut self, address: u64, len: u64, value: u64) -> Result<(), Self::Error>;
+}
+
+/// How many threads run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    pub(crate) blocks: [u32; 3],
+    pub(crate) threads: [u32; 3],
+}
+
+/// The kernels of a text.
+#[derive(Debug)]
+pub(crate) struct Program {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    /// Sizes of the parameters in bytes.
+    parameters: Vec<u64>,
+    registers: usize,
+    code: Vec<Instruction>,
+}
+
+impl Program {
+    /// The number of the kernel of this name.
+    pub(crate) fn entry(&self, name: &str) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.name == name)
+    }
+
+    /// Sizes of its parameters in bytes: 1, 2, 4 or 8.
+    pub(crate) fn parameters(&self, entry: usize) -> impl Iterator<Item = u64> + '_ {
+        self.entries[entry].parameters.iter().copied()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Bits,
+    Unsigned,
+    Signed,
+    Float,
+    Predicate,
+}
+
+/// `.u32` and its like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Type {
+    class: Class,
+    bytes: u64,
+}
+
+impl Type {
+    fn bits(self) -> u32 {
+        8 * self.bytes as u32
+    }
+
+    /// A value cut down to the type's width.
+    fn cut(self, value: u64) -> u64 {
+        if self.bytes >= 8 { value } else { value & ((1 << self.bits()) - 1) }
+    }
+
+    /// The value as a signed number.
+    fn signed(self, value: u64) -> i64 {
+        let unused = 64 - self.bits();
+        (value << unused).cast_signed() >> unused
+    }
+
+    fn is_signed(self) -> bool {
+        self.class == Class::Signed
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Special {
+    Thread(usize),
+    Threads(usize),
+    Block(usize),
+    Blocks(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operand {
+    Register(usize),
+    Immediate(u64),
+    Special(Special),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    MultiplyHigh,
+    MultiplyWide,
+    Divide,
+    Remainder,
+    Minimum,
+    Maximum,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRight,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unary {
+    Move,
+    Not,
+    Negate,
+    Absolute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Parameter { to: usize, number: usize, kind: Type },
+    Load { to: usize, base: Operand, offset: i64, kind: Type },
+    Store { base: Operand, offset: i64, from: Operand, kind: Type },
+    Unary { what: Unary, to: usize, from: Operand, kind: Type },
+    Binary { what: Binary, to: usize, left: Operand, right: Operand, kind: Type },
+    MultiplyAdd { wide: bool, to: usize, left: Operand, right: Operand, plus: Operand, kind: Type },
+    Convert { to: usize, from: Operand, target: Type, source: Type },
+    Compare { how: Comparison, to: usize, left: Operand, right: Operand, kind: Type },
+    Select { to: usize, left: Operand, right: Operand, by: Operand, kind: Type },
+    Branch { to: usize },
+    Nothing,
+    Return,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Instruction {
+    /// The predicate that it depends on, and whether that has to be false.
+    guard: Option<(usize, bool)>,
+    action: Action,
+}

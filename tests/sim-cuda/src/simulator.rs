@@ -1,0 +1,131 @@
+//! The one driver of the process, and its table of objects.
+//!
+//! What a caller holds are numbers: never addresses of ours, so that a handle that was destroyed, or never was one, is
+//! told and not followed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use device_ipc_mock_engine::Machine;
+
+use crate::config::Config;
+use crate::context::{Context, Primary};
+use crate::directory::Directory;
+use crate::event::Event;
+use crate::memory::MemoryTable;
+use crate::module::{Function, Module};
+use crate::pool::PoolTable;
+use crate::status::{Result, Status};
+use crate::stream::Stream;
+
+/// The driver.
+pub(crate) struct Simulator {
+    pub(crate) config: Config,
+    pub(crate) machine: Arc<Machine>,
+    /// How many devices this process sees.
+    pub(crate) devices: usize,
+    objects: Mutex<Objects>,
+}
+
+/// Everything that a handle or an address names.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) primaries: Vec<Primary>,
+    pub(crate) contexts: HashMap<u64, Arc<Context>>,
+    pub(crate) streams: HashMap<u64, Arc<Stream>>,
+    pub(crate) events: HashMap<u64, Arc<Event>>,
+    pub(crate) modules: HashMap<u64, Arc<Module>>,
+    pub(crate) functions: HashMap<u64, Function>,
+    pub(crate) graphs: BTreeMap<u64, usize>,
+    /// Streams and events that went with their context.
+    pub(crate) gone: HashMap<u64, Gone>,
+    pub(crate) memory: MemoryTable,
+    pub(crate) pools: PoolTable,
+    pub(crate) directory: Option<Directory>,
+}
+
+/// What became of a handle whose context was reset: the driver does not always refuse it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    Stream,
+    Event { interprocess: bool, opened: bool },
+}
+
+/// Says why, and ends the process: what the real driver does there by a segmentation fault.
+pub(crate) fn crash(why: &str) -> ! {
+    eprintln!("device-ipc-sim-cuda: {why}: the real driver crashes with SIGSEGV here");
+    std::process::abort()
+}
+
+static SIMULATOR: OnceLock<Simulator> = OnceLock::new();
+
+impl Simulator {
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        lock(&self.objects)
+    }
+}
+
+/// Initialises, once; later calls only look.
+///
+/// # Errors
+/// `NO_DEVICE`; `OPERATING_SYSTEM` without the `/proc` of the process's own pid namespace; `UNKNOWN` where the environment
+/// describes no machine, which stderr then says.
+pub(crate) fn initialise() -> Result {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = lock(&MAKING);
+    if SIMULATOR.get().is_some() {
+        return simulator().map(drop);
+    }
+    let own_proc = std::fs::read_link("/proc/self").ok();
+    if own_proc.and_then(|pid| pid.to_str()?.parse().ok()) != Some(std::process::id()) {
+        return Err(Status::OPERATING_SYSTEM);
+    }
+    let config = Config::from_environment().map_err(|why| {
+        eprintln!("device-ipc-sim-cuda: {why}");
+        Status::UNKNOWN
+    })?;
+    let machine = Machine::new(config.machine.clone());
+    let devices = machine.devices().len();
+    if devices == 0 {
+        return Err(Status::NO_DEVICE);
+    }
+    let objects = Objects {
+        primaries: (0..devices).map(Primary::new).collect(),
+        memory: MemoryTable::new(devices),
+        pools: PoolTable::new(devices),
+        ..Objects::default()
+    };
+    let _ = SIMULATOR.set(Simulator { config, machine, devices, objects: Mutex::new(objects) });
+    Ok(())
+}
+
+/// The driver, once `cuInit` has made it.
+///
+/// # Errors
+/// `NOT_INITIALIZED`, also in a forked child.
+pub(crate) fn simulator() -> Result<&'static Simulator> {
+    static PID: OnceLock<u32> = OnceLock::new();
+    let simulator = SIMULATOR.get().ok_or(Status::NOT_INITIALIZED)?;
+    if *PID.get_or_init(std::process::id) != std::process::id() {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    Ok(simulator)
+}
+
+/// The driver, if there is one.
+pub(crate) fn simulator_if_any() -> Option<&'static Simulator> {
+    SIMULATOR.get()
+}
+
+/// A number for a handle: unlike any other, and unlike an address of this process.
+pub(crate) fn next_handle() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    const FIRST: u64 = 0x0c0d_a000_0000_0000;
+    FIRST + 16 * NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Locks, also after a panic: every table is consistent between two statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,285 @@
+//! Streams ("Stream Management" and "Stream Memory Operations" in `cuda.h`).
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex};
+
+use device_ipc_mock_engine::{Address, EngineError, Machine, StreamId};
+
+use crate::capture::{Capture, node, refuse_where_unsafe};
+use crate::context::{Context, current};
+use crate::entry::driver;
+use crate::ffi::{HostFn, Out};
+use crate::simulator::{crash, lock, next_handle, simulator};
+use crate::status::{Result, Status};
+
+/// `CU_STREAM_NON_BLOCKING`.
+pub(crate) const NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`; null is the former.
+const LEGACY: u64 = 1;
+const PER_THREAD: u64 = 2;
+
+/// A stream that a program made.
+pub(crate) struct Stream {
+    handle: u64,
+    pub(crate) context: Arc<Context>,
+    pub(crate) engine: StreamId,
+    pub(crate) flags: c_uint,
+    priority: c_int,
+    pub(crate) capture: Mutex<Option<Capture>>,
+}
+
+/// The stream that a call names.
+pub(crate) struct Target {
+    pub(crate) context: Arc<Context>,
+    pub(crate) engine: StreamId,
+    /// `None`: a default stream.
+    pub(crate) stream: Option<Arc<Stream>>,
+    pub(crate) legacy: bool,
+}
+
+/// The stream of a handle: null and two small numbers are the current context's default streams.
+///
+/// # Errors
+/// `INVALID_HANDLE`, and what makes the context unusable.
+pub(crate) fn target(handle: u64) -> Result<Target> {
+    let simulator = simulator()?;
+    if handle <= PER_THREAD {
+        let context = current()?;
+        let legacy = handle <= LEGACY;
+        let slot = usize::from(!legacy);
+        let mut defaults = lock(&context.defaults);
+        let engine = match defaults[slot] {
+            Some(engine) => engine,
+            None => *defaults[slot].insert(simulator.machine.create_stream(context.device)?),
+        };
+        drop(defaults);
+        return Ok(Target { context, engine, stream: None, legacy });
+    }
+    let (stream, gone) = {
+        let objects = simulator.objects();
+        (objects.streams.get(&handle).cloned(), objects.gone.get(&handle).copied())
+    };
+    let Some(stream) = stream else {
+        if gone.is_some() {
+            current()?;
+            crash("a stream whose context was reset is used");
+        }
+        return Err(Status::INVALID_HANDLE);
+    };
+    stream.context.usable()?;
+    Ok(Target { context: stream.context.clone(), engine: stream.engine, stream: Some(stream), legacy: false })
+}
+
+impl Target {
+    /// Submits work, in the order that default and blocking streams have among each other; on a stream that is being
+    /// captured it becomes a node of the graph instead.
+    pub(crate) fn submit(
+        &self,
+        work: impl FnOnce(&Arc<Machine>) -> std::result::Result<(), EngineError>,
+    ) -> Result {
+        if node(self)? {
+            return Ok(());
+        }
+        self.order()?;
+        work(&simulator()?.machine).map_err(Status::from)
+    }
+
+    /// The legacy default stream waits for all blocking streams of the context, and each of them for it.
+    pub(crate) fn order(&self) -> Result {
+        let simulator = simulator()?;
+        let machine = &simulator.machine;
+        let follow = |before: StreamId| -> Result {
+            let event = machine.create_event(self.context.device, false)?;
+            let ordered = machine.record(event, before).and_then(|()| machine.wait(self.engine, event));
+            machine.destroy_event(event)?;
+            ordered.map_err(Status::from)
+        };
+        if self.legacy {
+            let blocking: Vec<Arc<Stream>> = {
+                let objects = simulator.objects();
+                let own = |stream: &&Arc<Stream>| {
+                    stream.context.handle == self.context.handle && stream.flags & NON_BLOCKING == 0
+                };
+                objects.streams.values().filter(own).cloned().collect()
+            };
+            for stream in blocking {
+                if lock(&stream.capture).is_some() {
+                    crate::capture::invalidate(&stream);
+                    return Err(Status::STREAM_CAPTURE_IMPLICIT);
+                }
+                follow(stream.engine)?;
+            }
+        } else if self.stream.as_ref().is_some_and(|stream| stream.flags & NON_BLOCKING == 0) {
+            let legacy = lock(&self.context.defaults)[0];
+            if let Some(legacy) = legacy {
+                follow(legacy)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all its work.
+    pub(crate) fn synchronize(&self) -> Result {
+        self.order()?;
+        self.context.settle(simulator()?.machine.synchronize(self.engine))
+    }
+}
+
+fn create(out: Out<u64>, flags: c_uint, priority: c_int) -> Result {
+    let context = current()?;
+    if flags & !NON_BLOCKING != 0 || out.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let simulator = simulator()?;
+    let engine = simulator.machine.create_stream(context.device)?;
+    let handle = next_handle();
+    let stream = Stream { handle, context, engine, flags, priority, capture: Mutex::default() };
+    simulator.objects().streams.insert(handle, Arc::new(stream));
+    out.put(handle)
+}
+
+fn is_known_word(target: &Target, address: u64, writes: bool) -> Result {
+    if !address.is_multiple_of(8) {
+        return Err(Status::INVALID_VALUE);
+    }
+    crate::copy::known(target, address, 8, writes)
+}
+
+fn write_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
+    // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+    if flags & !1 != 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let target = target(stream)?;
+    is_known_word(&target, address, true)?;
+    target.submit(|machine| machine.write_value64(target.engine, Address::new(address), value))
+}
+
+fn wait_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
+    // CU_STREAM_WAIT_VALUE_FLUSH, which H200 do not support with host memory, is accepted and has nothing to flush.
+    let comparison = flags & !(1 << 30);
+    if comparison > 3 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let target = target(stream)?;
+    is_known_word(&target, address, false)?;
+    let ready = move |word: u64| match comparison {
+        // As the header says: cyclic, so that counters may wrap around.
+        0 => word.wrapping_sub(value).cast_signed() >= 0,
+        1 => word == value,
+        2 => word & value != 0,
+        _ => !(word | value) != 0,
+    };
+    target.submit(|machine| machine.wait_word(target.engine, Address::new(address), ready, None, None))
+}
+
+driver! {
+    /// Makes a stream.
+    fn cuStreamCreate(out: Out<u64>, flags: c_uint) {
+        create(out, flags, 0)
+    }
+
+    /// Makes a stream of a priority, which is kept and has no effect.
+    fn cuStreamCreateWithPriority(out: Out<u64>, flags: c_uint, priority: c_int) {
+        create(out, flags, priority.clamp(-5, 0))
+    }
+
+    /// The priorities that there are.
+    fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+        current()?;
+        least.put_if_wanted(0);
+        greatest.put_if_wanted(-5);
+        Ok(())
+    }
+
+    /// Destroys a stream. Its work is still done.
+    fn cuStreamDestroy_v2(handle: u64) {
+        let simulator = simulator()?;
+        if handle <= PER_THREAD {
+            return Err(Status::INVALID_HANDLE);
+        }
+        target(handle)?;
+        let removed = simulator.objects().streams.remove(&handle);
+        let stream = removed.ok_or(Status::INVALID_HANDLE)?;
+        // Kept until somebody waits for the context, so that a failure of its work is not lost.
+        let mut leaving = lock(&stream.context.leaving);
+        leaving.push(stream.engine);
+        if leaving.len() > 64 {
+            let oldest = leaving.remove(0);
+            let _ = simulator.machine.destroy_stream(oldest);
+        }
+        stream.context.usable()
+    }
+
+    /// Waits for its work.
+    fn cuStreamSynchronize(handle: u64) {
+        let target = target(handle)?;
+        crate::capture::refuse_on(&target)?;
+        refuse_where_unsafe()?;
+        target.synchronize()
+    }
+
+    /// Whether its work is done.
+    fn cuStreamQuery(handle: u64) {
+        let target = target(handle)?;
+        crate::capture::refuse_on(&target)?;
+        let done = target.context.settle(simulator()?.machine.query(target.engine))?;
+        if done { Ok(()) } else { Err(Status::NOT_READY) }
+    }
+
+    /// Its context.
+    fn cuStreamGetCtx(handle: u64, out: Out<u64>) {
+        out.put(target(handle)?.context.handle)
+    }
+
+    /// Its device.
+    fn cuStreamGetDevice(handle: u64, out: Out<c_int>) {
+        out.put(target(handle)?.context.device as c_int)
+    }
+
+    /// Its flags.
+    fn cuStreamGetFlags(handle: u64, out: Out<c_uint>) {
+        out.put(target(handle)?.stream.map_or(0, |stream| stream.flags))
+    }
+
+    /// Its priority.
+    fn cuStreamGetPriority(handle: u64, out: Out<c_int>) {
+        out.put(target(handle)?.stream.map_or(0, |stream| stream.priority))
+    }
+
+    /// A number that no other stream of the process has.
+    fn cuStreamGetId(handle: u64, out: Out<u64>) {
+        let target = target(handle)?;
+        out.put(target.stream.map_or(target.engine.get(), |stream| stream.handle))
+    }
+
+    /// Calls a function of the host when the stream gets there.
+    fn cuLaunchHostFunc(handle: u64, function: Option<HostFn>, data: *mut c_void) {
+        let function = function.ok_or(Status::INVALID_VALUE)?;
+        let data = data as usize;
+        let target = target(handle)?;
+        // SAFETY: the program passed a function that may be called once with its data, on another thread.
+        let call = move || unsafe { function(data as *mut c_void) };
+        target.submit(|machine| machine.host_fn(Box::new(call), target.engine))
+    }
+
+    /// Writes a word when the stream gets there.
+    fn cuStreamWriteValue64(stream: u64, address: u64, value: u64, flags: c_uint) {
+        write_value(stream, address, value, flags)
+    }
+
+    /// As the one before.
+    fn cuStreamWriteValue64_v2(stream: u64, address: u64, value: u64, flags: c_uint) {
+        write_value(stream, address, value, flags)
+    }
+
+    /// Makes the stream wait for a word.
+    fn cuStreamWaitValue64(stream: u64, address: u64, value: u64, flags: c_uint) {
+        wait_value(stream, address, value, flags)
+    }
+
+    /// As the one before.
+    fn cuStreamWaitValue64_v2(stream: u64, address: u64, value: u64, flags: c_uint) {
+        wait_value(stream, address, value, flags)
+    }
+}

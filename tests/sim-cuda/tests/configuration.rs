@@ -1,0 +1,145 @@
+//! What the environment says to the simulator: machine, driver, faults, functions that are left out.
+
+mod support;
+
+use std::time::Duration;
+
+use device_ipc_core::{DeviceIdentity, DeviceIpc};
+use device_ipc_cuda::CudaBackend;
+use support::{Installed, finish};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What the probes with this in their names print.
+fn probes(installed: &Installed, machine: &str, only: &str) -> String {
+    let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), machine);
+    command.arg(installed.library()).args(["--only", only]);
+    let (success, text) = finish(command, LIMIT);
+    assert!(success, "{text}");
+    text
+}
+
+/// What the backend sees of a machine, in a process of its own: version, and the names of the devices in order.
+fn seen(machine: &str, visible: Option<&str>) -> String {
+    let installed = Installed::new();
+    let mut command = installed.command(std::env::current_exe().expect("this program"), machine);
+    command.args(["--exact", "the_backend", "--ignored", "--nocapture"]);
+    if let Some(visible) = visible {
+        command.env("CUDA_VISIBLE_DEVICES", visible);
+    }
+    let (_, text) = finish(command, LIMIT);
+    let said = text.lines().find_map(|line| line.split_once("SEES ").map(|(_, said)| said.to_owned()));
+    said.unwrap_or_else(|| panic!("{text}"))
+}
+
+#[test]
+#[ignore = "the child of other tests"]
+fn the_backend() {
+    let backend = match CudaBackend::load() {
+        Ok(backend) => backend,
+        Err(reason) => return println!("\nSEES nothing: {reason}"),
+    };
+    let devices = backend.devices().expect("they are listed");
+    let names: Vec<String> = devices
+        .iter()
+        .map(|device| match &device.identity {
+            DeviceIdentity::Uuid(uuid) => format!("{} {:02x}", device.name, uuid[3]),
+            other => format!("{} {other:?}", device.name),
+        })
+        .collect();
+    println!("\nSEES {}: {}", backend.info().version, names.join(", "));
+}
+
+#[test]
+fn the_version_is_the_one_that_was_asked_for() {
+    assert!(seen("", None).starts_with("CUDA 13.0: "));
+    assert!(seen("driver=12020", None).starts_with("CUDA 12.2: "));
+    assert!(seen("driver=11000", None).contains("too old") || seen("driver=11000", None).contains("11.4"));
+}
+
+#[test]
+fn devices_are_seen_in_the_order_of_the_variable_by_ordinal_or_uuid() {
+    let names = |visible| {
+        let said = seen("devices=3", Some(visible));
+        said.split_once(": ").map(|(_, names)| names.to_owned()).expect("names")
+    };
+    let [zero, one, two] = ["Simulated GPU 0 da", "Simulated GPU 1 db", "Simulated GPU 2 dc"];
+    assert_eq!(names("2,0"), format!("{two}, {zero}"));
+    assert_eq!(names("GPU-5151c0db,2"), format!("{one}, {two}"));
+    assert_eq!(names("1,9,0"), one);
+    assert!(seen("devices=3", Some("")).contains("CUDA_ERROR_NO_DEVICE (100)"));
+    assert!(seen("devices=0", None).contains("CUDA_ERROR_NO_DEVICE (100)"));
+}
+
+#[test]
+fn a_call_fails_on_demand_with_any_number() {
+    let installed = Installed::new();
+    let one = |machine: &str, only: &str| probes(&installed, machine, only).trim().to_owned();
+    let reads = "opening::reads_and_is_read: ";
+    assert_eq!(
+        one("fault=cuIpcOpenMemHandle:1:4242", reads.trim_end_matches(": ")),
+        format!("{reads}status 4242")
+    );
+    // The second call, and only that.
+    let twice = "opening::twice_in_one_context";
+    assert_eq!(one("fault=cuIpcOpenMemHandle_v2:2:304", twice), format!("{twice}: OPERATING_SYSTEM (304)"));
+    let ok = format!("{twice}: the same address: yes");
+    assert_eq!(one("fault=cuIpcOpenMemHandle:3:304", twice), ok);
+    assert_eq!(one("", twice), ok);
+}
+
+#[test]
+fn what_cannot_be_read_is_said_and_the_driver_does_not_start() {
+    let said = seen("devices=many", None);
+    assert!(said.contains("CUDA_ERROR_UNKNOWN (999)"), "{said}");
+    let installed = Installed::new();
+    let text = probes(&installed, "gpus=2", "opening::zeros");
+    assert!(text.contains("unknown 'gpus=2'") && text.contains("known are devices"), "{text}");
+}
+
+#[test]
+fn functions_are_left_out_of_an_older_driver() {
+    let older = Installed::without(&["cuIpcOpenMemHandle_v2", "cuMemAlloc_v2"]);
+    let text = probes(&older, "", "context::address_of_a_function");
+    assert!(text.contains("an address: no, found: 1"), "{text}");
+    let text = probes(&older, "", "opening::zeros");
+    assert!(text.contains("no cuIpcOpenMemHandle_v2"), "{text}");
+    let error = CudaBackend::load_from(older.library()).expect_err("a function that is needed is missing");
+    assert!(error.to_string().contains("cuMemAlloc_v2"), "{error}");
+}
+
+#[test]
+fn fabric_handles_work_where_there_is_an_imex_channel() {
+    let installed = Installed::new();
+    let with = probes(&installed, "imex", "virtual_memory::fabric");
+    assert!(
+        with.contains("fabric: success") && with.contains("fabric_of_another_process: reads 7"),
+        "{with}"
+    );
+    let without = probes(&installed, "", "virtual_memory::fabric_of_another_process");
+    assert!(without.contains("NOT_PERMITTED (800)"), "{without}");
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_refuse() {
+    let installed = Installed::new();
+    let text = probes(&installed, "devices=2;peers=none", "opening::on_another_device");
+    assert!(text.contains("PEER_ACCESS_UNSUPPORTED (217)"), "{text}");
+    let text = probes(&installed, "devices=2;peers=none", "context::peer_memory_with_access");
+    assert!(
+        text.contains("enable: PEER_ACCESS_UNSUPPORTED (217)") && text.contains("copy: success"),
+        "{text}"
+    );
+}
+
+#[test]
+fn nothing_is_left_in_dev_shm_by_processes_that_are_killed() {
+    let ours = || {
+        let names = std::fs::read_dir("/dev/shm").expect("it is there").flatten();
+        names.filter(|entry| entry.file_name().to_string_lossy().contains("sim-cuda")).count()
+    };
+    let installed = Installed::new();
+    let text = probes(&installed, "", "the_exporters_death");
+    assert!(text.lines().count() >= 4 && text.contains("reads 7"), "{text}");
+    assert_eq!(ours(), 0);
+}

@@ -1,0 +1,17 @@
+//! The CUDA backend's tests of lifetimes, with processes that are killed, on the simulator.
+
+mod support;
+
+#[path = "../../../backend-cuda/tests/lifetimes.rs"]
+mod backend;
+
+#[test]
+fn pass_on_the_simulator() {
+    support::run_tests("backend", "devices=2");
+}
+
+#[test]
+#[ignore = "the child of the other tests"]
+fn the_other_process() {
+    support::become_test("backend::the_other_process");
+}
