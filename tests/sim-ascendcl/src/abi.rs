@@ -1,0 +1,321 @@
+//! Types as the vendor's headers lay them out.
+//!
+//! Why wrappers for pointers: a C caller vouches for what it points to, for all of our calls in the same way. So the
+//! only code that follows a caller's pointer stands here, and says what it relies on.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use crate::key::KEY_BYTES;
+use crate::status::{Outcome, Status, refuse};
+
+/// An opaque handle or an address; null where it is 0.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Handle(pub(crate) *mut c_void);
+
+// SAFETY: a number that is only ever compared and looked up.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    pub(crate) fn new(value: u64) -> Self {
+        Self(value as *mut c_void)
+    }
+
+    pub(crate) fn value(self) -> u64 {
+        self.0 as u64
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The value, which must not be null.
+    pub(crate) fn required(self, what: &str) -> Outcome<u64> {
+        if self.is_null() {
+            return refuse(Status::INVALID_PARAM, format!("{what} is a null pointer"));
+        }
+        Ok(self.value())
+    }
+}
+
+/// A pointer to something that a call reads, writes, or both.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Place<T>(*mut T);
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Place<T> {}
+
+impl<T: Copy> Place<T> {
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn check(self, what: &str) -> Outcome {
+        if self.0.is_null() {
+            return refuse(Status::INVALID_PARAM, format!("{what} is a null pointer"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn put(self, value: T, what: &str) -> Outcome {
+        self.check(what)?;
+        // SAFETY: not null, and the caller of an exported function vouches that it can be written; its alignment
+        // is not relied on.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn get(self, what: &str) -> Outcome<T> {
+        self.check(what)?;
+        // SAFETY: not null, and the caller of an exported function vouches that it can be read.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// The values of an array.
+    ///
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn list(self, count: usize, what: &str) -> Outcome<Vec<T>> {
+        self.check(what)?;
+        // SAFETY: not null, and the caller of an exported function vouches for so many elements.
+        Ok((0..count).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
+    }
+
+    /// The address in a handle, as one of something.
+    pub(crate) fn at(handle: Handle) -> Self {
+        Self(handle.0.cast())
+    }
+
+    /// The same address, as one of something else.
+    pub(crate) fn cast<U>(self) -> Place<U> {
+        Place(self.0.cast())
+    }
+
+    /// Gives back what `Box::into_raw` handed out.
+    pub(crate) fn give_back(self) {
+        // SAFETY: the caller of an exported function vouches that it got this pointer from the call that makes such
+        // things, and does not use it again.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+
+    /// Writes an array.
+    ///
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn put_list(self, values: &[T], what: &str) -> Outcome {
+        self.check(what)?;
+        for (index, &value) in values.iter().enumerate() {
+            // SAFETY: not null, and the caller of an exported function vouches for room for so many elements.
+            unsafe { self.0.add(index).write_unaligned(value) };
+        }
+        Ok(())
+    }
+}
+
+/// Text that ends with a NUL, or a key.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub struct Text(*const c_char);
+
+impl Text {
+    /// The bytes before the NUL.
+    ///
+    /// # Errors
+    /// 100000 for a null pointer.
+    pub(crate) fn bytes(self, what: &str) -> Outcome<&'static [u8]> {
+        if self.0.is_null() {
+            return refuse(Status::INVALID_PARAM, format!("{what} is a null pointer"));
+        }
+        // SAFETY: not null, and the caller of an exported function vouches for the NUL. The bytes are used during
+        // the call only.
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
+    }
+
+    /// The bytes of a key: those before the NUL, of which the driver reads no more than fit into a key's buffer.
+    ///
+    /// # Errors
+    /// 100000 for a null pointer, 107000 for none at all and for too many.
+    pub(crate) fn key(self) -> Outcome<Vec<u8>> {
+        if self.0.is_null() {
+            return refuse(Status::INVALID_PARAM, "key is a null pointer");
+        }
+        let mut key = Vec::new();
+        for index in 0..KEY_BYTES {
+            // SAFETY: not null; the caller of an exported function vouches for the bytes up to the NUL, and no byte
+            // behind the first NUL is read.
+            match unsafe { self.0.add(index).read() } {
+                0 => break,
+                byte => key.push(byte.cast_unsigned()),
+            }
+        }
+        if key.is_empty() || key.len() >= KEY_BYTES {
+            return refuse(Status::RT_PARAM_INVALID, "a key has 1 to 64 bytes before its NUL");
+        }
+        Ok(key)
+    }
+}
+
+/// `aclrtMemLocation`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemLocation {
+    /// Device or node.
+    pub id: u32,
+    /// 0 host, 1 device, 2 not known.
+    pub kind: i32,
+}
+
+impl MemLocation {
+    pub(crate) const HOST: i32 = 0;
+    pub(crate) const DEVICE: i32 = 1;
+}
+
+/// `aclrtPtrAttributes`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PtrAttributes {
+    /// Where the memory lies.
+    pub location: MemLocation,
+    /// Size of its pages in bytes.
+    pub page_size: u32,
+    /// Not used.
+    pub reserved: [u32; 4],
+}
+
+/// `aclrtPhysicalMemProp`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PhysicalMemProp {
+    /// 0: none.
+    pub handle_type: i32,
+    /// 0: pinned.
+    pub allocation_type: i32,
+    /// Which pages.
+    pub attribute: i32,
+    /// Where.
+    pub location: MemLocation,
+    /// Not used.
+    pub reserved: u64,
+}
+
+/// `aclrtMemAccessDesc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemAccessDesc {
+    /// 0 none, 1 read, 3 read and write.
+    pub flags: i32,
+    /// Who.
+    pub location: MemLocation,
+    /// Not used.
+    pub reserved: [u8; 12],
+}
+
+/// `aclrtServerPid`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ServerPid {
+    /// Super device.
+    pub super_device: u32,
+    /// Its processes.
+    pub pids: Place<i32>,
+    /// How many.
+    pub count: usize,
+}
+
+/// `aclrtIpcEventHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IpcEventHandle(pub [u8; 64]);
+
+/// `aclrtUuid`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Uuid(pub [u8; 16]);
+
+/// `aclrtUtilizationInfo`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Utilization {
+    /// Cube, vector, AI CPU and memory, in percent.
+    pub percent: [i32; 4],
+    /// Not used.
+    pub extend: Handle,
+}
+
+/// `aclrtStreamConfigHandle`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct StreamConfig {
+    /// Memory for the stream to work with.
+    pub work: Handle,
+    /// Its size in bytes.
+    pub work_size: usize,
+    /// Flags.
+    pub flags: usize,
+    /// Priority.
+    pub priority: u32,
+}
+
+/// The beginning of `aclrtErrorInfo`; what follows is left as it is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ErrorInfo {
+    /// Whether a repair can be tried.
+    pub try_repair: u8,
+    /// Whether details follow.
+    pub has_detail: u8,
+    /// Not used.
+    pub reserved: [u8; 2],
+    /// Kind of error, 0 for none.
+    pub kind: i32,
+}
+
+/// What is known of work that failed: `aclrtExceptionInfo`, which callers only pass on.
+#[derive(Debug, Clone, Copy)]
+pub struct ExceptionInfo {
+    pub(crate) task: u32,
+    pub(crate) stream: u32,
+    pub(crate) thread: u32,
+    pub(crate) device: u32,
+    pub(crate) status: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{align_of, offset_of, size_of};
+
+    use super::*;
+
+    /// The numbers are those that `sizeof` and `offsetof` give with the headers of hicann/runtime, 2026-08, on x86-64.
+    #[test]
+    fn layouts_are_the_vendors() {
+        assert_eq!((size_of::<MemLocation>(), offset_of!(MemLocation, kind)), (8, 4));
+        assert_eq!((size_of::<PtrAttributes>(), offset_of!(PtrAttributes, page_size)), (28, 8));
+        assert_eq!(offset_of!(PtrAttributes, reserved), 12);
+        assert_eq!((size_of::<PhysicalMemProp>(), align_of::<PhysicalMemProp>()), (32, 8));
+        assert_eq!(offset_of!(PhysicalMemProp, attribute), 8);
+        assert_eq!((offset_of!(PhysicalMemProp, location), offset_of!(PhysicalMemProp, reserved)), (12, 24));
+        assert_eq!((size_of::<MemAccessDesc>(), offset_of!(MemAccessDesc, location)), (24, 4));
+        assert_eq!(
+            (size_of::<ServerPid>(), offset_of!(ServerPid, pids), offset_of!(ServerPid, count)),
+            (24, 8, 16)
+        );
+        assert_eq!((size_of::<IpcEventHandle>(), align_of::<IpcEventHandle>()), (64, 1));
+        assert_eq!(size_of::<Uuid>(), 16);
+        assert_eq!((size_of::<Utilization>(), offset_of!(Utilization, extend)), (24, 16));
+        assert_eq!((size_of::<StreamConfig>(), offset_of!(StreamConfig, priority)), (32, 24));
+        assert_eq!((size_of::<ErrorInfo>(), offset_of!(ErrorInfo, kind)), (8, 4));
+    }
+}

@@ -1,0 +1,307 @@
+//! Copies and fills.
+//!
+//! Why so many refusals: memory that another device's process exported can be reached by kernels and by asynchronous
+//! copies between devices, and by nothing else (`docs/zh/api_ref/11-07_IPC_memory_sharing.md` of hicann/runtime).
+//! A program that copies to the host from such memory works on one card and fails on two.
+
+use std::sync::Mutex;
+
+use device_ipc_mock_engine::{Address, StreamId};
+
+use crate::abi::Handle;
+use crate::block::Side;
+use crate::call::calls;
+use crate::simulator::{Simulator, lock};
+use crate::status::{Outcome, Status, refuse};
+use crate::stream::Target;
+
+const HOST_TO_DEVICE: i32 = 1;
+const DEVICE_TO_HOST: i32 = 2;
+const DEVICE_TO_DEVICE: i32 = 3;
+const DEFAULT: i32 = 4;
+const HOST_TO_BUFFER_TO_DEVICE: i32 = 5;
+const WITHIN_A_DEVICE: i32 = 6;
+const BETWEEN_DEVICES: i32 = 7;
+
+/// One synchronous copy at a time: they share a stream, and its failures.
+static SYNCHRONOUS: Mutex<()> = Mutex::new(());
+
+/// An address of the host that a stream writes to later, as the program asked for.
+struct Later(*mut u8);
+
+// SAFETY: the caller of an asynchronous copy vouches for the bytes until the stream has written them.
+unsafe impl Send for Later {}
+
+impl Later {
+    fn write(&self, bytes: &[u8]) {
+        // SAFETY: as said above; `bytes` is memory of ours and does not overlap.
+        unsafe { self.0.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+/// The bytes at an address of the host.
+fn host_bytes(address: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    // SAFETY: the caller of an exported function vouches for so many bytes; ours are new.
+    unsafe { (address as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+    bytes
+}
+
+/// Two places, and how many bytes.
+struct Copy {
+    destination: Side,
+    source: Side,
+    len: u64,
+}
+
+impl Simulator {
+    fn copy_of(&self, destination: Handle, room: usize, source: Handle, len: usize) -> Outcome<Copy> {
+        let (to, from) = (destination.required("dst")?, source.required("src")?);
+        if len > room {
+            return refuse(Status::RT_PARAM_INVALID, format!("{len} bytes do not fit into {room}"));
+        }
+        let len = len as u64;
+        Ok(Copy { destination: self.side(to, len)?, source: self.side(from, len)?, len })
+    }
+
+    /// The stream on which synchronous calls of a device run.
+    fn copies(&self, device: usize) -> Outcome<StreamId> {
+        if let Some(stream) = self.state().devices[device].copies {
+            return Ok(stream);
+        }
+        let stream = self.machine.create_stream(device)?;
+        self.state().devices[device].copies = Some(stream);
+        Ok(stream)
+    }
+
+    /// Runs work on it, and waits.
+    fn at_once(&self, work: impl FnOnce(Target) -> Outcome) -> Outcome {
+        let current = self.current()?;
+        let _turn = lock(&SYNCHRONOUS);
+        let stream = self.copies(current.device)?;
+        work(Target { stream, device: current.device })?;
+        Ok(self.machine.synchronize(stream)?)
+    }
+
+    fn has_remote_side(&self, copy: &Copy) -> bool {
+        let is_remote = |side: &Side| side.device_memory().iter().any(|block| self.is_remote(block));
+        is_remote(&copy.destination) || is_remote(&copy.source)
+    }
+
+    /// Queues a copy.
+    fn queue(&self, copy: &Copy, target: Target) -> Outcome {
+        for side in [&copy.destination, &copy.source] {
+            side.device_memory().iter().try_for_each(|block| self.require_reach(target.device, block))?;
+        }
+        let (to, from) = (copy.destination.address(), copy.source.address());
+        match (copy.destination.is_known(), copy.source.is_known()) {
+            (true, true) => {
+                self.machine.copy(Address::new(to), Address::new(from), copy.len, target.stream)?;
+            }
+            (true, false) => {
+                self.machine.write_from_host(Address::new(to), &host_bytes(from, copy.len), target.stream)?;
+            }
+            (false, true) => {
+                let place = Later(to as *mut u8);
+                let then = move |bytes: Vec<u8>| place.write(&bytes);
+                self.machine.read_then(Address::new(from), copy.len, target.stream, then)?;
+            }
+            (false, false) => {
+                let (place, bytes) = (Later(to as *mut u8), host_bytes(from, copy.len));
+                self.machine.host_fn(Box::new(move || place.write(&bytes)), target.stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_at_once(&self, copy: &Copy) -> Outcome {
+        if self.has_remote_side(copy) {
+            let text = "memory of another device's process takes asynchronous copies between devices only";
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        self.at_once(|target| self.queue(copy, target))
+    }
+
+    fn copy_later(&self, copy: &Copy, kind: i32, stream: Handle) -> Outcome {
+        let target = self.target(stream)?;
+        let is_device = |side: &Side| !side.device_memory().is_empty();
+        let fits = match (kind, is_device(&copy.destination), is_device(&copy.source)) {
+            (0, to, from) => !to && !from,
+            (HOST_TO_DEVICE | HOST_TO_BUFFER_TO_DEVICE, to, from) => to && !from,
+            (DEVICE_TO_HOST, to, from) => !to && from,
+            (DEVICE_TO_DEVICE | WITHIN_A_DEVICE | BETWEEN_DEVICES, to, from) => to && from,
+            _ => true,
+        };
+        if !fits {
+            return refuse(Status::RT_PARAM_INVALID, format!("kind {kind} does not fit the two addresses"));
+        }
+        if self.has_remote_side(copy) && !matches!(kind, DEVICE_TO_DEVICE | BETWEEN_DEVICES) {
+            let text = "memory of another device's process takes copies of kind 3 only";
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        self.queue(copy, target)
+    }
+
+    fn fill(
+        &self,
+        pointer: Handle,
+        room: usize,
+        value: i32,
+        count: usize,
+        target: Option<Target>,
+    ) -> Outcome {
+        let address = pointer.required("devPtr")?;
+        if count > room {
+            return refuse(Status::RT_PARAM_INVALID, format!("{count} bytes do not fit into {room}"));
+        }
+        let byte = value as u8;
+        let side = self.side(address, count as u64)?;
+        for block in side.device_memory() {
+            if self.is_remote(block) {
+                let text =
+                    "memory of another device's process takes asynchronous copies between devices only";
+                return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+            }
+            self.require_reach(target.map_or(self.current()?.device, |target| target.device), block)?;
+        }
+        let queue = |target: Target| match side {
+            Side::Known(..) => {
+                Ok(self.machine.fill(Address::new(address), count as u64, byte, target.stream)?)
+            }
+            Side::Unknown(_) => {
+                let place = Later(address as *mut u8);
+                let write = move || place.write(&vec![byte; count]);
+                Ok(self.machine.host_fn(Box::new(write), target.stream)?)
+            }
+        };
+        match target {
+            Some(target) => queue(target),
+            None => self.at_once(queue),
+        }
+    }
+}
+
+fn check_kind(kind: i32) -> Outcome {
+    if (0..=BETWEEN_DEVICES).contains(&kind) {
+        return Ok(());
+    }
+    refuse(Status::INVALID_PARAM, format!("no kind of copy {kind}"))
+}
+
+calls! {
+    /// Copies at once, in no order with any stream; where the bytes lie is found out, whatever the kind says.
+    run fn aclrtMemcpy(sim, destination: Handle, room: usize, source: Handle, len: usize, kind: i32) {
+        if len == 0 {
+            return Ok(());
+        }
+        check_kind(kind)?;
+        let copy = sim.copy_of(destination, room, source, len)?;
+        sim.copy_at_once(&copy)
+    }
+
+    /// Copies on a stream; the kind has to be right. Memory of the host that `aclrtMallocHost` made is read and
+    /// written when the stream gets there; other memory of the host is read during the call.
+    run fn aclrtMemcpyAsync(
+        sim,
+        destination: Handle,
+        room: usize,
+        source: Handle,
+        len: usize,
+        kind: i32,
+        stream: Handle,
+    ) {
+        if len == 0 {
+            return Ok(());
+        }
+        check_kind(kind)?;
+        let copy = sim.copy_of(destination, room, source, len)?;
+        sim.copy_later(&copy, kind, stream)
+    }
+
+    /// As `aclrtMemcpyAsync`.
+    run fn aclrtMemcpyAsyncWithCondition(
+        sim,
+        destination: Handle,
+        room: usize,
+        source: Handle,
+        len: usize,
+        kind: i32,
+        stream: Handle,
+    ) {
+        if len == 0 {
+            return Ok(());
+        }
+        check_kind(kind)?;
+        let copy = sim.copy_of(destination, room, source, len)?;
+        sim.copy_later(&copy, kind, stream)
+    }
+
+    /// Copies rows at once.
+    run fn aclrtMemcpy2d(
+        sim,
+        destination: Handle,
+        destination_pitch: usize,
+        source: Handle,
+        source_pitch: usize,
+        width: usize,
+        height: usize,
+        kind: i32,
+    ) {
+        let rows = rows(destination, destination_pitch, source, source_pitch, width, height, kind)?;
+        rows.iter().try_for_each(|&(to, from)| sim.copy_at_once(&sim.copy_of(to, width, from, width)?))
+    }
+
+    /// Copies rows on a stream.
+    run fn aclrtMemcpy2dAsync(
+        sim,
+        destination: Handle,
+        destination_pitch: usize,
+        source: Handle,
+        source_pitch: usize,
+        width: usize,
+        height: usize,
+        kind: i32,
+        stream: Handle,
+    ) {
+        let rows = rows(destination, destination_pitch, source, source_pitch, width, height, kind)?;
+        rows.iter().try_for_each(|&(to, from)| {
+            sim.copy_later(&sim.copy_of(to, width, from, width)?, kind, stream)
+        })
+    }
+
+    /// Sets bytes at once, of a device or of the host.
+    run fn aclrtMemset(sim, pointer: Handle, room: usize, value: i32, count: usize) {
+        sim.current()?;
+        sim.fill(pointer, room, value, count, None)
+    }
+
+    /// Sets bytes on a stream.
+    run fn aclrtMemsetAsync(sim, pointer: Handle, room: usize, value: i32, count: usize, stream: Handle) {
+        let target = sim.target(stream)?;
+        sim.fill(pointer, room, value, count, Some(target))
+    }
+}
+
+/// The beginnings of the rows of two matrices.
+fn rows(
+    destination: Handle,
+    destination_pitch: usize,
+    source: Handle,
+    source_pitch: usize,
+    width: usize,
+    height: usize,
+    kind: i32,
+) -> Outcome<Vec<(Handle, Handle)>> {
+    if width == 0 || height == 0 || width > destination_pitch || width > source_pitch {
+        return refuse(Status::INVALID_PARAM, "a row is at least 1 byte, and at most as long as a pitch");
+    }
+    if !matches!(kind, HOST_TO_DEVICE | DEVICE_TO_HOST | DEVICE_TO_DEVICE | DEFAULT) {
+        return refuse(Status::INVALID_PARAM, format!("no kind {kind} for copies of rows"));
+    }
+    let (to, from) = (destination.required("dst")?, source.required("src")?);
+    let row = |index: usize| {
+        let offset = |pitch: usize| (index * pitch) as u64;
+        (Handle::new(to + offset(destination_pitch)), Handle::new(from + offset(source_pitch)))
+    };
+    Ok((0..height).map(row).collect())
+}

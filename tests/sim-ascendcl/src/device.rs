@@ -1,0 +1,237 @@
+//! What devices there are, how they are numbered, and who reaches whom.
+//!
+//! Why three numbers: the user id counts what `ASCEND_RT_VISIBLE_DEVICES` shows, the logic id what the container has,
+//! the physical id what the host has. Only the last one means the same in two processes.
+
+use crate::abi::{Place, Utilization, Uuid};
+use crate::call::calls;
+use crate::simulator::Simulator;
+use crate::soc::Feature;
+use crate::status::{Outcome, Status, refuse};
+use crate::stream::limit_of;
+
+impl Simulator {
+    /// User id of the peer, by number. The device itself is refused.
+    fn other(&self, device: i32, peer: i32) -> Outcome<usize> {
+        if device == peer {
+            let text = format!("device {device} is not its own peer");
+            return refuse(Status::INVALID_PARAM, text);
+        }
+        self.device(peer)
+    }
+
+    fn logic_of_user(&self, user: i32) -> Outcome<usize> {
+        Ok(self.config.visible[self.device(user)?])
+    }
+
+    fn position(&self, list: &[usize], id: i32, what: &str) -> Outcome<i32> {
+        let found = usize::try_from(id).ok().and_then(|id| list.iter().position(|&other| other == id));
+        match found {
+            Some(position) => Ok(position as i32),
+            None => refuse(Status::RT_INVALID_DEVICEID, format!("no {what} device {id}")),
+        }
+    }
+
+    fn element(&self, list: &[usize], id: i32, what: &str) -> Outcome<i32> {
+        match usize::try_from(id).ok().and_then(|id| list.get(id)) {
+            Some(&found) => Ok(found as i32),
+            None => refuse(Status::RT_INVALID_DEVICEID, format!("no {what} device {id}")),
+        }
+    }
+}
+
+calls! {
+    /// How many devices the process sees.
+    run fn aclrtGetDeviceCount(sim, count: Place<u32>) {
+        count.check("count")?;
+        if sim.config.no_driver {
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the driver is not there");
+        }
+        count.put(sim.machine.devices().len() as u32, "count")
+    }
+
+    /// Always normal.
+    run fn aclrtQueryDeviceStatus(sim, device: i32, status: Place<i32>) {
+        sim.device(device)?;
+        status.put(0, "deviceStatus")
+    }
+
+    /// Always 1, the host: the program does not run on the device.
+    run fn aclrtGetRunMode(_sim, mode: Place<i32>) {
+        mode.put(1, "runMode")
+    }
+
+    /// Whether a device can access the memory of another one, both by user id.
+    run fn aclrtDeviceCanAccessPeer(sim, can: Place<i32>, device: i32, peer: i32) {
+        let peer = sim.other(device, peer)?;
+        let device = sim.device(device)?;
+        can.check("canAccessPeer")?;
+        can.put(i32::from(sim.machine.peer_access(device, peer)?), "canAccessPeer")
+    }
+
+    /// Lets the current device access the memory of another one, in this direction, in the whole process.
+    run fn aclrtDeviceEnablePeerAccess(sim, peer: i32, flags: u32) {
+        if flags != 0 {
+            return refuse(Status::FEATURE_UNSUPPORTED, "flags has to be 0");
+        }
+        let current = sim.current()?;
+        let peer = sim.other(current.device as i32, peer)?;
+        sim.enable_peer(current.device, sim.physical(peer))
+    }
+
+    /// Takes it back.
+    run fn aclrtDeviceDisablePeerAccess(sim, peer: i32) {
+        let current = sim.current()?;
+        let peer = sim.other(current.device as i32, peer)?;
+        let home = sim.physical(peer);
+        if !sim.state().devices[current.device].peers.remove(&home) {
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "peer access was not enabled");
+        }
+        Ok(())
+    }
+
+    /// Whether it is enabled.
+    run fn aclrtDevicePeerAccessStatus(sim, device: i32, peer: i32, status: Place<i32>) {
+        let peer = sim.other(device, peer)?;
+        let device = sim.device(device)?;
+        status.check("status")?;
+        status.put(i32::from(sim.reaches(device, sim.physical(peer))), "status")
+    }
+
+    /// The pid by which others know this process.
+    run fn aclrtDeviceGetBareTgid(_sim, pid: Place<i32>) {
+        pid.put(std::process::id().cast_signed(), "pid")
+    }
+
+    /// A property of a device.
+    run fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Place<i64>) {
+        value.check("value")?;
+        let device = sim.device(i32::try_from(device).unwrap_or(-1))?;
+        let physical = sim.physical(device) as i64;
+        let found = match attribute {
+            1 => 8,
+            101 | 102 => 24,
+            201 => 48,
+            301 => sim.machine.devices()[device].memory_bytes as i64,
+            302 => 192 << 20,
+            402 | 403 => physical,
+            401 | 404 | 405 | 407 | 408 | 501 => 0,
+            _ => return refuse(Status::RT_PARAM_INVALID, format!("no attribute {attribute}")),
+        };
+        value.put(found, "value")
+    }
+
+    /// Whether a device has a feature: none of those that can be asked for.
+    run fn aclrtGetDeviceCapability(sim, device: i32, feature: i32, value: Place<i32>) {
+        sim.device(device)?;
+        if !matches!(feature, 1 | 21) {
+            return refuse(Status::RT_PARAM_INVALID, format!("no feature {feature}"));
+        }
+        value.put(0, "value")
+    }
+
+    /// The identity of a device, the same in every process.
+    run fn aclrtDeviceGetUuid(sim, device: i32, uuid: Place<Uuid>) {
+        uuid.check("uuid")?;
+        let device = sim.device(device)?;
+        sim.require(Feature::Uuid)?;
+        uuid.put(Uuid(sim.machine.devices()[device].uuid), "uuid")
+    }
+
+    /// Logic id by user id.
+    run fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Place<i32>) {
+        logic.put(sim.logic_of_user(user)? as i32, "logicDevId")
+    }
+
+    /// User id by logic id.
+    run fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Place<i32>) {
+        user.put(sim.position(&sim.config.visible, logic, "logic")?, "userDevid")
+    }
+
+    /// Logic id by physical id.
+    run fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Place<i32>) {
+        logic.put(sim.position(&sim.config.container, physical, "physical")?, "logicDevId")
+    }
+
+    /// Physical id by "logic" id, which is in fact the user id.
+    run fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Place<i32>) {
+        let logic = sim.logic_of_user(user)?;
+        physical.put(sim.element(&sim.config.container, logic as i32, "logic")?, "phyDevId")
+    }
+
+    /// Physical id by user id.
+    run fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Place<i32>) {
+        physical.put(sim.physical(sim.device(user)?) as i32, "phyDevId")
+    }
+
+    /// User id by physical id.
+    run fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Place<i32>) {
+        let logic = sim.position(&sim.config.container, physical, "physical")?;
+        user.put(sim.position(&sim.config.visible, logic, "visible")?, "userDevId")
+    }
+
+    /// Idle, all of it.
+    run fn aclrtGetDeviceUtilizationRate(sim, device: i32, info: Place<Utilization>) {
+        sim.device(device)?;
+        let extend = info.get("utilizationInfo")?.extend;
+        info.put(Utilization { percent: [0; 4], extend }, "utilizationInfo")
+    }
+
+    /// Priorities of streams, the least and the greatest.
+    run fn aclrtDeviceGetStreamPriorityRange(_sim, least: Place<i32>, greatest: Place<i32>) {
+        if !least.is_null() {
+            least.put(7, "leastPriority")?;
+        }
+        if !greatest.is_null() {
+            greatest.put(0, "greatestPriority")?;
+        }
+        Ok(())
+    }
+
+    /// Cores that kernels may use; there are no kernels, and a limit changes nothing.
+    run fn aclrtGetDeviceResLimit(sim, device: i32, kind: i32, value: Place<u32>) {
+        sim.device(device)?;
+        value.put(if kind == 0 { 24 } else { 48 }, "value")
+    }
+
+    /// Accepted.
+    run fn aclrtSetDeviceResLimit(sim, device: i32, _kind: i32, _value: u32) {
+        sim.device(device).map(|_| ())
+    }
+
+    /// Accepted.
+    run fn aclrtResetDeviceResLimit(sim, device: i32) {
+        sim.device(device).map(|_| ())
+    }
+
+    /// Cores that kernels of this thread may use.
+    run fn aclrtGetResInCurrentThread(sim, kind: i32, value: Place<u32>) {
+        sim.current()?;
+        value.put(if kind == 0 { 24 } else { 48 }, "value")
+    }
+
+    /// Waits for all work of the current device.
+    run fn aclrtSynchronizeDevice(sim) {
+        let current = sim.current()?;
+        Ok(sim.machine.synchronize_device(current.device)?)
+    }
+
+    /// As `aclrtSynchronizeDevice`. The limit is not kept.
+    run fn aclrtSynchronizeDeviceWithTimeout(sim, milliseconds: i32) {
+        limit_of(milliseconds)?;
+        let current = sim.current()?;
+        Ok(sim.machine.synchronize_device(current.device)?)
+    }
+
+    /// How many more streams can be made: always many.
+    run fn aclrtGetStreamAvailableNum(sim, count: Place<u32>) {
+        sim.current()?;
+        count.put(1024, "streamCount")
+    }
+
+    /// How many more events can be made: always many.
+    run fn aclrtGetEventAvailNum(sim, count: Place<u32>) {
+        sim.current()?;
+        count.put(1024, "eventCount")
+    }
+}

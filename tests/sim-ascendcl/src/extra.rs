@@ -1,0 +1,122 @@
+//! What the vendor's library does not have: kernels in C, faults from inside the program, and counters.
+//!
+//! Why kernels in C: no kernel of the vendor's can run here, and memory of other processes can be read and written by
+//! kernels alone where other ways are closed. A kernel here is a function of the host that reads and writes
+//! device memory word by word, on a stream, as far as the stream's device reaches.
+
+use std::ffi::c_void;
+
+use device_ipc_mock_engine::{Address, EngineError, KernelMemory, Operation};
+
+use crate::abi::{ExceptionInfo, Handle, Place, Text};
+use crate::call::{arm, calls, calls_of};
+use crate::callback::tell_exception;
+use crate::simulator::Simulator;
+use crate::status::{Status, refuse};
+
+/// `int (*)(struct DeviceIpcSimMemory *, void *)`: 0, or it traps.
+type Kernel = unsafe extern "C" fn(*mut Running, *mut c_void) -> i32;
+
+/// A kernel that runs: what it hands to `deviceIpcSimLoad` and `deviceIpcSimStore`.
+#[derive(Debug)]
+pub struct Running {
+    memory: *mut KernelMemory,
+    failed: Option<EngineError>,
+}
+
+impl Running {
+    fn access(&mut self, address: u64, len: u64, value: Option<u64>) -> Option<u64> {
+        let result = self.try_access(address, len, value);
+        result.map_err(|error| self.failed.get_or_insert(error).clone()).ok()
+    }
+
+    fn try_access(&mut self, address: u64, len: u64, value: Option<u64>) -> Result<u64, EngineError> {
+        // SAFETY: set by `run` for as long as the kernel runs, on this thread alone.
+        let memory = unsafe { &mut *self.memory };
+        let device = memory.device();
+        let illegal = EngineError::IllegalAddress { address: Address::new(address), device };
+        let simulator = Simulator::get().map_err(|_| illegal.clone())?;
+        let block = simulator.device_side(address, len).map_err(|_| illegal.clone())?;
+        simulator.require_reach(device, &block).map_err(|_| illegal)?;
+        match value {
+            Some(value) => memory.store(Address::new(address), len, value).map(|()| value),
+            None => memory.load(Address::new(address), len),
+        }
+    }
+}
+
+/// A pointer that a kernel takes along to its stream's thread.
+struct Argument(*mut c_void);
+
+// SAFETY: the caller of `deviceIpcSimKernel` vouches for its use on the stream's thread.
+unsafe impl Send for Argument {}
+
+impl Argument {
+    fn run(&self, kernel: Kernel, memory: &mut KernelMemory, stream: u64) -> Result<(), EngineError> {
+        let device = memory.device() as u32;
+        let mut running = Running { memory, failed: None };
+        // SAFETY: the caller of `deviceIpcSimKernel` vouches for the function and its argument; `running` lives
+        // until it returns.
+        let trapped = unsafe { kernel(&raw mut running, self.0) } != 0;
+        let status = Status::RT_AICORE_EXCEPTION.0;
+        let trap = || EngineError::Injected { operation: Operation::Kernel, code: status };
+        let result = running.failed.map_or(Ok(()), Err).and(if trapped { Err(trap()) } else { Ok(()) });
+        if result.is_err() {
+            let status = status.cast_unsigned();
+            tell_exception(ExceptionInfo { task: 0, stream: stream as u32, thread: 0, device, status });
+        }
+        result
+    }
+}
+
+calls! {
+    /// Runs a kernel on a stream.
+    run fn deviceIpcSimKernel(sim, stream: Handle, kernel: Option<Kernel>, argument: *mut c_void) {
+        let Some(kernel) = kernel else { return refuse(Status::INVALID_PARAM, "kernel is a null pointer") };
+        let target = sim.target(stream)?;
+        let (argument, stream) = (Argument(argument), target.stream.get());
+        let work = move |memory: &mut KernelMemory| argument.run(kernel, memory, stream);
+        Ok(sim.machine.run_kernel(work, target.stream)?)
+    }
+
+    /// Makes the `after`-th call of a name from now on return a status once.
+    run_always fn deviceIpcSimInject(_sim, name: Text, after: u64, status: i32) {
+        let name = String::from_utf8_lossy(name.bytes("name")?);
+        arm(&name, after, status);
+        Ok(())
+    }
+
+    /// How often a call was made.
+    run_always fn deviceIpcSimCalls(_sim, name: Text, count: Place<u64>) {
+        let name = String::from_utf8_lossy(name.bytes("name")?);
+        count.put(calls_of(&name), "count")
+    }
+}
+
+/// Reads 1, 2, 4 or 8 bytes in a kernel. 0, or -1 where the kernel may not, which fails its stream.
+///
+/// # Safety
+///
+/// `running` is what the kernel was given; `value` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn deviceIpcSimLoad(
+    running: *mut Running,
+    address: u64,
+    len: u64,
+    value: Place<u64>,
+) -> i32 {
+    // SAFETY: promised by the caller.
+    let loaded = unsafe { &mut *running }.access(address, len, None);
+    loaded.and_then(|loaded| value.put(loaded, "value").ok()).map_or(-1, |()| 0)
+}
+
+/// Writes the lowest 1, 2, 4 or 8 bytes of a value in a kernel. As `deviceIpcSimLoad`.
+///
+/// # Safety
+///
+/// `running` is what the kernel was given.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn deviceIpcSimStore(running: *mut Running, address: u64, len: u64, value: u64) -> i32 {
+    // SAFETY: promised by the caller.
+    unsafe { &mut *running }.access(address, len, Some(value)).map_or(-1, |_| 0)
+}

@@ -1,0 +1,336 @@
+//! Memory that is shared by key.
+//!
+//! The order of the checks and the numbers are those of hicann/runtime (`memory.cpp`, `api_error.cc`,
+//! `api_impl_standard_soc.cc`) and hicann/driver (`devmm_svm.c`, `svm_shmem_interprocess.c`, `svm_shmem_node.c`): the
+//! kernel's EINVAL and EACCES become 507899, its EPERM 207006.
+
+use device_ipc_mock_engine::{Access, Address};
+
+use crate::abi::{Handle, Place, ServerPid, Text};
+use crate::block::{Block, Origin};
+use crate::call::calls;
+use crate::ipc_event::publish;
+use crate::key::{KEY_BYTES, Key};
+use crate::node::{Found, Kind, Node, Record};
+use crate::simulator::Simulator;
+use crate::soc::Feature;
+use crate::status::{Outcome, Status, refuse};
+
+/// `ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION`, the only flag.
+const DISABLE_PID_VALIDATION: u64 = 1;
+
+/// `ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS`, the only flag.
+const ENABLE_PEER_ACCESS: u64 = 1;
+
+/// Processes in one call.
+const LISTED_AT_ONCE: usize = 31;
+
+/// Processes on one list.
+const LISTED: usize = 32_768;
+
+/// A key that this process made.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) base: u64,
+    /// What the engine calls it.
+    number: u32,
+    node: Node,
+    listed_only: bool,
+}
+
+/// A key that this process has open.
+#[derive(Debug)]
+pub(crate) struct Import {
+    pub(crate) base: u64,
+    device: usize,
+    /// What the driver counts.
+    opens: u64,
+    /// Whether the runtime knows of it: it has one entry for a key, however often it was opened.
+    is_in_map: bool,
+}
+
+/// Keeps pids that may be listed: not 0, and not this process's own.
+///
+/// # Errors
+/// 507899 if none is left.
+pub(crate) fn listable(pids: &[i32]) -> Outcome<Vec<i32>> {
+    let own = std::process::id().cast_signed();
+    let kept: Vec<i32> = pids.iter().copied().filter(|&pid| pid != 0 && pid != own).collect();
+    if kept.is_empty() {
+        return refuse(
+            Status::RT_DRV_INTERNAL_ERROR,
+            "no pid that can be listed: not 0, not the creator's own",
+        );
+    }
+    Ok(kept)
+}
+
+/// # Errors
+/// 107000 for none, and for more than the driver takes at once.
+pub(crate) fn check_count(count: usize) -> Outcome {
+    if count == 0 || count > LISTED_AT_ONCE {
+        return refuse(Status::RT_PARAM_INVALID, format!("{count} pids in one call: 1 to {LISTED_AT_ONCE}"));
+    }
+    Ok(())
+}
+
+/// Lists processes.
+///
+/// # Errors
+/// 507899 for too many.
+pub(crate) fn list(node: &mut Node, pids: &[i32]) -> Outcome {
+    if node.count_listed() + pids.len() > LISTED {
+        return refuse(Status::RT_DRV_INTERNAL_ERROR, "too many processes on the list");
+    }
+    for &pid in pids {
+        if let Err(error) = node.list(pid) {
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, error.to_string());
+        }
+    }
+    Ok(())
+}
+
+fn driver_refuses<T>(why: &str) -> Outcome<T> {
+    refuse(Status::RT_DRV_INTERNAL_ERROR, why)
+}
+
+impl Simulator {
+    /// What may be exported: memory of `aclrtMalloc` from its beginning on.
+    fn exportable(&self, address: u64, size: u64) -> Outcome<Block> {
+        let state = self.state();
+        let Some(&block) = state.block_at(address) else {
+            return driver_refuses("no device memory is there");
+        };
+        if block.origin != Origin::Own {
+            return driver_refuses(
+                "only memory of aclrtMalloc can be exported: none that was imported or mapped",
+            );
+        }
+        if block.base != address {
+            let text =
+                format!("{address:#x} is not the beginning of its memory, {:#x}; export that", block.base);
+            return driver_refuses(&text);
+        }
+        if size > block.whole_pages() {
+            return driver_refuses("the memory is not that long");
+        }
+        Ok(block)
+    }
+
+    fn export(&self, pointer: Handle, size: usize, len: usize, flags: u64) -> Outcome<Vec<u8>> {
+        if size == 0 || len == 0 || flags > DISABLE_PID_VALIDATION {
+            return refuse(Status::RT_PARAM_INVALID, "size and len are not 0, and flags are 0 or 1");
+        }
+        self.current()?;
+        self.require(Feature::IpcMemory)?;
+        if len < KEY_BYTES {
+            return refuse(Status::RT_PARAM_INVALID, format!("a key takes {KEY_BYTES} bytes"));
+        }
+        let block = self.exportable(pointer.value(), size as u64)?;
+        let listed_only = flags & DISABLE_PID_VALIDATION == 0;
+        if !listed_only && self.config.old_driver {
+            return refuse(
+                Status::RT_FEATURE_NOT_SUPPORT,
+                "the driver cannot do without a list of processes",
+            );
+        }
+        let (handle, number) = self.machine.export_separately(Address::new(block.base))?;
+        let record = Record {
+            kind: Kind::Memory,
+            physical: block.home as u32,
+            size: size as u64,
+            page: block.page,
+            for_peers: block.for_peers,
+            listed_only,
+            handle,
+        };
+        let node = publish(&record)?;
+        let name = Key { pid: std::process::id(), reference: node.reference, device: block.home as u8 };
+        let key = name.encode(self.config.soc.keys_are_binary());
+        self.state().exports.insert(key.clone(), Export { base: block.base, number, node, listed_only });
+        Ok(key)
+    }
+
+    fn list_importers(&self, key: &[u8], pids: &[i32]) -> Outcome {
+        let mut state = self.state();
+        let Some(export) = state.exports.get_mut(key) else {
+            return driver_refuses("only the process that made a key can list others for it");
+        };
+        if !export.listed_only {
+            return refuse(Status::RT_NO_PERMISSION, "the key was made without a list of processes");
+        }
+        list(&mut export.node, &listable(pids)?)
+    }
+
+    /// What a key names.
+    ///
+    /// # Errors
+    /// 507899.
+    pub(crate) fn look_up(&self, key: &[u8], kind: Kind) -> Outcome<(Key, Found)> {
+        let name = Key::decode(key);
+        let found = name.and_then(|name| Some((name, Found::look_up(name.pid, name.reference, kind)?)));
+        match found {
+            Some(found) => Ok(found),
+            None => driver_refuses("the key names nothing (any more)"),
+        }
+    }
+
+    /// Lets the current device and the one where an export lives access each other.
+    ///
+    /// # Errors
+    /// 507899 also where the container does not have that device.
+    pub(crate) fn enable_for_import(&self, device: usize, home: usize) -> Outcome {
+        if !self.config.container.contains(&home) {
+            return driver_refuses("the device of the exporter is not in this container");
+        }
+        self.enable_peer_both_ways(device, home)
+    }
+
+    fn import(&self, key: &[u8], flags: u64) -> Outcome<u64> {
+        if flags > ENABLE_PEER_ACCESS {
+            return refuse(Status::RT_PARAM_INVALID, "flags are 0 or 1");
+        }
+        let device = self.current()?.device;
+        self.require(Feature::IpcMemory)?;
+        let (_, found) = self.look_up(key, Kind::Memory)?;
+        let record = found.record;
+        let home = record.physical as usize;
+        if flags & ENABLE_PEER_ACCESS != 0 {
+            self.enable_for_import(device, home)?;
+        }
+        if let Some(import) = self.state().imports.get_mut(key) {
+            if import.device != device {
+                return driver_refuses("a process opens a key on one device only");
+            }
+            import.opens += 1;
+            import.is_in_map = true;
+            return Ok(import.base);
+        }
+        if !found.admits_us() {
+            return driver_refuses("this process is not on the list, or started after it was put there");
+        }
+        if !self.reaches(device, home) {
+            return driver_refuses(
+                "the two devices have no access to each other; aclrtDeviceEnablePeerAccess, or flag 1",
+            );
+        }
+        let is_remote = self.physical(device) != home;
+        if is_remote && self.config.soc.needs_peer_policy() && !record.for_peers {
+            return driver_refuses(
+                "for another device the memory has to be allocated with a policy for peers",
+            );
+        }
+        let base = self.machine.open(&record.handle, None, device, Access::ReadWrite)?.get();
+        let size = record.size.next_multiple_of(record.page.max(1));
+        let (origin, registered) = (Origin::Imported, false);
+        let (page, for_peers) = (record.page, record.for_peers);
+        let block = Block { base, size, page, device, home, for_peers, origin, registered };
+        let mut state = self.state();
+        state.blocks.insert(base, block);
+        state.imports.insert(key.to_owned(), Import { base, device, opens: 1, is_in_map: true });
+        Ok(base)
+    }
+
+    fn close(&self, key: &[u8]) -> Outcome {
+        self.current()?;
+        self.require(Feature::IpcMemory)?;
+        let mut state = self.state();
+        let Some(import) = state.imports.get_mut(key).filter(|import| import.is_in_map) else {
+            drop(state);
+            return self.destroy_export(key);
+        };
+        // The runtime forgets the key, whether or not the driver still counts.
+        import.is_in_map = false;
+        import.opens -= 1;
+        if import.opens > 0 {
+            return Ok(());
+        }
+        let base = import.base;
+        state.imports.remove(key);
+        state.blocks.remove(&base);
+        drop(state);
+        Ok(self.machine.close_unawaited(Address::new(base))?)
+    }
+
+    /// Ends a key of this process; those who have it open lose the memory, whatever other keys there are for it.
+    fn destroy_export(&self, key: &[u8]) -> Outcome {
+        let Some(export) = self.state().exports.remove(key) else {
+            self.look_up(key, Kind::Memory)?;
+            return driver_refuses("only the process that made a key can destroy it");
+        };
+        Ok(self.machine.unexport_separate(Address::new(export.base), export.number)?)
+    }
+}
+
+/// Writes a key and its NUL.
+pub(crate) fn put_key(place: Place<u8>, key: &[u8]) -> Outcome {
+    let mut buffer = [0; KEY_BYTES];
+    buffer[..key.len()].copy_from_slice(key);
+    place.put_list(&buffer, "key")
+}
+
+calls! {
+    /// Makes a key for memory of this process.
+    run fn aclrtIpcMemGetExportKey(sim, pointer: Handle, size: usize, key: Place<u8>, len: usize, flags: u64) {
+        pointer.required("devPtr")?;
+        key.check("key")?;
+        let made = sim.export(pointer, size, len, flags)?;
+        put_key(key, &made)
+    }
+
+    /// Lets processes open a key.
+    run fn aclrtIpcMemSetImportPid(sim, key: Text, pids: Place<i32>, count: usize) {
+        let key = key.key()?;
+        pids.check("pid")?;
+        sim.current()?;
+        sim.require(Feature::IpcMemory)?;
+        check_count(count)?;
+        let pids = pids.list(count, "pid")?;
+        sim.list_importers(&key, &pids)
+    }
+
+    /// As `aclrtIpcMemSetImportPid`, for processes of other servers of a super pod; there is one server.
+    run fn aclrtIpcMemImportPidInterServer(sim, key: Text, servers: Place<ServerPid>, count: usize) {
+        let key = key.key()?;
+        servers.check("serverPids")?;
+        sim.current()?;
+        sim.require(Feature::MemoryLink)?;
+        for server in servers.list(count, "serverPids")? {
+            check_count(server.count)?;
+            sim.list_importers(&key, &server.pids.list(server.count, "pid")?)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a key on the current device.
+    run fn aclrtIpcMemImportByKey(sim, pointer: Place<Handle>, key: Text, flags: u64) {
+        pointer.check("devPtr")?;
+        let key = key.key()?;
+        let base = sim.import(&key, flags)?;
+        pointer.put(Handle::new(base), "devPtr")
+    }
+
+    /// Chooses the link by which two dies access the memory: 0 or 1.
+    run fn aclrtIpcMemSetAttr(sim, key: Text, kind: i32, value: u64) {
+        let key = key.key()?;
+        if kind != 0 {
+            return refuse(Status::RT_PARAM_INVALID, format!("no attribute {kind}"));
+        }
+        sim.current()?;
+        sim.require(Feature::MemoryLink)?;
+        if value > 1 {
+            return driver_refuses("a link is 0 or 1");
+        }
+        if sim.state().exports.contains_key(&key) {
+            return Ok(());
+        }
+        sim.look_up(&key, Kind::Memory)?;
+        refuse(Status::RT_NO_PERMISSION, "only the process that made a key can change it")
+    }
+
+    /// Closes a key that is open, or else destroys it.
+    run fn aclrtIpcMemClose(sim, key: Text) {
+        let key = key.key()?;
+        sim.close(&key)
+    }
+}

@@ -1,0 +1,227 @@
+//! All that the library knows: one value per process.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use device_ipc_mock_engine::{Machine, StreamId};
+
+use crate::block::Block;
+use crate::config::Config;
+use crate::event::Event;
+use crate::ipc_memory::{Export, Import};
+use crate::notify::Notify;
+use crate::soc::Feature;
+use crate::status::{Outcome, Status, refuse};
+use crate::stream::Stream;
+use crate::vmm::Physical;
+
+thread_local! {
+    /// The calling thread's context.
+    static CURRENT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Handles of contexts, notifies and physical memory begin here: none is an address or the number of a stream.
+const FIRST_HANDLE: u64 = 0x5A00_0000_0010;
+
+/// What stands between `aclInit` and `aclFinalize`.
+#[derive(Debug, Default)]
+pub(crate) struct Initialisation {
+    pub(crate) count: u64,
+    pub(crate) finalised: bool,
+}
+
+/// A device, as this process uses it.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceState {
+    /// Calls of `aclrtSetDevice` that no `aclrtResetDevice` has taken back.
+    pub(crate) references: u64,
+    pub(crate) default_context: Option<u64>,
+    /// Physical devices whose memory it may access.
+    pub(crate) peers: HashSet<usize>,
+    /// Runs the synchronous copies, which no stream orders.
+    pub(crate) copies: Option<StreamId>,
+}
+
+/// A context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: usize,
+    pub(crate) default_stream: Option<u64>,
+}
+
+/// The current context of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Current {
+    pub(crate) context: u64,
+    /// User id of its device.
+    pub(crate) device: usize,
+}
+
+/// What the process has.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) init: Initialisation,
+    pub(crate) devices: Vec<DeviceState>,
+    pub(crate) contexts: HashMap<u64, Context>,
+    pub(crate) streams: HashMap<u64, Stream>,
+    pub(crate) events: HashMap<u64, Event>,
+    pub(crate) notifies: HashMap<u64, Notify>,
+    /// Memory by its first address.
+    pub(crate) blocks: BTreeMap<u64, Block>,
+    pub(crate) exports: HashMap<Vec<u8>, Export>,
+    pub(crate) imports: HashMap<Vec<u8>, Import>,
+    pub(crate) physical: HashMap<u64, Physical>,
+    /// The devices for which memory of the host was registered, by its first address.
+    pub(crate) registrations: HashMap<u64, HashSet<usize>>,
+    handles: u64,
+}
+
+impl State {
+    /// A handle that no other thing has had.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.handles += 1;
+        FIRST_HANDLE + self.handles * 16
+    }
+}
+
+/// The library.
+#[derive(Debug)]
+pub(crate) struct Simulator {
+    pub(crate) config: Config,
+    pub(crate) machine: Arc<Machine>,
+    /// The process that made the first call; its forked children cannot go on.
+    process: u32,
+    state: Mutex<State>,
+}
+
+impl Simulator {
+    /// The simulator of this process, made with the first call.
+    ///
+    /// # Errors
+    /// 500000 where its description is wrong.
+    pub(crate) fn get() -> Outcome<&'static Self> {
+        static SIMULATOR: OnceLock<Result<Simulator, String>> = OnceLock::new();
+        let made = SIMULATOR.get_or_init(|| match Config::from_environment() {
+            Ok(config) => Ok(Self::new(config)),
+            Err(error) => {
+                // The status and its message say it as well.
+                let _ = writeln!(std::io::stderr(), "{error}");
+                Err(error.to_string())
+            }
+        });
+        match made {
+            Ok(simulator) if simulator.process != std::process::id() => refuse(
+                Status::RT_DEV_SETUP_ERROR,
+                "a forked child; start another program instead (fork and exec)",
+            ),
+            Ok(simulator) => Ok(simulator),
+            Err(text) => refuse(Status::INTERNAL_ERROR, text.clone()),
+        }
+    }
+
+    fn new(config: Config) -> Self {
+        let machine = Machine::new(config.machine.clone());
+        let devices = machine.devices().iter().map(|_| DeviceState::default()).collect();
+        let process = std::process::id();
+        Self { config, machine, process, state: Mutex::new(State { devices, ..State::default() }) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(crate) fn is_initialised(&self) -> bool {
+        self.state().init.count > 0
+    }
+
+    /// The calling thread's context.
+    ///
+    /// # Errors
+    /// 107002 where it has none, or it was destroyed.
+    pub(crate) fn current(&self) -> Outcome<Current> {
+        let state = self.state();
+        let found = CURRENT.get().and_then(|id| state.contexts.get(&id).map(|context| (id, context.device)));
+        match found {
+            Some((context, device)) => Ok(Current { context, device }),
+            None => refuse(Status::RT_CONTEXT_NULL, "this thread has no context; call aclrtSetDevice on it"),
+        }
+    }
+
+    /// Makes a context the calling thread's.
+    pub(crate) fn make_current(&self, context: Option<u64>) {
+        CURRENT.set(context);
+    }
+
+    /// The device with this user id.
+    ///
+    /// # Errors
+    /// 107001.
+    pub(crate) fn device(&self, user: i32) -> Outcome<usize> {
+        let count = self.machine.devices().len();
+        match usize::try_from(user).ok().filter(|&device| device < count && !self.config.no_driver) {
+            Some(device) => Ok(device),
+            None => refuse(
+                Status::RT_INVALID_DEVICEID,
+                format!("no device {user}: {count} device(s) are visible"),
+            ),
+        }
+    }
+
+    /// Its physical id.
+    pub(crate) fn physical(&self, device: usize) -> usize {
+        self.machine.devices()[device].physical
+    }
+
+    /// The user id of a physical device; `None` if this process does not see it.
+    pub(crate) fn user_of_physical(&self, physical: usize) -> Option<usize> {
+        self.machine.devices().iter().position(|device| device.physical == physical)
+    }
+
+    /// # Errors
+    /// 207000 where the chip does not have it.
+    pub(crate) fn require(&self, feature: Feature) -> Outcome {
+        if self.config.soc.has(feature) {
+            return Ok(());
+        }
+        let name = self.config.soc.vendor_name().to_string_lossy();
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, format!("{name} does not have this ({feature:?})"))
+    }
+
+    /// Whether a device's streams may access memory whose home is a physical device.
+    pub(crate) fn reaches(&self, device: usize, home: usize) -> bool {
+        self.physical(device) == home || self.state().devices[device].peers.contains(&home)
+    }
+
+    /// Lets a device access the memory of a physical device.
+    ///
+    /// # Errors
+    /// 507899 where they are not connected.
+    pub(crate) fn enable_peer(&self, device: usize, home: usize) -> Outcome {
+        let own = self.physical(device);
+        if own == home {
+            return Ok(());
+        }
+        if !self.config.machine.peers.reaches(own, home) {
+            let text = format!("no link from physical device {own} to {home}");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        self.state().devices[device].peers.insert(home);
+        Ok(())
+    }
+
+    /// As [`enable_peer`](Self::enable_peer), and the other way round where this process sees the other one.
+    pub(crate) fn enable_peer_both_ways(&self, device: usize, home: usize) -> Outcome {
+        self.enable_peer(device, home)?;
+        match self.user_of_physical(home) {
+            Some(other) => self.enable_peer(other, self.physical(device)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Locks, also after a thread panicked with the lock: every table is consistent between two statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,306 @@
+//! Streams, each of one context.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use device_ipc_mock_engine::StreamId;
+
+use crate::abi::{Handle, Place, StreamConfig, Text};
+use crate::call::{calls, value_of};
+use crate::simulator::{Current, Simulator, lock};
+use crate::status::{Outcome, Status, refuse};
+
+/// A stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream {
+    pub(crate) context: u64,
+    pub(crate) device: usize,
+    flags: u32,
+    priority: u32,
+    is_default: bool,
+}
+
+/// A stream that work can be queued on now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) stream: StreamId,
+    pub(crate) device: usize,
+}
+
+/// `void (*)(aclrtStream, aclrtStreamState, void*)`.
+type StateCallback = unsafe extern "C" fn(Handle, i32, *mut c_void);
+
+/// Callbacks that are told of streams, by name; the argument is an address.
+static STATE_CALLBACKS: std::sync::Mutex<Vec<(Vec<u8>, StateCallback, u64)>> =
+    std::sync::Mutex::new(Vec::new());
+
+/// `ACL_STREAM_DEVICE_USE_ONLY`.
+const FOR_USE_BY_THE_DEVICE: u32 = 0x20;
+
+const CREATED: i32 = 1;
+const IS_DESTROYED: i32 = 2;
+
+impl Simulator {
+    /// The stream with this handle, null for the context's default one, to queue work on.
+    ///
+    /// # Errors
+    /// 107002 without a context, 107003 for a stream of another one, 107017 for none.
+    pub(crate) fn target(&self, handle: Handle) -> Outcome<Target> {
+        let current = self.current()?;
+        let stream = self.known_stream(handle, current)?;
+        let found = self.state().streams[&stream.get()];
+        if found.context != current.context {
+            return refuse(
+                Status::RT_STREAM_CONTEXT,
+                "the stream belongs to another context than this thread's",
+            );
+        }
+        Ok(Target { stream, device: found.device })
+    }
+
+    /// As [`target`](Self::target), of whichever context: to wait for, and to destroy.
+    pub(crate) fn any_stream(&self, handle: Handle) -> Outcome<StreamId> {
+        let current = self.current()?;
+        self.known_stream(handle, current)
+    }
+
+    fn known_stream(&self, handle: Handle, current: Current) -> Outcome<StreamId> {
+        if handle.is_null() {
+            return self.default_stream(current);
+        }
+        if !self.state().streams.contains_key(&handle.value()) {
+            return refuse(Status::RT_INVALID_HANDLE, "no such stream");
+        }
+        Ok(StreamId::new(handle.value()))
+    }
+
+    fn default_stream(&self, current: Current) -> Outcome<StreamId> {
+        if let Some(stream) =
+            self.state().contexts.get(&current.context).and_then(|found| found.default_stream)
+        {
+            return Ok(StreamId::new(stream));
+        }
+        let stream = self.new_stream(current, 0, 0, true)?;
+        let mut state = self.state();
+        state.contexts.entry(current.context).and_modify(|found| found.default_stream = Some(stream.get()));
+        Ok(stream)
+    }
+
+    fn new_stream(&self, current: Current, priority: u32, flags: u32, is_default: bool) -> Outcome<StreamId> {
+        let stream = self.machine.create_stream(current.device)?;
+        let entry = Stream { context: current.context, device: current.device, flags, priority, is_default };
+        self.state().streams.insert(stream.get(), entry);
+        tell_callbacks(stream.get(), CREATED);
+        Ok(stream)
+    }
+
+    /// Ends a stream: with its work, or after it.
+    pub(crate) fn end_stream(&self, stream: u64, drain: bool) {
+        if self.state().streams.remove(&stream).is_none() {
+            return;
+        }
+        tell_callbacks(stream, IS_DESTROYED);
+        let stream = StreamId::new(stream);
+        if drain {
+            // What failed on it is nobody's any more.
+            let _ = self.machine.synchronize(stream);
+        }
+        let _ = self.machine.destroy_stream(stream);
+    }
+
+    fn destroy(&self, handle: Handle, drain: bool) -> Outcome {
+        handle.required("stream")?;
+        self.current()?;
+        match self.state().streams.get(&handle.value()) {
+            None => return refuse(Status::RT_INVALID_HANDLE, "no such stream"),
+            Some(found) if found.is_default => {
+                return refuse(Status::RT_PARAM_INVALID, "a default stream ends with its context");
+            }
+            Some(_) => {}
+        }
+        self.end_stream(handle.value(), drain);
+        Ok(())
+    }
+
+    fn create(&self, stream: Place<Handle>, priority: u32, flags: u32) -> Outcome {
+        stream.check("stream")?;
+        if priority > 7 {
+            return refuse(Status::RT_PARAM_INVALID, "a priority is from 0 to 7");
+        }
+        let current = self.current()?;
+        let made = self.new_stream(current, priority, flags, false)?;
+        stream.put(Handle::new(made.get()), "stream")
+    }
+
+    fn describe(&self, handle: Handle) -> Outcome<Stream> {
+        let stream = self.any_stream(handle)?;
+        Ok(self.state().streams[&stream.get()])
+    }
+}
+
+fn tell_callbacks(stream: u64, state: i32) {
+    let callbacks = lock(&STATE_CALLBACKS).clone();
+    for (_, callback, argument) in callbacks {
+        // SAFETY: registered as a function of this type, with this argument.
+        unsafe { callback(Handle::new(stream), state, argument as *mut c_void) };
+    }
+}
+
+/// Waits for as many milliseconds as a call names; `None` for ever, which is -1.
+pub(crate) fn limit_of(milliseconds: i32) -> Outcome<Option<Duration>> {
+    match milliseconds {
+        -1 => Ok(None),
+        0.. => Ok(Some(Duration::from_millis(u64::from(milliseconds.unsigned_abs())))),
+        _ => refuse(Status::RT_PARAM_INVALID, "a timeout is -1, or milliseconds from 0"),
+    }
+}
+
+calls! {
+    /// Makes a stream in the current context.
+    run fn aclrtCreateStream(sim, stream: Place<Handle>) {
+        sim.create(stream, 0, 0)
+    }
+
+    /// As `aclrtCreateStream`, with a priority from 0, the highest, to 7.
+    run fn aclrtCreateStreamWithConfig(sim, stream: Place<Handle>, priority: u32, flags: u32) {
+        sim.create(stream, priority, flags)
+    }
+
+    /// As `aclrtCreateStream`, with what the configuration says.
+    run fn aclrtCreateStreamV2(sim, stream: Place<Handle>, config: Place<StreamConfig>) {
+        if config.is_null() {
+            return sim.create(stream, 0, 0);
+        }
+        let config = config.get("handle")?;
+        sim.create(stream, config.priority, config.flags as u32)
+    }
+
+    /// Sets a part of a configuration: 2 flags, 3 priority; 0 and 1 are memory that streams may work with.
+    run fn aclrtSetStreamConfigOpt(_sim, config: Place<StreamConfig>, attribute: i32, value: Place<u64>, size: usize) {
+        let mut changed = config.get("handle")?;
+        value.check("attrValue")?;
+        let bytes = Place::<u8>::list(value.cast(), size.min(8), "attrValue")?;
+        let number = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
+        match attribute {
+            0 => changed.work = Handle::new(number),
+            1 => changed.work_size = number as usize,
+            2 => changed.flags = number as usize,
+            3 => changed.priority = number as u32,
+            _ => return refuse(Status::INVALID_PARAM, format!("no attribute {attribute}")),
+        }
+        config.put(changed, "handle")
+    }
+
+    /// Gives a configuration back.
+    run fn aclrtDestroyStreamConfigHandle(_sim, config: Place<StreamConfig>) {
+        config.check("handle")?;
+        config.give_back();
+        Ok(())
+    }
+
+    /// Destroys a stream after its work.
+    run fn aclrtDestroyStream(sim, stream: Handle) {
+        sim.destroy(stream, true)
+    }
+
+    /// Destroys a stream at once; what is queued may still run.
+    run fn aclrtDestroyStreamForce(sim, stream: Handle) {
+        sim.destroy(stream, false)
+    }
+
+    /// Waits for all work of a stream, and returns its first failure, once.
+    run fn aclrtSynchronizeStream(sim, stream: Handle) {
+        let stream = sim.any_stream(stream)?;
+        Ok(sim.machine.synchronize(stream)?)
+    }
+
+    /// As `aclrtSynchronizeStream`, for a time.
+    run fn aclrtSynchronizeStreamWithTimeout(sim, stream: Handle, milliseconds: i32) {
+        let stream = sim.any_stream(stream)?;
+        match limit_of(milliseconds)? {
+            None => Ok(sim.machine.synchronize(stream)?),
+            Some(limit) if sim.machine.synchronize_timeout(stream, limit)? => Ok(()),
+            Some(limit) => {
+                refuse(Status::RT_STREAM_SYNC_TIMEOUT, format!("the stream was not done after {limit:?}"))
+            }
+        }
+    }
+
+    /// Whether all work is done: 0. Otherwise 1.
+    run fn aclrtStreamQuery(sim, stream: Handle, status: Place<i32>) {
+        status.check("status")?;
+        let stream = sim.any_stream(stream)?;
+        status.put(i32::from(!sim.machine.query(stream)?), "status")
+    }
+
+    /// A number for a stream.
+    run fn aclrtStreamGetId(sim, stream: Handle, id: Place<i32>) {
+        let stream = sim.any_stream(stream)?;
+        id.put(stream.get() as i32, "streamId")
+    }
+
+    /// The flags it was made with.
+    run fn aclrtStreamGetFlags(sim, stream: Handle, flags: Place<u32>) {
+        flags.put(sim.describe(stream)?.flags, "flags")
+    }
+
+    /// The priority it was made with.
+    run fn aclrtStreamGetPriority(sim, stream: Handle, priority: Place<u32>) {
+        priority.put(sim.describe(stream)?.priority, "priority")
+    }
+
+    /// Drops the work that is queued on a stream.
+    run fn aclrtStreamAbort(sim, stream: Handle) {
+        let stream = sim.any_stream(stream)?;
+        Ok(sim.machine.abandon(stream)?)
+    }
+
+    /// As `aclrtStreamAbort`, for a stream that was made for use by the device (0x20).
+    run fn aclrtStreamStop(sim, stream: Handle) {
+        if sim.describe(stream)?.flags & FOR_USE_BY_THE_DEVICE == 0 {
+            return refuse(Status::RT_PARAM_INVALID, "the stream was not made with ACL_STREAM_DEVICE_USE_ONLY");
+        }
+        let stream = sim.any_stream(stream)?;
+        Ok(sim.machine.abandon(stream)?)
+    }
+
+    /// The default stream of the current context.
+    run fn aclrtCtxGetCurrentDefaultStream(sim, stream: Place<Handle>) {
+        stream.check("stream")?;
+        let current = sim.current()?;
+        stream.put(Handle::new(sim.default_stream(current)?.get()), "stream")
+    }
+
+    /// 0 or 1. Work behind a failure is dropped in either mode, until the failure is read.
+    run fn aclrtSetStreamFailureMode(sim, stream: Handle, mode: u64) {
+        sim.any_stream(stream)?;
+        if mode > 1 {
+            return refuse(Status::RT_PARAM_INVALID, "the mode is 0 or 1");
+        }
+        Ok(())
+    }
+
+    /// Sets a callback that is told of streams, or takes it back with a null one.
+    run fn aclrtRegStreamStateCallback(_sim, name: Text, callback: Option<StateCallback>, argument: Handle) {
+        let name = name.bytes("regName")?.to_vec();
+        let mut callbacks = lock(&STATE_CALLBACKS);
+        let before = callbacks.len();
+        callbacks.retain(|(other, ..)| *other != name);
+        match callback {
+            Some(callback) => callbacks.push((name, callback, argument.value())),
+            None if callbacks.len() == before => {
+                return refuse(Status::RT_PARAM_INVALID, "no callback has this name");
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// A configuration with nothing set; null in the stub.
+#[unsafe(no_mangle)]
+pub extern "C" fn aclrtCreateStreamConfigHandle() -> *mut StreamConfig {
+    let config = StreamConfig { work: Handle::new(0), work_size: 0, flags: 0, priority: 0 };
+    value_of("aclrtCreateStreamConfigHandle", |_| Box::into_raw(Box::new(config)))
+        .unwrap_or(std::ptr::null_mut())
+}

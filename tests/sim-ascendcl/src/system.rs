@@ -1,0 +1,104 @@
+//! Begin and end, versions, and the last error.
+
+use std::ffi::c_char;
+
+use crate::abi::{ErrorInfo, Place, Text};
+use crate::call::{calls, last_status, take_message, value_of};
+use crate::status::{Status, refuse};
+
+/// Size of the buffer for a version, as the vendor's manual asks for it.
+const VERSION_BYTES: usize = 128;
+
+calls! {
+    /// Begins; another call gives 100002, and counts all the same.
+    run_always fn aclInit(sim, _config: *const c_char) {
+        let mut state = sim.state();
+        state.init.count += 1;
+        state.init.finalised = false;
+        if state.init.count > 1 {
+            return refuse(Status::REPEAT_INITIALIZE, "aclInit was called before");
+        }
+        Ok(())
+    }
+
+    /// Ends, however often it was begun.
+    run_always fn aclFinalize(sim) {
+        let mut state = sim.state();
+        if state.init.finalised {
+            return refuse(Status::REPEAT_FINALIZE, "aclFinalize was called before");
+        }
+        state.init.count = 0;
+        state.init.finalised = true;
+        Ok(())
+    }
+
+    /// Takes one `aclInit` back, and ends with the last.
+    run_always fn aclFinalizeReference(sim, count: Place<u64>) {
+        let left = {
+            let mut state = sim.state();
+            if state.init.count == 0 {
+                return refuse(Status::REPEAT_FINALIZE, "there is no aclInit to take back");
+            }
+            state.init.count -= 1;
+            state.init.finalised = state.init.count == 0;
+            state.init.count
+        };
+        if count.is_null() { Ok(()) } else { count.put(left, "refCount") }
+    }
+
+    /// Version of the interface.
+    run_always fn aclrtGetVersion(sim, major: Place<i32>, minor: Place<i32>, patch: Place<i32>) {
+        major.put(1, "majorVersion")?;
+        minor.put(sim.config.cann.interface(), "minorVersion")?;
+        patch.put(0, "patchVersion")
+    }
+
+    /// Version of a package as text, into a buffer of 128 bytes.
+    run_always fn aclsysGetVersionStr(sim, package: Text, version: Place<u8>) {
+        package.bytes("pkgName")?;
+        let mut text = [0; VERSION_BYTES];
+        let name = sim.config.cann.name().as_bytes();
+        text[..name.len()].copy_from_slice(name);
+        version.put_list(&text, "versionStr")
+    }
+
+    /// Version of a package as a number.
+    run_always fn aclsysGetVersionNum(sim, package: Text, version: Place<i32>) {
+        package.bytes("pkgName")?;
+        version.put(sim.config.cann.number(), "versionNum")
+    }
+
+    /// There is nothing more to say of an error.
+    run fn aclrtGetErrorVerbose(sim, device: i32, info: Place<ErrorInfo>) {
+        sim.device(device)?;
+        info.put(ErrorInfo { try_repair: 0, has_detail: 0, reserved: [0; 2], kind: 0 }, "errorInfo")
+    }
+}
+
+/// The last error of this thread, which is thereby forgotten.
+#[unsafe(no_mangle)]
+pub extern "C" fn aclrtGetLastError(_level: i32) -> i32 {
+    value_of("aclrtGetLastError", |_| last_status(true).0).unwrap_or(Status::COMPILING_STUB_MODE.0)
+}
+
+/// The last error of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn aclrtPeekAtLastError(_level: i32) -> i32 {
+    value_of("aclrtPeekAtLastError", |_| last_status(false).0).unwrap_or(Status::COMPILING_STUB_MODE.0)
+}
+
+/// What was said of the last error of this thread, once; null if there was none. Valid until the next call.
+#[unsafe(no_mangle)]
+pub extern "C" fn aclGetRecentErrMsg() -> *const c_char {
+    value_of("aclGetRecentErrMsg", |_| take_message()).unwrap_or(std::ptr::null())
+}
+
+/// The name of the chip; null where there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn aclrtGetSocName() -> *const c_char {
+    let name = value_of("aclrtGetSocName", |sim| {
+        let there = !sim.machine.devices().is_empty() && !sim.config.no_driver;
+        if there { sim.config.soc.vendor_name().as_ptr() } else { std::ptr::null() }
+    });
+    name.unwrap_or(std::ptr::null())
+}

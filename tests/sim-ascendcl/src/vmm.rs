@@ -1,0 +1,456 @@
+//! Physical memory and addresses, managed apart from each other, and shared by a number.
+//!
+//! Why beside keys: such memory lives until the last process lets go of it, whoever made it.
+
+use device_ipc_mock_engine::{Access, Address, BlockId};
+
+use crate::abi::{Handle, MemAccessDesc, MemLocation, PhysicalMemProp, Place};
+use crate::block::{Block, Origin};
+use crate::call::calls;
+use crate::ipc_event::publish;
+use crate::ipc_memory::{list, listable};
+use crate::key::{from_number, to_number};
+use crate::node::{Found, Kind, Node, Record};
+use crate::simulator::Simulator;
+use crate::soc::Feature;
+use crate::status::{Outcome, Status, refuse};
+
+const NORMAL_PAGE: u64 = 4 << 10;
+const HUGE_PAGE: u64 = 2 << 20;
+const GIANT_PAGE: u64 = 1 << 30;
+
+/// `ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION`, the only flag.
+const DISABLE_PID_VALIDATION: u64 = 1;
+
+/// `ACL_MEM_SHARE_HANDLE_TYPE_DEFAULT` and `_FABRIC`.
+const SHARE_BY_NUMBER: i32 = 1;
+const SHARE_BY_FABRIC: i32 = 2;
+
+/// Size of `aclrtMemFabricHandle`, and what its bytes begin with.
+const FABRIC_BYTES: usize = 128;
+const FABRIC_TAG: [u8; 8] = *b"SIMFABR1";
+
+/// A handle of physical memory.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    block: BlockId,
+    size: u64,
+    page: u64,
+    /// User id of the device that uses it.
+    device: usize,
+    /// Physical id of the device where it lies.
+    home: usize,
+    properties: PhysicalMemProp,
+    is_imported: bool,
+    shared: Option<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    number: u64,
+    node: Node,
+    listed_only: bool,
+}
+
+impl Simulator {
+    /// Size of the pages that an attribute asks for.
+    fn granularity(&self, properties: &PhysicalMemProp) -> Outcome<u64> {
+        if properties.location.kind != MemLocation::DEVICE {
+            return refuse(
+                Status::RT_FEATURE_NOT_SUPPORT,
+                "the simulator has physical memory of devices only",
+            );
+        }
+        self.device(properties.location.id.cast_signed())?;
+        if properties.handle_type != 0 || properties.allocation_type != 0 {
+            return refuse(Status::RT_PARAM_INVALID, "handleType and allocationType have to be 0");
+        }
+        match properties.attribute {
+            0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 if self.config.old_driver => Ok(HUGE_PAGE),
+            0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 => Ok(NORMAL_PAGE),
+            2 | 4 | 6 | 8 | 13 | 16 => Ok(HUGE_PAGE),
+            10 | 11 | 14 | 17 => self.require(Feature::HugePagesOf1GiB).map(|()| GIANT_PAGE),
+            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of memory {other}")),
+        }
+    }
+
+    fn make_physical(&self, size: usize, properties: PhysicalMemProp) -> Outcome<u64> {
+        let page = self.granularity(&properties)?;
+        let size = size as u64;
+        if size == 0 || !size.is_multiple_of(page) {
+            return refuse(Status::RT_PARAM_INVALID, format!("size is no multiple of {page}"));
+        }
+        let device = self.device(properties.location.id.cast_signed())?;
+        let block = self.machine.create_block(device, size)?;
+        let home = self.physical(device);
+        let made = Physical { block, size, page, device, home, properties, is_imported: false, shared: None };
+        let mut state = self.state();
+        let handle = state.new_handle();
+        state.physical.insert(handle, made);
+        Ok(handle)
+    }
+
+    fn with_physical<T>(&self, handle: Handle, look: impl FnOnce(&mut Physical) -> Outcome<T>) -> Outcome<T> {
+        let value = handle.required("handle")?;
+        match self.state().physical.get_mut(&value) {
+            Some(found) => look(found),
+            None => refuse(Status::RT_INVALID_HANDLE, "no such physical memory"),
+        }
+    }
+
+    fn map(&self, address: u64, size: u64, handle: Handle) -> Outcome {
+        let (block, whole, page, device, home) = self.with_physical(handle, |found| {
+            Ok((found.block, found.size, found.page, found.device, found.home))
+        })?;
+        if size != whole {
+            let text = format!("the physical memory has {whole} bytes, and is mapped as a whole");
+            return refuse(Status::RT_PARAM_INVALID, text);
+        }
+        if !self.reaches(device, home) {
+            let text = format!(
+                "device {device} has no access to physical device {home}; aclrtDeviceEnablePeerAccess"
+            );
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        self.machine.map_block(Address::new(address), size, 0, block)?;
+        self.machine.set_access(Address::new(address), size, device, Some(Access::ReadWrite))?;
+        let (origin, for_peers, registered) = (Origin::Mapped, true, false);
+        let block = Block { base: address, size, page, device, home, for_peers, origin, registered };
+        self.state().blocks.insert(address, block);
+        Ok(())
+    }
+
+    /// What was mapped at an address.
+    fn mapped(&self, address: u64) -> Outcome<Block> {
+        match self.state().blocks.get(&address) {
+            Some(block) if block.origin == Origin::Mapped => Ok(*block),
+            _ => refuse(Status::RT_PARAM_INVALID, format!("nothing was mapped at {address:#x}")),
+        }
+    }
+
+    /// The device of a place, which is named by its logic id.
+    fn device_of_location(&self, location: MemLocation) -> Outcome<usize> {
+        let found = self.config.visible.iter().position(|&logic| logic == location.id as usize);
+        match found.filter(|_| location.kind == MemLocation::DEVICE) {
+            Some(device) => Ok(device),
+            None => {
+                let text = format!("no device {} by logic id", location.id);
+                refuse(Status::RT_DRV_INTERNAL_ERROR, text)
+            }
+        }
+    }
+
+    fn share(&self, handle: Handle, flags: u64) -> Outcome<u64> {
+        if flags > DISABLE_PID_VALIDATION {
+            return refuse(Status::RT_PARAM_INVALID, "flags are 0 or 1");
+        }
+        let listed_only = flags & DISABLE_PID_VALIDATION == 0;
+        if !listed_only && self.config.old_driver {
+            return refuse(
+                Status::RT_FEATURE_NOT_SUPPORT,
+                "the driver cannot do without a list of processes",
+            );
+        }
+        let machine = &self.machine;
+        self.with_physical(handle, |found| {
+            if found.is_imported || found.shared.is_some() {
+                return refuse(Status::RT_DRV_INTERNAL_ERROR, "physical memory is shared once, by its maker");
+            }
+            let mut handle = [0; 64];
+            handle[..8].copy_from_slice(&machine.export_block_number(found.block)?.to_le_bytes());
+            let record = Record {
+                kind: Kind::Block,
+                physical: found.home as u32,
+                size: found.size,
+                page: found.page,
+                for_peers: true,
+                listed_only,
+                handle,
+            };
+            let node = publish(&record)?;
+            let number = to_number(std::process::id(), node.reference);
+            found.shared = Some(Shared { number, node, listed_only });
+            Ok(number)
+        })
+    }
+
+    fn list_for_shared(&self, number: u64, pids: &[i32]) -> Outcome {
+        let mut state = self.state();
+        let shared = state
+            .physical
+            .values_mut()
+            .find_map(|found| found.shared.as_mut().filter(|shared| shared.number == number));
+        match shared {
+            None => refuse(Status::RT_DRV_INTERNAL_ERROR, "only the process that shared it can list others"),
+            Some(shared) if !shared.listed_only => {
+                refuse(Status::RT_NO_PERMISSION, "it was shared without a list of processes")
+            }
+            Some(shared) => list(&mut shared.node, &listable(pids)?),
+        }
+    }
+
+    fn import_shared(&self, number: u64, device: usize) -> Outcome<u64> {
+        let (pid, reference) = from_number(number);
+        let Some(found) = Found::look_up(pid, reference, Kind::Block) else {
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the handle names nothing (any more)");
+        };
+        if pid == std::process::id() {
+            let text = "physical memory cannot be imported by the process that made it";
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        if !found.admits_us() {
+            let text = "this process is not on the list, or started after it was put there";
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
+        let record = found.record;
+        let number = u64::from_le_bytes(std::array::from_fn(|index| record.handle[index]));
+        let block = self.machine.import_block_number(number)?;
+        let (size, page, home) = (record.size, record.page, record.physical as usize);
+        let location = MemLocation { id: device as u32, kind: MemLocation::DEVICE };
+        let properties = PhysicalMemProp { location, ..PhysicalMemProp::default() };
+        let made = Physical { block, size, page, device, home, properties, is_imported: true, shared: None };
+        let mut state = self.state();
+        let handle = state.new_handle();
+        state.physical.insert(handle, made);
+        Ok(handle)
+    }
+
+    /// The number in a shareable handle of either kind.
+    fn number_in(&self, shareable: Handle, kind: i32) -> Outcome<u64> {
+        shareable.required("shareableHandle")?;
+        match kind {
+            SHARE_BY_NUMBER => Place::<u64>::at(shareable).get("shareableHandle"),
+            SHARE_BY_FABRIC => {
+                self.require(Feature::FabricHandles)?;
+                let bytes = Place::<u8>::at(shareable).list(FABRIC_BYTES, "shareableHandle")?;
+                if bytes[..8] != FABRIC_TAG {
+                    return refuse(Status::RT_DRV_INTERNAL_ERROR, "no fabric handle");
+                }
+                Ok(u64::from_le_bytes(std::array::from_fn(|index| bytes[8 + index])))
+            }
+            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of shareable handle {other}")),
+        }
+    }
+}
+
+calls! {
+    /// What sizes of physical memory are multiples of.
+    run fn aclrtMemGetAllocationGranularity(sim, properties: Place<PhysicalMemProp>, option: i32, size: Place<usize>) {
+        let properties = properties.get("prop")?;
+        size.check("granularity")?;
+        if !matches!(option, 0 | 1) {
+            return refuse(Status::RT_PARAM_INVALID, "option is 0 or 1");
+        }
+        let page = sim.granularity(&properties)?;
+        size.put(if option == 1 { page.max(HUGE_PAGE) } else { page } as usize, "granularity")
+    }
+
+    /// Makes physical memory.
+    run fn aclrtMallocPhysical(
+        sim,
+        handle: Place<Handle>,
+        size: usize,
+        properties: Place<PhysicalMemProp>,
+        flags: u64,
+    ) {
+        handle.check("handle")?;
+        let properties = properties.get("prop")?;
+        if flags != 0 {
+            return refuse(Status::RT_PARAM_INVALID, "flags have to be 0");
+        }
+        sim.current()?;
+        let made = sim.make_physical(size, properties)?;
+        handle.put(Handle::new(made), "handle")
+    }
+
+    /// Lets go of it; it stays while it is mapped, and while other processes have it.
+    run fn aclrtFreePhysical(sim, handle: Handle) {
+        let value = handle.required("handle")?;
+        let Some(found) = sim.state().physical.remove(&value) else {
+            return refuse(Status::RT_INVALID_HANDLE, "no such physical memory");
+        };
+        Ok(sim.machine.release_block(found.block)?)
+    }
+
+    /// Sets addresses aside.
+    run fn aclrtReserveMemAddress(
+        sim,
+        pointer: Place<Handle>,
+        size: usize,
+        alignment: usize,
+        _expected: Handle,
+        flags: u64,
+    ) {
+        pointer.check("virPtr")?;
+        if size == 0 || alignment != 0 || flags > 1 {
+            return refuse(Status::RT_PARAM_INVALID, "size is not 0, alignment is 0, and flags are 0 or 1");
+        }
+        sim.current()?;
+        let base = sim.machine.reserve(size as u64, HUGE_PAGE)?;
+        pointer.put(Handle::new(base.get()), "virPtr")
+    }
+
+    /// Gives them back.
+    run fn aclrtReleaseMemAddress(sim, pointer: Handle) {
+        let address = Address::new(pointer.required("virPtr")?);
+        match sim.machine.reservation_of(address) {
+            Some((base, size)) if base == address => Ok(sim.machine.unreserve(base, size)?),
+            _ => refuse(Status::RT_PARAM_INVALID, "no reservation begins there"),
+        }
+    }
+
+    /// Maps physical memory, all of it, for the device that it was made on or imported for.
+    run fn aclrtMapMem(sim, pointer: Handle, size: usize, offset: usize, handle: Handle, flags: u64) {
+        let address = pointer.required("virPtr")?;
+        if offset != 0 || flags != 0 {
+            return refuse(Status::RT_PARAM_INVALID, "offset and flags have to be 0");
+        }
+        sim.map(address, size as u64, handle)
+    }
+
+    /// Takes a mapping away, whatever work is queued for it.
+    run fn aclrtUnmapMem(sim, pointer: Handle) {
+        let block = sim.mapped(pointer.required("virPtr")?)?;
+        sim.state().blocks.remove(&block.base);
+        Ok(sim.machine.unmap_blocks(Address::new(block.base), block.size)?)
+    }
+
+    /// Says what devices may do with a mapping, by logic id: 0 nothing, 1 read, 3 read and write.
+    run fn aclrtMemSetAccess(sim, pointer: Handle, size: usize, access: Place<MemAccessDesc>, count: usize) {
+        let address = pointer.required("virPtr")?;
+        let block = sim.mapped(address)?;
+        if size as u64 != block.size || count == 0 {
+            return refuse(Status::RT_PARAM_INVALID, "access is set for a whole mapping, at least once");
+        }
+        for access in access.list(count, "desc")? {
+            let allowed = match access.flags {
+                0 => None,
+                1 => Some(Access::ReadOnly),
+                3 => Some(Access::ReadWrite),
+                other => return refuse(Status::RT_PARAM_INVALID, format!("no access {other}")),
+            };
+            if access.location.kind == MemLocation::HOST {
+                continue;
+            }
+            let device = sim.device_of_location(access.location)?;
+            if allowed.is_some() {
+                sim.require_reach(device, &block)?;
+            }
+            sim.machine.set_access(Address::new(address), block.size, device, allowed)?;
+        }
+        Ok(())
+    }
+
+    /// What a device may do with a mapping.
+    run fn aclrtMemGetAccess(sim, pointer: Handle, location: Place<MemLocation>, flags: Place<u64>) {
+        let block = sim.mapped(pointer.required("virPtr")?)?;
+        let device = sim.device_of_location(location.get("location")?)?;
+        let access = sim.machine.access_of(Address::new(block.base), device)?;
+        flags.put(access.map_or(0, |access| if access == Access::ReadOnly { 1 } else { 3 }), "flag")
+    }
+
+    /// Shares physical memory by a number, once.
+    run fn aclrtMemExportToShareableHandle(sim, handle: Handle, kind: i32, flags: u64, shareable: Place<u64>) {
+        shareable.check("shareableHandle")?;
+        if kind != 0 {
+            return refuse(Status::RT_PARAM_INVALID, "handleType has to be 0");
+        }
+        let number = sim.share(handle, flags)?;
+        shareable.put(number, "shareableHandle")
+    }
+
+    /// As `aclrtMemExportToShareableHandle`, or by 128 bytes for other servers.
+    run fn aclrtMemExportToShareableHandleV2(sim, handle: Handle, flags: u64, kind: i32, shareable: Handle) {
+        shareable.required("shareableHandle")?;
+        match kind {
+            SHARE_BY_NUMBER => Place::<u64>::at(shareable).put(sim.share(handle, flags)?, "shareableHandle"),
+            SHARE_BY_FABRIC => {
+                sim.require(Feature::FabricHandles)?;
+                let mut bytes = [0; FABRIC_BYTES];
+                bytes[..8].copy_from_slice(&FABRIC_TAG);
+                bytes[8..16].copy_from_slice(&sim.share(handle, flags)?.to_le_bytes());
+                Place::<u8>::at(shareable).put_list(&bytes, "shareableHandle")
+            }
+            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of shareable handle {other}")),
+        }
+    }
+
+    /// Takes shared physical memory over, for a device.
+    run fn aclrtMemImportFromShareableHandle(sim, shareable: u64, device: i32, handle: Place<Handle>) {
+        handle.check("handle")?;
+        let device = sim.device(device)?;
+        sim.current()?;
+        let made = sim.import_shared(shareable, device)?;
+        handle.put(Handle::new(made), "handle")
+    }
+
+    /// As `aclrtMemImportFromShareableHandle`, for the current device.
+    run fn aclrtMemImportFromShareableHandleV2(
+        sim,
+        shareable: Handle,
+        kind: i32,
+        flags: u64,
+        handle: Place<Handle>,
+    ) {
+        handle.check("handle")?;
+        if flags != 0 {
+            return refuse(Status::RT_PARAM_INVALID, "flags have to be 0");
+        }
+        let device = sim.current()?.device;
+        let number = sim.number_in(shareable, kind)?;
+        let made = sim.import_shared(number, device)?;
+        handle.put(Handle::new(made), "handle")
+    }
+
+    /// Lets processes take shared memory over.
+    run fn aclrtMemSetPidToShareableHandle(sim, shareable: u64, pids: Place<i32>, count: usize) {
+        let pids = pids.list(count, "pid")?;
+        sim.list_for_shared(shareable, &pids)
+    }
+
+    /// As `aclrtMemSetPidToShareableHandle`.
+    run fn aclrtMemSetPidToShareableHandleV2(
+        sim,
+        shareable: Handle,
+        kind: i32,
+        pids: Place<i32>,
+        count: usize,
+    ) {
+        let number = sim.number_in(shareable, kind)?;
+        let pids = pids.list(count, "pid")?;
+        sim.list_for_shared(number, &pids)
+    }
+
+    /// One more handle of what is mapped at an address.
+    run fn aclrtMemRetainAllocationHandle(sim, pointer: Handle, handle: Place<Handle>) {
+        let address = pointer.required("virPtr")?;
+        handle.check("handle")?;
+        let block = sim.device_side(address, 1)?;
+        if block.origin != Origin::Mapped {
+            return refuse(Status::RT_PARAM_INVALID, "no physical memory was mapped there");
+        }
+        let retained = sim.machine.retain_block_at(Address::new(address))?;
+        let info = sim.machine.block_info(retained)?;
+        let location = MemLocation { id: block.device as u32, kind: MemLocation::DEVICE };
+        let made = Physical {
+            block: retained,
+            size: info.size,
+            page: block.page,
+            device: block.device,
+            home: block.home,
+            properties: PhysicalMemProp { location, ..PhysicalMemProp::default() },
+            is_imported: info.imported,
+            shared: None,
+        };
+        let mut state = sim.state();
+        let value = state.new_handle();
+        state.physical.insert(value, made);
+        handle.put(Handle::new(value), "handle")
+    }
+
+    /// With what properties physical memory was made.
+    run fn aclrtMemGetAllocationPropertiesFromHandle(sim, handle: Handle, properties: Place<PhysicalMemProp>) {
+        let found = sim.with_physical(handle, |found| Ok(found.properties))?;
+        properties.put(found, "prop")
+    }
+}

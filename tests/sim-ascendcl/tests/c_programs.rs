@@ -1,0 +1,131 @@
+//! Programs in C that know the library by its header alone.
+//!
+//! Why: the simulator stands on its own. Each program is compiled with `cc`, linked with the library by either
+//! name as with the vendor's, and run as it is.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, VISIBLE_VARIABLE, install};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+const HEADERS: [(&str, &str); 2] =
+    [("acl_sim.h", include_str!("c/acl_sim.h")), ("check.h", include_str!("c/check.h"))];
+
+/// Compiles a program against the library, and runs it.
+fn run(name: &str, source: &str, library: &str, machine: &str) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let folder = directory.path();
+    install(folder, Cann::V9_1).expect("installed");
+    for (header, text) in HEADERS {
+        std::fs::write(folder.join(header), text).expect("written");
+    }
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&file, source).expect("written");
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"])
+        .arg(&file)
+        .arg("-L")
+        .arg(folder)
+        .arg(format!("-l{library}"))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("cc, which also links Rust programs, can be run");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    assert_eq!(output_of(&program, folder, machine), "ok\n", "{name} prints that it went well");
+}
+
+/// Runs a program with a deadline; its standard output. What it says of errors goes to ours.
+fn output_of(program: &Path, folder: &Path, machine: &str) -> String {
+    let mut child = Command::new(program)
+        .env("LD_LIBRARY_PATH", folder)
+        .env(MACHINE_VARIABLE, machine)
+        .env_remove(VISIBLE_VARIABLE)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let until = Instant::now() + DEADLINE;
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is our child") {
+            break status;
+        }
+        if Instant::now() >= until {
+            child.kill().expect("it can be killed");
+            child.wait().expect("it is reaped");
+            panic!("{} did not end in time", program.display());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut text = String::new();
+    let mut output = child.stdout.take().expect("it is piped");
+    std::io::Read::read_to_string(&mut output, &mut text).expect("text");
+    assert!(status.success(), "{} ended with {status}: {text}", program.display());
+    text
+}
+
+macro_rules! programs {
+    ($($test:ident: $name:literal,)*) => { $(
+        #[test]
+        fn $test() {
+            let source = include_str!(concat!("c/", $name, ".c"));
+            run($name, source, "ascendcl", "");
+        }
+    )* };
+}
+
+programs! {
+    devices_and_peers_in_c: "devices",
+    memory_and_copies_in_c: "memory",
+    streams_and_events_in_c: "streams",
+    memory_by_key_in_c: "ipc_memory",
+    shared_events_in_c: "ipc_event",
+    notifies_in_c: "notify",
+    physical_memory_in_c: "vmm",
+}
+
+#[test]
+fn the_second_name_of_the_library_does_as_well() {
+    run("ipc_memory", include_str!("c/ipc_memory.c"), "acl_rt", "latency=0");
+}
+
+#[test]
+fn a_directory_is_filled_by_several_at_a_time() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| install(directory.path(), Cann::V8_5).expect("installed"));
+        }
+    });
+    let names = std::fs::read_dir(directory.path()).expect("it can be read");
+    let mut names: Vec<_> = names.map(|entry| entry.expect("an entry").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["libacl_rt.so", "libascendcl.so"]);
+}
+
+#[test]
+fn an_older_version_has_one_name_and_does_not_link_what_it_lacks() {
+    let directory = tempfile::tempdir().expect("a directory");
+    install(directory.path(), Cann::V8_1).expect("installed");
+    assert!(!directory.path().join("libacl_rt.so").exists());
+    let source = directory.path().join("close.c");
+    std::fs::write(
+        &source,
+        "int aclrtIpcMemClose(const char *key);\nint main(void) { return aclrtIpcMemClose(0); }\n",
+    )
+    .expect("written");
+    let linked = Command::new("cc")
+        .arg(&source)
+        .arg("-L")
+        .arg(directory.path())
+        .arg("-lascendcl")
+        .arg("-o")
+        .arg(directory.path().join("close"))
+        .output()
+        .expect("cc can be run");
+    let said = String::from_utf8_lossy(&linked.stderr);
+    assert!(!linked.status.success() && said.contains("aclrtIpcMemClose"), "{said}");
+}

@@ -1,0 +1,398 @@
+//! Memory that is shared by key, between processes.
+
+mod support;
+
+use support::{DEVICE_MEMORY, DRIVER, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, Setup, serve};
+
+#[test]
+fn agent() {
+    serve();
+}
+
+const BYTES: u64 = 4 << 20;
+
+/// A process that has exported memory, without a list of processes, and its key.
+fn exporter(machine: &str) -> (Process, Vec<u8>) {
+    let mut exporter = Process::ready(machine, 0);
+    exporter.ok(&format!("aclrtMalloc &p {BYTES} 0"));
+    exporter.write("p", b"shared memory...");
+    let key = exporter.key_of("p", BYTES, 1);
+    (exporter, key)
+}
+
+/// A process that has it open, on a device.
+fn importer(machine: &str, device: u32, key: &[u8]) -> Process {
+    let mut importer = Process::ready(machine, device);
+    importer.put("key", key);
+    importer.ok("aclrtIpcMemImportByKey &q &key 1");
+    importer
+}
+
+#[test]
+fn two_processes_share_memory_and_either_writes() {
+    let (mut exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    assert_eq!(importer.read("q", 16), b"shared memory...");
+    importer.write("q+4096", b"from the importer");
+    assert_eq!(exporter.read("p+4096", 17), b"from the importer");
+    importer.ok("aclrtMemGetAddressRange q+4096 &base &size");
+    assert_eq!(importer.get("base"), importer.get("q"));
+}
+
+#[test]
+fn only_the_beginning_of_memory_of_malloc_is_exported() {
+    let (mut process, key) = exporter("");
+    process.ok("aclrtMallocHost &h 4096");
+    for pointer in ["p+1", "p+32", "p+4096", "p+2097152", "h", "&p"] {
+        process.gives(&format!("aclrtIpcMemGetExportKey {pointer} 4096 &other 65 1"), DRIVER);
+    }
+    // Two huge pages, and one for the 32 bytes that were added.
+    process.ok("aclrtIpcMemGetExportKey p 6291456 &other 65 1");
+    process.gives("aclrtIpcMemGetExportKey p 6291457 &other 65 1", DRIVER);
+    let mut importer = importer("", 0, &key);
+    importer.gives("aclrtIpcMemGetExportKey q 4096 &other 65 1", DRIVER);
+    importer.gives("aclrtFree q", PARAM);
+}
+
+#[test]
+fn sizes_and_flags_that_are_not_known_are_refused() {
+    let (mut process, key) = exporter("");
+    for arguments in
+        ["p 0 &k 65 0", "p 8 &k 0 0", "p 8 &k 64 0", "p 8 &k 65 2", "p 8 &k 65 3", "p 8 &k 65 0x100000000"]
+    {
+        process.gives(&format!("aclrtIpcMemGetExportKey {arguments}"), PARAM);
+    }
+    let mut importer = Process::ready("", 0);
+    importer.put("key", &key);
+    for flags in ["2", "3", "0x8000000000000000"] {
+        importer.gives(&format!("aclrtIpcMemImportByKey &q &key {flags}"), PARAM);
+    }
+}
+
+#[test]
+fn a_key_is_text_on_older_chips_and_binary_on_the_950() {
+    for (soc, is_text) in [("910b", true), ("950", false)] {
+        let (_exporter, key) = exporter(&format!("soc={soc}"));
+        let end = key.iter().position(|&byte| byte == 0).expect("a NUL");
+        assert_eq!(std::str::from_utf8(&key[..end]).is_ok(), is_text);
+        assert_eq!(end == 64 && key[..64].iter().all(u8::is_ascii_hexdigit), is_text);
+        assert_eq!(importer(&format!("soc={soc}"), 0, &key).read("q", 6), b"shared");
+    }
+}
+
+#[test]
+fn what_is_no_key_opens_nothing() {
+    let (_exporter, key) = exporter("");
+    let mut process = Process::ready("", 0);
+    let mut gives = |key: &[u8], status| {
+        let mut buffer = [0; 128];
+        buffer[..key.len()].copy_from_slice(key);
+        process.put("key", &buffer);
+        process.gives("aclrtIpcMemImportByKey &q &key 1", status);
+        process.gives("aclrtIpcMemClose &key", status);
+    };
+    gives(b"", PARAM);
+    gives(&[b'1'; 65], PARAM);
+    gives(b"not a key", DRIVER);
+    gives(&[b'0'; 64], DRIVER);
+    let mut other = key.clone();
+    other[20] ^= 1;
+    gives(&other, DRIVER);
+}
+
+#[test]
+fn only_listed_processes_import() {
+    let mut exporter = Process::ready("", 0);
+    exporter.ok(&format!("aclrtMalloc &p {BYTES} 0"));
+    let key = exporter.key_of("p", BYTES, 0);
+    let mut importers = [Process::ready("", 0), Process::ready("", 0)];
+    for importer in &mut importers {
+        importer.put("key", &key);
+        importer.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+    }
+    importers[0].ok("aclrtDeviceGetBareTgid &pid");
+    let pid = importers[0].bytes("pid", 4);
+    exporter.put("pid", &pid);
+    exporter.ok("aclrtIpcMemSetImportPid &key &pid 1");
+    importers[0].ok("aclrtIpcMemImportByKey &q &key 0");
+    importers[1].gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+}
+
+#[test]
+fn a_list_takes_31_processes_at_a_time_and_neither_0_nor_the_creator() {
+    let mut exporter = Process::ready("", 0);
+    exporter.ok("aclrtMalloc &p 4096 0");
+    exporter.key_of("p", 4096, 0);
+    let own = exporter.pid();
+    let pids = |list: &[u32]| list.iter().flat_map(|pid| pid.to_le_bytes()).collect::<Vec<u8>>();
+    exporter.put("pids", &pids(&(1000..1040).collect::<Vec<u32>>()));
+    exporter.gives("aclrtIpcMemSetImportPid &key &pids 0", PARAM);
+    exporter.ok("aclrtIpcMemSetImportPid &key &pids 31");
+    exporter.gives("aclrtIpcMemSetImportPid &key &pids 32", PARAM);
+    exporter.put("pids", &pids(&[0, own]));
+    exporter.gives("aclrtIpcMemSetImportPid &key &pids 1", DRIVER);
+    exporter.gives("aclrtIpcMemSetImportPid &key &pids 2", DRIVER);
+    exporter.put("pids", &pids(&[0, own, 1000]));
+    exporter.ok("aclrtIpcMemSetImportPid &key &pids 3");
+}
+
+#[test]
+fn only_the_creator_lists_and_not_for_a_key_without_a_list() {
+    let (mut exporter, key) = exporter("");
+    let mut other = Process::ready("", 0);
+    other.put("key", &key);
+    other.put("pid", &other.pid().to_le_bytes());
+    other.gives("aclrtIpcMemSetImportPid &key &pid 1", DRIVER);
+    exporter.put("pid", &other.pid().to_le_bytes());
+    exporter.gives("aclrtIpcMemSetImportPid &key &pid 1", NO_PERMISSION);
+}
+
+#[test]
+fn the_creator_opens_its_key_only_without_a_list() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 4096 0");
+    process.key_of("p", 4096, 0);
+    process.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+    process.key_of("p", 4096, 1);
+    process.ok("aclrtIpcMemImportByKey &q &key 0");
+    assert_ne!(process.get("p"), process.get("q"));
+    process.write("q", b"two addresses");
+    assert_eq!(process.read("p", 13), b"two addresses");
+    // The first close is the import's, the second the export's.
+    process.ok("aclrtIpcMemClose &key");
+    process.gives("aclrtMemset q 8 0 8", PARAM);
+    assert_eq!(process.read("p", 13), b"two addresses");
+    process.ok("aclrtIpcMemClose &key");
+    process.gives("aclrtIpcMemClose &key", DRIVER);
+}
+
+#[test]
+fn a_process_opens_a_key_on_one_device() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    importer.ok("aclrtSetDevice 1");
+    importer.gives("aclrtIpcMemImportByKey &other &key 1", DRIVER);
+    importer.ok("aclrtIpcMemClose &key");
+    importer.ok("aclrtIpcMemImportByKey &other &key 1");
+}
+
+#[test]
+fn a_second_open_gives_the_same_address_and_leaks_since_the_runtime_forgets() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    importer.ok("aclrtIpcMemImportByKey &again &key 1");
+    assert_eq!(importer.get("q"), importer.get("again"));
+    importer.ok("aclrtIpcMemClose &key");
+    // The driver still counts one; the runtime takes this for an attempt to destroy the export.
+    importer.gives("aclrtIpcMemClose &key", DRIVER);
+    assert_eq!(importer.read("q", 6), b"shared");
+}
+
+#[test]
+fn a_close_too_many_is_refused() {
+    let (mut exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    importer.ok("aclrtIpcMemClose &key");
+    importer.gives("aclrtIpcMemClose &key", DRIVER);
+    importer.gives("aclrtMemGetAddressRange q &base &size", PARAM);
+    exporter.ok("aclrtIpcMemClose &key");
+    exporter.gives("aclrtIpcMemClose &key", DRIVER);
+    assert_eq!(exporter.read("p", 6), b"shared");
+}
+
+/// Ends an export, and looks at what becomes of those who have it open, and of those who would open it.
+fn revokes(what: &str, end: impl FnOnce(&mut Process)) {
+    let (mut exporter, key) = exporter("");
+    let mut holder = importer("", 0, &key);
+    let mut across = importer("", 1, &key);
+    let mut late = Process::ready("", 0);
+    late.put("key", &key);
+    across.ok("aclrtMalloc &local 16 0");
+    end(&mut exporter);
+    holder.gives("aclrtMemcpy &in 16 q 16 2", REMOTE);
+    across.ok("aclrtMemcpyAsync local 16 q 16 3 0");
+    across.gives("aclrtSynchronizeStream 0", REMOTE);
+    late.gives("aclrtIpcMemImportByKey &q &key 1", DRIVER);
+    assert_eq!(holder.call("aclrtIpcMemClose &key"), 0, "{what}: a revoked mapping is still closed");
+}
+
+#[test]
+fn the_exporters_close_revokes() {
+    revokes("close", |exporter| exporter.ok("aclrtIpcMemClose &key"));
+}
+
+#[test]
+fn the_exporters_free_revokes() {
+    revokes("free", |exporter| {
+        exporter.ok("aclrtFree p");
+        exporter.gives("aclrtIpcMemClose &key", DRIVER);
+    });
+}
+
+#[test]
+fn the_exporters_reset_of_its_device_revokes() {
+    revokes("reset", |exporter| exporter.ok("aclrtResetDevice 0"));
+}
+
+#[test]
+fn the_exporters_death_revokes() {
+    revokes("death", Process::kill);
+}
+
+#[test]
+fn an_importers_death_changes_nothing_for_others() {
+    let (mut exporter, key) = exporter("");
+    let mut first = importer("", 0, &key);
+    let mut second = importer("", 0, &key);
+    first.kill();
+    assert_eq!(second.read("q", 6), b"shared");
+    assert_eq!(exporter.read("p", 6), b"shared");
+    exporter.ok("aclrtIpcMemClose &key");
+    exporter.ok("aclrtFree p");
+}
+
+#[test]
+fn a_close_does_not_wait_for_work() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    importer.ok("aclrtCreateStream &s");
+    importer.ok("aclrtMalloc &gate 8 0");
+    importer.write("gate", &[0; 8]);
+    importer.ok("aclrtValueWait gate 1 1 s");
+    importer.ok("aclrtMemcpyAsync gate 8 q 8 3 s");
+    importer.ok("aclrtIpcMemClose &key");
+    importer.write("gate", &1_u64.to_le_bytes());
+    importer.gives("aclrtSynchronizeStream s", DEVICE_MEMORY);
+}
+
+#[test]
+fn memory_of_another_devices_process_takes_asynchronous_copies_between_devices_only() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 1, &key);
+    importer.ok("aclrtMalloc &local 64 0");
+    importer.ok("aclrtMallocHost &host 64");
+    for call in [
+        "aclrtMemcpy host 16 q 16 2",
+        "aclrtMemcpy &stack 16 q 16 2",
+        "aclrtMemcpy q 16 host 16 1",
+        "aclrtMemcpy local 16 q 16 3",
+        "aclrtMemcpy q 16 local 16 3",
+        "aclrtMemcpyAsync host 16 q 16 2 0",
+        "aclrtMemcpyAsync q 16 host 16 1 0",
+        "aclrtMemcpyAsync local 16 q 16 4 0",
+        "aclrtMemset q 16 0 16",
+        "aclrtMemsetAsync q 16 0 16 0",
+    ] {
+        importer.gives(call, DRIVER);
+    }
+    importer.ok("aclrtMemcpyAsync local 16 q 16 3 0");
+    importer.ok("aclrtSynchronizeStream 0");
+    assert_eq!(importer.read("local", 16), b"shared memory...");
+    importer.ok("aclrtValueWrite q 7 0 0");
+    importer.ok("aclrtSynchronizeStream 0");
+}
+
+#[test]
+fn memory_of_a_process_on_the_same_device_takes_every_copy() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 0, &key);
+    importer.ok("aclrtMalloc &local 64 0");
+    importer.ok("aclrtMallocHost &host 64");
+    for call in [
+        "aclrtMemcpy host 16 q 16 2",
+        "aclrtMemcpy q 16 host 16 1",
+        "aclrtMemcpy local 16 q 16 3",
+        "aclrtMemcpyAsync host 16 q 16 2 0",
+        "aclrtMemcpyAsync local 16 q 16 4 0",
+        "aclrtMemset q+64 16 0 16",
+        "aclrtMemsetAsync q+64 16 0 16 0",
+        "aclrtSynchronizeStream 0",
+    ] {
+        importer.ok(call);
+    }
+}
+
+#[test]
+fn another_device_needs_the_flag_or_peer_access_before() {
+    let (_exporter, key) = exporter("");
+    let mut importer = Process::ready("", 1);
+    importer.put("key", &key);
+    importer.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+    importer.ok("aclrtDeviceEnablePeerAccess 0 0");
+    importer.ok("aclrtIpcMemImportByKey &q &key 0");
+    importer.ok("aclrtMalloc &local 64 0");
+    importer.ok("aclrtMemcpyAsync local 16 q 16 3 0");
+    importer.ok("aclrtDeviceDisablePeerAccess 0");
+    importer.gives("aclrtMemcpyAsync local 16 q 16 3 0", DRIVER);
+}
+
+#[test]
+fn the_flag_enables_access_both_ways_and_needs_a_link() {
+    let (_exporter, key) = exporter("");
+    let mut importer = importer("", 1, &key);
+    for pair in ["0 1", "1 0"] {
+        importer.ok(&format!("aclrtDevicePeerAccessStatus {pair} &status"));
+        assert_eq!(importer.get32("status"), 1);
+    }
+    let mut unlinked = Process::ready("peers=none", 1);
+    unlinked.put("key", &key);
+    unlinked.gives("aclrtIpcMemImportByKey &q &key 1", DRIVER);
+}
+
+#[test]
+fn the_exporters_device_has_to_be_in_the_container_and_may_be_hidden() {
+    let (_exporter, key) = exporter("devices=4");
+    let mut elsewhere = Process::ready("devices=4;visible=2,3", 0);
+    elsewhere.put("key", &key);
+    elsewhere.gives("aclrtIpcMemImportByKey &q &key 1", DRIVER);
+    let setup = Setup { machine: "devices=4", visible: Some("3"), ..Setup::default() };
+    let mut hidden = Process::with(&setup);
+    hidden.ok("aclInit 0");
+    hidden.ok("aclrtSetDevice 0");
+    hidden.put("key", &key);
+    hidden.ok("aclrtIpcMemImportByKey &q &key 1");
+}
+
+#[test]
+fn the_310p_shares_across_devices_only_what_was_allocated_for_it() {
+    let mut exporter = Process::ready("soc=310p", 0);
+    exporter.ok("aclrtMalloc &p 4096 0");
+    exporter.ok("aclrtMalloc &shared 4096 3");
+    let (plain, shared) = (exporter.key_of("p", 4096, 1), exporter.key_of("shared", 4096, 1));
+    let mut importer = Process::ready("soc=310p", 1);
+    importer.put("key", &plain);
+    importer.gives("aclrtIpcMemImportByKey &q &key 1", DRIVER);
+    importer.put("key", &shared);
+    importer.ok("aclrtIpcMemImportByKey &q &key 1");
+    assert_eq!(importer.call("aclrtDeviceGetUuid 0 &uuid"), NOT_SUPPORTED);
+}
+
+#[test]
+fn each_of_the_keys_of_one_block_is_closed_and_revoked_by_itself() {
+    let (mut exporter, first) = exporter("");
+    let second = exporter.key_of("p", 4096, 1);
+    assert_ne!(first, second);
+    let mut importer = importer("", 0, &first);
+    importer.put("second", &second);
+    importer.ok("aclrtIpcMemImportByKey &other &second 1");
+    assert_ne!(importer.get("q"), importer.get("other"));
+    exporter.put("first", &first);
+    exporter.ok("aclrtIpcMemClose &first");
+    importer.gives("aclrtMemcpy &in 6 q 6 2", REMOTE);
+    assert_eq!(importer.read("other", 6), b"shared");
+    importer.ok("aclrtIpcMemClose &key");
+    assert_eq!(importer.read("other", 6), b"shared");
+    exporter.ok("aclrtIpcMemClose &key");
+    importer.gives("aclrtMemcpy &in 6 other 6 2", REMOTE);
+}
+
+#[test]
+fn an_import_ends_with_the_bytes_that_were_exported() {
+    let mut exporter = Process::ready("", 0);
+    exporter.ok("aclrtMalloc &p 65536 2");
+    let key = exporter.key_of("p", 5000, 1);
+    let mut importer = importer("", 0, &key);
+    // Whole pages are mapped.
+    importer.ok("aclrtMemset q+4096 4096 1 4096");
+    importer.gives("aclrtMemset q+4096 8192 1 4097", PARAM);
+}

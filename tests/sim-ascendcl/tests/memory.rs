@@ -1,0 +1,242 @@
+//! Memory of devices, copies, words.
+
+mod support;
+
+use support::{
+    DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, UNALIGNED, serve,
+};
+
+#[test]
+fn agent() {
+    serve();
+}
+
+const HUGE_PAGE: u64 = 2 << 20;
+
+#[test]
+fn memory_has_the_pages_of_its_policy_and_begins_with_one() {
+    let mut process = Process::ready("memory=4GiB", 0);
+    for (size, policy, page) in [
+        (4096, 0, 4096),
+        ((1 << 20) - 32, 0, 4096),
+        (1 << 20, 0, HUGE_PAGE),
+        (4096, 1, HUGE_PAGE),
+        (8 << 20, 2, 4096),
+        (4096, 4, HUGE_PAGE),
+        (4096, 6, 1 << 30),
+    ] {
+        process.ok(&format!("aclrtMalloc &p {size} {policy}"));
+        process.ok("aclrtPointerGetAttributes p &attributes");
+        let attributes = process.bytes("attributes", 12);
+        let word = |at: usize| u32::from_le_bytes(attributes[at..at + 4].try_into().expect("4 bytes"));
+        assert_eq!((word(0), word(4), u64::from(word(8))), (0, 1, page), "{size} bytes by policy {policy}");
+        assert!(process.get("p").is_multiple_of(page));
+    }
+}
+
+#[test]
+fn malloc_adds_32_bytes_and_so_spills_into_another_huge_page() {
+    for (soc, pages) in [("910b", 2), ("950", 1)] {
+        let mut process = Process::ready(&format!("soc={soc}"), 0);
+        let mut used_by = |call: &str| {
+            process.ok("aclrtGetMemInfo 1 &before &total");
+            process.ok(call);
+            process.ok("aclrtGetMemInfo 1 &after &total");
+            process.get("before") - process.get("after")
+        };
+        assert_eq!(used_by("aclrtMalloc &p 2097152 0"), pages * HUGE_PAGE, "{soc}");
+        assert_eq!(used_by("aclrtMallocAlign32 &q 2097152 0"), HUGE_PAGE, "{soc}");
+    }
+}
+
+#[test]
+fn a_device_that_is_full_says_so() {
+    let mut process = Process::ready("memory=8MiB", 0);
+    process.ok("aclrtMallocAlign32 &p 6291456 0");
+    process.gives("aclrtMallocAlign32 &q 4194304 0", OUT_OF_MEMORY);
+    process.ok("aclrtFree p");
+    process.ok("aclrtMallocAlign32 &q 4194304 0");
+}
+
+#[test]
+fn only_the_beginning_of_own_memory_is_freed_and_once() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 4096 0");
+    process.ok("aclrtMallocHost &h 4096");
+    for pointer in ["p+32", "h", "&p"] {
+        process.gives(&format!("aclrtFree {pointer}"), PARAM);
+    }
+    process.gives("aclrtFreeHost p", PARAM);
+    process.ok("aclrtFree p");
+    process.gives("aclrtFree p", PARAM);
+}
+
+#[test]
+fn a_free_does_not_wait_for_work() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateStream &s");
+    process.ok("aclrtMalloc &gate 8 0");
+    process.ok("aclrtMalloc &p 4096 0");
+    process.write("gate", &[0; 8]);
+    process.ok("aclrtValueWait gate 1 1 s");
+    process.ok("aclrtMemsetAsync p 4096 1 4096 s");
+    process.ok("aclrtFree p");
+    process.write("gate", &1_u64.to_le_bytes());
+    process.gives("aclrtSynchronizeStream s", DEVICE_MEMORY);
+}
+
+#[test]
+fn a_synchronous_copy_waits_for_no_stream() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateStream &s");
+    process.ok("aclrtMalloc &gate 8 0");
+    process.ok("aclrtMalloc &p 8 0");
+    process.write("gate", &[0; 8]);
+    process.write("p", b"old one.");
+    process.put("new", b"new one.");
+    process.ok("aclrtValueWait gate 1 1 s");
+    process.ok("aclrtMemcpyAsync p 8 &new 8 1 s");
+    assert_eq!(process.read("p", 8), b"old one.");
+    process.write("gate", &1_u64.to_le_bytes());
+    process.ok("aclrtSynchronizeStream s");
+    assert_eq!(process.read("p", 8), b"new one.");
+}
+
+#[test]
+fn copies_stay_inside_their_memory_and_their_room() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 64 0");
+    process.ok("aclrtMalloc &q 64 0");
+    process.gives("aclrtMemcpy p 8 &x 9 1", PARAM);
+    process.gives("aclrtMemcpy p 4096 q 4096 3", PARAM);
+    process.gives("aclrtMemset p 8 0 9", PARAM);
+    process.gives("aclrtMemcpy p 8 &x 8 9", INVALID_PARAM);
+    process.ok("aclrtMemcpy p 8 &x 0 9");
+}
+
+#[test]
+fn an_asynchronous_copy_has_to_name_its_direction() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 64 0");
+    process.ok("aclrtMallocHost &h 64");
+    for (call, kind) in [("p 64 h 64", 1), ("h 64 p 64", 2), ("p 64 p+32 32", 3), ("h 64 &x 64", 0)] {
+        for other in 0..4 {
+            let expected = if other == kind { 0 } else { PARAM };
+            assert_eq!(
+                process.call(&format!("aclrtMemcpyAsync {call} {other} 0")),
+                expected,
+                "{call} {other}"
+            );
+        }
+        process.ok(&format!("aclrtMemcpyAsync {call} 4 0"));
+        // The synchronous copy finds out by itself.
+        process.ok(&format!("aclrtMemcpy {call} 1"));
+    }
+    process.ok("aclrtSynchronizeStream 0");
+}
+
+#[test]
+fn another_device_is_reached_only_after_peer_access_was_enabled() {
+    let mut process = Process::ready("devices=3;peers=1>0,0>1", 0);
+    process.ok("aclrtMalloc &p 8 0");
+    process.write("p", b"on zero.");
+    process.ok("aclrtSetDevice 1");
+    process.ok("aclrtMalloc &q 8 0");
+    for call in ["aclrtMemcpy q 8 p 8 3", "aclrtMemcpyAsync q 8 p 8 3 0", "aclrtValueWrite p 1 0 0"] {
+        process.gives(call, DRIVER);
+    }
+    process.ok("aclrtDeviceEnablePeerAccess 0 0");
+    process.ok("aclrtMemcpy q 8 p 8 3");
+    assert_eq!(process.read("q", 8), b"on zero.");
+    // In this direction only, and only where there is a link.
+    process.ok("aclrtSetDevice 0");
+    process.gives("aclrtMemcpy p 8 q 8 3", DRIVER);
+    process.ok("aclrtDeviceCanAccessPeer &can 0 2");
+    assert_eq!(process.get32("can"), 0);
+    process.gives("aclrtDeviceEnablePeerAccess 2 0", DRIVER);
+}
+
+#[test]
+fn peer_access_of_a_device_to_itself_and_with_flags_is_refused() {
+    let mut process = Process::ready("", 0);
+    process.gives("aclrtDeviceCanAccessPeer &can 1 1", INVALID_PARAM);
+    process.gives("aclrtDeviceEnablePeerAccess 0 0", INVALID_PARAM);
+    process.gives("aclrtDeviceEnablePeerAccess 1 1", 200_006);
+    process.gives("aclrtDeviceDisablePeerAccess 1", DRIVER);
+}
+
+#[test]
+fn memory_that_the_driver_does_not_know_has_no_attributes_and_no_range() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 4096 0");
+    process.ok("aclrtMallocHost &h 4096");
+    process.gives("aclrtPointerGetAttributes &p &attributes", PARAM);
+    process.gives("aclrtMemGetAddressRange h &base &size", PARAM);
+    process.ok("aclrtMemGetAddressRange p+4000 &base &size");
+    assert_eq!((process.get("base"), process.get("size")), (process.get("p"), 4096 + 32));
+    process.ok("aclrtPointerGetAttributes h &attributes");
+    assert_eq!(process.bytes("attributes", 8), [0; 8]);
+}
+
+#[test]
+fn freed_memory_is_not_taken_for_the_hosts() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 4096 0");
+    process.ok("aclrtFree p");
+    process.gives("aclrtMemset p 8 0 8", PARAM);
+    process.gives("aclrtMemcpy p 8 &x 8 1", PARAM);
+    process.gives("aclrtMemcpyAsync &x 8 p 8 4 0", PARAM);
+    process.gives("aclrtMemset 4096 8 0 8", PARAM);
+}
+
+#[test]
+fn words_have_an_alignment_a_comparison_and_a_chip() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtMalloc &p 64 0");
+    process.gives("aclrtValueWrite p+4 1 0 0", UNALIGNED);
+    process.gives("aclrtValueWrite p 1 1 0", PARAM);
+    process.gives("aclrtValueWait p 1 4 0", PARAM);
+    process.gives("aclrtValueWrite &p 1 0 0", PARAM);
+    process.gives("aclrtValueWrite p+96 1 0 0", PARAM);
+    Process::ready("soc=310p", 0).gives("aclrtValueWrite 4096 1 0 0", NOT_SUPPORTED);
+    // Greater or equal, as signed: it goes on with 6 after 5, and with the word that wraps around.
+    process.ok("aclrtCreateStream &s");
+    process.write("p", &4_u64.to_le_bytes());
+    process.ok("aclrtValueWait p 5 0 s");
+    process.gives("aclrtSynchronizeStreamWithTimeout s 1", 507_046);
+    process.ok("aclrtValueWrite p 6 0 0");
+    process.ok("aclrtSynchronizeStream s");
+}
+
+#[test]
+fn words_in_memory_of_the_host_are_refused_unless_asked_for() {
+    for (machine, expected) in [("", PARAM), ("host-words", 0)] {
+        let mut process = Process::ready(machine, 0);
+        process.ok("aclrtHostRegister &page 512 0 &d");
+        process.gives("aclrtValueWrite d 77 0 0", expected);
+        process.ok("aclrtSynchronizeStream 0");
+        assert_eq!(process.get("page"), if expected == 0 { 77 } else { 0 });
+        process.gives("aclrtValueWait d 77 1 0", expected);
+        process.ok("aclrtMallocHost &h 64");
+        process.gives("aclrtValueWrite h 77 0 0", PARAM);
+        process.ok("aclrtHostRegisterV2 h 64 2");
+        process.gives("aclrtValueWrite h 77 0 0", expected);
+        process.ok("aclrtSetDevice 1");
+        process.gives("aclrtHostRegister &page 512 0 &d", if expected == 0 { 0 } else { 507_910 });
+        process.ok("aclrtHostUnregister &page");
+        process.gives("aclrtHostUnregister &page", 507_911);
+    }
+}
+
+#[test]
+fn host_memory_is_registered_once() {
+    let mut process = Process::ready("", 0);
+    process.gives("aclrtHostGetDevicePointer &page &d 0", 507_911);
+    process.ok("aclrtHostRegisterV2 &page 512 2");
+    process.gives("aclrtHostRegisterV2 &page 512 2", 507_910);
+    process.ok("aclrtHostGetDevicePointer &page &d 0");
+    process.gives("aclrtHostGetDevicePointer &page &d 1", PARAM);
+    process.ok("aclrtHostUnregister &page");
+    process.gives("aclrtHostUnregister &page", 507_911);
+    process.gives("aclrtHostRegisterV2 &page 512 1", PARAM);
+}

@@ -1,0 +1,355 @@
+//! Events, notifies and physical memory, between processes.
+
+mod support;
+
+use support::{
+    DRIVER, INVALID_HANDLE, NO_NOTIFY, NO_PERMISSION, NOT_SUPPORTED, PARAM, Process, REMOTE, TASK_TIMEOUT,
+    serve,
+};
+
+#[test]
+fn agent() {
+    serve();
+}
+
+/// A process with an event for several, and its handle.
+fn recorder() -> (Process, Vec<u8>) {
+    let mut recorder = Process::ready("", 0);
+    recorder.ok("aclrtCreateEventExWithFlag &e 0x40");
+    recorder.ok("aclrtIpcGetEventHandle e &handle");
+    let handle = recorder.bytes("handle", 64);
+    (recorder, handle)
+}
+
+fn waiter(device: u32, handle: &[u8]) -> Process {
+    let mut waiter = Process::ready("", device);
+    waiter.put("handle", handle);
+    waiter.ok("aclrtIpcOpenEventHandle handle &e");
+    waiter
+}
+
+#[test]
+fn the_flag_for_shared_events_stands_alone() {
+    let mut process = Process::ready("", 0);
+    for flags in ["0", "0x41", "0x48", "0x80", "0x60"] {
+        process.gives(&format!("aclrtCreateEventExWithFlag &e {flags}"), PARAM);
+    }
+    process.gives("aclrtCreateEventWithFlag &e 0x40", PARAM);
+    process.ok("aclrtCreateEventExWithFlag &e 1");
+    process.gives("aclrtIpcGetEventHandle e &handle", PARAM);
+}
+
+#[test]
+fn a_handle_has_8_bytes_that_are_written() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateEventExWithFlag &e 0x40");
+    process.put("handle", &[0xee; 64]);
+    process.ok("aclrtIpcGetEventHandle e &handle");
+    let handle = process.bytes("handle", 64);
+    assert_ne!(handle[..8], [0xee; 8]);
+    assert_eq!(handle[8..], [0xee; 56]);
+}
+
+#[test]
+fn a_wait_before_the_first_record_is_over_at_once() {
+    let (mut recorder, handle) = recorder();
+    let mut waiter = waiter(1, &handle);
+    waiter.ok("aclrtQueryEventStatus e &status");
+    assert_eq!(waiter.get32("status"), 1);
+    waiter.ok("aclrtStreamWaitEvent 0 e");
+    waiter.ok("aclrtSynchronizeStream 0");
+    waiter.ok("aclrtSynchronizeEvent e");
+    // A wait takes the record that was submitted before it, and no later one.
+    recorder.ok("aclrtMalloc &gate 8 0");
+    recorder.write("gate", &[0; 8]);
+    recorder.ok("aclrtValueWait gate 1 1 0");
+    recorder.ok("aclrtRecordEvent e 0");
+    waiter.ok("aclrtQueryEventStatus e &status");
+    assert_eq!(waiter.get32("status"), 0);
+    waiter.ok("aclrtStreamWaitEvent 0 e");
+    waiter.gives("aclrtSynchronizeStreamWithTimeout 0 1", 507_046);
+    waiter.gives("aclrtSynchronizeEventWithTimeout e 1", 507_047);
+    recorder.ok("aclrtCreateStream &s");
+    recorder.ok("aclrtValueWrite gate 1 0 s");
+    waiter.ok("aclrtSynchronizeStream 0");
+}
+
+#[test]
+fn shared_events_lack_some_calls() {
+    let (mut recorder, handle) = recorder();
+    let mut waiter = waiter(0, &handle);
+    for process in [&mut recorder, &mut waiter] {
+        process.ok("aclrtCreateEvent &plain");
+        for call in [
+            "aclrtResetEvent e 0",
+            "aclrtQueryEvent e &status",
+            "aclrtQueryEventWaitStatus e &status",
+            "aclrtEventElapsedTime &ms e plain",
+            "aclrtEventElapsedTime &ms plain e",
+            "aclrtEventGetTimestamp e &stamp",
+            "aclrtGetEventId e &id",
+        ] {
+            let status = process.call(call);
+            // The time between two events is asked of the first first.
+            let expected = if call.contains("plain e") { 107_006 } else { NOT_SUPPORTED };
+            assert_eq!(status, expected, "{call}");
+        }
+    }
+}
+
+#[test]
+fn an_event_is_opened_by_others_and_while_its_maker_lives() {
+    let (mut recorder, handle) = recorder();
+    recorder.gives("aclrtIpcOpenEventHandle handle &own", DRIVER);
+    let mut first = waiter(0, &handle);
+    let mut late = Process::ready("", 0);
+    late.put("handle", &handle);
+    recorder.kill();
+    late.gives("aclrtIpcOpenEventHandle handle &e", DRIVER);
+    late.put("handle", &[0; 64]);
+    late.gives("aclrtIpcOpenEventHandle handle &e", DRIVER);
+    // Who has it goes on with it.
+    first.ok("aclrtRecordEvent e 0");
+    first.ok("aclrtSynchronizeEvent e");
+    first.ok("aclrtDestroyEvent e");
+    first.gives("aclrtDestroyEvent e", INVALID_HANDLE);
+}
+
+#[test]
+fn an_open_enables_peer_access_both_ways() {
+    let (_recorder, handle) = recorder();
+    let mut waiter = waiter(1, &handle);
+    for pair in ["0 1", "1 0"] {
+        waiter.ok(&format!("aclrtDevicePeerAccessStatus {pair} &status"));
+        assert_eq!(waiter.get32("status"), 1);
+    }
+}
+
+#[test]
+fn old_and_new_events_differ_before_the_first_record() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateEvent &old");
+    process.ok("aclrtCreateEventExWithFlag &new 1");
+    for (event, status) in [("old", 0), ("new", 1)] {
+        process.ok(&format!("aclrtQueryEventStatus {event} &status"));
+        assert_eq!(process.get32("status"), status, "{event}");
+        process.ok(&format!("aclrtRecordEvent {event} 0"));
+        process.ok(&format!("aclrtSynchronizeEvent {event}"));
+        process.ok(&format!("aclrtQueryEventStatus {event} &status"));
+        assert_eq!(process.get32("status"), 1, "{event}");
+    }
+    // The stream's status is the other way round.
+    process.ok("aclrtStreamQuery 0 &status");
+    assert_eq!(process.get32("status"), 0);
+}
+
+#[test]
+fn a_notify_has_flags_of_its_own_and_a_list() {
+    let mut creator = Process::ready("", 0);
+    creator.ok("aclrtCreateNotify &n 0");
+    for arguments in ["n &key 65 1", "n &key 65 3", "n &key 64 2"] {
+        creator.gives(&format!("aclrtNotifyGetExportKey {arguments}"), PARAM);
+    }
+    creator.ok("aclrtNotifyGetExportKey n &key 65 0");
+    let key = creator.bytes("key", 65);
+    let mut importer = Process::ready("", 1);
+    importer.put("key", &key);
+    importer.gives("aclrtNotifyImportByKey &n &key 4", PARAM);
+    importer.gives("aclrtNotifyImportByKey &n &key 2", DRIVER);
+    creator.put("pid", &importer.pid().to_le_bytes());
+    creator.ok("aclrtNotifySetImportPid n &pid 1");
+    importer.gives("aclrtNotifyImportByKey &n &key 0", DRIVER);
+    importer.ok("aclrtNotifyImportByKey &n &key 2");
+    // A key for memory is none for a notify, and the reverse.
+    importer.gives("aclrtIpcMemImportByKey &p &key 1", DRIVER);
+    creator.ok("aclrtCreateNotify &open 0");
+    creator.ok("aclrtNotifyGetExportKey open &key 65 2");
+    creator.gives("aclrtNotifySetImportPid open &pid 1", NO_PERMISSION);
+}
+
+#[test]
+fn only_the_creator_waits_for_a_notify_and_takes_it() {
+    let mut creator = Process::ready("", 0);
+    creator.ok("aclrtCreateNotify &n 0");
+    creator.ok("aclrtNotifyGetExportKey n &key 65 2");
+    let key = creator.bytes("key", 65);
+    let mut importer = Process::ready("", 1);
+    importer.put("key", &key);
+    importer.ok("aclrtNotifyImportByKey &n &key 2");
+    importer.gives("aclrtWaitAndResetNotify n 0 1", PARAM);
+    let mut neighbour = Process::ready("", 0);
+    neighbour.put("key", &key);
+    neighbour.ok("aclrtNotifyImportByKey &n &key 0");
+    neighbour.gives("aclrtWaitAndResetNotify n 0 1", PARAM);
+    creator.ok("aclrtWaitAndResetNotify n 0 0");
+    creator.gives("aclrtSynchronizeStreamWithTimeout 0 1", 507_046);
+    importer.ok("aclrtRecordNotify n 0");
+    importer.ok("aclrtSynchronizeStream 0");
+    creator.ok("aclrtSynchronizeStream 0");
+    creator.ok("aclrtWaitAndResetNotify n 0 1");
+    creator.gives("aclrtSynchronizeStream 0", TASK_TIMEOUT);
+    // Unlike an event, a record that came first is waited for.
+    importer.ok("aclrtRecordNotify n 0");
+    importer.ok("aclrtSynchronizeStream 0");
+    creator.ok("aclrtWaitAndResetNotify n 0 1");
+    creator.ok("aclrtSynchronizeStream 0");
+    // What was recorded can be taken back.
+    importer.ok("aclrtRecordNotify n 0");
+    importer.ok("aclrtSynchronizeStream 0");
+    creator.ok("aclrtNotifyBatchReset &n 1");
+    creator.ok("aclrtWaitAndResetNotify n 0 1");
+    creator.gives("aclrtSynchronizeStream 0", TASK_TIMEOUT);
+    creator.kill();
+    importer.ok("aclrtRecordNotify n 0");
+    importer.gives("aclrtSynchronizeStream 0", REMOTE);
+    importer.ok("aclrtDestroyNotify n");
+}
+
+#[test]
+fn a_device_has_so_many_notifies() {
+    let mut process = Process::ready("soc=310p", 0);
+    for _ in 0..1024 {
+        process.ok("aclrtCreateNotify &n 0");
+    }
+    process.gives("aclrtCreateNotify &other 0", NO_NOTIFY);
+    process.ok("aclrtDestroyNotify n");
+    process.ok("aclrtCreateNotify &other 0");
+}
+
+const PAGE: u64 = 2 << 20;
+
+/// A process with physical memory that is mapped, and shared without a list; its number.
+fn sharer() -> (Process, u64) {
+    let mut sharer = Process::ready("", 0);
+    let words: [u32; 8] = [0, 0, 4, 0, 1, 0, 0, 0];
+    sharer.put("properties", &words.map(u32::to_le_bytes).concat());
+    sharer.ok(&format!("aclrtMallocPhysical &h {PAGE} &properties 0"));
+    sharer.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    sharer.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    sharer.write("p", b"physical");
+    sharer.ok("aclrtMemExportToShareableHandle h 0 1 &number");
+    let number = sharer.get("number");
+    (sharer, number)
+}
+
+#[test]
+fn physical_memory_outlives_its_maker() {
+    let (mut sharer, number) = sharer();
+    let mut taker = Process::ready("", 0);
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
+    taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    sharer.kill();
+    assert_eq!(taker.read("p", 8), b"physical");
+    let mut late = Process::ready("", 0);
+    late.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"), DRIVER);
+}
+
+#[test]
+fn physical_memory_is_shared_once_and_not_with_oneself() {
+    let (mut sharer, number) = sharer();
+    sharer.gives("aclrtMemExportToShareableHandle h 0 1 &again", DRIVER);
+    sharer.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &own"), DRIVER);
+    let mut taker = Process::ready("", 0);
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
+    taker.gives("aclrtMemExportToShareableHandle h 0 1 &again", DRIVER);
+    taker.gives("aclrtMemExportToShareableHandle h 0 2 &again", PARAM);
+}
+
+#[test]
+fn physical_memory_with_a_list_is_for_the_listed() {
+    let mut sharer = Process::ready("", 0);
+    let words: [u32; 8] = [0, 0, 4, 0, 1, 0, 0, 0];
+    sharer.put("properties", &words.map(u32::to_le_bytes).concat());
+    sharer.ok(&format!("aclrtMallocPhysical &h {PAGE} &properties 0"));
+    sharer.ok("aclrtMemExportToShareableHandleV2 h 0 1 &number");
+    let number = sharer.get("number");
+    let mut taker = Process::ready("", 0);
+    taker.set("number", number);
+    taker.gives("aclrtMemImportFromShareableHandleV2 &number 1 0 &h", DRIVER);
+    taker.put("pid", &taker.pid().to_le_bytes());
+    taker.gives(&format!("aclrtMemSetPidToShareableHandle {number} &pid 1"), DRIVER);
+    sharer.put("pid", &taker.pid().to_le_bytes());
+    sharer.ok(&format!("aclrtMemSetPidToShareableHandle {number} &pid 1"));
+    taker.ok("aclrtMemImportFromShareableHandleV2 &number 1 0 &h");
+}
+
+#[test]
+fn a_mapping_is_of_all_of_the_physical_memory_and_has_no_key() {
+    let (mut sharer, _) = sharer();
+    sharer.ok(&format!("aclrtMallocPhysical &other {} &properties 0", 2 * PAGE));
+    sharer.gives(&format!("aclrtMallocPhysical &odd {} &properties 0", PAGE + 4096), PARAM);
+    sharer.ok(&format!("aclrtReserveMemAddress &q {} 0 0 0", 2 * PAGE));
+    sharer.gives(&format!("aclrtMapMem q {PAGE} 0 other 0"), PARAM);
+    sharer.gives(&format!("aclrtMapMem q {} 4096 other 0", 2 * PAGE), PARAM);
+    sharer.ok(&format!("aclrtMapMem q {} 0 other 0", 2 * PAGE));
+    sharer.gives("aclrtReleaseMemAddress q", PARAM);
+    sharer.gives(&format!("aclrtIpcMemGetExportKey p {PAGE} &key 65 1"), DRIVER);
+    sharer.gives("aclrtFree p", PARAM);
+    sharer.ok("aclrtMemRetainAllocationHandle p &retained");
+    sharer.ok("aclrtFreePhysical h");
+    sharer.gives("aclrtFreePhysical h", INVALID_HANDLE);
+    assert_eq!(sharer.read("p", 8), b"physical");
+    sharer.ok("aclrtUnmapMem p");
+    sharer.gives("aclrtUnmapMem p", PARAM);
+    sharer.ok(&format!("aclrtMapMem p {PAGE} 0 retained 0"));
+    assert_eq!(sharer.read("p", 8), b"physical");
+}
+
+#[test]
+fn mappings_side_by_side_are_one_for_copies() {
+    let (mut sharer, _) = sharer();
+    sharer.ok(&format!("aclrtReserveMemAddress &q {} 0 0 0", 4 * PAGE));
+    for at in 0..3 {
+        sharer.ok(&format!("aclrtMallocPhysical &part {PAGE} &properties 0"));
+        sharer.ok(&format!("aclrtMapMem q+{} {PAGE} 0 part 0", at * PAGE));
+    }
+    let (start, count) = (PAGE - 8, PAGE + 16);
+    sharer.ok(&format!("aclrtMemset q+{start} {count} 7 {count}"));
+    assert_eq!(sharer.read(&format!("q+{}", 2 * PAGE - 4), 8), [7; 8]);
+    assert_eq!(sharer.read(&format!("q+{}", 2 * PAGE + 4), 8), [7, 7, 7, 7, 0, 0, 0, 0]);
+    sharer.gives(&format!("aclrtMemset q+{} 16 7 16", 3 * PAGE - 8), PARAM);
+    sharer.ok(&format!("aclrtUnmapMem q+{PAGE}"));
+    sharer.gives(&format!("aclrtMemset q+{start} {count} 7 {count}"), PARAM);
+}
+
+#[test]
+fn a_mapping_on_another_device_needs_peer_access() {
+    let (_sharer, number) = sharer();
+    let mut taker = Process::ready("", 1);
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 1 &h"));
+    taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    taker.gives(&format!("aclrtMapMem p {PAGE} 0 h 0"), DRIVER);
+    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    taker.ok("aclrtMalloc &local 8 0");
+    taker.gives("aclrtMemcpy local 8 p 8 3", DRIVER);
+    taker.ok("aclrtMemcpyAsync local 8 p 8 3 0");
+    taker.ok("aclrtSynchronizeStream 0");
+    assert_eq!(taker.read("local", 8), b"physical");
+}
+
+#[test]
+fn access_is_set_by_logic_id_for_whole_mappings() {
+    let setup = support::Setup { machine: "devices=4", visible: Some("2"), ..support::Setup::default() };
+    let mut process = Process::with(&setup);
+    process.ok("aclInit 0");
+    process.ok("aclrtSetDevice 0");
+    let words: [u32; 8] = [0, 0, 4, 0, 1, 0, 0, 0];
+    process.put("properties", &words.map(u32::to_le_bytes).concat());
+    process.ok(&format!("aclrtMallocPhysical &h {PAGE} &properties 0"));
+    process.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    process.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    // Flags, id and kind of the place, and 12 bytes for later.
+    let mut access = |id: u32, flags: u32, size: u64, status| {
+        let words: [u32; 6] = [flags, id, 1, 0, 0, 0];
+        process.put("access", &words.map(u32::to_le_bytes).concat());
+        process.gives(&format!("aclrtMemSetAccess p {size} &access 1"), status);
+    };
+    access(0, 3, PAGE, DRIVER);
+    access(2, 2, PAGE, PARAM);
+    access(2, 3, PAGE / 2, PARAM);
+    access(2, 1, PAGE, 0);
+    process.ok("aclrtMemsetAsync p 8 0 8 0");
+    process.gives("aclrtSynchronizeStream 0", 507_015);
+}

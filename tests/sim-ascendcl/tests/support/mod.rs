@@ -1,0 +1,375 @@
+//! Processes that call the library, told what to call.
+//!
+//! A test binary runs itself again with one test, `agent`, which loads the library and serves commands over a socket
+//! on its standard input. A command is a call as a line of words:
+//!
+//! * `aclrtMalloc &p 4096 0`: `&p` is the address of the variable `p`, `p` its value, `p+32` that and more,
+//!   `@text` a string, anything else a number. The answer is the status;
+//! * `elsewhere` before it makes the call on a thread of its own, `forked` in a child of the process.
+//!
+//! Every wait has a deadline, and a process is killed and reaped when its guard goes.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, VISIBLE_VARIABLE, install, library};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+const ROLE: &str = "SIM_ASCENDCL_TEST_LIBRARY";
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Statuses by the vendor's names.
+pub const INVALID_PARAM: i32 = 100_000;
+pub const UNINITIALIZE: i32 = 100_001;
+pub const REPEAT_INITIALIZE: i32 = 100_002;
+pub const STUB: i32 = 100_039;
+pub const PARAM: i32 = 107_000;
+pub const INVALID_DEVICE: i32 = 107_001;
+pub const CONTEXT_NULL: i32 = 107_002;
+pub const STREAM_CONTEXT: i32 = 107_003;
+pub const UNALIGNED: i32 = 107_008;
+pub const INVALID_HANDLE: i32 = 107_017;
+pub const TASK_TIMEOUT: i32 = 107_020;
+pub const NOT_SUPPORTED: i32 = 207_000;
+pub const OUT_OF_MEMORY: i32 = 207_001;
+pub const NO_PERMISSION: i32 = 207_006;
+pub const NO_NOTIFY: i32 = 207_009;
+pub const DEVICE_MEMORY: i32 = 507_053;
+pub const REMOTE: i32 = 507_057;
+pub const DRIVER: i32 = 507_899;
+
+/// How a process is started.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Setup<'a> {
+    pub machine: &'a str,
+    pub visible: Option<&'a str>,
+    pub cann: Cann,
+}
+
+/// A process with the library.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    socket: BufReader<UnixStream>,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl Process {
+    /// A process with two devices, or what the description says.
+    pub fn start(machine: &str) -> Self {
+        Self::with(&Setup { machine, ..Setup::default() })
+    }
+
+    /// As `start`, initialised, and with a device.
+    pub fn ready(machine: &str, device: u32) -> Self {
+        let mut process = Self::start(machine);
+        process.ok("aclInit 0");
+        process.ok(&format!("aclrtSetDevice {device}"));
+        process
+    }
+
+    pub fn with(setup: &Setup<'_>) -> Self {
+        let (directory, path) = match setup.cann {
+            Cann::V9_1 => (None, library().expect("the library was built")),
+            cann => {
+                let directory = tempfile::tempdir().expect("a directory");
+                let path = install(directory.path(), cann).expect("installed");
+                (Some(directory), path)
+            }
+        };
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        ours.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        command
+            .args(["--exact", "agent", "--nocapture", "--test-threads=1"])
+            .env(ROLE, path)
+            .env(MACHINE_VARIABLE, format!("latency=0;cann={};{}", setup.cann.name(), setup.machine))
+            .env_remove(VISIBLE_VARIABLE)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::piped());
+        if let Some(visible) = setup.visible {
+            command.env(VISIBLE_VARIABLE, visible);
+        }
+        let child = command.spawn().expect("the agent starts");
+        Self { child, socket: BufReader::new(ours), _directory: directory }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    #[track_caller]
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.socket.get_mut(), "{command}").expect("it listens");
+        let mut answer = String::new();
+        self.socket.read_line(&mut answer).unwrap_or_else(|error| panic!("'{command}': {error}"));
+        assert!(answer.ends_with('\n'), "the agent ended during '{command}'");
+        answer.trim_end().to_owned()
+    }
+
+    /// The status of a call.
+    #[track_caller]
+    pub fn call(&mut self, command: &str) -> i32 {
+        let answer = self.ask(command);
+        answer.parse().unwrap_or_else(|_| panic!("'{command}' answered {answer}"))
+    }
+
+    /// Makes a call that goes well.
+    #[track_caller]
+    pub fn ok(&mut self, command: &str) {
+        let status = self.call(command);
+        assert_eq!(status, 0, "{command}: {}", self.message());
+    }
+
+    /// Makes a call that gives this status.
+    #[track_caller]
+    pub fn gives(&mut self, command: &str, status: i32) {
+        assert_eq!(self.call(command), status, "{command}");
+    }
+
+    /// What `aclGetRecentErrMsg` says.
+    pub fn message(&mut self) -> String {
+        self.ask("string aclGetRecentErrMsg")
+    }
+
+    /// What a call that returns text returns.
+    pub fn string(&mut self, name: &str) -> String {
+        self.ask(&format!("string {name}"))
+    }
+
+    /// Whether the library has a symbol.
+    pub fn has(&mut self, name: &str) -> bool {
+        self.ask(&format!("has {name}")) == "true"
+    }
+
+    /// The first 8 bytes of a variable.
+    pub fn get(&mut self, name: &str) -> u64 {
+        u64::from_le_bytes(self.bytes(name, 8).try_into().expect("8 bytes"))
+    }
+
+    /// The first 4 bytes of a variable.
+    pub fn get32(&mut self, name: &str) -> i32 {
+        i32::from_le_bytes(self.bytes(name, 4).try_into().expect("4 bytes"))
+    }
+
+    pub fn set(&mut self, name: &str, value: u64) {
+        self.put(name, &value.to_le_bytes());
+    }
+
+    pub fn bytes(&mut self, name: &str, count: usize) -> Vec<u8> {
+        let hex = self.ask(&format!("bytes {name} {count}"));
+        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("hex");
+        (0..count).map(byte).collect()
+    }
+
+    pub fn put(&mut self, name: &str, bytes: &[u8]) {
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.ask(&format!("put {name} {hex}"));
+    }
+
+    /// Exports a variable's memory and returns the key.
+    #[track_caller]
+    pub fn key_of(&mut self, pointer: &str, size: u64, flags: u64) -> Vec<u8> {
+        self.ok(&format!("aclrtIpcMemGetExportKey {pointer} {size} &key 65 {flags}"));
+        self.bytes("key", 65)
+    }
+
+    /// Writes bytes at an address of a device, and waits.
+    #[track_caller]
+    pub fn write(&mut self, pointer: &str, bytes: &[u8]) {
+        self.put("out", bytes);
+        let count = bytes.len();
+        self.ok(&format!("aclrtMemcpy {pointer} {count} &out {count} 1"));
+    }
+
+    /// Reads bytes at an address of a device.
+    #[track_caller]
+    pub fn read(&mut self, pointer: &str, count: usize) -> Vec<u8> {
+        self.ok(&format!("aclrtMemcpy &in {count} {pointer} {count} 2"));
+        self.bytes("in", count)
+    }
+
+    /// Ends with SIGKILL, and is reaped.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is reaped");
+    }
+
+    /// Ends by itself; what it had written to its standard output.
+    pub fn finish(mut self) -> String {
+        self.ask("exit");
+        let mut text = String::new();
+        let output = self.child.stdout.take().expect("it is piped");
+        std::io::Read::read_to_string(&mut BufReader::new(output), &mut text).expect("text");
+        self.child.wait().expect("it is reaped");
+        text
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The body of the test `agent`: returns at once unless this process was started as one.
+pub fn serve() {
+    let Some(path) = std::env::var_os(ROLE) else { return };
+    // SAFETY: loading runs no code that could be unsound; the library stays loaded.
+    let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
+    let mut agent = Agent { library: library.expect("it can be loaded"), variables: HashMap::new() };
+    // SAFETY: the standard input is the socket that the test made, and nobody else uses it.
+    let socket = unsafe { UnixStream::from_raw_fd(0) };
+    let mut answers = socket.try_clone().expect("another descriptor");
+    for line in BufReader::new(socket).lines() {
+        let line = line.expect("a line");
+        let answer = agent.obey(&line);
+        writeln!(answers, "{answer}").expect("somebody listens");
+        if line == "exit" {
+            break;
+        }
+    }
+    // Not by returning: streams may be waiting for ever.
+    std::process::exit(0);
+}
+
+/// Where a call is made.
+enum Where {
+    Here,
+    OnAThread,
+    InAChild,
+}
+
+/// What a call returns in a forked child.
+fn in_a_child(run: impl FnOnce() -> i32) -> i32 {
+    let (mut theirs, mut ours) = std::io::pipe().expect("a pipe");
+    // SAFETY: no other thread calls the library, so none holds a lock of it that the child would wait for; the child
+    // makes the call, writes and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = run();
+        let written = ours.write_all(&status.to_le_bytes());
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(written.is_err())) };
+    }
+    drop(ours);
+    let mut status = [0; 4];
+    std::io::Read::read_exact(&mut theirs, &mut status).expect("the child answers");
+    // SAFETY: our own child; nobody else waits for it.
+    let reaped = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    assert_eq!(reaped, child);
+    i32::from_le_bytes(status)
+}
+
+struct Agent {
+    library: Library,
+    variables: HashMap<String, Box<[u8; 512]>>,
+}
+
+/// More arguments than a function takes do not harm it, with the C calling conventions of Linux.
+type Call = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
+type TextCall = unsafe extern "C" fn() -> *const c_char;
+type OpenEvent = unsafe extern "C" fn([u64; 8], u64) -> i32;
+
+impl Agent {
+    fn obey(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[0] {
+            "exit" => String::new(),
+            "bytes" => {
+                let count = words[2].parse().expect("a count");
+                self.variable(words[1])[..count].iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+            "put" => {
+                let hex = words.get(2).copied().unwrap_or_default();
+                let variable = self.variable(words[1]);
+                for at in 0..hex.len() / 2 {
+                    variable[at] = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("hex");
+                }
+                String::new()
+            }
+            // SAFETY: only the address is looked at.
+            "has" => unsafe { self.library.get::<Call>(words[1]) }.is_ok().to_string(),
+            "string" => {
+                // SAFETY: the functions that tests name take nothing and return text, or null.
+                let text = unsafe { self.library.get::<TextCall>(words[1]).expect("it is there")() };
+                if text.is_null() {
+                    return "null".to_owned();
+                }
+                // SAFETY: not null, so it is text.
+                unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+            }
+            "aclrtIpcOpenEventHandle" => {
+                let handle = self.variable(words[1]);
+                let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| handle[8 * at + byte]));
+                let handle: [u64; 8] = std::array::from_fn(word);
+                let event = self.value(words[2]);
+                // SAFETY: 64 bytes go by value on the stack, whatever they are made of, and the last argument is the
+                // address of a variable.
+                unsafe { self.library.get::<OpenEvent>(words[0]).expect("it is there")(handle, event) }
+                    .to_string()
+            }
+            "elsewhere" => self.call(&words[1..], Where::OnAThread),
+            "forked" => self.call(&words[1..], Where::InAChild),
+            _ => self.call(&words, Where::Here),
+        }
+    }
+
+    fn call(&mut self, words: &[&str], place: Where) -> String {
+        let strings: Vec<CString> = words
+            .iter()
+            .filter_map(|word| word.strip_prefix('@'))
+            .map(|text| CString::new(text).expect("no NUL"))
+            .collect();
+        let mut texts = strings.iter();
+        let mut arguments = [0_u64; 8];
+        for (argument, word) in arguments.iter_mut().zip(&words[1..]) {
+            *argument = match word.strip_prefix('@') {
+                Some(_) => texts.next().expect("one for each").as_ptr() as u64,
+                None => self.value(word),
+            };
+        }
+        // SAFETY: the calls that tests name are functions of integers and pointers that return an int.
+        let call = unsafe { self.library.get::<Call>(words[0]) };
+        let Ok(call) = call else { return format!("no symbol {}", words[0]) };
+        let call: Call = *call;
+        let [a, b, c, d, e, f, g, h] = arguments;
+        // SAFETY: as above; the pointers are variables of ours, or addresses that the library gave.
+        let run = move || unsafe { call(a, b, c, d, e, f, g, h) };
+        let status = match place {
+            Where::Here => run(),
+            Where::OnAThread => std::thread::spawn(run).join().expect("it returns"),
+            Where::InAChild => in_a_child(run),
+        };
+        status.to_string()
+    }
+
+    fn variable(&mut self, name: &str) -> &mut [u8; 512] {
+        self.variables.entry(name.to_owned()).or_insert_with(|| Box::new([0; 512]))
+    }
+
+    fn value(&mut self, word: &str) -> u64 {
+        if let Some(name) = word.strip_prefix('&') {
+            return self.variable(name).as_ptr() as u64;
+        }
+        if let Some(hex) = word.strip_prefix("0x") {
+            return u64::from_str_radix(hex, 16).expect("a hexadecimal number");
+        }
+        if let Ok(number) = word.parse::<i64>() {
+            return number.cast_unsigned();
+        }
+        let (name, offset) = word.split_once('+').unwrap_or((word, "0"));
+        let variable = self.variable(name);
+        let value = u64::from_le_bytes(std::array::from_fn(|at| variable[at]));
+        value + offset.parse::<u64>().expect("an offset")
+    }
+}

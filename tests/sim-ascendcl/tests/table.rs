@@ -1,0 +1,137 @@
+//! The table of rules names tests that exist, each once and in its place.
+
+use std::collections::BTreeSet;
+
+const TABLE: &str = include_str!("../../../docs/ascend-rules.md");
+
+/// The files whose tests the table may name.
+const FILES: &[(&str, &str)] = &[
+    ("c_programs", include_str!("c_programs.rs")),
+    ("ipc_memory", include_str!("ipc_memory.rs")),
+    ("machine", include_str!("machine.rs")),
+    ("memory", include_str!("memory.rs")),
+    ("sharing", include_str!("sharing.rs")),
+    ("start", include_str!("start.rs")),
+    ("src/node.rs", include_str!("../src/node.rs")),
+    ("src/value.rs", include_str!("../src/value.rs")),
+];
+
+/// The files of the backend's tests that the table may name.
+const BACKEND: &[(&str, &str)] = &[
+    ("rules", include_str!("../../../backend-ascend/tests/rules.rs")),
+    ("unavailable", include_str!("../../../backend-ascend/tests/unavailable.rs")),
+    ("visible_devices", include_str!("../../../backend-ascend/tests/visible_devices.rs")),
+];
+
+/// The sources that the table may name as the place where a rule is kept.
+const SOURCES: &[&str] = &[
+    "abi.rs",
+    "block.rs",
+    "call.rs",
+    "cann.rs",
+    "config.rs",
+    "context.rs",
+    "copy.rs",
+    "device.rs",
+    "event.rs",
+    "host.rs",
+    "install.rs",
+    "ipc_event.rs",
+    "ipc_memory.rs",
+    "key.rs",
+    "memory.rs",
+    "node.rs",
+    "notify.rs",
+    "simulator.rs",
+    "soc.rs",
+    "status.rs",
+    "stream.rs",
+    "system.rs",
+    "value.rs",
+    "vmm.rs",
+];
+
+/// Every source, so that the list above cannot name one that is gone.
+const MODULES: &str = include_str!("../src/lib.rs");
+
+/// The rows of rules: five cells each.
+fn rows() -> Vec<Vec<&'static str>> {
+    let cells = |line: &'static str| line.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>();
+    let is_row = |row: &Vec<&str>| row.len() == 5 && row[0] != "rule";
+    TABLE.lines().filter(|line| line.starts_with("| ")).map(cells).filter(is_row).collect()
+}
+
+/// The names of the tests in a file.
+fn tests_of(text: &str) -> BTreeSet<&str> {
+    let by_attribute = text.split("#[test]").skip(1).filter_map(|rest| rest.trim_start().strip_prefix("fn "));
+    let named = by_attribute.filter_map(|rest| rest.split('(').next()).filter(|name| !name.contains('$'));
+    // Those that a macro makes of a list of names.
+    let listed = text.split("programs! {").nth(1).into_iter().flat_map(|rest| rest.split('}').next());
+    let listed = listed.flat_map(|list| list.lines()).filter_map(|line| line.trim().split_once(": \""));
+    named.chain(listed.map(|(name, _)| name)).collect()
+}
+
+/// That a cell names a test of these files.
+fn exists(cell: &str, files: &[(&str, &str)], rule: &str) {
+    let name = cell.trim_matches('`');
+    let (file, test) = name.split_once("::").unwrap_or_else(|| panic!("no test in the row '{rule}'"));
+    let found = files.iter().find(|(known, _)| *known == file);
+    let (_, text) = found.unwrap_or_else(|| panic!("no file of tests is called {file}"));
+    assert!(tests_of(text).contains(test), "there is no test {name}, which the rule '{rule}' names");
+}
+
+#[test]
+fn every_row_names_tests_that_exist() {
+    let rows = rows();
+    assert!(rows.len() > 70, "the table was read: {} rows", rows.len());
+    for row in rows {
+        exists(row[3], FILES, row[0]);
+        if row[4] != "·" {
+            exists(row[4], BACKEND, row[0]);
+        }
+        assert!(!row[1].is_empty(), "the rule '{}' says where it comes from", row[0]);
+    }
+}
+
+#[test]
+fn every_row_names_a_place_that_exists() {
+    for row in rows() {
+        let Some(place) = row[2].strip_prefix('`').and_then(|rest| rest.split('`').next()) else {
+            assert!(
+                row[2].starts_with("the engine") || row[2].starts_with("nothing to refuse"),
+                "{}",
+                row[2]
+            );
+            continue;
+        };
+        assert!(SOURCES.contains(&place), "there is no {place}, which the rule '{}' names", row[0]);
+        let module = place.trim_end_matches(".rs");
+        assert!(MODULES.contains(&format!("mod {module};")), "{place}");
+    }
+}
+
+#[test]
+fn every_test_of_a_rule_is_in_the_table() {
+    let named: BTreeSet<&str> = rows().iter().map(|row| row[3].trim_matches('`')).collect();
+    // These are about the simulator itself.
+    let others = [
+        "c_programs::a_directory_is_filled_by_several_at_a_time",
+        "c_programs::the_second_name_of_the_library_does_as_well",
+        "machine::the_chip_has_its_name",
+        "machine::the_table_of_versions_names_symbols_that_are_there",
+        "machine::a_call_fails_on_demand_with_any_number",
+        "machine::a_wrong_description_is_told",
+        "ipc_memory::two_processes_share_memory_and_either_writes",
+        "c_programs::devices_and_peers_in_c",
+        "c_programs::memory_by_key_in_c",
+        "c_programs::notifies_in_c",
+        "c_programs::physical_memory_in_c",
+    ];
+    for (file, text) in FILES.iter().filter(|(file, _)| !file.starts_with("src/")) {
+        for test in tests_of(text).into_iter().filter(|test| *test != "agent") {
+            let name = format!("{file}::{test}");
+            let known = named.contains(&*name) || others.contains(&&*name);
+            assert!(known, "{name} stands in no row of docs/ascend-rules.md");
+        }
+    }
+}
