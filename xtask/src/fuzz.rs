@@ -4,13 +4,13 @@
 //! has too. There is no address sanitizer, which stable lacks; what reads foreign bytes here is safe Rust.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace::{cargo, output, root, run as run_command};
+use crate::workspace::{cargo, output, root, run as run_command, target_directory};
 
 /// As cargo-fuzz builds: counters at every edge, comparisons shown to the fuzzer, checks on.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -148,10 +148,6 @@ fn host() -> Result<String> {
     let said = output(Command::new("rustc").arg("-vV").current_dir(root()))?;
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc -vV names no host")?.to_owned())
-}
-
-fn target_directory() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |set| root().join(set))
 }
 
 #[cfg(test)]

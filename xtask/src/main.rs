@@ -1,10 +1,13 @@
 //! Chores of the workspace that plain Cargo commands cannot say: `cargo xtask --help` lists them.
 
+mod bindgen;
 mod bundle;
 mod candle;
+mod download;
 mod features;
 mod fuzz;
 mod msrv;
+mod verify_abi;
 mod workspace;
 
 use clap::Parser;
@@ -16,19 +19,23 @@ enum Command {
     Bundle(bundle::Options),
     /// Lint every package that has features with none of them, with each alone, and with all.
     Features,
-    /// Check that we build beside candle's choice of cudarc features.
-    Candle,
+    Candle(candle::Options),
     /// Check that no dependency asks for a newer Rust than we promise.
     Msrv,
     Fuzz(fuzz::Options),
+    Bindgen(bindgen::Options),
+    /// Compare our bindings of ACL with the vendor's headers, of two CANN generations. Fetches them from PyPI.
+    VerifyAbi,
 }
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Bundle(options) => bundle::run(&options),
         Command::Features => features::run(),
-        Command::Candle => candle::run(),
+        Command::Candle(options) => candle::run(&options),
         Command::Msrv => msrv::run(),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Bindgen(options) => bindgen::run(&options),
+        Command::VerifyAbi => verify_abi::run(),
     }
 }

@@ -16,6 +16,11 @@ pub(crate) fn root() -> PathBuf {
     Path::new(&package).parent().expect("xtask lies in a folder of the workspace").to_owned()
 }
 
+/// Where Cargo builds, and where what is fetched is kept.
+pub(crate) fn target_directory() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |set| root().join(set))
+}
+
 /// The Cargo that started this program, in the workspace's root.
 pub(crate) fn cargo<I, A>(args: I) -> Command
 where

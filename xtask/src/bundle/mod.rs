@@ -16,10 +16,14 @@ use clap::Args;
 use crate::workspace::{cargo, metadata, output, root};
 use artifact::Artifact;
 
-/// The package of the program.
-const PROGRAM_PACKAGE: &str = "device-ipc-cli";
 /// The program.
 const PROGRAM: &str = "device-ipc";
+/// The packages of the programs, the program first, and those that tests start.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("device-ipc-cli", PROGRAM),
+    ("device-ipc-broker-tests", "broker-agent"),
+    ("device-ipc-sim-cuda", "cuda-probes"),
+];
 /// Runs everything in the folder it lies in.
 const SCRIPT: &str = include_str!("run.sh");
 /// The second line of the script, by which an older bundle is known.
@@ -33,8 +37,19 @@ pub(crate) struct Options {
     out: Option<PathBuf>,
 }
 
-/// Packages whose tests need cargo, or programs that only cargo builds for them.
-const LEFT_OUT: [&str; 2] = ["xtask", "device-ipc-registration-test"];
+/// Packages whose tests meet a device. The others' need cargo, or programs that only cargo builds, or have run without.
+const TESTS_OF: [&str; 4] = ["device-ipc", "device-ipc-broker-tests", "device-ipc-cli", "device-ipc-cuda"];
+
+/// Tests of those packages that have no use for a device, by their names in the bundle.
+fn needs_no_device(name: &str) -> bool {
+    const OF_THE_BROKER: [&str; 3] = ["kill", "namespaces", "timelines"];
+    match name.split_once("--") {
+        Some(("device-ipc-broker-tests", test)) => !OF_THE_BROKER.contains(&test),
+        Some(("device-ipc-cli", test)) => test != "program",
+        Some((_, test)) => test == "unit",
+        None => false,
+    }
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let metadata = metadata(&["--no-deps"])?;
@@ -42,15 +57,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let target = metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?;
     let out = options.out.clone().unwrap_or_else(|| Path::new(target).join("bundle"));
 
-    let mut arguments = vec!["test", "--workspace", "--no-run"];
-    arguments.extend(LEFT_OUT.iter().flat_map(|package| ["--exclude", package]));
+    let mut arguments = vec!["test", "--no-run"];
+    arguments.extend(TESTS_OF.iter().flat_map(|package| ["--package", package]));
     let tests = build(&arguments)?;
-    let tests = artifact::tests(&tests, &packages)?;
-    // After the tests, as Cargo links the program for them too, and this is the one that stays.
-    let program = build(&["build", "--package", PROGRAM_PACKAGE, "--bin", PROGRAM])?;
-    let program = artifact::program(&program, PROGRAM)?;
-
-    let files: Vec<Artifact> = std::iter::once(program).chain(tests).collect();
+    let mut tests = artifact::tests(&tests, &packages)?;
+    tests.retain(|test| !needs_no_device(&test.name));
+    // After the tests, as Cargo links the programs for them too, and these are the ones that stay.
+    let program = |(package, name): &(&str, &str)| {
+        artifact::program(&build(&["build", "--package", package, "--bin", name])?, name)
+    };
+    let mut files: Vec<Artifact> = PROGRAMS.iter().map(program).collect::<Result<_>>()?;
+    files.extend(tests);
     make_room(&out)?;
     let mut sizes = Vec::new();
     for file in &files {
@@ -90,7 +107,7 @@ fn make_room(out: &Path) -> Result<()> {
     }
     for name in names {
         let name = name.to_string_lossy();
-        if name == PROGRAM || name.contains("--") {
+        if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") {
             fs::remove_file(out.join(&*name)).with_context(|| format!("cannot remove the older {name}"))?;
         }
     }

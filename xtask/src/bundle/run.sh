@@ -43,7 +43,10 @@ done
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd) || exit 2
 export DEVICE_IPC_BIN="$here/device-ipc"
+export DEVICE_IPC_BROKER_AGENT="$here/broker-agent"
 export RUST_BACKTRACE=1
+# Tests that count the memory of a device bear no others beside them.
+export RUST_TEST_THREADS=1
 
 # Steps write into files, not into a pipe: a pipe stays open, and its reader waits, for as long as a process that a
 # failed test has left behind.
@@ -106,8 +109,19 @@ conformance=device-ipc-cuda--conformance
 step "$conformance" env RUST_TEST_NOCAPTURE=1 "$here/$conformance"
 for test in "$here"/*--*; do
     name=$(basename -- "$test")
-    [[ $name == "$conformance" || ! -x $test ]] || step "$name" "$test"
+    case $name in
+        "$conformance") ;;
+        device-ipc-broker-tests--*)
+            # On the real driver; each process takes a while to begin there.
+            [[ $devices -eq 0 ]] || step "$name" env DEVICE_IPC_CUDA_LIBRARY=libcuda.so.1 \
+                DEVICE_IPC_KILL_ROUNDS="${DEVICE_IPC_KILL_ROUNDS:-2}" "$test" --skip ascend
+            ;;
+        *) [[ ! -x $test ]] || step "$name" "$test" ;;
+    esac
 done
+if [[ $devices -ge 1 ]]; then
+    step cuda-probes "$here/cuda-probes" libcuda.so.1
+fi
 
 if [[ ${#names[@]} -eq 0 ]]; then
     say "no step has a name like '$only'"
