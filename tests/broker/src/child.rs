@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::census::Census;
 use crate::wait::DEADLINE;
+use crate::{ASCEND, CUDA};
 
 /// How an agent is started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +70,19 @@ impl Child {
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env_remove("DEVICE_IPC_SOCKET_DIR").env_remove("DEVICE_IPC_KILL_POINT");
+        match setup.machine {
+            // Whoever names a library runs these tests on a GPU.
+            CUDA if std::env::var_os(device_ipc_cuda::LIBRARY_VARIABLE).is_none() => {
+                let library = device_ipc_sim_cuda::library().expect("the simulator is built with the tests");
+                command.env(device_ipc_cuda::LIBRARY_VARIABLE, library);
+            }
+            ASCEND => {
+                let library =
+                    device_ipc_sim_ascendcl::library().expect("the simulator is built with the tests");
+                command.env(device_ipc_ascend::LIBRARY_VARIABLE, library);
+            }
+            _ => {}
+        }
         if let Some(point) = setup.dies_at {
             command.env("DEVICE_IPC_KILL_POINT", point);
         }
@@ -248,6 +262,12 @@ impl Child {
     pub fn counter(&mut self, name: &str) -> u64 {
         let counts = self.ok("counters");
         number(&counts, name)
+    }
+
+    /// Has its first device timelines?
+    #[track_caller]
+    pub fn has_timelines(&mut self) -> bool {
+        self.ok("has-timelines") == "true"
     }
 
     /// How often an operation of its machine was called (`open`, `close`, `export`, …).

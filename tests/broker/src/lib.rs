@@ -8,6 +8,8 @@
 
 #![allow(unsafe_code, reason = "fork, setuid, and owners of memory that promise to keep it")]
 
+use std::sync::OnceLock;
+
 pub mod agent;
 mod census;
 mod child;
@@ -32,7 +34,7 @@ macro_rules! agent {
     };
     ($spec:expr, $($setting:ident: $value:expr),* $(,)?) => {
         $crate::Child::start(&$crate::Setup {
-            program: env!("CARGO_BIN_EXE_broker-agent"),
+            program: $crate::agent_program(env!("CARGO_BIN_EXE_broker-agent")),
             machine: $spec,
             $($setting: $value,)*
             ..Default::default()
@@ -40,11 +42,28 @@ macro_rules! agent {
     };
 }
 
+/// The agent's program: as Cargo built it, unless `DEVICE_IPC_BROKER_AGENT` says where it is on a machine without Cargo.
+pub fn agent_program(built: &'static str) -> &'static str {
+    static NAMED: OnceLock<Option<String>> = OnceLock::new();
+    NAMED.get_or_init(|| std::env::var("DEVICE_IPC_BROKER_AGENT").ok()).as_deref().unwrap_or(built)
+}
+
 /// Importers pin the memory, as with CUDA.
 pub const PINNING: &str = "devices=2";
 
 /// The exporter's end takes the memory away, as with Ascend.
 pub const REVOKING: &str = "devices=2;lifetime=revoking";
+
+/// The CUDA backend on the simulated driver.
+pub const CUDA: &str = "cuda";
+
+/// The Ascend backend on the simulated runtime.
+pub const ASCEND: &str = "ascend";
+
+/// Does the exporter's end take the memory away?
+pub fn revokes(machine: &str) -> bool {
+    matches!(machine, REVOKING | ASCEND)
+}
 
 /// Handles come with file descriptors.
 pub const DESCRIPTORS: &str = "devices=2;handles=fds";

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, DeviceMemory, DeviceOrdinal, DeviceOwner, DeviceRange, Export, Hanging, OwnedRegion, Region,
-    Result, ShareBuilder,
+    Buffer, DeviceMemory, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HandleKind, Hanging, OwnedRegion,
+    Region, Result, ShareBuilder,
 };
 
 use super::{Agent, Words};
@@ -38,7 +38,7 @@ impl Agent {
         Ok(String::new())
     }
 
-    /// `share NAME BYTES [blocked=1] [ready-in=MS] [buffer=NAME offset=BYTES]`: the descriptor.
+    /// `share NAME BYTES [blocked=1] [ready-in=MS] [kind=NUMBER] [buffer=NAME offset=BYTES]`: the descriptor.
     pub(super) fn share(&mut self, words: &Words<'_>) -> Result<String> {
         let (name, bytes) = (words.name(0).to_owned(), words.number(1) as u64);
         let stream = self.stream()?;
@@ -66,7 +66,10 @@ impl Agent {
             let owner = unsafe { OwnedRegion::new(Blocked { gate, _buffer: buffer }, region) };
             finish(ipc.share(owner))?
         } else {
-            let builder = ipc.share(ipc.allocate(0, bytes)?);
+            let kind = words.number_of("kind").map(|kind| HandleKind(kind as u16));
+            let buffer =
+                kind.map_or_else(|| ipc.allocate(0, bytes), |kind| ipc.allocate_as(0, bytes, kind))?;
+            let builder = ipc.share(buffer);
             if ready.is_some() { finish(builder.ready_on(&stream))? } else { finish(builder)? }
         };
         let descriptor = export.descriptor().to_string();
@@ -84,7 +87,7 @@ impl Agent {
         let from = words.number_of("from").unwrap_or(0);
         let whole = DeviceRange::new(DeviceOrdinal::new(0), first, count * bytes);
         let range = whole.slice(from, whole.len - from).expect("it begins inside");
-        let region = Region::new("mock", range);
+        let region = Region::new(self.backend().info().name, range);
         // SAFETY: the owner keeps all the buffers, which are neighbours: the share would fail where one is missing.
         let owner = unsafe { OwnedRegion::new(buffers, region) };
         let export = ipc.share(owner).start().map_err(device_ipc_core::Error::from)?;
@@ -141,14 +144,14 @@ impl Agent {
 
     /// Bytes in use on device 0.
     pub(super) fn allocated(&self) -> Result<String> {
-        let memory: &dyn DeviceMemory = device_ipc_core::DeviceIpc::memory(&**self.backend());
+        let memory: &dyn DeviceMemory = self.backend().memory();
         let info = memory.memory_info(DeviceOrdinal::new(0))?;
         Ok((info.total_bytes - info.free_bytes).to_string())
     }
 
     /// The calls of the machine.
     pub(super) fn engine(&self) -> String {
-        let counters = self.backend().machine().counters();
+        let counters = self.mock.as_ref().expect("only the mock counts").machine().counters();
         counters.iter().map(|(operation, calls)| format!("{operation}={calls} ")).collect()
     }
 

@@ -67,6 +67,7 @@ impl Agent {
         self.buffers.clear();
         self.ipc = None;
         self.backend = None;
+        self.mock = None;
     }
 }
 

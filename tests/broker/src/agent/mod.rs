@@ -14,17 +14,25 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use device_ipc_core::{AllowList, Buffer, Descriptor, Error, Export, Ipc, Mapping, Result, Stream, Timeline};
+use device_ipc_ascend::AscendBackend;
+use device_ipc_core::{
+    AllowList, Buffer, Descriptor, DeviceIpc, DeviceOrdinal, Error, Export, Ipc, Mapping, Result, Stream,
+    Timeline, Unavailable,
+};
+use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::MockBackend;
 use rustix::process::Signal;
 
 use crate::raw::Connection;
+use crate::{ASCEND, CUDA};
 
 /// What an agent has.
 #[derive(Default)]
 struct Agent {
     ipc: Option<Ipc>,
-    backend: Option<Arc<MockBackend>>,
+    backend: Option<Arc<dyn DeviceIpc>>,
+    /// The same, where it is the mock.
+    mock: Option<Arc<MockBackend>>,
     stream: Option<Stream>,
     buffers: HashMap<String, Arc<Buffer>>,
     exports: HashMap<String, Export>,
@@ -103,8 +111,10 @@ impl Agent {
             "wait" => self.wait(&words),
             "wait-now" => self.wait_now(&words),
             "check" => self.check_timeline(&words),
+            "has-timelines" => Ok(self.backend().capabilities(DeviceOrdinal::new(0))?.timelines.to_string()),
             "forget-timelines" => self.forget_timelines(),
             "rounds" => self.rounds(&words),
+            "warm-up" => self.warm_up(),
             "first-float" => self.first_float(&words),
             "clear" => self.clear(&words),
             "threads" => self.threads(&words),
@@ -135,8 +145,8 @@ impl Agent {
 
     fn make_ipc(&mut self, words: &Words<'_>) -> Result<String> {
         if let Some(machine) = words.setting("machine") {
-            let backend = MockBackend::from_spec(machine);
-            self.backend = Some(backend.unwrap_or_else(|error| panic!("{machine}: {error}")));
+            let loaded = self.load(machine);
+            loaded.unwrap_or_else(|error| panic!("{machine}: {error}"));
             self.stream = None;
         }
         let mut allow = AllowList::own_user();
@@ -150,7 +160,7 @@ impl Agent {
         if let Some(directory) = words.setting("directory") {
             builder = builder.socket_directory(directory);
         }
-        self.ipc = Some(builder.with_backend(Arc::clone(self.backend()) as Arc<_>));
+        self.ipc = Some(builder.with_backend(Arc::clone(self.backend())));
         Ok(String::new())
     }
 
@@ -158,7 +168,22 @@ impl Agent {
         self.ipc.as_ref().expect("`ipc` comes first")
     }
 
-    fn backend(&self) -> &Arc<MockBackend> {
+    /// The backend of a vendor on its simulator, or the mock on a machine that the text describes.
+    fn load(&mut self, machine: &str) -> std::result::Result<(), Unavailable> {
+        self.mock = None;
+        self.backend = Some(match machine {
+            CUDA => CudaBackend::load()?,
+            ASCEND => AscendBackend::load()?,
+            described => {
+                let mock = MockBackend::from_spec(described)?;
+                self.mock = Some(Arc::clone(&mock));
+                mock
+            }
+        });
+        Ok(())
+    }
+
+    fn backend(&self) -> &Arc<dyn DeviceIpc> {
         self.backend.as_ref().expect("`ipc machine=…` comes first")
     }
 

@@ -89,6 +89,18 @@ impl Agent {
         Ok(String::new())
     }
 
+    /// `warm-up`: has every operation done once.
+    pub(super) fn warm_up(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        let buffer = self.ipc().allocate(0, 4096)?;
+        let mut view = buffer.view_mut::<f32>(&stream)?;
+        view.fill_bytes(0)?;
+        view.add(1.0)?;
+        stream.delay(Duration::from_micros(1))?;
+        stream.synchronize()?;
+        Ok(String::new())
+    }
+
     /// `first-float NAME`: of a buffer of our own.
     pub(super) fn first_float(&mut self, words: &Words<'_>) -> Result<String> {
         let stream = self.stream()?;

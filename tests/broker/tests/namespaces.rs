@@ -1,0 +1,112 @@
+//! Containers: processes that share neither `/dev/shm` nor process ids.
+//!
+//! On the simulated CUDA driver, which keeps events in `/dev/shm` and takes two processes with the same id for one, as the
+//! real one does.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{CUDA, Child, PINNING, agent, eventually};
+
+/// A process whose `/dev/shm` is its own. Not in a user namespace as well: the simulated machine's memory is reached by way
+/// of `/proc/PID/fd`, which the kernel keeps from processes of another one.
+const OWN_SHM: &[&str] = &["unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$0\" \"$@\""];
+
+/// A process that is the first of its own pid namespace.
+const OWN_PIDS: &[&str] = &["unshare", "-rpf", "--mount-proc", "--kill-child"];
+
+/// The CUDA backend's kind of handle that travels as a file descriptor.
+const VIRTUAL_MEMORY: u16 = device_ipc_cuda::VIRTUAL_MEMORY.0;
+
+/// May this process make such namespaces? Containers often may not.
+fn permitted(through: &[&str]) -> bool {
+    let mut command = Command::new(through[0]);
+    let made = command.args(&through[1..]).arg("true").output().expect("util-linux is there");
+    if !made.status.success() {
+        eprintln!("skipped: {} is not permitted here: {}", through[0], String::from_utf8_lossy(&made.stderr));
+    }
+    made.status.success()
+}
+
+fn late_bytes(exporter: &mut Child, importer: &mut Child, command: &str) {
+    // Neither waits for what a first use of the device takes.
+    importer.ok("alloc warm 4096");
+    importer.ok("clear warm");
+    importer.ok("sync");
+    let since = Instant::now();
+    let late = exporter.share("late 4096 ready-in=700");
+    let begun = Instant::now();
+    importer.ok(&format!("{command} late {late}"));
+    if command == "open-with-stream" {
+        let took = begun.elapsed();
+        assert!(
+            took < Duration::from_millis(600),
+            "the host has waited, or the machine is too slow: {took:?}"
+        );
+    }
+    importer.ok("touch late");
+    assert!(since.elapsed() >= Duration::from_millis(700), "nobody has waited");
+    importer.ok("drop late");
+    exporter.ok("wait-released late 10000");
+    exporter.ok("close late 10000");
+}
+
+#[test]
+fn bytes_are_waited_for_where_dev_shm_is_not_shared() {
+    if !permitted(OWN_SHM) {
+        return;
+    }
+    for command in ["open", "open-with-stream"] {
+        let (mut exporter, mut importer) = (agent!(CUDA), agent!(CUDA, through: OWN_SHM));
+        late_bytes(&mut exporter, &mut importer, command);
+    }
+}
+
+#[test]
+fn timelines_need_no_shared_dev_shm() {
+    if !permitted(OWN_SHM) {
+        return;
+    }
+    for machine in [PINNING, CUDA] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine, through: OWN_SHM));
+        // A driver may load a kernel, at its first use, behind work that is waiting for the other side.
+        exporter.ok("warm-up");
+        importer.ok("warm-up");
+        exporter.ok("alloc x 4096");
+        exporter.ok("clear x");
+        let descriptor = exporter.share("x 4096 buffer=x");
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("timeline x");
+        exporter.ok("timelines x 1 10000");
+        importer.ok("rounds x 50 first=0");
+        exporter.ok("rounds x 50 first=1");
+        exporter.ok("wait-now x 50 20000");
+        assert_eq!(exporter.ok("first-float x"), "100");
+    }
+}
+
+#[test]
+fn two_processes_with_the_same_id_share_memory_that_travels_as_a_descriptor() {
+    if !permitted(OWN_PIDS) {
+        return;
+    }
+    let (mut exporter, mut importer) = (agent!(CUDA, through: OWN_PIDS), agent!(CUDA, through: OWN_PIDS));
+    for child in [&mut exporter, &mut importer] {
+        let identity = child.ok("identity");
+        assert!(identity.contains(" pid: 1,"), "{identity}");
+    }
+    // The driver takes the importer for the exporter.
+    let legacy = exporter.share("legacy 4096 kind=1");
+    let text = importer.fails(&format!("open legacy {legacy}"), "Vendor");
+    assert!(text.contains("process id") && text.contains("allocate"), "{text}");
+    eventually("the lease is given back", 0, || exporter.holders("legacy"));
+    // A descriptor knows no process ids; and in such a namespace our own allocations are of that kind.
+    for kind in [format!("kind={VIRTUAL_MEMORY}"), String::new()] {
+        let descriptor = exporter.share(&format!("x 4096 {kind}"));
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("touch x");
+        importer.ok("drop x");
+        exporter.ok("wait-released x 10000");
+        exporter.ok("close x 10000");
+    }
+}
