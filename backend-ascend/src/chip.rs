@@ -1,0 +1,64 @@
+//! Which family a chip belongs to: a few rules differ by it.
+
+/// The families that the manual tells apart ("Product Support" of each page), by what `aclrtGetSocName` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chip {
+    /// Atlas A2: `Ascend910B…`.
+    A2,
+    /// Atlas A3: `Ascend910_93…`.
+    A3,
+    /// `Ascend950…`.
+    Ascend950,
+    /// Atlas inference series: `Ascend310P…`.
+    Ascend310P,
+    /// Any other: 910 of the first generation, 310B, what comes after this version.
+    Other,
+}
+
+impl Chip {
+    /// The family of this name.
+    pub(crate) fn of(soc: &str) -> Self {
+        let name = soc.strip_prefix("Ascend").unwrap_or(soc);
+        if name.starts_with("910_93") {
+            Self::A3
+        } else if let Some(variant) = name.strip_prefix("910B") {
+            // The first generation has a 910B too. A2 has a digit behind it: 910B1, 910B2C, 910B4.
+            if variant.starts_with(|next: char| next.is_ascii_digit()) { Self::A2 } else { Self::Other }
+        } else if name.starts_with("950") {
+            Self::Ascend950
+        } else if name.starts_with("310P") {
+            Self::Ascend310P
+        } else {
+            Self::Other
+        }
+    }
+
+    /// Does memory that another card is to reach need the page policies called P2P? On 310P it does
+    /// (`aclrtIpcMemGetExportKey`, "Restrictions").
+    pub(crate) const fn needs_peer_pages(self) -> bool {
+        matches!(self, Self::Ascend310P)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_told_by_the_name() {
+        for (soc, chip) in [
+            ("Ascend910B1", Chip::A2),
+            ("Ascend910B2C", Chip::A2),
+            ("Ascend910_9391", Chip::A3),
+            ("Ascend910A", Chip::Other),
+            ("Ascend910B", Chip::Other),
+            ("Ascend310P3", Chip::Ascend310P),
+            ("Ascend310B4", Chip::Other),
+            ("Ascend950PR_9589", Chip::Ascend950),
+            ("", Chip::Other),
+            ("Ascend", Chip::Other),
+        ] {
+            assert_eq!(Chip::of(soc), chip, "{soc}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Events that two processes share.
+//!
+//! "Event Management" of the ACL manual (`aclrtCreateEventExWithFlag`, `aclrtIpcGetEventHandle`,
+//! `aclrtIpcOpenEventHandle`). A record is submitted when `aclrtRecordEvent` returns (`IpcEvent::IpcEventRecord` of the
+//! runtime's sources): until then the event counts as reached, so nobody is to be told of a record before.
+//! An event is recorded on streams of its device only; streams of others wait for it by a [relay](crate::relay).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+
+use crate::NAME;
+use crate::bindings::*;
+use crate::chip::Chip;
+use crate::driver::{Driver, call};
+use crate::relay::Relay;
+use crate::status::is_unsupported;
+
+/// How long a wait on the host asks again and again before it begins to sleep.
+const SPIN: Duration = Duration::from_micros(20);
+/// The first sleep of a wait on the host; each is twice as long as the one before.
+const FIRST_SLEEP: Duration = Duration::from_micros(10);
+/// The longest sleep: what a wait on the host can be late by.
+const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+
+/// The size of the host's pages with which IPC events work on every driver.
+const USUAL_PAGE: usize = 4096;
+/// From this driver on they work with pages of other sizes too: the rule of torch_npu.
+const ANY_PAGE_SINCE_DRIVER: u32 = 26;
+
+const HANDLE_BYTES: usize = ACL_IPC_EVENT_HANDLE_SIZE as usize;
+
+/// An event of this process, or one that was opened from another.
+#[derive(Debug)]
+pub(crate) struct AscendEvent {
+    driver: Arc<Driver>,
+    device: DeviceOrdinal,
+    /// `aclrtEvent`.
+    raw: usize,
+    opened: bool,
+    /// For streams of other devices; made when the first of them waits. One wait at a time goes through it.
+    relay: Mutex<Option<Relay>>,
+}
+
+/// Do events that processes share work on the device? Tried by making one.
+pub(crate) fn work(driver: &Arc<Driver>, ordinal: DeviceOrdinal) -> bool {
+    let Ok(device) = driver.device(ordinal) else { return false };
+    if driver.acl.aclrtIpcGetEventHandle.is_err() || driver.acl.aclrtIpcOpenEventHandle.is_err() {
+        return false;
+    }
+    // The manual has them on 950PR and not on 950DT; torch_npu orders no copies by them on either.
+    if device.chip == Chip::Ascend950 {
+        return false;
+    }
+    let version = driver.package_version(c"driver");
+    if !pages_fit(rustix::param::page_size(), version.as_deref()) {
+        tracing::debug!(?version, "no IPC events: the host's pages are not of 4096 bytes");
+        return false;
+    }
+    match AscendEvent::create(driver, ordinal).and_then(|event| event.export()) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(device = %ordinal, %error, "no IPC events");
+            false
+        }
+    }
+}
+
+/// May IPC events be used with host pages of this size and a driver of this version (`25.3.rc1`)?
+fn pages_fit(page: usize, driver: Option<&str>) -> bool {
+    let major = driver.and_then(|version| version.split('.').next()?.trim().parse::<u32>().ok());
+    page == USUAL_PAGE || major.is_some_and(|major| major >= ANY_PAGE_SINCE_DRIVER)
+}
+
+impl AscendEvent {
+    /// Creates an event that can be exported.
+    pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
+        let _current = driver.enter(device)?;
+        let mut raw = aclrtEvent(std::ptr::null_mut());
+        // SAFETY: writes one event. The flag stands alone: with another one the call is refused.
+        let status = unsafe { call!(driver, aclrtCreateEventExWithFlag(&raw mut raw, ACL_EVENT_IPC)) };
+        driver.event_made("aclrtCreateEventExWithFlag", status, "create", device)?;
+        Ok(Self {
+            driver: Arc::clone(driver),
+            device,
+            raw: raw.0 as usize,
+            opened: false,
+            relay: Mutex::default(),
+        })
+    }
+
+    /// Opens an event of another process, whose handle may be anything.
+    pub(crate) fn open(driver: &Arc<Driver>, handle: &[u8], on: DeviceOrdinal) -> Result<Self> {
+        let Ok(bytes) = <[u8; HANDLE_BYTES]>::try_from(handle) else {
+            return Err(Error::Protocol(format!(
+                "an Ascend event handle has {HANDLE_BYTES} bytes, and {} came",
+                handle.len()
+            )));
+        };
+        let _current = driver.enter(on)?;
+        let handle = aclrtIpcEventHandle { reserved: bytes.map(|byte| byte as std::ffi::c_char) };
+        let mut raw = aclrtEvent(std::ptr::null_mut());
+        // SAFETY: writes one event; the driver checks the bytes of the handle, whatever they are.
+        let status = unsafe { call!(driver, aclrtIpcOpenEventHandle(handle, &raw mut raw)) };
+        if matches!(
+            status,
+            ACL_ERROR_RT_PARAM_INVALID | ACL_ERROR_RT_INVALID_HANDLE | ACL_ERROR_RT_DRV_INTERNAL_ERROR
+        ) {
+            let hint =
+                "The handle is corrupt, its event or its process is gone, or it is of this very process";
+            return Err(driver.error("aclrtIpcOpenEventHandle", status, hint));
+        }
+        driver.event_made("aclrtIpcOpenEventHandle", status, "open", on)?;
+        tracing::debug!(device = %on, "opened an IPC event");
+        Ok(Self {
+            driver: Arc::clone(driver),
+            device: on,
+            raw: raw.0 as usize,
+            opened: true,
+            relay: Mutex::default(),
+        })
+    }
+
+    fn raw(&self) -> aclrtEvent {
+        aclrtEvent(self.raw as *mut _)
+    }
+
+    /// Has the last record been reached? The event's context is current.
+    fn reached(&self) -> Result<bool> {
+        let mut recorded = aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY;
+        // SAFETY: writes one status; the event lives as long as `self`.
+        let status = unsafe { call!(self.driver, aclrtQueryEventStatus(self.raw(), &raw mut recorded)) };
+        self.driver.check("aclrtQueryEventStatus", status)?;
+        Ok(recorded == aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE)
+    }
+}
+
+impl Driver {
+    fn event_made(
+        &self,
+        call: &'static str,
+        status: aclError,
+        what: &str,
+        device: DeviceOrdinal,
+    ) -> Result<()> {
+        if !is_unsupported(status) {
+            return self.check(call, status);
+        }
+        Err(Error::Unsupported {
+            backend: NAME,
+            what: format!("{what} an event that processes share"),
+            why: format!(
+                "device {device} ({}) has none with {}: they take CANN 8.5 and A2, A3 or 950PR; synchronise on the host \
+                 instead",
+                self.device(device)?.info.name,
+                self.version()
+            ),
+        })
+    }
+}
+
+impl DeviceEvent for AscendEvent {
+    fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+
+    fn export(&self) -> Result<HandleBytes> {
+        if self.opened {
+            return Err(Error::Unsupported {
+                backend: NAME,
+                what: "export an event that was opened from another process".into(),
+                why: "only the process that created it can; pass on the handle that it was opened with"
+                    .into(),
+            });
+        }
+        let _current = self.driver.enter(self.device)?;
+        // The call writes the first eight bytes only.
+        let mut handle = aclrtIpcEventHandle { reserved: [0; HANDLE_BYTES] };
+        // SAFETY: writes one handle; the event lives and was created to be shared.
+        let status = unsafe { call!(self.driver, aclrtIpcGetEventHandle(self.raw(), &raw mut handle)) };
+        self.driver.event_made("aclrtIpcGetEventHandle", status, "export", self.device)?;
+        Ok(HandleBytes::new(handle.reserved.map(|byte| byte as u8)))
+    }
+
+    fn record(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let raw = self.driver.stream(stream)?;
+        if stream.device() != self.device {
+            return Err(Error::WrongStream {
+                stream: stream.device(),
+                what: "recording the event",
+                expected: self.device,
+            });
+        }
+        let _current = self.driver.enter(self.device)?;
+        // SAFETY: the event lives; the stream does, as `BorrowedStream` promises.
+        let status = unsafe { call!(self.driver, aclrtRecordEvent(self.raw(), raw)) };
+        self.driver.check("aclrtRecordEvent", status)
+    }
+
+    fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let raw = self.driver.stream(stream)?;
+        if stream.device() != self.device {
+            let mut relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner);
+            let relay = match &mut *relay {
+                Some(relay) => relay,
+                empty => empty.insert(Relay::create(&self.driver, self.device)?),
+            };
+            // SAFETY: the event lives as long as `self`; the stream does, as `BorrowedStream` promises.
+            return unsafe { relay.wait(self.raw(), raw, stream.device()) };
+        }
+        let _current = self.driver.enter(self.device)?;
+        // SAFETY: as above; both are of one device.
+        let status = unsafe { call!(self.driver, aclrtStreamWaitEvent(raw, self.raw())) };
+        self.driver.check("aclrtStreamWaitEvent", status)
+    }
+
+    fn query(&self) -> Result<bool> {
+        let _current = self.driver.enter(self.device)?;
+        self.reached()
+    }
+
+    /// Asks again and again, at first without a pause, then with pauses that grow to 200 µs: as the runtime itself does.
+    fn synchronize(&self, timeout: Duration) -> Result<()> {
+        let _current = self.driver.enter(self.device)?;
+        let begin = Instant::now();
+        let mut pause = FIRST_SLEEP;
+        while !self.reached()? {
+            let waited = begin.elapsed();
+            if waited >= timeout {
+                return Err(Error::Timeout {
+                    what: "the event's last record".into(),
+                    after: timeout,
+                    detail: "; the stream that it was recorded on has not got there yet".into(),
+                });
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep(pause.min(timeout - waited));
+                pause = (pause * 2).min(LONGEST_SLEEP);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AscendEvent {
+    fn drop(&mut self) {
+        let Ok(_current) = self.driver.enter(self.device) else { return };
+        // SAFETY: the event is nobody else's.
+        let status = unsafe { call!(self.driver, aclrtDestroyEvent(self.raw())) };
+        if status != ACL_SUCCESS {
+            tracing::warn!(status, "aclrtDestroyEvent failed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_pages_take_a_driver_of_26_or_newer() {
+        assert!(pages_fit(4096, None));
+        assert!(pages_fit(4096, Some("25.3.rc1")));
+        assert!(pages_fit(65_536, Some("26.0.RC1")));
+        assert!(pages_fit(65_536, Some("27.1.0")));
+        for version in [None, Some("25.5.2"), Some(""), Some("unknown"), Some("V26")] {
+            assert!(!pages_fit(65_536, version), "{version:?}");
+        }
+    }
+}

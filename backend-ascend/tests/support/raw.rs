@@ -1,0 +1,136 @@
+//! Calls of the library behind the backend's back, as another owner in the process makes them.
+
+use std::ffi::{CString, c_int, c_void};
+
+use libloading::{Library, Symbol};
+
+/// The library that this process uses, loaded once more: the same one to the dynamic linker.
+pub(crate) struct Raw(Library);
+
+impl Raw {
+    pub(crate) fn open() -> Self {
+        let path = std::env::var_os(device_ipc_ascend::LIBRARY_VARIABLE).expect("a scene names the library");
+        // SAFETY: the simulator's library, which has no initialisers of note.
+        Self(unsafe { Library::new(path) }.expect("the backend has loaded it too"))
+    }
+
+    /// A call that takes nothing.
+    pub(crate) fn call(&self, name: &str) -> i32 {
+        type Function = unsafe extern "C" fn() -> c_int;
+        // SAFETY: callers name functions that take nothing.
+        unsafe { self.symbol::<Function>(name)() }
+    }
+
+    /// A call that takes an int.
+    pub(crate) fn call_with(&self, name: &str, argument: i32) -> i32 {
+        type Function = unsafe extern "C" fn(c_int) -> c_int;
+        // SAFETY: callers name functions that take an int.
+        unsafe { self.symbol::<Function>(name)(argument) }
+    }
+
+    /// A call that takes a null pointer.
+    pub(crate) fn call_with_null(&self, name: &str) -> i32 {
+        type Function = unsafe extern "C" fn(*const c_void) -> c_int;
+        // SAFETY: callers name functions that allow a null pointer.
+        unsafe { self.symbol::<Function>(name)(std::ptr::null()) }
+    }
+
+    /// A call that writes an int: its status, and that.
+    pub(crate) fn told(&self, name: &str) -> (i32, i32) {
+        type Function = unsafe extern "C" fn(*mut c_int) -> c_int;
+        let mut value = -1;
+        // SAFETY: callers name functions that write an int.
+        let status = unsafe { self.symbol::<Function>(name)(&raw mut value) };
+        (status, value)
+    }
+
+    /// The calling thread's context.
+    pub(crate) fn context(&self) -> usize {
+        type Function = unsafe extern "C" fn(*mut usize) -> c_int;
+        let mut context = 0;
+        // SAFETY: writes a pointer.
+        let status = unsafe { self.symbol::<Function>("aclrtGetCurrentContext")(&raw mut context) };
+        if status == 0 { context } else { 0 }
+    }
+
+    /// A context of its own on a device.
+    pub(crate) fn create_context(&self, device: i32) -> usize {
+        type Function = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+        let mut context = 0;
+        // SAFETY: writes a pointer.
+        let status = unsafe { self.symbol::<Function>("aclrtCreateContext")(&raw mut context, device) };
+        assert_eq!(status, 0, "aclrtCreateContext");
+        context
+    }
+
+    /// A stream of the thread's context.
+    pub(crate) fn create_stream(&self) -> u64 {
+        type Function = unsafe extern "C" fn(*mut u64) -> c_int;
+        let mut stream = 0;
+        // SAFETY: writes a pointer.
+        let status = unsafe { self.symbol::<Function>("aclrtCreateStream")(&raw mut stream) };
+        assert_eq!(status, 0, "aclrtCreateStream");
+        stream
+    }
+
+    /// Memory of `aclrtMalloc`, of the thread's device.
+    pub(crate) fn malloc(&self, bytes: usize, policy: u32) -> u64 {
+        type Function = unsafe extern "C" fn(*mut u64, usize, u32) -> c_int;
+        let mut address = 0;
+        // SAFETY: writes a pointer.
+        let status = unsafe { self.symbol::<Function>("aclrtMalloc")(&raw mut address, bytes, policy) };
+        assert_eq!(status, 0, "aclrtMalloc");
+        address
+    }
+
+    /// Addresses without memory.
+    pub(crate) fn reserve(&self, bytes: usize) -> u64 {
+        type Function = unsafe extern "C" fn(*mut u64, usize, usize, *mut c_void, u64) -> c_int;
+        let mut address = 0;
+        let reserve: Symbol<'_, Function> = self.symbol("aclrtReserveMemAddress");
+        // SAFETY: writes a pointer.
+        assert_eq!(unsafe { reserve(&raw mut address, bytes, 0, std::ptr::null_mut(), 0) }, 0, "reserve");
+        address
+    }
+
+    /// Puts new physical memory of a device to an address.
+    pub(crate) fn map_new(&self, address: u64, bytes: usize, device: u32) {
+        type Allocate = unsafe extern "C" fn(*mut usize, usize, *const [u32; 8], u64) -> c_int;
+        type Map = unsafe extern "C" fn(u64, usize, usize, usize, u64) -> c_int;
+        // No type of handle, pinned, huge pages of high-bandwidth memory, device and that it is one, nothing more.
+        let properties = [0, 0, 4, device, 1, 0, 0, 0];
+        let mut handle = 0;
+        let allocate: Symbol<'_, Allocate> = self.symbol("aclrtMallocPhysical");
+        // SAFETY: writes a pointer; the properties have the layout of `aclrtPhysicalMemProp`.
+        let status = unsafe { allocate(&raw mut handle, bytes, &raw const properties, 0) };
+        assert_eq!(status, 0, "aclrtMallocPhysical");
+        // SAFETY: the address was reserved.
+        let status = unsafe { self.symbol::<Map>("aclrtMapMem")(address, bytes, 0, handle, 0) };
+        assert_eq!(status, 0, "aclrtMapMem");
+    }
+
+    /// How often a call was made in this process.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        type Function = unsafe extern "C" fn(*const std::ffi::c_char, *mut u64) -> c_int;
+        let name = CString::new(name).expect("a name");
+        let mut count = 0;
+        // SAFETY: a text that ends with a NUL, and a number to write.
+        let status = unsafe { self.symbol::<Function>("deviceIpcSimCalls")(name.as_ptr(), &raw mut count) };
+        assert_eq!(status, 0, "deviceIpcSimCalls");
+        count
+    }
+
+    /// Makes a call return this status the next time.
+    pub(crate) fn fail_next(&self, name: &str, status: i32) {
+        type Function = unsafe extern "C" fn(*const std::ffi::c_char, u64, i32) -> c_int;
+        let name = CString::new(name).expect("a name");
+        // SAFETY: a text that ends with a NUL.
+        let armed = unsafe { self.symbol::<Function>("deviceIpcSimInject")(name.as_ptr(), 1, status) };
+        assert_eq!(armed, 0, "deviceIpcSimInject");
+    }
+
+    fn symbol<F>(&self, name: &str) -> Symbol<'_, F> {
+        // SAFETY: the types above are those of the functions.
+        unsafe { self.0.get(name.as_bytes()) }.expect("the library has it")
+    }
+}

@@ -1,0 +1,120 @@
+//! Two processes that see different devices, by `ASCEND_RT_VISIBLE_DEVICES`: a position means another card in each of them,
+//! and descriptors name cards by what they are. The vendor wants the variable's entries in ascending order.
+
+mod support;
+
+use std::sync::Arc;
+
+use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
+use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc};
+use support::{Role, Scene, Told};
+
+const BYTES: usize = 100_003;
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(AscendBackend::load().expect("the simulator is there") as Arc<dyn DeviceIpc>)
+}
+
+fn pattern() -> Vec<u8> {
+    (0..BYTES as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// Opens what it is told, at home or on a device, and says on which device of its own that is, and what is there.
+fn receiver(told: &Told) {
+    let ipc = ipc();
+    told.serve(|line| {
+        let (place, descriptor) = line.split_once(' ').expect("a place and a descriptor");
+        let descriptor: Descriptor = descriptor.parse().expect("a descriptor");
+        let opened = match place {
+            "home" => ipc.open(&descriptor).at_home(),
+            device => ipc.open(&descriptor).on_device(device.parse::<u32>().expect("a number")),
+        };
+        match opened {
+            Ok(mapping) => {
+                let stream = ipc.create_stream(mapping.device()).expect("a stream");
+                let bytes = mapping.view::<u8, _>(&stream).expect("a view").to_vec().expect("the bytes");
+                mapping.view_mut::<u8, _>(&stream).expect("a view").fill_bytes(9).expect("a fill");
+                stream.synchronize().expect("it is done");
+                format!("device {} right {}", mapping.device(), bytes == pattern())
+            }
+            Err(Error::HomeNotVisible { .. }) => "HomeNotVisible".to_owned(),
+            Err(error) => format!("{error:?}"),
+        }
+    });
+}
+
+const RECEIVER: &[Role] = &[("receiver", receiver)];
+
+/// Shares memory of `device`, of either kind, asks a receiver that sees `visible`, and checks what it wrote.
+fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str) {
+    let ipc = ipc();
+    for kind in [KEY, SHAREABLE] {
+        let buffer = Arc::new(ipc.allocate_as(device, BYTES as u64, kind).expect("memory"));
+        let stream = ipc.create_stream(device).expect("a stream");
+        buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
+        stream.synchronize().expect("it is done");
+        let share = ipc.share(Arc::clone(&buffer)).start().expect("an export");
+        let mut peer = scene.peer_seeing("receiver", visible);
+        let answer = peer.ask(format!("{place} {}", share.descriptor()));
+        assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
+        if expected.starts_with("device") {
+            let bytes = buffer.view::<u8>(&stream).expect("a view").to_vec().expect("the bytes");
+            assert!(bytes.iter().all(|byte| *byte == 9), "what the receiver wrote");
+        }
+        peer.finish();
+    }
+}
+
+#[test]
+fn home_is_the_same_card_at_another_position() {
+    for machine in ["soc=910b;devices=4", "soc=310p;devices=4"] {
+        Scene::on("home_is_the_same_card_at_another_position", machine)
+            .play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
+    }
+}
+
+#[test]
+fn a_position_is_the_receivers_own() {
+    Scene::on("a_position_is_the_receivers_own", "devices=4")
+        .play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
+}
+
+#[test]
+fn the_exporter_sees_some_devices_only() {
+    Scene::on("the_exporter_sees_some_devices_only", "devices=4")
+        .environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")])
+        .play(
+            |scene| {
+                // Position 1 here is card 3, which the receiver knows as 3.
+                share(scene, 1, "0,1,2,3", "home", "device 3 right true");
+            },
+            RECEIVER,
+        );
+}
+
+#[test]
+fn a_home_that_is_hidden_is_told_with_the_variable() {
+    Scene::on("a_home_that_is_hidden_is_told_with_the_variable", "devices=4")
+        .play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
+}
+
+#[test]
+fn memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words() {
+    Scene::on("memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words", "devices=4").play(
+        |scene| {
+            let ipc = ipc();
+            for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
+                let buffer = Arc::new(ipc.allocate_as(0, BYTES as u64, kind).expect("memory"));
+                let stream = ipc.create_stream(0).expect("a stream");
+                buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
+                stream.synchronize().expect("it is done");
+                let share = ipc.share(buffer).start().expect("an export");
+                let mut peer = scene.peer_seeing("receiver", "1,3");
+                let answer = peer.ask(format!("0 {}", share.descriptor()));
+                assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
+                peer.finish();
+            }
+        },
+        RECEIVER,
+    );
+}

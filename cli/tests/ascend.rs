@@ -1,0 +1,84 @@
+//! The program on the simulator of Ascend's ACL: the same commands that a user gives on a server.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, install};
+use serde_json::Value;
+
+/// Runs the program on a machine that this text describes; where the tests were not built, there is no simulator.
+fn device_ipc(machine: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Output> {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    if !directory.is_dir() {
+        eprintln!("skipped: the simulator of ACL is where the tests were built");
+        return None;
+    }
+    let directory = directory.join(format!("ascend-{}", machine.replace([';', '='], "-")));
+    std::fs::create_dir_all(&directory).expect("the tests' directory can be written");
+    let library = install(&directory, Cann::V9_1).expect("the simulator can be copied");
+    let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
+    let output = Command::new(program)
+        .args(arguments)
+        .env(MACHINE_VARIABLE, machine)
+        .env("DEVICE_IPC_ASCEND_LIBRARY", library)
+        .env("DEVICE_IPC_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+        .env_remove("DEVICE_IPC_BACKEND")
+        .envs(environment.iter().copied())
+        .output();
+    Some(output.expect("the program runs"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("the program prints JSON")
+}
+
+#[test]
+fn the_demo_opens_the_tensor_on_another_card() {
+    let arguments = ["demo", "--backend", "ascend", "--from", "0", "--to", "1", "--json"];
+    for allocates in ["key", "shareable"] {
+        let environment = [("DEVICE_IPC_ASCEND_ALLOCATE", allocates)];
+        let Some(output) = device_ipc("soc=910b;devices=2", &arguments, &environment) else { return };
+        let report = json(&output);
+        assert_eq!(report["shared"], true, "{report}");
+        assert_eq!((report["from"].as_u64(), report["to"].as_u64()), (Some(0), Some(1)));
+        assert_eq!(report["mean_received"], report["mean_before"]);
+        assert_ne!(report["sender_pid"], report["receiver_pid"]);
+    }
+}
+
+#[test]
+fn the_demo_takes_ascend_by_itself_where_there_is_no_gpu() {
+    let Some(output) = device_ipc("soc=910_93;devices=1", &["demo"], &[]) else { return };
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(out.contains("device=ascend:0") && out.contains("mean delta = 1.000000"), "{out}");
+}
+
+#[test]
+fn the_demo_shows_what_the_driver_says_when_a_card_cannot_import() {
+    let machine = "soc=910b;devices=2;fault=aclrtIpcMemImportByKey:1:507899";
+    let Some(output) = device_ipc(machine, &["demo", "--backend=ascend", "--to=1"], &[]) else { return };
+    let err = text(&output.stderr);
+    assert!(!output.status.success());
+    for said in ["507899", "DeviceMemory::allocate_as", "plog"] {
+        assert!(err.contains(said), "{said:?} is missing in:\n{err}");
+    }
+}
+
+#[test]
+fn devices_are_listed_or_the_reason_why_not() {
+    let arguments = ["devices", "--backend", "ascend", "--json"];
+    let Some(output) = device_ipc("soc=310p;devices=2", &arguments, &[]) else { return };
+    let report = json(&output);
+    let backend = &report["backends"][0];
+    assert_eq!(backend["available"], true, "{backend}");
+    assert_eq!(backend["devices"].as_array().map(Vec::len), Some(2));
+    let Some(output) = device_ipc("stub", &arguments, &[]) else { return };
+    let out = text(&output.stdout);
+    assert!(out.contains("stub library"), "{out} {}", text(&output.stderr));
+}
