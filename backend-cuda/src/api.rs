@@ -53,6 +53,13 @@ opaque! {
     Pool;
 }
 
+impl Stream {
+    /// Is it one of the driver's own: the default stream, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`?
+    pub(crate) const fn is_default(self) -> bool {
+        self.0 <= 2
+    }
+}
+
 /// `CUdevice`.
 pub(crate) type Device = c_int;
 /// `CUdeviceptr`.

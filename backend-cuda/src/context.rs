@@ -58,6 +58,12 @@ impl Driver {
     pub(crate) fn enter_with(&self, stream: BorrowedStream<'_>) -> Result<(Stream, Current<'_>)> {
         let raw = self.stream(stream)?;
         let current = self.enter(stream.device())?;
+        if raw.is_default() {
+            // It is that of the context that is current, and asking for it breaks the captures of blocking streams (seen with
+            // driver 580.159.04).
+            self.look_at_capture(raw);
+            return Ok((raw, current));
+        }
         let mut context = Context::NULL;
         // SAFETY: writes one context; the stream lives, as `BorrowedStream` promises.
         let status = unsafe { (self.api.stream_get_ctx)(raw, &raw mut context) };

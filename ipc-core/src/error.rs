@@ -386,7 +386,7 @@ fn separated(separator: &str, text: &str) -> String {
 
 fn list(statuses: &[BackendStatus]) -> String {
     if statuses.is_empty() {
-        return " none is compiled in; enable a feature (cuda, mock) or register one".into();
+        return " none is compiled in; enable a feature (cuda, ascend, mock) or register one".into();
     }
     statuses.iter().map(|status| format!("\n  {status}")).collect()
 }

@@ -100,32 +100,42 @@ fn memory_of_every_kind_is_shared_by_the_same_calls_and_comes_back() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     for kind in kinds_here(&backend) {
-        // The first of a kind may make the driver set something aside for good.
-        drop(filled(&ipc, BYTES, kind, 0));
-        let before = free_bytes(&backend);
         let mut other = other_process();
-        let buffer = Arc::new(filled(&ipc, BYTES, kind, 1));
-        let range = buffer.range();
-        assert_eq!(range.len, BYTES);
-        let extent = backend.extents_of(range, None).unwrap()[0];
-        assert_eq!(backend.export(&extent, None).unwrap().kind, kind);
-        let export = share_owned(&ipc, buffer, range).unwrap();
-        assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
-        assert_eq!(other.ask("bytes-are 0 1"), "true", "{kind:?}");
-        assert_eq!(other.ask(&format!("fill 0 0 {BYTES} 2")), "filled");
-        assert!(read(&ipc, range).iter().all(|byte| *byte == 2), "{kind:?}");
-        assert_eq!(other.ask("close 0"), "closed");
-        // The driver holds descriptors of what is open: of a pool, until all of it is closed.
-        let descriptors = other.ask("descriptors");
-        assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
-        assert_eq!(other.ask("bytes-are 0 2"), "true", "{kind:?}");
-        assert_eq!(other.ask("close 0"), "closed");
-        assert_eq!(other.ask("descriptors"), descriptors, "{kind:?}");
-        export.wait_released(SOON).unwrap();
-        export.close(SOON).unwrap();
+        // The first round of a kind makes the driver set something aside for good, in both processes.
+        let first = shared_and_given_back(&backend, &ipc, &mut other, kind);
+        let second = shared_and_given_back(&backend, &ipc, &mut other, kind);
         // More where what a test before this one has dropped was freed meanwhile.
-        assert!(free_bytes(&backend) >= before, "{kind:?}");
+        assert!(second >= first, "{kind:?}: {second} bytes are free, and {first} were");
     }
+}
+
+/// Shares memory, has the other process read, change and close it, twice; the bytes that are free afterwards.
+fn shared_and_given_back(
+    backend: &CudaBackend,
+    ipc: &Ipc,
+    other: &mut other::Other,
+    kind: HandleKind,
+) -> u64 {
+    let buffer = Arc::new(filled(ipc, BYTES, kind, 1));
+    let range = buffer.range();
+    assert_eq!(range.len, BYTES);
+    let extent = backend.extents_of(range, None).unwrap()[0];
+    assert_eq!(backend.export(&extent, None).unwrap().kind, kind);
+    let export = share_owned(ipc, buffer, range).unwrap();
+    assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
+    assert_eq!(other.ask("bytes-are 0 1"), "true", "{kind:?}");
+    assert_eq!(other.ask(&format!("fill 0 0 {BYTES} 2")), "filled");
+    assert!(read(ipc, range).iter().all(|byte| *byte == 2), "{kind:?}");
+    assert_eq!(other.ask("close 0"), "closed");
+    // The driver holds descriptors of what is open: of a pool, until all of it is closed.
+    let descriptors = other.ask("descriptors");
+    assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
+    assert_eq!(other.ask("bytes-are 0 2"), "true", "{kind:?}");
+    assert_eq!(other.ask("close 0"), "closed");
+    assert_eq!(other.ask("descriptors"), descriptors, "{kind:?}");
+    export.wait_released(SOON).unwrap();
+    export.close(SOON).unwrap();
+    free_bytes(backend)
 }
 
 #[test]

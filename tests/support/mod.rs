@@ -1,0 +1,128 @@
+//! What the tests of the CUDA examples share: their roles as processes.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// Names the role to a process that was started for it.
+const ROLE: &str = "DEVICE_IPC_TEST_ROLE";
+
+/// Why there is no CUDA here, which a test then says.
+pub(crate) fn no_cuda() -> Option<String> {
+    device_ipc::Backends::registered().named("cuda").err().map(|reason| reason.to_string())
+}
+
+/// The role that this process was started for.
+pub(crate) fn role() -> String {
+    std::env::var(ROLE).expect("set by the test that starts the role")
+}
+
+/// An argument of the role.
+pub(crate) fn argument(name: &str) -> String {
+    std::env::var(argument_variable(name)).expect("set by the test that starts the role")
+}
+
+fn argument_variable(name: &str) -> String {
+    format!("DEVICE_IPC_TEST_ARGUMENT_{name}")
+}
+
+/// A process with a deadline, killed and reaped when it goes out of scope.
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    input: Option<ChildStdin>,
+    deadline: Instant,
+}
+
+impl Process {
+    /// The test `role` of this program in a process of its own.
+    pub(crate) fn role(role: &str, arguments: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+        command.args(["--exact", "role", "--nocapture", "--ignored"]).env(ROLE, role);
+        command.envs(arguments.iter().map(|(name, value)| (argument_variable(name), value)));
+        if let Some(path) = search_path() {
+            command.env("LD_LIBRARY_PATH", path);
+        }
+        Self::start(role, &mut command)
+    }
+
+    /// Any program.
+    pub(crate) fn start(name: &str, command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, lines) = channel();
+        // Ends when the process does, or whoever it has left behind.
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        let input = child.stdin.take();
+        Self {
+            name: name.to_owned(),
+            child,
+            lines,
+            input,
+            deadline: Instant::now() + Duration::from_secs(120),
+        }
+    }
+
+    /// The next line that holds what is looked for.
+    pub(crate) fn line<T>(&self, mut wanted: impl FnMut(&str) -> Option<T>) -> T {
+        let mut seen = Vec::new();
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left).unwrap_or_else(|error| {
+                panic!("{} did not print what it should: {error}; it printed {seen:#?}", self.name)
+            });
+            if let Some(found) = wanted(&line) {
+                return found;
+            }
+            seen.push(line);
+        }
+    }
+
+    /// Presses the Enter key.
+    pub(crate) fn enter(&mut self) {
+        self.input.as_mut().expect("not taken").write_all(b"\n").expect("the process reads");
+    }
+
+    /// Waits for the end, which has to be a good one.
+    pub(crate) fn finish(mut self) {
+        drop(self.input.take());
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                let rest: Vec<_> = self.lines.try_iter().collect();
+                return assert!(status.success(), "{} failed: {status}; it printed {rest:#?}", self.name);
+            }
+            assert!(Instant::now() < self.deadline, "{} did not end in time", self.name);
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// cudarc finds libcuda by the dynamic linker alone, which has to find the library that the backend is told to load.
+fn search_path() -> Option<OsString> {
+    let library = std::env::var_os(device_ipc::cuda::LIBRARY_VARIABLE)?;
+    let mut path =
+        Path::new(&library).parent().filter(|folder| !folder.as_os_str().is_empty())?.as_os_str().to_owned();
+    if let Some(former) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(former);
+    }
+    Some(path)
+}
