@@ -84,7 +84,10 @@ fn a_device_or_a_backend_that_is_not_there_is_named() {
     for (arguments, said) in [
         (["demo", "--backend=mock", "--from=5"], "--from 5: the backend mock has 2 device(s)"),
         (["demo", "--backend=mock", "--to=2"], "--to 2: the backend mock has 2 device(s)"),
-        (["demo", "--backend=acme", "--to=0"], "no backend is called \"acme\"; there are: cuda, ascend, mock"),
+        (
+            ["demo", "--backend=acme", "--to=0"],
+            "no backend is called \"acme\"; there are: cuda, ascend, mock",
+        ),
         (["devices", "--backend=acme", "--json"], "no backend is called \"acme\""),
     ] {
         let output = device_ipc("", &arguments);

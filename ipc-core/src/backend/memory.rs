@@ -88,7 +88,8 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// As for [`copy`](Self::copy).
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Runs a kernel on the stream's device that adds `value` to every 32-bit float of `range`.
+    /// Runs a kernel on the stream's device that adds `value` to every 32-bit float of `range`. The first call on a device may
+    /// load the kernel, for which a driver may wait until all its streams are idle.
     ///
     /// # Safety
     ///

@@ -63,7 +63,11 @@ impl Memory {
     ///
     /// [`Stop::Failed`] with the backend's error.
     pub fn with_floats(context: &Context, count: usize) -> Result<Self, Stop> {
-        Self::with_bytes(context, 0, &float_bytes(&vec![OLD; count]))
+        let memory = Self::with_bytes(context, 0, &float_bytes(&vec![OLD; count]))?;
+        // The kernel is loaded now: a driver may do that behind work which waits for what this process has yet to do.
+        memory.add(0.0)?;
+        memory.stream.synchronize()?;
+        Ok(memory)
     }
 
     /// Shares all of it, without a tensor's layout.

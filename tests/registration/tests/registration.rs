@@ -14,7 +14,10 @@ fn output(program: &str) -> String {
 
 #[test]
 fn backends_are_registered_in_a_program_that_names_none() {
-    assert_eq!(output(env!("CARGO_BIN_EXE_by-inventory")).lines().collect::<Vec<_>>(), ["cuda", "ascend", "mock"]);
+    assert_eq!(
+        output(env!("CARGO_BIN_EXE_by-inventory")).lines().collect::<Vec<_>>(),
+        ["cuda", "ascend", "mock"]
+    );
 }
 
 #[test]
