@@ -125,7 +125,8 @@ impl Context {
             let own = objects.streams.values().filter(|stream| stream.context.handle == self.handle);
             streams.extend(own.map(|stream| stream.engine));
         }
-        let leaving = std::mem::take(&mut *lock(&self.leaving));
+        // They stay until they have been waited for: another thread may begin to wait meanwhile.
+        let leaving = lock(&self.leaving).clone();
         let mut result = Ok(());
         for stream in streams.into_iter().chain(leaving.iter().copied()) {
             match simulator.machine.synchronize(stream) {
@@ -134,7 +135,9 @@ impl Context {
                 waited => result = result.and(self.settle(waited)),
             }
         }
+        lock(&self.leaving).retain(|stream| !leaving.contains(stream));
         for stream in leaving {
+            // Perhaps by another thread already.
             let _ = simulator.machine.destroy_stream(stream);
         }
         result
@@ -209,7 +212,8 @@ fn tear_down(context: &Arc<Context>) -> Result {
         let own = event.context.handle == context.handle;
         if own {
             event.retire(simulator, directory.as_mut());
-            gone.insert(*handle, Gone::Event { interprocess: event.interprocess, opened: event.opened });
+            let (interprocess, opened) = (event.interprocess, event.opened);
+            gone.insert(*handle, Gone::Event { interprocess, opened, freed: false });
         }
         !own
     });
@@ -396,10 +400,11 @@ driver! {
     fn cuCtxEnablePeerAccess(handle: u64, flags: c_uint) {
         let own = current()?;
         let peer = context(handle)?;
-        if flags != 0 || peer.device == own.device {
-            return Err(if flags != 0 { Status::INVALID_VALUE } else { Status::INVALID_DEVICE });
+        if flags != 0 {
+            return Err(Status::INVALID_VALUE);
         }
-        if !simulator()?.machine.peer_access(own.device, peer.device)? {
+        // No device is its own peer.
+        if peer.device == own.device || !simulator()?.machine.peer_access(own.device, peer.device)? {
             return Err(Status::PEER_ACCESS_UNSUPPORTED);
         }
         if lock(&own.peers).insert(peer.device) { Ok(()) } else { Err(Status::PEER_ACCESS_ALREADY_ENABLED) }

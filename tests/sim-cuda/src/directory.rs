@@ -16,7 +16,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use crate::portal;
 use crate::status::{Result, Status};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"simcuda\x01");
+/// The first byte of a handle is not looked at, as by the driver.
+const MAGIC: u64 = u64::from_le_bytes(*b"\0simcuda");
+const IGNORED: u64 = 0xff;
 const SLOTS: usize = 1 << 16;
 /// A slot: sequence and state, number, three words of its contents, and for an event the engine's handle.
 const WORDS: usize = 16;
@@ -64,10 +66,16 @@ impl Handle {
         bytes
     }
 
+    /// Whether its exporter is in another pid namespace.
+    pub(crate) fn is_far(&self) -> bool {
+        self.pid_namespace != pid_namespace()
+    }
+
     /// `None` for bytes that no exporter made, and for a handle of another kind.
     pub(crate) fn decode(bytes: &[u8; 64], kind: HandleKind) -> Option<Self> {
         let word = |at: usize| u64_at(bytes, at);
-        let words: [u64; 7] = std::array::from_fn(word);
+        let mut words: [u64; 7] = std::array::from_fn(word);
+        words[0] &= !IGNORED;
         if words[0] != MAGIC || word(7) != checksum(&words) || words[3] >> 32 != kind as u64 {
             return None;
         }
@@ -257,7 +265,7 @@ impl Exporter {
         if handle.pid == std::process::id() {
             return Err(Status::INVALID_CONTEXT);
         }
-        if handle.pid_namespace != pid_namespace() {
+        if handle.is_far() {
             let file = portal::ask(handle.nonce, portal::DIRECTORY)?;
             return Ok(Self { file, far: true });
         }
@@ -343,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_read_back_and_every_changed_bit_is_told() {
+    fn a_handle_is_read_back_and_every_changed_bit_after_the_first_byte_is_told() {
         let handle = Handle {
             kind: HandleKind::Memory,
             pid: 77,
@@ -360,7 +368,8 @@ mod tests {
         for bit in 0..512 {
             let mut changed = bytes;
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Handle::decode(&changed, HandleKind::Memory), None, "bit {bit}");
+            let expected = (bit < 8).then_some(handle);
+            assert_eq!(Handle::decode(&changed, HandleKind::Memory), expected, "bit {bit}");
         }
         assert_eq!(Handle::decode(&[0; 64], HandleKind::Memory), None);
     }

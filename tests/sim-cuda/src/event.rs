@@ -87,15 +87,28 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     };
     match (found, gone) {
         (Some(event), _) => event.context.usable().map(|()| event),
-        (None, Some(Gone::Event { interprocess, opened })) => {
+        (None, Some(Gone::Event { interprocess, opened, freed })) => {
             // As measured: with the context that was reset still current every use of it is told.
             current()?;
             if opened {
                 crash("an opened event whose context was reset is used");
             }
+            if freed {
+                crash("an event is used that was destroyed after its context was reset");
+            }
             Err(if interprocess { Status::INVALID_CONTEXT } else { Status::CONTEXT_IS_DESTROYED })
         }
         _ => Err(Status::INVALID_HANDLE),
+    }
+}
+
+/// Notes that an event whose context was reset has been destroyed, which is refused all the same. With the context that was
+/// reset still current the driver does not get that far.
+fn free_gone(simulator: &Simulator, handle: u64) {
+    if current().is_ok()
+        && let Some(Gone::Event { freed, .. }) = simulator.objects().gone.get_mut(&handle)
+    {
+        *freed = true;
     }
 }
 
@@ -122,7 +135,7 @@ driver! {
     /// Destroys an event, or lets go of one that was opened. What waits for it goes on waiting.
     fn cuEventDestroy_v2(handle: u64) {
         let simulator = simulator()?;
-        event(handle)?;
+        event(handle).inspect_err(|_| free_gone(simulator, handle))?;
         let mut objects = simulator.objects();
         let event = objects.events.remove(&handle).ok_or(Status::INVALID_HANDLE)?;
         event.retire(simulator, objects.directory.as_mut());

@@ -2,24 +2,27 @@
 
 use std::ffi::c_uint;
 
-use device_ipc_mock_engine::{Address, BlockId, Machine};
+use device_ipc_mock_engine::{Address, BlockId, EngineError, EventId, Machine};
 
 use crate::capture::refuse_where_unsafe;
-use crate::context::current;
+use crate::context::{Context, context, current};
 use crate::directory::{Directory, Entry, Exporter, Handle, HandleKind, shared_memory};
 use crate::entry::driver;
 use crate::event::{Event, add, event};
 use crate::ffi::{IpcHandle, Out};
-use crate::memory::{Block, Chunk, Kind, PAGE, open_to_all};
+use crate::memory::{Block, Chunk, Kind, MemoryTable, PAGE, open_to_all};
 use crate::portal::{Question, ask};
 use crate::simulator::{Objects, lock, simulator};
 use crate::status::{Result, Status};
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: without it no handle is opened.
+const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// Memory that was opened.
 #[derive(Debug)]
 pub(crate) struct Opened {
     /// The handle that it was opened with.
-    handle: [u8; 64],
+    handle: Handle,
     /// How often this context has it open.
     opens: u32,
     block: BlockId,
@@ -42,6 +45,49 @@ fn directory(objects: &mut Objects) -> Result<&mut Directory> {
     match &mut objects.directory {
         Some(directory) => Ok(directory),
         none => Ok(none.insert(Directory::new()?)),
+    }
+}
+
+/// What a process that has a handle open already gets when it opens it again: the same address in the same context, an error in
+/// another context of the device, and nothing yet on another device.
+fn open_again(memory: &mut MemoryTable, context: &Context, handle: &Handle) -> Result<Option<u64>> {
+    for block in memory.blocks.values_mut().filter(|block| block.device == context.device) {
+        if let Kind::Opened(opened) = &mut block.kind
+            && opened.handle == *handle
+        {
+            if block.context != context.handle {
+                return Err(Status::INVALID_HANDLE);
+            }
+            opened.opens += 1;
+            return Ok(Some(block.base));
+        }
+    }
+    Ok(None)
+}
+
+/// The event that a handle names; `None` if it was destroyed or its exporter has ended.
+fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Option<EventId>> {
+    let exporter = match Exporter::reach(handle) {
+        Ok(exporter) => exporter,
+        // Who ended and who cannot be reached are one where the exporter is not in this `/proc`.
+        Err(_) if handle.is_far() => return Err(Status::MAP_FAILED),
+        Err(_) => return Ok(None),
+    };
+    let engine = match exporter.entry(handle) {
+        Ok(Entry::Event { id, engine }) if id == handle.id => engine,
+        _ => return Ok(None),
+    };
+    let opened = if exporter.far {
+        let fd = ask(handle.nonce, Question::event(handle.id)).map_err(|_| Status::MAP_FAILED)?;
+        machine.open_event_fd(fd, device)
+    } else {
+        machine.open_event(&engine, device)
+    };
+    match opened {
+        Ok(event) => Ok(Some(event)),
+        // Destroyed, or its exporter killed, since the table was read.
+        Err(EngineError::InvalidHandle { .. } | EngineError::ExporterGone { .. }) => Ok(None),
+        Err(_) => Err(Status::MAP_FAILED),
     }
 }
 
@@ -75,27 +121,14 @@ driver! {
     /// Opens it in the current context. A context that has it open already gets the same address again.
     fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: IpcHandle, flags: c_uint) {
         let context = current()?;
-        refuse_where_unsafe()?;
-        // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        if flags & !1 != 0 || out.is_null() {
+        // Other bits are ignored.
+        if flags & LAZY_ENABLE_PEER_ACCESS == 0 || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
         let simulator = simulator()?;
         let named = Handle::decode(&handle.reserved, HandleKind::Memory).ok_or(Status::INVALID_VALUE)?;
-        {
-            let mut objects = simulator.objects();
-            let again = objects.memory.blocks.values_mut().find_map(|block| match &mut block.kind {
-                Kind::Opened(opened)
-                    if block.context == context.handle && opened.handle == handle.reserved =>
-                {
-                    opened.opens += 1;
-                    Some(block.base)
-                }
-                _ => None,
-            });
-            if let Some(base) = again {
-                return out.put(base);
-            }
+        if let Some(base) = open_again(&mut simulator.objects().memory, &context, &named)? {
+            return out.put(base);
         }
         let exporter = Exporter::reach(&named)?;
         let (number, offset, size) = match exporter.entry(&named)? {
@@ -126,7 +159,7 @@ driver! {
         })?;
         let mut objects = simulator.objects();
         let id = objects.memory.next_id();
-        let opened = Opened { handle: handle.reserved, opens: 1, block, range: (base, whole) };
+        let opened = Opened { handle: named, opens: 1, block, range: (base, whole) };
         objects.memory.insert(Block {
             base: base + offset,
             size,
@@ -138,27 +171,31 @@ driver! {
         out.put(base + offset)
     }
 
-    /// Closes once what the current context has opened once.
+    /// Closes once what was opened once, in any context of the device.
     fn cuIpcCloseMemHandle(address: u64) {
-        let context = current()?;
+        let current = current()?;
         refuse_where_unsafe()?;
         let simulator = simulator()?;
-        let is_last = {
+        let owner = {
             let objects = simulator.objects();
-            matches!(&objects.memory.at_base(address)?.kind, Kind::Opened(opened) if opened.opens == 1)
+            let block = objects.memory.at_base(address)?;
+            if block.device != current.device {
+                return Err(Status::INVALID_VALUE);
+            }
+            let is_last = matches!(&block.kind, Kind::Opened(opened) if opened.opens == 1);
+            is_last.then_some(block.context)
         };
-        if is_last {
+        if let Some(owner) = owner {
             // As the driver, which takes no mapping away while any stream has work, whatever that accesses.
-            context.synchronize_alone()?;
+            context(owner)?.synchronize_alone()?;
         }
         let mut objects = simulator.objects();
         let Objects { memory, pools, .. } = &mut *objects;
         let block = memory.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
-        let own = block.context == context.handle;
         match &mut block.kind {
-            Kind::Opened(opened) if own && opened.opens > 1 => opened.opens -= 1,
+            Kind::Opened(opened) if opened.opens > 1 => opened.opens -= 1,
             // Nothing is left to do after memory of another process has been closed.
-            Kind::Opened(_) if own => drop(memory.remove(&simulator.machine, address, pools, None)),
+            Kind::Opened(_) => drop(memory.remove(&simulator.machine, address, pools, None)),
             _ => return Err(Status::INVALID_VALUE),
         }
         Ok(())
@@ -184,7 +221,8 @@ driver! {
         out.put(IpcHandle { reserved })
     }
 
-    /// Opens it in the current context. Needs the exporter's `/dev/shm`.
+    /// Opens it in the current context. Needs the exporter's `/dev/shm`, and no exporter: neither that the event was destroyed
+    /// nor that its maker has ended is told.
     fn cuIpcOpenEventHandle(out: Out<u64>, handle: IpcHandle) {
         let context = current()?;
         if out.is_null() {
@@ -198,20 +236,12 @@ driver! {
         if here == 0 || named.shared_memory != here {
             return Err(Status::MAP_FAILED);
         }
-        let gone = |_| Status::MAP_FAILED;
-        let exporter = Exporter::reach(&named).map_err(gone)?;
-        let engine = match exporter.entry(&named).map_err(gone)? {
-            Entry::Event { id, engine } if id == named.id => engine,
-            _ => return Err(Status::MAP_FAILED),
-        };
         let machine = &simulator()?.machine;
-        let opened = if exporter.far {
-            let fd = ask(named.nonce, Question::event(named.id)).map_err(gone)?;
-            machine.open_event_fd(fd, context.device)
-        } else {
-            machine.open_event(&engine, context.device)
+        let engine = match open_event(machine, &named, context.device)? {
+            Some(event) => event,
+            // As the driver, which does not tell: one that nobody will ever record, and for which nobody waits.
+            None => machine.create_event(context.device, true)?,
         };
-        let engine = opened.map_err(|_| Status::MAP_FAILED)?;
         add(Event::new(context, engine, true, true), out)
     }
 }

@@ -7,13 +7,15 @@
 //! mock's engine (`device-ipc-mock-engine`).
 //!
 //! Where this library and a GPU disagree, the GPU is right. The program `cuda-probes` prints what a driver does, a line
-//! for each rule; it runs on both, and the outputs are compared. The rules were measured on two H200 with driver
-//! 580.159.04, or are stated in `cuda.h` and NVIDIA's manual; those that are neither are named in `tests/probes.txt`.
+//! for each rule; it runs on both, and a test compares the outputs: `tests/probes.txt` with that of two H200, driver
+//! 580.159.04. Where they may differ is in `tests/gpu-differences.txt`, which probes were not run on a GPU, and what their
+//! answers are founded on, in `tests/probes-not-run.txt`.
 //!
 //! Some rules worth knowing, since programs hang or crash on them: `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and
 //! `cuIpcCloseMemHandle` wait for all streams of the context and hold up every other thread's call on it meanwhile;
 //! where the real driver crashes (a stream of another context waits for a `CU_EVENT_INTERPROCESS` event in its creator, a
-//! stream is used after its context was reset) the process is aborted with a line on stderr that says why.
+//! stream is used after its context was reset) the process is aborted with a line on stderr that says why. An event opens also
+//! when it was destroyed or its exporter has ended, and a pool's allocation when it was freed: the driver does not tell.
 //!
 //! # Configuration
 //!

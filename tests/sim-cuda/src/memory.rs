@@ -50,8 +50,8 @@ pub(crate) enum Kind {
     Plain { chunk: u64 },
     /// `cuIpcOpenMemHandle`.
     Opened(Opened),
-    /// `cuMemAllocAsync` and its like: in this pool, at this offset, under this number.
-    Pooled { pool: u64, offset: u64, slot: u32 },
+    /// `cuMemAllocAsync` and its like: in this pool, at this offset.
+    Pooled { pool: u64, offset: u64 },
     /// `cuMemPoolImportPointer`.
     PoolImported { pool: u64 },
     /// `cuMemMap`.
@@ -228,7 +228,7 @@ impl MemoryTable {
                 self.free_in_chunk(machine, chunk, base, block.size);
             }
             Kind::Opened(opened) => opened.close(machine),
-            Kind::Pooled { pool, offset, slot } => pools.give_back(machine, pool, offset, block.size, slot),
+            Kind::Pooled { pool, offset } => pools.give_back(machine, pool, offset, block.size),
             Kind::PoolImported { pool } => pools.let_go(machine, pool),
             Kind::Virtual => {
                 let _ = machine.unmap_blocks(Address::new(base), block.size);

@@ -100,13 +100,16 @@ fn attribute(number: c_int, address: u64) -> Result<Value> {
     }
 }
 
-/// What `cuPointerGetAttributes` tells of an address that it does not know.
-fn unknown(number: c_int) -> Result<Value> {
+/// What `cuPointerGetAttributes` tells of an address that it does not know; `None`: nothing, and what was in the caller's
+/// place stays there.
+fn unknown(number: c_int) -> Result<Option<Value>> {
     match number {
-        1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Ok(Value::Wide(0)),
+        // RANGE_START_ADDR, RANGE_SIZE
+        11 | 12 => Ok(None),
+        1 | 3 | 4 | 7 | 14 | 17..=20 => Ok(Some(Value::Wide(0))),
         // An ordinal that no device has: CU_DEVICE_INVALID.
-        9 => Ok(Value::Narrow(-2_i32 as u32)),
-        2 | 6 | 8 | 10 | 13 | 15 | 16 => Ok(Value::Narrow(0)),
+        9 => Ok(Some(Value::Narrow(-2_i32 as u32))),
+        2 | 6 | 8 | 10 | 13 | 15 | 16 => Ok(Some(Value::Narrow(0))),
         _ => Err(Status::INVALID_VALUE),
     }
 }
@@ -118,12 +121,14 @@ driver! {
         attribute(number, address)?.put(out.address())
     }
 
-    /// Several attributes; those that the address does not have are null or 0.
+    /// Several attributes; those that the address does not have are null or 0, or are not written.
     fn cuPointerGetAttributes(count: c_uint, numbers: In<c_int>, outs: In<usize>, address: u64) {
         current_in_any_state()?;
         for index in 0..count as usize {
             let number = numbers.at(index)?;
-            attribute(number, address).or_else(|_| unknown(number))?.put(outs.at(index)?)?;
+            if let Some(value) = attribute(number, address).map(Some).or_else(|_| unknown(number))? {
+                value.put(outs.at(index)?)?;
+            }
         }
         Ok(())
     }

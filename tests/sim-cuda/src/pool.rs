@@ -1,7 +1,7 @@
 //! Memory pools ("Stream Ordered Memory Allocator" in `cuda.h`).
 //!
-//! A pool is one block of physical memory that is used where it is written. Its first page says which of its
-//! allocations live, so that an importer is told when one that it was given has gone.
+//! A pool is one block of physical memory that is used where it is written. Its first page holds the number by which it is
+//! known again. Nobody tells an importer that an allocation which it was given has gone: as on a GPU it reads what is there.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -22,8 +22,6 @@ use crate::vmm::{FABRIC, PINNED, POSIX_FD, access, descriptor, flags_of, give};
 
 /// Allocations of pools begin at multiples of this.
 const UNIT: u64 = 512;
-/// Places in the first page: one word for each allocation, its number while it lives. The last word tells pools apart.
-const PLACES: u32 = (PAGE / 8) as u32 - 1;
 const POINTER_MAGIC: u64 = u64::from_le_bytes(*b"simpool\x01");
 
 /// A pool, own or imported.
@@ -41,8 +39,6 @@ pub(crate) struct Pool {
     /// Destroyed by its owner; goes with the last allocation.
     destroyed: bool,
     gaps: Gaps,
-    free_places: Vec<u32>,
-    next_place: u32,
     /// Allocations, or imported pointers.
     live: u64,
     used: u64,
@@ -131,8 +127,6 @@ impl PoolTable {
             exported: false,
             destroyed: false,
             gaps: Gaps::new(PAGE, info.size),
-            free_places: Vec::new(),
-            next_place: 0,
             live: 0,
             used: 0,
             most_used: 0,
@@ -140,7 +134,7 @@ impl PoolTable {
             reuse: [1; 3],
         };
         if imported {
-            pool.nonce = pool.place(PLACES).load(Ordering::Acquire);
+            pool.nonce = pool.number().load(Ordering::Acquire);
             let is_it = |(_, known): &(&u64, &Pool)| known.imported && known.nonce == pool.nonce;
             let known = self.pools.iter().find(is_it).map(|(handle, _)| *handle);
             if let Some(known) = known {
@@ -150,7 +144,7 @@ impl PoolTable {
             }
         } else {
             pool.nonce = getrandom::u64().map_err(|_| Status::OPERATING_SYSTEM)?;
-            pool.place(PLACES).store(pool.nonce, Ordering::Release);
+            pool.number().store(pool.nonce, Ordering::Release);
         }
         let handle = next_handle();
         self.pools.insert(handle, pool);
@@ -158,10 +152,8 @@ impl PoolTable {
     }
 
     /// Takes an allocation back.
-    pub(crate) fn give_back(&mut self, machine: &Machine, handle: u64, offset: u64, size: u64, slot: u32) {
+    pub(crate) fn give_back(&mut self, machine: &Machine, handle: u64, offset: u64, size: u64) {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
-        pool.place(slot).store(0, Ordering::Release);
-        pool.free_places.push(slot);
         pool.gaps.give_back(offset, size, UNIT);
         pool.used -= size.next_multiple_of(UNIT);
         self.let_go(machine, handle);
@@ -195,33 +187,19 @@ impl Pool {
         let _ = machine.release_block(self.block);
     }
 
-    /// The word that says which allocation has a place.
-    fn place(&self, place: u32) -> &AtomicU64 {
-        assert!(place <= PLACES, "within the first page");
-        let word = (self.base + 8 * u64::from(place)) as *mut u64;
-        // SAFETY: the first page of the pool is mapped as long as the pool is in the table, holds so many aligned words
-        // (asserted), and is only accessed in this way, also by other processes.
-        unsafe { AtomicU64::from_ptr(word) }
+    /// The word by which processes know it again.
+    fn number(&self) -> &AtomicU64 {
+        // SAFETY: the first page of the pool is mapped as long as the pool is in the table, begins with this aligned word,
+        // and is only accessed in this way, also by other processes.
+        unsafe { AtomicU64::from_ptr(self.base as *mut u64) }
     }
 
-    fn take(&mut self, size: u64, id: u64) -> Result<(u64, u32)> {
-        let place = match self.free_places.pop() {
-            Some(place) => place,
-            None if self.next_place < PLACES => {
-                self.next_place += 1;
-                self.next_place - 1
-            }
-            None => return Err(Status::OUT_OF_MEMORY),
-        };
-        let Some(offset) = self.gaps.take(size, UNIT) else {
-            self.free_places.push(place);
-            return Err(Status::OUT_OF_MEMORY);
-        };
-        self.place(place).store(id, Ordering::Release);
+    fn take(&mut self, size: u64) -> Result<u64> {
+        let offset = self.gaps.take(size, UNIT).ok_or(Status::OUT_OF_MEMORY)?;
         self.live += 1;
         self.used += size.next_multiple_of(UNIT);
         self.most_used = self.most_used.max(self.used);
-        Ok((offset, place))
+        Ok(offset)
     }
 }
 
@@ -252,13 +230,13 @@ fn allocate(out: Out<u64>, size: usize, pool: Option<u64>, target: &Target) -> R
         return Err(Status::OUT_OF_MEMORY);
     }
     let id = memory.next_id();
-    let (offset, slot) = pool.take(size, id)?;
+    let offset = pool.take(size)?;
     let base = pool.base + offset;
     if node(target)? {
         // The place is the graph's from now on; there is memory once it runs.
         return out.put(base);
     }
-    let kind = Kind::Pooled { pool: handle, offset, slot };
+    let kind = Kind::Pooled { pool: handle, offset };
     memory.insert(Block { base, size, device: pool.device, context: target.context.handle, id, kind });
     out.put(base)
 }
@@ -466,12 +444,12 @@ driver! {
         current()?;
         let objects = simulator()?.objects();
         let block = objects.memory.at_base(address)?;
-        let Kind::Pooled { pool, offset, slot } = block.kind else { return Err(Status::INVALID_VALUE) };
+        let Kind::Pooled { pool, offset } = block.kind else { return Err(Status::INVALID_VALUE) };
         let pool = objects.pools.pools.get(&pool).ok_or(Status::INVALID_VALUE)?;
         if !pool.exported {
             return Err(Status::INVALID_VALUE);
         }
-        let words = [POINTER_MAGIC, pool.nonce, offset, block.size, block.id, u64::from(slot)];
+        let words = [POINTER_MAGIC, pool.nonce, offset, block.size];
         let mut reserved = [0; 64];
         for (at, word) in words.into_iter().enumerate() {
             reserved[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
@@ -479,24 +457,21 @@ driver! {
         out.put(PoolPointer { reserved })
     }
 
-    /// The address of such an allocation in an imported pool.
+    /// The address of such an allocation in an imported pool, whether or not it still lives.
     fn cuMemPoolImportPointer(out: Out<u64>, handle: u64, data: In<PoolPointer>) {
         let context = current()?;
         let bytes = data.get()?.reserved;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at * 8 + index]));
-        let [magic, nonce, offset, size, id, slot] = [0, 1, 2, 3, 4, 5].map(word);
+        let [magic, nonce, offset, size] = [0, 1, 2, 3].map(word);
         let mut objects = simulator()?.objects();
         let Objects { memory, pools, .. } = &mut *objects;
         let pool = pools.get_mut(handle)?;
         let inside = offset >= PAGE && offset.checked_add(size).is_some_and(|end| end <= pool.size);
-        let wrong = magic != POINTER_MAGIC || nonce != pool.nonce || slot >= u64::from(PLACES);
+        let wrong = magic != POINTER_MAGIC || nonce != pool.nonce;
         if !pool.imported || wrong || !inside || size == 0 || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
         let base = pool.base + offset;
-        if pool.place(slot as u32).load(Ordering::Acquire) != id {
-            return Err(Status::INVALID_VALUE);
-        }
         if memory.blocks.contains_key(&base) {
             // Open already: the same address, which one free gives back.
             return out.put(base);

@@ -49,7 +49,12 @@ pub(crate) struct Objects {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     Stream,
-    Event { interprocess: bool, opened: bool },
+    /// `freed`: it was destroyed afterwards, which was refused, and yet nothing is behind the handle any more.
+    Event {
+        interprocess: bool,
+        opened: bool,
+        freed: bool,
+    },
 }
 
 /// Says why, and ends the process: what the real driver does there by a segmentation fault.

@@ -202,13 +202,15 @@ driver! {
         let removed = simulator.objects().streams.remove(&handle);
         let stream = removed.ok_or(Status::INVALID_HANDLE)?;
         // Kept until somebody waits for the context, so that a failure of its work is not lost.
-        let mut leaving = lock(&stream.context.leaving);
-        leaving.push(stream.engine);
-        if leaving.len() > 64 {
-            let oldest = leaving.remove(0);
+        let oldest = {
+            let mut leaving = lock(&stream.context.leaving);
+            leaving.push(stream.engine);
+            (leaving.len() > 64).then(|| leaving.remove(0))
+        };
+        if let Some(oldest) = oldest {
             let _ = simulator.machine.destroy_stream(oldest);
         }
-        stream.context.usable()
+        Ok(())
     }
 
     /// Waits for its work.

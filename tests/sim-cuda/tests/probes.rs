@@ -1,4 +1,4 @@
-//! The list of probes prints on the simulator what is checked in. The GPU's own output is compared with the same file.
+//! The list of probes prints on the simulator what is checked in, and that is what a GPU printed.
 //!
 //! After a change that is meant: `cargo test -p device-ipc-sim-cuda --test probes -- --nocapture` prints the new outcome of each
 //! probe that differs.
@@ -11,9 +11,99 @@ use support::{Installed, finish};
 
 const EXPECTED: &str = include_str!("probes.txt");
 
-/// Lines that are no comments, by the probe's name.
+/// What the list printed on two H200.
+const GPU: &str = include_str!("probes-h200-580.159.04.txt");
+/// Where the two may differ: probe, simulator, GPU, why.
+const DIFFERENCES: &str = include_str!("gpu-differences.txt");
+/// What that run did not have: probe, and how its outcome is known.
+const NOT_RUN: &str = include_str!("probes-not-run.txt");
+
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty())
+}
+
+/// Outcomes with the probes' names.
 fn outcomes(text: &str) -> Vec<(&str, &str)> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(": ")).collect()
+    lines(text).filter_map(|line| line.split_once(": ")).collect()
+}
+
+/// The fields of the lines of a table.
+fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
+    let fields = |line| {
+        let fields: Vec<&str> = str::split(line, " | ").map(str::trim).collect();
+        fields.try_into().unwrap_or_else(|_| panic!("'{line}' has not {N} fields"))
+    };
+    lines(text).map(fields).collect()
+}
+
+fn outcome_of<'a>(outcomes: &[(&str, &'a str)], probe: &str) -> Option<&'a str> {
+    outcomes.iter().find(|(name, _)| *name == probe).map(|(_, outcome)| *outcome)
+}
+
+/// What is wrong with the checked-in outcomes, compared with those of a GPU.
+fn wrong_with(simulator: &str, gpu: &str, differences: &str, not_run: &str) -> Vec<String> {
+    let (simulator, gpu) = (outcomes(simulator), outcomes(gpu));
+    let (differences, not_run) = (table::<4>(differences), table::<2>(not_run));
+    let mut wrong = Vec::new();
+    for (probe, here) in &simulator {
+        let listed = differences.iter().any(|[name, ours, theirs, _]| {
+            name == probe && ours == here && outcome_of(&gpu, probe) == Some(*theirs) && ours != theirs
+        });
+        match outcome_of(&gpu, probe) {
+            Some(there) if there == *here || listed => {}
+            Some(there) => wrong.push(format!("{probe}: {here}, and on the GPU: {there}")),
+            None if not_run.iter().any(|[name, _]| name == probe) => {}
+            None => wrong.push(format!("{probe} was not run on the GPU, and is not in probes-not-run.txt")),
+        }
+    }
+    let gone = gpu.iter().filter(|(probe, _)| outcome_of(&simulator, probe).is_none());
+    wrong.extend(gone.map(|(probe, _)| format!("{probe} was run on the GPU, and is no probe any more")));
+    for [probe, ours, theirs, why] in differences {
+        let holds = outcome_of(&simulator, probe) == Some(ours) && outcome_of(&gpu, probe) == Some(theirs);
+        if !holds || ours == theirs || why.is_empty() {
+            wrong.push(format!("gpu-differences.txt: {probe} is no such probe, or does not differ so"));
+        }
+    }
+    for [probe, why] in not_run {
+        if outcome_of(&simulator, probe).is_none() || outcome_of(&gpu, probe).is_some() || why.is_empty() {
+            wrong.push(format!("probes-not-run.txt: {probe} is no probe, or was run"));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn the_outcomes_that_are_checked_in_are_those_of_a_gpu() {
+    assert!(outcomes(GPU).len() >= 170, "the GPU's list");
+    let wrong = wrong_with(EXPECTED, GPU, DIFFERENCES, NOT_RUN);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_way_to_differ_from_the_gpu_is_told() {
+    let is_right =
+        |simulator, gpu, differences, not_run| wrong_with(simulator, gpu, differences, not_run).is_empty();
+    assert!(is_right("# a remark\na: 1\nb: x: 2\n", "b: x: 2\na: 1\n", "", ""));
+    assert!(is_right("a: 1", "a: 2", "a | 1 | 2 | because", ""));
+    assert!(is_right("a: 1\nb: 2", "a: 1", "", "b | chosen"));
+    for (simulator, gpu, differences, not_run) in [
+        ("a: 1", "a: 2", "", ""),
+        ("a: 1", "", "", ""),
+        ("", "a: 1", "", ""),
+        // Another difference than the one that is listed; one that is no more; one of no probe.
+        ("a: 1", "a: 3", "a | 1 | 2 | because", ""),
+        ("a: 1", "a: 1", "a | 1 | 2 | because", ""),
+        ("a: 1", "a: 1", "a | 1 | 1 | because", ""),
+        ("a: 1", "a: 1", "b | 1 | 2 | because", ""),
+        ("a: 1", "a: 1", "", "a | chosen"),
+        ("a: 1", "a: 1", "", "b | chosen"),
+        ("a: 1", "a: 2", "", "a | chosen"),
+    ] {
+        assert!(
+            !is_right(simulator, gpu, differences, not_run),
+            "{simulator}, {gpu}, {differences}, {not_run}"
+        );
+    }
 }
 
 #[test]

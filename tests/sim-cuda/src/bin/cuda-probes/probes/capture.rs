@@ -107,6 +107,25 @@ pub(super) fn open_memory(probe: &Probe<'_>) -> R<String> {
     Ok(format!("{call}, end: {}", end(probe, stream)))
 }
 
+pub(super) fn close_memory(probe: &Probe<'_>) -> R<String> {
+    let other = probe.other()?;
+    probe.driver.start(0)?;
+    let block = other.number(&format!("alloc {LARGE}"))?;
+    let opened = probe.driver.open(other.handle(&format!("export {block}"))?)?;
+    let stream = capturing(probe)?;
+    let call = status(probe.driver.ipc_close_mem_handle(opened));
+    Ok(format!("{call}, end: {}", end(probe, stream)))
+}
+
+pub(super) fn open_an_event(probe: &Probe<'_>) -> R<String> {
+    let other = probe.other()?;
+    let event = other.number("event")?;
+    let handle = other.handle(&format!("export-event {event}"))?;
+    let stream = capturing(probe)?;
+    let call = status(probe.driver.open_event(handle));
+    Ok(format!("{call}, end: {}", end(probe, stream)))
+}
+
 pub(super) fn query_a_captured_event(probe: &Probe<'_>) -> R<String> {
     probe.driver.start(0)?;
     let event = probe.driver.event(2)?;

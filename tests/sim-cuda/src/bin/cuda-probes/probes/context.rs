@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 
 use super::{LARGE, Probe, SMALL, status, yes};
-use crate::driver::R;
+use crate::driver::{Driver, R};
 
 pub(super) fn call_before_init(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.alloc(SMALL)))
@@ -160,6 +160,7 @@ pub(super) fn identity_after_reset(probe: &Probe<'_>) -> R<String> {
     Ok(format!("{gone}, retained again another: {}", yes(before != after)))
 }
 
+/// An event is used up to what the driver does not survive: it is destroyed, which is refused, and then asked.
 fn event_after_reset(probe: &Probe<'_>, flags: u32) -> R<String> {
     let driver = probe.driver;
     driver.start(0)?;
@@ -168,7 +169,7 @@ fn event_after_reset(probe: &Probe<'_>, flags: u32) -> R<String> {
     let gone = status(driver.event_query(event));
     driver.start(0)?;
     let destroy = status(driver.event_destroy(event));
-    Ok(format!("query: {gone}, retained again: {}, destroy: {destroy}", status(driver.event_query(event))))
+    Ok(format!("query: {gone}, destroy: {destroy}, then query: {}", status(driver.event_query(event))))
 }
 
 pub(super) fn ordinary_event_after_reset(probe: &Probe<'_>) -> R<String> {
@@ -177,6 +178,33 @@ pub(super) fn ordinary_event_after_reset(probe: &Probe<'_>) -> R<String> {
 
 pub(super) fn shared_event_after_reset(probe: &Probe<'_>) -> R<String> {
     event_after_reset(probe, 6)
+}
+
+/// What one call on an event says when the context was reset, and when it was retained again.
+fn refused_after_reset(probe: &Probe<'_>, flags: u32, call: fn(&Driver, u64) -> R) -> R<String> {
+    let driver = probe.driver;
+    driver.start(0)?;
+    let (first, second) = (driver.event(flags)?, driver.event(flags)?);
+    driver.primary_ctx_reset(0)?;
+    let gone = status(call(driver, first));
+    driver.start(0)?;
+    Ok(format!("{gone}, retained again: {}", status(call(driver, second))))
+}
+
+pub(super) fn query_ordinary_event_after_reset(probe: &Probe<'_>) -> R<String> {
+    refused_after_reset(probe, 2, |driver, event| driver.event_query(event))
+}
+
+pub(super) fn query_shared_event_after_reset(probe: &Probe<'_>) -> R<String> {
+    refused_after_reset(probe, 6, |driver, event| driver.event_query(event))
+}
+
+pub(super) fn destroy_ordinary_event_after_reset(probe: &Probe<'_>) -> R<String> {
+    refused_after_reset(probe, 2, |driver, event| driver.event_destroy(event))
+}
+
+pub(super) fn destroy_shared_event_after_reset(probe: &Probe<'_>) -> R<String> {
+    refused_after_reset(probe, 6, |driver, event| driver.event_destroy(event))
 }
 
 pub(super) fn attribute_after_reset(probe: &Probe<'_>) -> R<String> {

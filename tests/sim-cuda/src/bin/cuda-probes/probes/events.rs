@@ -1,8 +1,10 @@
 //! Events that are shared.
 
-use super::{Probe, SMALL, status, yes};
+use std::time::{Duration, Instant};
+
+use super::{BLOCKED, Probe, SMALL, status, yes};
 use crate::driver::{Handle, R};
-use crate::other::hex;
+use crate::other::{Other, hex};
 
 /// `CU_EVENT_DISABLE_TIMING`, and with it `CU_EVENT_INTERPROCESS`.
 const ORDINARY: u32 = 2;
@@ -46,6 +48,84 @@ pub(super) fn open_after_the_exporters_death(probe: &Probe<'_>) -> R<String> {
     let handle = other.handle(&format!("export-event {event}"))?;
     other.kill();
     Ok(status(probe.driver.open_event(handle)))
+}
+
+pub(super) fn query_of_a_destroyed_one(probe: &Probe<'_>) -> R<String> {
+    let other = probe.other()?;
+    probe.driver.start(0)?;
+    let event = other.number("event")?;
+    let handle = other.handle(&format!("export-event {event}"))?;
+    other.ask(&format!("destroy-event {event}"))?;
+    queried(probe, handle)
+}
+
+pub(super) fn query_after_the_exporters_death(probe: &Probe<'_>) -> R<String> {
+    let mut other = probe.other()?;
+    probe.driver.start(0)?;
+    let event = other.number("event")?;
+    let handle = other.handle(&format!("export-event {event}"))?;
+    other.kill();
+    queried(probe, handle)
+}
+
+/// Records the other process's event behind a stream that waits: the handle, and how the stream is let go.
+fn pending(other: &Other, event: u64) -> R<(Handle, String)> {
+    let handle = other.handle(&format!("export-event {event}"))?;
+    let (word, stream) = (other.number(&format!("alloc {SMALL}"))?, other.number("stream")?);
+    other.ask(&format!("fill {word} 0 {SMALL}"))?;
+    other.ask(&format!("wait-value {stream} {word} 1"))?;
+    other.ask(&format!("record {event} {stream}"))?;
+    let writer = other.number("stream")?;
+    Ok((handle, format!("write-value {writer} {word} 1")))
+}
+
+/// What an event says that is opened by this handle.
+fn queried(probe: &Probe<'_>, handle: Handle) -> R<String> {
+    let opened = probe.driver.open_event(handle)?;
+    let (query, stream) = (status(probe.driver.event_query(opened)), probe.driver.stream()?);
+    let wait = status(probe.driver.stream_wait_event(stream, opened, 0));
+    let end = Instant::now() + BLOCKED;
+    let done = loop {
+        match probe.driver.stream_query(stream) {
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+            done => break status(done),
+        }
+    };
+    Ok(format!("{query}, a stream waits for it: {wait}, and then: {done}"))
+}
+
+pub(super) fn destroyed_while_pending(probe: &Probe<'_>) -> R<String> {
+    let other = probe.other()?;
+    probe.driver.start(0)?;
+    let event = other.number("event")?;
+    let (handle, go_on) = pending(&other, event)?;
+    other.ask(&format!("destroy-event {event}"))?;
+    let before = queried(probe, handle)?;
+    other.ask(&go_on)?;
+    Ok(before)
+}
+
+pub(super) fn dead_while_pending(probe: &Probe<'_>) -> R<String> {
+    let mut other = probe.other()?;
+    probe.driver.start(0)?;
+    let event = other.number("event")?;
+    let (handle, _) = pending(&other, event)?;
+    other.kill();
+    queried(probe, handle)
+}
+
+/// Whether the handle of an event that was destroyed names the one that was made after it.
+pub(super) fn destroyed_with_a_successor(probe: &Probe<'_>) -> R<String> {
+    let other = probe.other()?;
+    probe.driver.start(0)?;
+    let event = other.number("event")?;
+    let handle = other.handle(&format!("export-event {event}"))?;
+    other.ask(&format!("destroy-event {event}"))?;
+    let next = other.number("event")?;
+    let (_, go_on) = pending(&other, next)?;
+    let before = queried(probe, handle)?;
+    other.ask(&go_on)?;
+    Ok(before)
 }
 
 pub(super) fn export_an_opened_one(probe: &Probe<'_>) -> R<String> {
@@ -122,7 +202,7 @@ pub(super) fn shared_one_on_another_device(probe: &Probe<'_>) -> R<String> {
 }
 
 /// Whether another process opens an event of this one.
-pub(super) fn is_opened_by(probe: &Probe<'_>, other: &crate::other::Other) -> R<String> {
+pub(super) fn is_opened_by(probe: &Probe<'_>, other: &Other) -> R<String> {
     let event = probe.driver.event(SHARED)?;
     let handle = probe.driver.event_handle(event)?;
     let opened = other.ask(&format!("open-event {}", hex(handle)));

@@ -134,11 +134,12 @@ probes! {
         call_before_init init_with_flags call_without_context ordinal_out_of_range name_of_an_unknown_status
         address_of_a_function address_of_no_function primary_context_is_one pop_without_one destroy_a_primary_one
         state_after_reset memory_after_reset call_after_reset opened_memory_after_reset memory_of_a_destroyed_one
-        peer_access_to_oneself peer_memory_without_access peer_memory_with_access release_too_often identity_after_reset ordinary_event_after_reset shared_event_after_reset attribute_after_reset;
+        peer_access_to_oneself peer_memory_without_access peer_memory_with_access release_too_often identity_after_reset ordinary_event_after_reset shared_event_after_reset query_ordinary_event_after_reset
+        query_shared_event_after_reset destroy_ordinary_event_after_reset destroy_shared_event_after_reset attribute_after_reset;
     memory:
         allocate_nothing free_null free_inside free_twice new_block_takes_the_freed_place buffer_id_is_new
         small_blocks_are_neighbours range_of_an_interior_address range_of_no_memory attributes_of_plain_memory
-        attributes_of_host_memory attributes_of_no_memory attributes_in_one_call_of_no_memory copy_past_the_end
+        attributes_of_host_memory attributes_of_no_memory attributes_in_one_call_of_no_memory attributes_that_no_memory_leaves_alone copy_past_the_end
         copy_across_neighbours fill_misaligned kernel_across_neighbours kernel_on_no_memory call_after_such_a_kernel
         free_while_a_stream_waits allocate_while_a_stream_waits free_host_memory_while_a_stream_waits
         register_twice unregister_nothing device_address_of_registered_memory unregister_while_a_stream_waits free_holds_up_others synchronize_holds_up_nobody module_of_nonsense;
@@ -146,15 +147,17 @@ probes! {
         inside_gives_the_bytes_of_the_base handle_of_the_next_block host_memory pool_memory virtual_memory freed_memory
         opened_memory;
     opening:
-        reads_and_is_read zeros corrupt in_the_exporter freed stale_with_a_private_successor
+        reads_and_is_read zeros corrupt corrupt_wholly bytes_that_are_ignored in_the_exporter freed stale_with_a_private_successor
         stale_with_an_exported_successor stale_while_the_old_block_is_open twice_in_one_context closes_are_counted
-        in_two_contexts close_in_another_context close_inside close_own_memory without_the_lazy_flag
+        in_two_contexts in_the_second_context_alone close_in_another_context
+        read_after_close_in_another_context close_on_another_device close_inside close_own_memory without_the_lazy_flag
         with_an_unknown_flag survives_the_exporters_free survives_the_exporters_death after_the_exporters_death
         range_is_the_block attributes retain_its_handle free_it copy_past_its_end kernel_reads_the_neighbour
         close_while_a_stream_waits on_another_device;
     events:
         with_timing export_of_an_ordinary_one open_own open_zeros open_destroyed open_after_the_exporters_death
-        export_an_opened_one never_recorded record_on_another_context waits_for_the_exporter
+        query_of_a_destroyed_one query_after_the_exporters_death destroyed_while_pending dead_while_pending
+        destroyed_with_a_successor export_an_opened_one never_recorded record_on_another_context waits_for_the_exporter
         record_is_seen_by_the_exporter ordinary_one_on_another_device shared_one_on_another_device shared_one_in_another_context;
     namespaces:
         memory_with_its_own_shm event_with_its_own_shm no_proc memory_with_another_pid event_with_another_pid
@@ -167,11 +170,12 @@ probes! {
     pools:
         export_the_default_pool export_a_pointer_first import_and_read read_only attributes
         attributes_of_an_imported_pointer free_an_imported_pointer import_a_pointer_twice import_a_freed_pointer
+        read_a_freed_pointer freed_pointer_with_a_successor
         allocate_from_an_imported_pool current_pool_is_used take_access_from_its_own_device export_an_interior_pointer import_the_pool_twice import_physical_memory destroy_an_imported_pool free_while_a_stream_waits blocks_are_neighbours free_async_of_plain_memory;
     streams:
         word_is_written_and_awaited wait_is_cyclic word_misaligned word_in_no_memory word_in_registered_memory
         large_value_frees_a_waiting_stream word_of_another_process query_busy destroyed_with_work_left context_of;
     capture:
         synchronize_ends_it allocate_ends_it allocate_when_relaxed nothing_wrong states wait_for_an_outside_event
-        record_a_shared_event write_a_word query_an_event query_a_captured_event wait_for_one_never_recorded synchronize_the_context_when_relaxed state_of_the_default_stream open_memory;
+        record_a_shared_event write_a_word query_an_event query_a_captured_event wait_for_one_never_recorded synchronize_the_context_when_relaxed state_of_the_default_stream open_memory close_memory open_an_event;
 }

@@ -28,10 +28,29 @@ pub(super) fn zeros(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.open(Handle([0; 64]))))
 }
 
+/// The first byte, which the driver does not look at.
 pub(super) fn corrupt(probe: &Probe<'_>) -> R<String> {
     let (_other, _, mut handle) = exporter(probe, LARGE)?;
     handle.0[0] ^= 0xff;
     Ok(status(probe.driver.open(handle)))
+}
+
+pub(super) fn corrupt_wholly(probe: &Probe<'_>) -> R<String> {
+    let (_other, _, mut handle) = exporter(probe, LARGE)?;
+    handle.0.iter_mut().for_each(|byte| *byte ^= 0xff);
+    Ok(status(probe.driver.open(handle)))
+}
+
+/// The bytes that can be inverted one at a time.
+pub(super) fn bytes_that_are_ignored(probe: &Probe<'_>) -> R<String> {
+    let (_other, _, handle) = exporter(probe, LARGE)?;
+    let is_ignored = |at: &usize| {
+        let mut changed = handle;
+        changed.0[*at] ^= 0xff;
+        probe.driver.open(changed).is_ok()
+    };
+    let ignored: Vec<_> = (0..64).filter(is_ignored).map(|at| at.to_string()).collect();
+    Ok(ignored.join(" "))
 }
 
 pub(super) fn in_the_exporter(probe: &Probe<'_>) -> R<String> {
@@ -103,22 +122,47 @@ fn second_context(probe: &Probe<'_>) -> R<u64> {
     Ok(context)
 }
 
+/// In the second context of a device whose first one has it open.
 pub(super) fn in_two_contexts(probe: &Probe<'_>) -> R<String> {
     let (_other, _, handle) = exporter(probe, LARGE)?;
-    let first = probe.driver.open(handle)?;
+    probe.driver.open(handle)?;
     second_context(probe)?;
-    let second = probe.driver.open(handle)?;
-    let close = status(probe.driver.ipc_close_mem_handle(second));
-    let mut context = 0;
-    probe.driver.ctx_pop(&raw mut context)?;
-    let still = status(probe.driver.byte(first));
-    Ok(format!("another address: {}, close: {close}, the first then: {still}", yes(first != second)))
+    Ok(status(probe.driver.open(handle)))
+}
+
+pub(super) fn in_the_second_context_alone(probe: &Probe<'_>) -> R<String> {
+    let (_other, _, handle) = exporter(probe, LARGE)?;
+    second_context(probe)?;
+    let opened = probe.driver.open(handle)?;
+    Ok(format!(
+        "reads {}, close: {}",
+        probe.driver.byte(opened)?,
+        status(probe.driver.ipc_close_mem_handle(opened))
+    ))
 }
 
 pub(super) fn close_in_another_context(probe: &Probe<'_>) -> R<String> {
     let (_other, _, handle) = exporter(probe, LARGE)?;
     let opened = probe.driver.open(handle)?;
     second_context(probe)?;
+    Ok(status(probe.driver.ipc_close_mem_handle(opened)))
+}
+
+pub(super) fn read_after_close_in_another_context(probe: &Probe<'_>) -> R<String> {
+    let (_other, _, handle) = exporter(probe, LARGE)?;
+    let (opened, mut second) = (probe.driver.open(handle)?, 0);
+    second_context(probe)?;
+    probe.driver.ipc_close_mem_handle(opened)?;
+    probe.driver.ctx_pop(&raw mut second)?;
+    let (read, close) = (probe.driver.byte(opened), probe.driver.ipc_close_mem_handle(opened));
+    Ok(format!("read: {}, close: {}", status(read), status(close)))
+}
+
+pub(super) fn close_on_another_device(probe: &Probe<'_>) -> R<String> {
+    probe.two_devices()?;
+    let (_other, _, handle) = exporter(probe, LARGE)?;
+    let opened = probe.driver.open(handle)?;
+    probe.driver.start(1)?;
     Ok(status(probe.driver.ipc_close_mem_handle(opened)))
 }
 

@@ -25,6 +25,12 @@ pub(super) fn export_a_pointer_first(probe: &Probe<'_>) -> R<String> {
 
 /// A pool of another process, imported, with a block of bytes 7: its address there, and what names it.
 fn foreign(probe: &Probe<'_>) -> R<(Other, u64, u64, Handle)> {
+    let (other, _, block, pool, data) = foreign_of(probe)?;
+    Ok((other, block, pool, data))
+}
+
+/// The same, with the other process's pool before the block.
+fn foreign_of(probe: &Probe<'_>) -> R<(Other, u64, u64, u64, Handle)> {
     let other = probe.other()?;
     probe.driver.start(0)?;
     let theirs = other.number("pool")?;
@@ -33,7 +39,7 @@ fn foreign(probe: &Probe<'_>) -> R<(Other, u64, u64, Handle)> {
     other.ask(&format!("fill {block} 7 {LARGE}"))?;
     let data = other.handle(&format!("export-pointer {block}"))?;
     let pool = probe.driver.import_pool(fd.as_raw_fd())?;
-    Ok((other, block, pool, data))
+    Ok((other, theirs, block, pool, data))
 }
 
 pub(super) fn import_and_read(probe: &Probe<'_>) -> R<String> {
@@ -87,6 +93,25 @@ pub(super) fn import_a_freed_pointer(probe: &Probe<'_>) -> R<String> {
     let (other, block, pool, data) = foreign(probe)?;
     other.ask(&format!("free {block}"))?;
     Ok(status(probe.driver.import_pointer(pool, data)))
+}
+
+pub(super) fn read_a_freed_pointer(probe: &Probe<'_>) -> R<String> {
+    let (other, block, pool, data) = foreign(probe)?;
+    other.ask(&format!("free {block}"))?;
+    let address = probe.driver.import_pointer(pool, data)?;
+    let read = probe.driver.byte(address).map_or_else(|status| status, |byte| byte.to_string());
+    Ok(format!("reads {read}, free: {}", status(probe.driver.mem_free(address))))
+}
+
+pub(super) fn freed_pointer_with_a_successor(probe: &Probe<'_>) -> R<String> {
+    let (other, theirs, block, pool, data) = foreign_of(probe)?;
+    other.ask(&format!("free {block}"))?;
+    if other.number(&format!("from-pool {theirs} {LARGE}"))? != block {
+        return Err("skipped: the new block is in another place".to_owned());
+    }
+    other.ask(&format!("fill {block} 8 {LARGE}"))?;
+    let address = probe.driver.import_pointer(pool, data)?;
+    Ok(format!("reads {}", probe.driver.byte(address)?))
 }
 
 pub(super) fn allocate_from_an_imported_pool(probe: &Probe<'_>) -> R<String> {
