@@ -42,6 +42,8 @@ pub(crate) struct Buffer {
     capacity: usize,
     /// `aclrtEvent`.
     passed: usize,
+    /// The `aclrtStream` that the event was recorded on, until that has ended: one whose work failed reaches nothing more.
+    stream: Option<usize>,
 }
 
 impl Default for Staging {
@@ -52,6 +54,12 @@ impl Default for Staging {
 }
 
 impl Staging {
+    /// The stream, which was destroyed, has come to its end.
+    pub(crate) fn forget(&self, stream: usize) {
+        self.host.forget(stream);
+        self.card.forget(stream);
+    }
+
     /// Frees the buffers that no work uses any longer. The rest goes with the device.
     pub(crate) fn release(&self, driver: &Driver) {
         for pool in [&self.host, &self.card] {
@@ -81,8 +89,19 @@ impl Pool {
         self.lock().push(buffer);
     }
 
+    /// The stream has come to its end: no work of it uses any buffer.
+    fn forget(&self, stream: usize) {
+        self.lock().iter_mut().filter(|one| one.stream == Some(stream)).for_each(|one| one.stream = None);
+    }
+
     /// Gives back a buffer that work on the stream uses.
-    pub(crate) fn put_back_behind(&self, driver: &Driver, buffer: Buffer, stream: aclrtStream) -> Result<()> {
+    pub(crate) fn put_back_behind(
+        &self,
+        driver: &Driver,
+        mut buffer: Buffer,
+        stream: aclrtStream,
+    ) -> Result<()> {
+        buffer.stream = Some(stream.0 as usize);
         // SAFETY: stream and event are of this device.
         let recorded = unsafe { call!(driver, aclrtRecordEvent(buffer.event(), stream)) };
         if recorded == ACL_SUCCESS {
@@ -131,7 +150,7 @@ impl Buffer {
             unsafe { call!(driver, aclrtDestroyEvent(passed)) };
             return Err(error);
         }
-        Ok(Self { address: address as usize, capacity, passed: passed.0 as usize })
+        Ok(Self { address: address as usize, capacity, passed: passed.0 as usize, stream: None })
     }
 
     /// Where the bytes are.
@@ -158,6 +177,9 @@ impl Buffer {
     }
 
     fn is_free(&self, driver: &Driver) -> bool {
+        if self.stream.is_none() {
+            return true;
+        }
         let mut status = aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY;
         // SAFETY: writes one status; the event lives as long as the buffer.
         let asked = unsafe { call!(driver, aclrtQueryEventStatus(self.event(), &raw mut status)) };

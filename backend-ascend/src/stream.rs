@@ -61,7 +61,13 @@ impl Drop for AscendStream {
 impl RetiredStreams {
     /// Destroys those of `device`, whose context is current, that have no more work.
     pub(crate) fn sweep(&self, driver: &Driver, device: DeviceOrdinal) {
-        self.lock().retain(|(of, raw)| *of != device || !destroy_if_idle(driver, *raw));
+        self.lock().retain(|(of, raw)| {
+            let destroyed = *of == device && destroy_if_idle(driver, *raw);
+            if destroyed && let Ok(device) = driver.device(*of) {
+                device.staging.forget(*raw);
+            }
+            !destroyed
+        });
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(DeviceOrdinal, usize)>> {

@@ -248,7 +248,6 @@ api! {
         stream_create = "cuStreamCreate", "2.0", (*mut Stream, c_uint);
         stream_destroy = "cuStreamDestroy_v2", "4.0", (Stream);
         stream_get_ctx = "cuStreamGetCtx", "9.2", (Stream, *mut Context);
-        stream_query = "cuStreamQuery", "2.0", (Stream);
         stream_synchronize = "cuStreamSynchronize", "2.0", (Stream);
         stream_wait_event = "cuStreamWaitEvent", "3.2", (Stream, Event, c_uint);
         launch_host_func = "cuLaunchHostFunc", "10.0", (Stream, HostFn, *mut c_void);

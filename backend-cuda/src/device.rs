@@ -22,7 +22,6 @@ pub(crate) struct Device {
     pub(crate) context: OnceLock<Retained>,
     pub(crate) add_f32: OnceLock<Kernel>,
     pub(crate) staging: Staging,
-    pub(crate) timelines: OnceLock<bool>,
     ipc_events: OnceLock<bool>,
 }
 
@@ -66,7 +65,6 @@ impl Device {
             context: OnceLock::new(),
             add_f32: OnceLock::new(),
             staging: Staging::default(),
-            timelines: OnceLock::new(),
             ipc_events: OnceLock::new(),
         })
     }

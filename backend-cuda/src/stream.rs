@@ -26,10 +26,6 @@ impl CudaOwnStream {
         driver.check("cuStreamCreate", status)?;
         Ok(Self { driver: Arc::clone(driver), device, raw })
     }
-
-    pub(crate) const fn raw(&self) -> Stream {
-        self.raw
-    }
 }
 
 impl DeviceStream for CudaOwnStream {

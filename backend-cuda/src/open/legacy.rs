@@ -64,7 +64,9 @@ const fn hint(status: i32) -> &'static str {
              it: have the exporter allocate with DeviceMemory::allocate_as and device_ipc::cuda::VIRTUAL_MEMORY or POOL, \
              or call device_ipc::cuda::make_pool_shareable before cudarc or candle allocate"
         }
-        number::ERROR_INVALID_HANDLE => "The exporting process has ended",
+        number::ERROR_INVALID_HANDLE => {
+            "The exporting process has ended, or another context of this device has the handle open"
+        }
         number::ERROR_NOT_PERMITTED => {
             "The block was freed, and another one that is not shared is in its place"
         }

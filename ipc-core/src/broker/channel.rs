@@ -122,6 +122,11 @@ impl Channel {
         }
     }
 
+    /// Is the other end closed?
+    pub(super) fn has_hung_up(&self) -> bool {
+        socket::has_hung_up(self.socket())
+    }
+
     /// How many drops the exporter has counted, where it tells.
     pub(super) fn epoch(&self) -> Option<u64> {
         self.epoch.as_ref().map(EpochView::read)
@@ -201,6 +206,11 @@ impl Deadline {
         // A time beyond the clock's range is as good as for ever.
         let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
         Self { at, after: time }
+    }
+
+    /// The same, or sooner.
+    pub(crate) fn at_most(self, time: Duration) -> Self {
+        if self.left() <= time { self } else { Self::after(time) }
     }
 
     pub(crate) fn left(&self) -> Duration {

@@ -399,6 +399,11 @@ impl Link {
         self.channel.epoch()
     }
 
+    /// Has the exporter hung up, as far as the kernel knows by now?
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.is_gone() || self.channel.has_hung_up() { Err(self.exporter_gone()) } else { Ok(()) }
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

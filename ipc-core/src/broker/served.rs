@@ -292,7 +292,7 @@ impl Served {
             return self.broke_the_rules("it asked for the words of a lease that it does not hold");
         };
         let pages = &mut self.pages;
-        let begun = exports.timeline(*export, lease, || pages.take_slot());
+        let begun = exports.timeline(*export, lease, !ready, || pages.take_slot());
         let (timeline, shared) = match begun {
             Ok(Some(begun)) => begun,
             Ok(None) => return self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),

@@ -97,6 +97,13 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::i
     Ok(Some(Packet { bytes: buffer[..received.bytes].to_vec(), fds }))
 }
 
+/// Is the other end closed? Looks, and does not wait.
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
 /// Waits until the socket can be read, or written, or has ended. False when the deadline came first.
 pub(crate) fn wait_until(
     socket: BorrowedFd<'_>,

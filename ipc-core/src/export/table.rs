@@ -62,6 +62,8 @@ struct Lease {
     holder: Holder,
     connection: Option<ConnectionId>,
     timeline: Option<Timeline>,
+    /// Has the importer taken the timeline, and not just its word for the bytes?
+    taken: bool,
 }
 
 /// What a new export is made of.
@@ -261,6 +263,7 @@ impl ExportTable {
         &self,
         export: ExportId,
         lease: LeaseId,
+        taken: bool,
         place: impl FnOnce() -> Result<(Arc<WordPage>, u32)>,
     ) -> Result<Option<(Timeline, Arc<Shared>)>> {
         let mut state = self.lock();
@@ -272,11 +275,14 @@ impl ExportTable {
         else {
             return Ok(None);
         };
-        if let Some(known) = &lease.timeline {
-            return Ok(Some((known.clone(), shared)));
-        }
-        let timeline = Timeline::new(place()?, Side::Exporter, backend, lease.holder.pid);
-        lease.timeline = Some(timeline.clone());
+        let timeline = match &lease.timeline {
+            Some(known) => known.clone(),
+            None => {
+                let begun = Timeline::new(place()?, Side::Exporter, backend, lease.holder.pid);
+                lease.timeline.insert(begun).clone()
+            }
+        };
+        lease.taken |= taken;
         self.changed.notify_all();
         Ok(Some((timeline, shared)))
     }
@@ -297,8 +303,10 @@ impl ExportTable {
         let mut state = self.lock();
         loop {
             let leases = state.exports.get(&export).into_iter().flat_map(|entry| &entry.leases);
-            let mut found: Vec<_> =
-                leases.filter_map(|(id, lease)| Some((*id, lease.timeline.clone()?))).collect();
+            let mut found: Vec<_> = leases
+                .filter(|(_, lease)| lease.taken)
+                .filter_map(|(id, lease)| Some((*id, lease.timeline.clone()?)))
+                .collect();
             if found.len() >= count {
                 found.sort_unstable_by_key(|(id, _)| *id);
                 return Ok(found.into_iter().map(|(_, timeline)| timeline).collect());
@@ -516,7 +524,9 @@ impl State {
             bytes: entry.region.len,
             since: Instant::now(),
         };
-        entry.leases.insert(lease, Lease { holder, connection: importer.connection, timeline: None });
+        entry
+            .leases
+            .insert(lease, Lease { holder, connection: importer.connection, timeline: None, taken: false });
         entry.opened += 1;
         metrics(|metrics| {
             metrics.leases_total.add(1);

@@ -208,7 +208,7 @@ impl Mapping {
                 }
                 let (export, pid) = (parts.descriptor.export, std::process::id());
                 let page = || Ok((WordPage::create()?, 0));
-                let far = Runtime::get()?.exports.timeline(export, *lease, page)?;
+                let far = Runtime::get()?.exports.timeline(export, *lease, true, page)?;
                 let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
                 let place = (Arc::clone(far.ends().page()), far.ends().slot());
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
@@ -310,8 +310,11 @@ impl Mapping {
             Ok(None) => {}
             Ok(Some(event)) => {
                 if let Some((runtime, parts)) = self.take_for_end() {
-                    self.end_local_timeline(runtime, &parts);
-                    runtime.worker.submit_when(event, move || parts.let_go(runtime));
+                    let near = self.end_local_timeline(runtime, &parts);
+                    runtime.worker.submit_when(event, move || {
+                        end(near);
+                        parts.let_go(runtime);
+                    });
                 }
             }
             Err(error) => return Err(ReleaseError { error, mapping: Box::new(self) }),
@@ -335,11 +338,12 @@ impl Mapping {
     /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
     /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
     /// the poller, as the worker may be waiting for them already.
-    fn end_local_timeline(&mut self, runtime: &Runtime, parts: &MappingParts) {
+    fn end_local_timeline(&mut self, runtime: &Runtime, parts: &MappingParts) -> Option<Timeline> {
         let near = self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(near) = near {
-            runtime.poller.end_once_arrived(near, parts.far_timeline(runtime));
+        if let Some(near) = &near {
+            runtime.poller.end_once_arrived(near.clone(), parts.far_timeline(runtime));
         }
+        near
     }
 
     /// Everything that has to be let go of, on the worker's thread, once device work has finished.
@@ -356,6 +360,13 @@ impl Mapping {
             }
         }
         Some((runtime, parts))
+    }
+}
+
+/// Nobody waits by this side of a timeline any longer.
+fn end(near: Option<Timeline>) {
+    if let Some(near) = near {
+        near.ends().end(End::Released);
     }
 }
 
@@ -426,11 +437,12 @@ impl From<ReleaseError> for Error {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Some((runtime, parts)) = self.take_for_end() else { return };
-        self.end_local_timeline(runtime, &parts);
+        let near = self.end_local_timeline(runtime, &parts);
         runtime.worker.submit(move || {
             if let Err(error) = parts.backend.synchronize_device(parts.range.device) {
                 tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
             }
+            end(near);
             parts.let_go(runtime);
         });
     }

@@ -471,27 +471,43 @@ impl OpenRange {
     }
 }
 
-/// What the bytes are waited for by: the vendor's event, or where that does not open (CUDA keeps events in `/dev/shm`,
-/// which containers do not share) a word that the exporter's stream writes.
+/// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the
+/// exporter's stream writes: an event of a process that dies before it gets there is never reached (CUDA), while the word is
+/// let go by this process itself; nor does every event open (CUDA keeps them in `/dev/shm`, which containers do not share).
+/// Where there are no words, or the exporter is too busy to give one, the event it is.
 fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
-    let error = match wanted.backend.open_event(handle.as_slice(), wanted.device) {
-        Ok(event) => return Ok(Ready::Event(event)),
-        Err(error) => error,
-    };
-    if !wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines) {
-        return Err(error);
-    }
-    tracing::debug!(%error, "the ready event does not open here; a word is waited for instead");
-    // Where that cannot be had either, the first error says what to change.
-    match link.timeline(lease, wanted.backend, true, wanted.deadline) {
-        Ok(timeline) => Ok(Ready::Word(timeline)),
-        Err(Error::NotPermitted(why)) => {
-            tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
-            Err(error)
-        }
-        Err(other) => Err(other),
+    let event = wanted.backend.open_event(handle.as_slice(), wanted.device);
+    // An event of a process that has just died may open, and say that it has been reached.
+    link.check_alive()?;
+    let reached = |event: &dyn DeviceEvent| event.query().unwrap_or(false);
+    let has_words =
+        || wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines);
+    match event {
+        Ok(event) if reached(&*event) || !has_words() => Ok(Ready::Event(event)),
+        Ok(event) => match link.timeline(lease, wanted.backend, true, wanted.deadline.at_most(WORD_DEADLINE))
+        {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(gone @ Error::ExporterGone { .. }) => Err(gone),
+            Err(error) => {
+                tracing::debug!(%error, "there is no word for the bytes; their event is waited for");
+                Ok(Ready::Event(event))
+            }
+        },
+        Err(error) if !has_words() => Err(error),
+        // Where a word cannot be had either, the first error says what to change.
+        Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(Error::NotPermitted(why)) => {
+                tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
+                Err(error)
+            }
+            Err(other) => Err(other),
+        },
     }
 }
+
+/// How long an exporter may take to give a word where there is an event as well.
+const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The grant is the exporter's word; it must fit the descriptor.
 fn check_grant(descriptor: &Descriptor, grant: &Grant, fds: usize) -> Result<()> {

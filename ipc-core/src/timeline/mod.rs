@@ -102,6 +102,7 @@ impl Timeline {
             last_signalled: AtomicU64::new(0),
             owner: Owner::current(),
         };
+        page::begun();
         Self { ends: Arc::new(ends) }
     }
 
@@ -354,8 +355,11 @@ impl Ends {
     /// Lets every waiter of this process through, and says why from now on. A signal of the peer that is still on its way
     /// would take that back: [`poison`](Self::poison) is called again for a while.
     pub(crate) fn end(&self, how: End) {
-        let _ = self.end.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Relaxed);
+        let first = self.end.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         self.poison();
+        if first && self.owner.is_here() {
+            page::ended();
+        }
     }
 
     /// Sets the words that this process waits for to their end.
@@ -377,6 +381,14 @@ impl Ends {
 
     pub(crate) fn page(&self) -> &Arc<WordPage> {
         &self.page
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if self.end.load(Ordering::Acquire) == 0 && self.owner.is_here() {
+            page::ended();
+        }
     }
 }
 

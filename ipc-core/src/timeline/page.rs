@@ -5,8 +5,8 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -158,12 +158,58 @@ impl Drop for WordPage {
             std::mem::forget(registered);
             return;
         }
-        match Runtime::existing().filter(|_| !registered.is_empty()) {
-            // The driver may wait for streams.
-            Some(runtime) => runtime.worker.submit(move || take_down(mapped, registered)),
-            None => take_down(mapped, registered),
+        if registered.is_empty() {
+            take_down(mapped, registered);
+        } else {
+            lock(&RETIRED).push((mapped, registered));
+            take_down_retired();
         }
     }
+}
+
+/// Pages that nobody has any longer, and that devices still know.
+static RETIRED: Mutex<Vec<(Mapped, Vec<Registered>)>> = Mutex::new(Vec::new());
+
+/// Timelines of this process that have not ended.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// So many pages may be kept for as long as timelines are live: 64 MiB.
+const MOST_RETIRED: usize = 1024;
+
+/// A timeline has begun.
+pub(super) fn begun() {
+    LIVE.fetch_add(1, Ordering::AcqRel);
+}
+
+/// A timeline has ended. Called once for each that has begun.
+pub(super) fn ended() {
+    LIVE.fetch_sub(1, Ordering::AcqRel);
+    take_down_retired();
+}
+
+/// Takes down the pages that nobody has, on the worker. To have a device forget a page, a driver waits for every stream and
+/// holds up all other calls (CUDA does); one of the streams may wait for a live timeline, whose signal may need one of those
+/// calls. So that is left until there is none.
+fn take_down_retired() {
+    let due = |retired: &[_]| {
+        !retired.is_empty() && (LIVE.load(Ordering::Acquire) == 0 || retired.len() > MOST_RETIRED)
+    };
+    if !due(&lock(&RETIRED)) {
+        return;
+    }
+    let Some(runtime) = Runtime::existing() else { return };
+    runtime.worker.submit(move || {
+        let mut retired = lock(&RETIRED);
+        if due(&retired) {
+            let pages = std::mem::take(&mut *retired);
+            drop(retired);
+            pages.into_iter().for_each(|(mapped, registered)| take_down(mapped, registered));
+        }
+    });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn take_down(mapped: Mapped, registered: Vec<Registered>) {
@@ -193,8 +239,6 @@ impl fmt::Debug for WordPage {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]

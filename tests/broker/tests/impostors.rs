@@ -270,7 +270,7 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
         ("no handle", vec![], 0, "Protocol"),
         ("two handles", vec![handle.clone(), handle.clone()], 0, "Protocol"),
         ("a descriptor that it does not speak of", vec![handle.clone()], 1, "Protocol"),
-        ("descriptors that do not come", vec![Handle { fds: 2, ..handle.clone() }], 1, "Protocol"),
+        ("descriptors that do not come", vec![Handle { fds: 2, ..handle.clone() }], 1, "Io"),
         ("another size", vec![Handle { size: 8192, ..handle.clone() }], 0, "StaleGeneration"),
         ("another generation", vec![Handle { generation: Some(99), ..handle.clone() }], 0, "StaleGeneration"),
         ("a handle that is none", vec![handle.clone()], 0, "Vendor"),

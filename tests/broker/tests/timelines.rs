@@ -240,6 +240,25 @@ fn bytes_that_never_get_ready_end_with_their_exporter() {
 }
 
 #[test]
+fn a_stream_that_waits_for_the_bytes_of_an_exporter_that_is_killed_goes_on() {
+    for machine in [PINNING, DESCRIPTORS, CUDA] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        exporter.ok("warm-up");
+        importer.ok("warm-up");
+        let late = exporter.share("late 4096 ready-in=60000");
+        importer.ok(&format!("open-with-stream late {late}"));
+        importer.ok("on-gone late");
+        importer.tell("sync");
+        importer.says_nothing_for(Duration::from_millis(100));
+        exporter.kill();
+        let answer = within(SOON, "the stream that waits", || importer.hear());
+        assert_eq!(answer, Answer::Done(String::new()), "{machine}");
+        importer.event("gone late ExporterGone");
+        importer.ok("drop late");
+    }
+}
+
+#[test]
 fn without_timelines_an_event_that_does_not_open_is_an_error() {
     let machine = format!("{NO_OPENED_EVENTS};timelines=off");
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(&machine));

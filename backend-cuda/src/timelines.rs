@@ -5,12 +5,10 @@
 //! all that its stream has written. Pages of a memory file that two processes map and register are one word for the
 //! streams of both (seen with driver 580.159.04 on an H200).
 
-mod probe;
-
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceTimelines, Error, Result};
 
@@ -124,21 +122,16 @@ impl DeviceTimelines for CudaBackend {
 }
 
 impl Driver {
-    /// Do streams of the device write and wait on words? Tried once, with the device's context, which that creates.
-    pub(crate) fn has_timelines(self: &Arc<Self>, ordinal: DeviceOrdinal) -> Result<bool> {
+    /// Do streams of the device write and wait on words? The driver's word is taken: a trial would register pages and take
+    /// them back, for which the driver waits until all streams of the device are idle.
+    pub(crate) fn has_timelines(&self, ordinal: DeviceOrdinal) -> Result<bool> {
         let device = self.device(ordinal)?;
-        if let Some(known) = device.timelines.get() {
-            return Ok(*known);
-        }
-        let _current = self.enter(ordinal)?;
-        let tried = || match probe::try_once(self, ordinal) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::debug!(device = %ordinal, %error, "no timelines");
-                false
-            }
-        };
-        Ok(*device.timelines.get_or_init(tried))
+        let Some(operations) = ValueOperations::of(&self.api) else { return Ok(false) };
+        let mut able: c_int = 0;
+        // SAFETY: writes one int; an attribute that the driver does not know is an error.
+        let status =
+            unsafe { (self.api.device_get_attribute)(&raw mut able, operations.attribute, device.handle) };
+        Ok(status == number::SUCCESS && able != 0 && self.api.host_pages.is_some())
     }
 
     fn value_operations(&self) -> Result<ValueOperations> {
