@@ -177,10 +177,12 @@ fn exporters_die(machine: &str) {
     warm_and_alone(&mut importer, |importer, exporter| warm(exporter, importer), machine);
     // The first question tries them.
     let timelines = importer.has_timelines();
-    if revokes(machine) {
+    if machine == ASCEND {
         // A stream that fails for the first time has buffers set aside beside those that it used.
+        let alone = importer.census().descriptors;
         for _ in 0..2 {
             exporter_dies("the first failures", "exporter:dropped", machine, &mut importer);
+            eventually("the peer is forgotten", alone.clone(), || importer.census().descriptors);
         }
     }
     let before = Before::of(&mut importer);
