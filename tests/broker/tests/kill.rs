@@ -184,6 +184,8 @@ fn exporters_die(machine: &str) {
             exporter_dies("the first failures", "exporter:dropped", machine, &mut importer);
             eventually("the peer is forgotten", alone.clone(), || importer.census().descriptors);
         }
+        // And the stream that has taken its place has its thread.
+        importer.ok("warm-up");
     }
     let before = Before::of(&mut importer);
     for point in points_of("exporter:").filter(|point| timelines || !point.ends_with("timeline")) {
