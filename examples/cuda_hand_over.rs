@@ -16,8 +16,9 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::{Descriptor, Ipc, cuda};
 
 pub(crate) fn sender(path: &Path) -> Result<Vec<f32>> {
+    cuda::make_pool_shareable(0)?; // once: what cudarc allocates on the card from now on can be shared
     let stream = CudaContext::new(0)?.default_stream(); // cudarc, or any other owner of device memory
-    let weights = Arc::new(cuda::clone_htod(&stream, &[1f32; 20])?);
+    let weights = Arc::new(stream.clone_htod(&[1f32; 20])?);
     let share = Ipc::auto()?.share(weights.clone()).shape([4, 5]).ready_on(&stream).start()?;
     publish(path, &share.descriptor().to_string())?;
     share.wait_released(Duration::from_secs(30))?; // the error names pid, program and bytes
