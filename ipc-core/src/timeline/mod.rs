@@ -141,7 +141,8 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// As [`signal`](Self::signal). A peer that has gone is no error where it had signalled the value before.
+    /// As [`signal`](Self::signal), also for a value that a peer which has gone had signalled before. Waits that were submitted
+    /// before it went are let through.
     pub fn wait<M>(&self, value: u64, stream: &impl AsStream<M>) -> Result<()> {
         let ends = &*self.ends;
         ends.check_usable(stream.as_stream())?;
