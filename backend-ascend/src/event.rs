@@ -6,8 +6,6 @@
 //! An event is recorded on streams of its device only; streams of others wait for it by a [relay](crate::relay).
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
 
@@ -17,13 +15,6 @@ use crate::chip::Chip;
 use crate::driver::{Driver, call};
 use crate::relay::Relay;
 use crate::status::is_unsupported;
-
-/// How long a wait on the host asks again and again before it begins to sleep.
-const SPIN: Duration = Duration::from_micros(20);
-/// The first sleep of a wait on the host; each is twice as long as the one before.
-const FIRST_SLEEP: Duration = Duration::from_micros(10);
-/// The longest sleep: what a wait on the host can be late by.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// The size of the host's pages with which IPC events work on every driver.
 const USUAL_PAGE: usize = 4096;
@@ -219,30 +210,6 @@ impl DeviceEvent for AscendEvent {
     fn query(&self) -> Result<bool> {
         let _current = self.driver.enter(self.device)?;
         self.reached()
-    }
-
-    /// Asks again and again, at first without a pause, then with pauses that grow to 200 µs: as the runtime itself does.
-    fn synchronize(&self, timeout: Duration) -> Result<()> {
-        let _current = self.driver.enter(self.device)?;
-        let begin = Instant::now();
-        let mut pause = FIRST_SLEEP;
-        while !self.reached()? {
-            let waited = begin.elapsed();
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: "the event's last record".into(),
-                    after: timeout,
-                    detail: "; the stream that it was recorded on has not got there yet".into(),
-                });
-            }
-            if waited < SPIN {
-                std::hint::spin_loop();
-            } else {
-                thread::sleep(pause.min(timeout - waited));
-                pause = (pause * 2).min(LONGEST_SLEEP);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -5,8 +5,6 @@
 //! share.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
 
@@ -17,13 +15,6 @@ use crate::api::{
 use crate::driver::Driver;
 use crate::relay::Relay;
 use crate::status::number;
-
-/// How long a wait on the host asks again and again before it begins to sleep.
-const SPIN: Duration = Duration::from_micros(20);
-/// The first sleep of a wait on the host; each is twice as long as the one before.
-const FIRST_SLEEP: Duration = Duration::from_micros(10);
-/// The longest sleep: what a wait on the host can be late by.
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// An event of this process, or one that was opened from another.
 #[derive(Debug)]
@@ -173,31 +164,6 @@ impl DeviceEvent for CudaIpcEvent {
     fn query(&self) -> Result<bool> {
         let _current = self.driver.enter(self.device)?;
         self.reached()
-    }
-
-    /// CUDA has no wait with a timeout: this asks again and again, at first without a pause, then with pauses that grow
-    /// to 200 µs.
-    fn synchronize(&self, timeout: Duration) -> Result<()> {
-        let _current = self.driver.enter(self.device)?;
-        let begin = Instant::now();
-        let mut pause = FIRST_SLEEP;
-        while !self.reached()? {
-            let waited = begin.elapsed();
-            if waited >= timeout {
-                return Err(Error::Timeout {
-                    what: "the event's last record".into(),
-                    after: timeout,
-                    detail: "; the stream that it was recorded on has not got there yet".into(),
-                });
-            }
-            if waited < SPIN {
-                std::hint::spin_loop();
-            } else {
-                thread::sleep(pause.min(timeout - waited));
-                pause = (pause * 2).min(LONGEST_SLEEP);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,11 +1,12 @@
 //! Events that order the streams of two processes.
 
 use std::fmt;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::backend::HandleBytes;
 use crate::device::DeviceOrdinal;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::BorrowedStream;
 
 /// A vendor's event, created here or opened from another process. Dropping it destroys it.
@@ -48,8 +49,38 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
 
     /// Waits on the host until the last record has been reached.
     ///
+    /// Asks again and again, at first without a pause, then with pauses that grow to 200 µs, for vendors that have no wait
+    /// with a timeout.
+    ///
     /// # Errors
     ///
-    /// [`Error::Timeout`](crate::Error::Timeout), else the vendor's error.
-    fn synchronize(&self, timeout: Duration) -> Result<()>;
+    /// [`Error::Timeout`], else the vendor's error.
+    fn synchronize(&self, timeout: Duration) -> Result<()> {
+        let begin = Instant::now();
+        let mut pause = FIRST_SLEEP;
+        while !self.query()? {
+            let waited = begin.elapsed();
+            if waited >= timeout {
+                return Err(Error::Timeout {
+                    what: "the event's last record".into(),
+                    after: timeout,
+                    detail: "; the stream that it was recorded on has not got there yet".into(),
+                });
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep(pause.min(timeout - waited));
+                pause = (pause * 2).min(LONGEST_SLEEP);
+            }
+        }
+        Ok(())
+    }
 }
+
+/// How long a wait on the host asks again and again before it begins to sleep.
+const SPIN: Duration = Duration::from_micros(20);
+/// The first sleep of a wait on the host; each is twice as long as the one before.
+const FIRST_SLEEP: Duration = Duration::from_micros(10);
+/// The longest sleep: what a wait on the host can be late by.
+const LONGEST_SLEEP: Duration = Duration::from_micros(200);
