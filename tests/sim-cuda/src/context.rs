@@ -212,8 +212,7 @@ fn tear_down(context: &Arc<Context>) -> Result {
         let own = event.context.handle == context.handle;
         if own {
             event.retire(simulator, directory.as_mut());
-            let (interprocess, opened) = (event.interprocess, event.opened);
-            gone.insert(*handle, Gone::Event { interprocess, opened, freed: false });
+            gone.insert(*handle, Gone::Event { interprocess: event.interprocess, freed: false });
         }
         !own
     });

@@ -1,96 +1,28 @@
-//! What an exporting process tells the others: a table in a memory file, and the 64 bytes that name a place in it.
+//! What an exporting process tells the others: a table in a memory file.
 //!
-//! A handle names a place, and the number of what was there when it was made. What is there *now* is in the table: that is
-//! how a stale handle comes to open another block, as measured on two H200 with driver 580.159.04. The file has no name,
-//! so that nothing is left behind by a process that is killed; another process reaches it through `/proc`, or asks for it
-//! where it does not see the exporter there (see [`crate::portal`]).
+//! A handle names a place in it ([`crate::handle`]). What is there *now* is in the table: that is how a stale handle comes to
+//! open another block or event, as measured on two H200 with driver 580.159.04. The file has no name, so that nothing is left
+//! behind by a process that is killed; another process reaches it through `/proc`, or asks for it where it does not see the
+//! exporter there (see [`crate::portal`]).
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open, stat};
+use device_ipc_mock_engine::EventId;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open};
 use rustix::io::pread;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
+use crate::handle::{Handle, HandleKind, Place, pid_namespace, shared_memory, u64_at};
 use crate::portal;
+use crate::simulator::Simulator;
 use crate::status::{Result, Status};
 
-/// The first byte of a handle is not looked at, as by the driver.
-const MAGIC: u64 = u64::from_le_bytes(*b"\0simcuda");
-const IGNORED: u64 = 0xff;
 const SLOTS: usize = 1 << 16;
 /// A slot: sequence and state, number, three words of its contents, and for an event the engine's handle.
 const WORDS: usize = 16;
 const SLOT_BYTES: usize = WORDS * 8;
-
-/// What a handle names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HandleKind {
-    Memory = 1,
-    Event = 2,
-}
-
-/// A handle, taken apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Handle {
-    pub(crate) kind: HandleKind,
-    /// The exporter's pid, as its own pid namespace numbers it.
-    pub(crate) pid: u32,
-    fd: u32,
-    /// Tells the exporter from others that have, or will have, its pid.
-    pub(crate) nonce: u64,
-    slot: u32,
-    /// Number of what was exported.
-    pub(crate) id: u64,
-    pid_namespace: u64,
-    /// Which `/dev/shm` the exporter has.
-    pub(crate) shared_memory: u64,
-}
-
-impl Handle {
-    pub(crate) fn encode(&self) -> [u8; 64] {
-        let words = [
-            MAGIC,
-            u64::from(self.pid) | u64::from(self.fd) << 32,
-            self.nonce,
-            u64::from(self.slot) | (self.kind as u64) << 32,
-            self.id,
-            self.pid_namespace,
-            self.shared_memory,
-        ];
-        let mut bytes = [0; 64];
-        for (at, word) in words.into_iter().chain([checksum(&words)]).enumerate() {
-            bytes[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// Whether its exporter is in another pid namespace.
-    pub(crate) fn is_far(&self) -> bool {
-        self.pid_namespace != pid_namespace()
-    }
-
-    /// `None` for bytes that no exporter made, and for a handle of another kind.
-    pub(crate) fn decode(bytes: &[u8; 64], kind: HandleKind) -> Option<Self> {
-        let word = |at: usize| u64_at(bytes, at);
-        let mut words: [u64; 7] = std::array::from_fn(word);
-        words[0] &= !IGNORED;
-        if words[0] != MAGIC || word(7) != checksum(&words) || words[3] >> 32 != kind as u64 {
-            return None;
-        }
-        Some(Self {
-            kind,
-            pid: words[1] as u32,
-            fd: (words[1] >> 32) as u32,
-            nonce: words[2],
-            slot: words[3] as u32,
-            id: words[4],
-            pid_namespace: words[5],
-            shared_memory: words[6],
-        })
-    }
-}
 
 /// What is in a slot now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,16 +32,9 @@ pub(crate) enum Entry {
     /// A block that has not been exported.
     Private,
     /// A block that has.
-    Memory {
-        id: u64,
-        block: u64,
-        offset: u64,
-        size: u64,
-    },
-    Event {
-        id: u64,
-        engine: [u8; 64],
-    },
+    Memory { id: u64, block: u64, offset: u64, size: u64 },
+    /// An event, or the last that was there: the driver does not tell that it was destroyed.
+    Event { engine: [u8; 64] },
 }
 
 /// The table of this process.
@@ -120,7 +45,9 @@ pub(crate) struct Directory {
     nonce: u64,
     by_address: HashMap<u64, u32>,
     used: u32,
-    /// Slots of events that have gone.
+    /// The engine's event behind each slot of an event: kept when that is destroyed, until the next one takes its place.
+    events: HashMap<u32, EventId>,
+    /// Slots of events that were destroyed.
     free: Vec<u32>,
 }
 
@@ -141,7 +68,15 @@ impl Directory {
         let words = unsafe { std::slice::from_raw_parts(at, len / 8) };
         let nonce = getrandom::u64().map_err(|_| Status::OPERATING_SYSTEM)?;
         portal::serve(nonce, &file)?;
-        Ok(Self { file, words, nonce, by_address: HashMap::new(), used: 0, free: Vec::new() })
+        Ok(Self {
+            file,
+            words,
+            nonce,
+            by_address: HashMap::new(),
+            used: 0,
+            events: HashMap::new(),
+            free: Vec::new(),
+        })
     }
 
     /// Notes that a block now begins at an address. Where one was exported before, others must not take this one
@@ -170,31 +105,40 @@ impl Directory {
             }
         };
         self.write(slot, entry);
-        Ok(self.handle(HandleKind::Memory, slot, id))
+        self.handle(HandleKind::Memory, slot, id)
     }
 
-    /// Exports an event: its slot, and the bytes that name it.
+    /// Exports an event, at its slot if it has one: the slot, and the bytes that name it.
     pub(crate) fn export_event(
         &mut self,
+        simulator: &Simulator,
         slot: Option<u32>,
-        engine: [u8; 64],
+        event: EventId,
         id: u64,
     ) -> Result<(u32, [u8; 64])> {
-        let slot = slot.map_or_else(|| self.new_slot(), Ok)?;
-        self.write(slot, Entry::Event { id, engine });
-        Ok((slot, self.handle(HandleKind::Event, slot, id)))
+        let engine = simulator.machine.export_event(event)?;
+        let slot = match slot.or_else(|| self.free.pop()) {
+            Some(slot) => slot,
+            None => self.new_slot()?,
+        };
+        self.write(slot, Entry::Event { engine });
+        if let Some(before) = self.events.insert(slot, event).filter(|before| *before != event) {
+            simulator.machine.destroy_event(before)?;
+        }
+        Ok((slot, self.handle(HandleKind::Event, slot, id)?))
     }
 
-    /// Empties the slot of an event.
+    /// Notes that the event of a slot was destroyed. Others find it there until another one takes the place.
     pub(crate) fn retire(&mut self, slot: u32) {
-        self.write(slot, Entry::Empty);
         self.free.push(slot);
     }
 
+    /// The engine's event that others find in a slot.
+    pub(crate) fn event_in(&self, slot: u32) -> Option<EventId> {
+        self.events.get(&slot).copied()
+    }
+
     fn new_slot(&mut self) -> Result<u32> {
-        if let Some(slot) = self.free.pop() {
-            return Ok(slot);
-        }
         if (self.used as usize) < SLOTS {
             self.used += 1;
             return Ok(self.used - 1);
@@ -206,18 +150,17 @@ impl Directory {
         Ok(slot)
     }
 
-    fn handle(&self, kind: HandleKind, slot: u32, id: u64) -> [u8; 64] {
+    fn handle(&self, kind: HandleKind, slot: u32, id: u64) -> Result<[u8; 64]> {
+        let fd = self.file.as_raw_fd().unsigned_abs();
+        let place = Place::new(std::process::id(), fd, self.nonce, slot, id);
         let handle = Handle {
+            place: place.ok_or(Status::OPERATING_SYSTEM)?,
             kind,
-            pid: std::process::id(),
-            fd: self.file.as_raw_fd().unsigned_abs(),
-            nonce: self.nonce,
-            slot,
             id,
             pid_namespace: pid_namespace(),
             shared_memory: shared_memory(),
         };
-        handle.encode()
+        Ok(handle.encode())
     }
 
     /// Writes a slot. Its first word is odd meanwhile, and another one afterwards.
@@ -234,8 +177,8 @@ impl Directory {
             Entry::Memory { id, block, offset, size } => {
                 contents[2..7].copy_from_slice(&[2, id, block, offset, size]);
             }
-            Entry::Event { id, engine } => {
-                contents[2..4].copy_from_slice(&[3, id]);
+            Entry::Event { engine } => {
+                contents[2] = 3;
                 for (at, word) in contents[8..].iter_mut().enumerate() {
                     *word = u64_at(&engine, at);
                 }
@@ -257,19 +200,22 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Reaches the process that made a handle.
+    /// Reaches the process that a handle names: in this `/proc`, and where that is not the one, by asking for it.
     ///
     /// # Errors
     /// `INVALID_HANDLE` if it has ended, `INVALID_CONTEXT` if it is taken for this process, by its pid.
-    pub(crate) fn reach(handle: &Handle) -> Result<Self> {
-        if handle.pid == std::process::id() {
+    pub(crate) fn reach(place: &Place) -> Result<Self> {
+        if place.pid == std::process::id() {
             return Err(Status::INVALID_CONTEXT);
         }
-        if handle.is_far() {
-            let file = portal::ask(handle.nonce, portal::DIRECTORY)?;
-            return Ok(Self { file, far: true });
+        match Self::near(place) {
+            Ok(near) if near.entry(place).is_ok() => Ok(near),
+            _ => Ok(Self { file: portal::ask(place.nonce, portal::DIRECTORY)?, far: true }),
         }
-        let path = format!("/proc/{}/fd/{}", handle.pid, handle.fd);
+    }
+
+    fn near(place: &Place) -> Result<Self> {
+        let path = format!("/proc/{}/fd/{}", place.pid, place.fd);
         let target = std::fs::read_link(&path).map_err(|_| Status::INVALID_HANDLE)?;
         if !target.to_string_lossy().starts_with("/memfd:device-ipc-sim-cuda") {
             return Err(Status::INVALID_HANDLE);
@@ -282,12 +228,12 @@ impl Exporter {
     ///
     /// # Errors
     /// `INVALID_HANDLE` if this is another process, which has got the pid.
-    pub(crate) fn entry(&self, handle: &Handle) -> Result<Entry> {
-        let nonce = read_words(&self.file, handle.slot)?[1];
-        if nonce != handle.nonce {
+    pub(crate) fn entry(&self, place: &Place) -> Result<Entry> {
+        let nonce = read_words(&self.file, place.slot)?[1];
+        if nonce != place.nonce {
             return Err(Status::INVALID_HANDLE);
         }
-        read(&self.file, handle.slot)
+        read(&self.file, place.slot)
     }
 }
 
@@ -318,59 +264,7 @@ fn read(file: &OwnedFd, slot: u32) -> Result<Entry> {
     Ok(match words[2] {
         1 => Entry::Private,
         2 => Entry::Memory { id: words[3], block: words[4], offset: words[5], size: words[6] },
-        3 => Entry::Event { id: words[3], engine },
+        3 => Entry::Event { engine },
         _ => Entry::Empty,
     })
-}
-
-/// Which pid namespace this process is in.
-fn pid_namespace() -> u64 {
-    stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
-}
-
-/// Which `/dev/shm` this process has; 0 for none.
-pub(crate) fn shared_memory() -> u64 {
-    stat("/dev/shm").map_or(0, |stat| stat.st_dev ^ stat.st_ino.rotate_left(32))
-}
-
-fn u64_at(bytes: &[u8], word: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|at| bytes[word * 8 + at]))
-}
-
-/// FNV-1a over the words: tells accidents, not forgery.
-fn checksum(words: &[u64]) -> u64 {
-    words.iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| {
-        word.to_le_bytes()
-            .iter()
-            .fold(sum, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_handle_is_read_back_and_every_changed_bit_after_the_first_byte_is_told() {
-        let handle = Handle {
-            kind: HandleKind::Memory,
-            pid: 77,
-            fd: 300,
-            nonce: 0x1234_5678_9abc_def0,
-            slot: 9,
-            id: 5,
-            pid_namespace: 4_026_531_836,
-            shared_memory: 22,
-        };
-        let bytes = handle.encode();
-        assert_eq!(Handle::decode(&bytes, HandleKind::Memory), Some(handle));
-        assert_eq!(Handle::decode(&bytes, HandleKind::Event), None);
-        for bit in 0..512 {
-            let mut changed = bytes;
-            changed[bit / 8] ^= 1 << (bit % 8);
-            let expected = (bit < 8).then_some(handle);
-            assert_eq!(Handle::decode(&changed, HandleKind::Memory), expected, "bit {bit}");
-        }
-        assert_eq!(Handle::decode(&[0; 64], HandleKind::Memory), None);
-    }
 }

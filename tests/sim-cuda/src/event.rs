@@ -51,12 +51,12 @@ impl Event {
         })
     }
 
-    /// Lets go of what it stands for.
+    /// Lets go of what it stands for: not where other processes find that.
     pub(crate) fn retire(&self, simulator: &Simulator, directory: Option<&mut Directory>) {
-        if let (Some(slot), Some(directory)) = (lock(&self.slot).take(), directory) {
-            directory.retire(slot);
+        match (lock(&self.slot).take(), directory) {
+            (Some(slot), Some(directory)) => directory.retire(slot),
+            _ => drop(simulator.machine.destroy_event(self.engine)),
         }
-        let _ = simulator.machine.destroy_event(self.engine);
     }
 
     /// Refuses to tell of a record that is only captured, which spoils the capture.
@@ -87,16 +87,16 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     };
     match (found, gone) {
         (Some(event), _) => event.context.usable().map(|()| event),
-        (None, Some(Gone::Event { interprocess, opened, freed })) => {
+        (None, Some(Gone::Event { interprocess, freed })) => {
             // As measured: with the context that was reset still current every use of it is told.
             current()?;
-            if opened {
-                crash("an opened event whose context was reset is used");
+            if interprocess {
+                crash("an interprocess event whose context was reset is used");
             }
             if freed {
                 crash("an event is used that was destroyed after its context was reset");
             }
-            Err(if interprocess { Status::INVALID_CONTEXT } else { Status::CONTEXT_IS_DESTROYED })
+            Err(Status::INVALID_CONTEXT)
         }
         _ => Err(Status::INVALID_HANDLE),
     }

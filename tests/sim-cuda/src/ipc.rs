@@ -4,12 +4,12 @@ use std::ffi::c_uint;
 
 use device_ipc_mock_engine::{Address, BlockId, EngineError, EventId, Machine};
 
-use crate::capture::refuse_where_unsafe;
 use crate::context::{Context, context, current};
-use crate::directory::{Directory, Entry, Exporter, Handle, HandleKind, shared_memory};
+use crate::directory::{Directory, Entry, Exporter};
 use crate::entry::driver;
 use crate::event::{Event, add, event};
 use crate::ffi::{IpcHandle, Out};
+use crate::handle::{Handle, HandleKind, Place, shared_memory};
 use crate::memory::{Block, Chunk, Kind, MemoryTable, PAGE, open_to_all};
 use crate::portal::{Question, ask};
 use crate::simulator::{Objects, lock, simulator};
@@ -21,8 +21,8 @@ const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 /// Memory that was opened.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The handle that it was opened with.
-    handle: Handle,
+    /// Where the handle said that it is.
+    place: Place,
     /// How often this context has it open.
     opens: u32,
     block: BlockId,
@@ -50,10 +50,10 @@ fn directory(objects: &mut Objects) -> Result<&mut Directory> {
 
 /// What a process that has a handle open already gets when it opens it again: the same address in the same context, an error in
 /// another context of the device, and nothing yet on another device.
-fn open_again(memory: &mut MemoryTable, context: &Context, handle: &Handle) -> Result<Option<u64>> {
+fn open_again(memory: &mut MemoryTable, context: &Context, place: &Place) -> Result<Option<u64>> {
     for block in memory.blocks.values_mut().filter(|block| block.device == context.device) {
         if let Kind::Opened(opened) = &mut block.kind
-            && opened.handle == *handle
+            && opened.place == *place
         {
             if block.context != context.handle {
                 return Err(Status::INVALID_HANDLE);
@@ -65,37 +65,35 @@ fn open_again(memory: &mut MemoryTable, context: &Context, handle: &Handle) -> R
     Ok(None)
 }
 
-/// The event that a handle names; `None` if it was destroyed or its exporter has ended.
+/// The event that is now where a handle says, destroyed or not; `None` if there is none, or its exporter has ended.
 fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Option<EventId>> {
-    let exporter = match Exporter::reach(handle) {
+    let exporter = match Exporter::reach(&handle.place) {
         Ok(exporter) => exporter,
         // Who ended and who cannot be reached are one where the exporter is not in this `/proc`.
         Err(_) if handle.is_far() => return Err(Status::MAP_FAILED),
         Err(_) => return Ok(None),
     };
-    let engine = match exporter.entry(handle) {
-        Ok(Entry::Event { id, engine }) if id == handle.id => engine,
-        _ => return Ok(None),
-    };
+    let Ok(Entry::Event { engine }) = exporter.entry(&handle.place) else { return Ok(None) };
     let opened = if exporter.far {
-        let fd = ask(handle.nonce, Question::event(handle.id)).map_err(|_| Status::MAP_FAILED)?;
+        let fd =
+            ask(handle.place.nonce, Question::event(handle.place.slot)).map_err(|_| Status::MAP_FAILED)?;
         machine.open_event_fd(fd, device)
     } else {
         machine.open_event(&engine, device)
     };
     match opened {
         Ok(event) => Ok(Some(event)),
-        // Destroyed, or its exporter killed, since the table was read.
+        // Another one has taken its place, or its exporter was killed, since the table was read.
         Err(EngineError::InvalidHandle { .. } | EngineError::ExporterGone { .. }) => Ok(None),
         Err(_) => Err(Status::MAP_FAILED),
     }
 }
 
 /// The physical memory that an entry names, imported.
-fn import(machine: &Machine, exporter: &Exporter, handle: &Handle, number: u64) -> Result<BlockId> {
+fn import(machine: &Machine, exporter: &Exporter, place: &Place, number: u64) -> Result<BlockId> {
     // Freed since the table was read: then its number names nothing any more.
     if exporter.far {
-        let fd = ask(handle.nonce, Question::block(number)).map_err(|_| Status::INVALID_VALUE)?;
+        let fd = ask(place.nonce, Question::block(number)).map_err(|_| Status::INVALID_VALUE)?;
         return machine.import_block_fd(fd).map_err(Status::from);
     }
     machine.import_block_number(number).map_err(Status::from)
@@ -126,7 +124,7 @@ driver! {
             return Err(Status::INVALID_VALUE);
         }
         let simulator = simulator()?;
-        let named = Handle::decode(&handle.reserved, HandleKind::Memory).ok_or(Status::INVALID_VALUE)?;
+        let named = Place::decode(&handle.reserved).ok_or(Status::INVALID_VALUE)?;
         if let Some(base) = open_again(&mut simulator.objects().memory, &context, &named)? {
             return out.put(base);
         }
@@ -159,7 +157,7 @@ driver! {
         })?;
         let mut objects = simulator.objects();
         let id = objects.memory.next_id();
-        let opened = Opened { handle: named, opens: 1, block, range: (base, whole) };
+        let opened = Opened { place: named, opens: 1, block, range: (base, whole) };
         objects.memory.insert(Block {
             base: base + offset,
             size,
@@ -171,17 +169,13 @@ driver! {
         out.put(base + offset)
     }
 
-    /// Closes once what was opened once, in any context of the device.
+    /// Closes once what was opened once, whichever context is current, and also while streams are being captured.
     fn cuIpcCloseMemHandle(address: u64) {
-        let current = current()?;
-        refuse_where_unsafe()?;
+        current()?;
         let simulator = simulator()?;
         let owner = {
             let objects = simulator.objects();
             let block = objects.memory.at_base(address)?;
-            if block.device != current.device {
-                return Err(Status::INVALID_VALUE);
-            }
             let is_last = matches!(&block.kind, Kind::Opened(opened) if opened.opens == 1);
             is_last.then_some(block.context)
         };
@@ -213,10 +207,10 @@ driver! {
             return Err(Status::INVALID_HANDLE);
         }
         let simulator = simulator()?;
-        let engine = simulator.machine.export_event(event.engine)?;
         let mut objects = simulator.objects();
         let mut slot = lock(&event.slot);
-        let (taken, reserved) = directory(&mut objects)?.export_event(*slot, engine, event.handle)?;
+        let directory = directory(&mut objects)?;
+        let (taken, reserved) = directory.export_event(simulator, *slot, event.engine, event.handle)?;
         *slot = Some(taken);
         out.put(IpcHandle { reserved })
     }
@@ -229,7 +223,7 @@ driver! {
             return Err(Status::INVALID_VALUE);
         }
         let named = Handle::decode(&handle.reserved, HandleKind::Event).ok_or(Status::MAP_FAILED)?;
-        if named.pid == std::process::id() {
+        if named.place.pid == std::process::id() {
             return Err(Status::INVALID_CONTEXT);
         }
         let here = shared_memory();

@@ -14,8 +14,9 @@
 //! Some rules worth knowing, since programs hang or crash on them: `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and
 //! `cuIpcCloseMemHandle` wait for all streams of the context and hold up every other thread's call on it meanwhile;
 //! where the real driver crashes (a stream of another context waits for a `CU_EVENT_INTERPROCESS` event in its creator, a
-//! stream is used after its context was reset) the process is aborted with a line on stderr that says why. An event opens also
-//! when it was destroyed or its exporter has ended, and a pool's allocation when it was freed: the driver does not tell.
+//! stream or such an event is used after its context was reset) the process is aborted with a line on stderr that says why. An
+//! event opens also when it was destroyed or its exporter has ended, and a pool's allocation when it was freed: the driver does
+//! not tell. Most bytes of a memory handle are not looked at.
 //!
 //! # Configuration
 //!
@@ -43,8 +44,8 @@
 //! * Kernels are PTX, carried out an instruction at a time and a thread at a time: what threads of one block tell each
 //!   other while they run (shared memory, barriers, atomics) is refused when the module is loaded.
 //! * `cuMemGetInfo` counts what this process has allocated, not what others have.
-//! * A stream that waits for an event whose recording process has died fails with `CUDA_ERROR_LAUNCH_FAILED`. What a GPU
-//!   does then was not measured.
+//! * A stream that waits for an event whose recording process has died fails with `CUDA_ERROR_LAUNCH_FAILED`. On a GPU it waits
+//!   for ever.
 //! * Across pid namespaces both processes have to share the network namespace.
 
 #![cfg(target_os = "linux")]
@@ -59,6 +60,7 @@ mod entry;
 mod event;
 mod ffi;
 mod gaps;
+mod handle;
 mod host;
 mod ipc;
 mod memory;

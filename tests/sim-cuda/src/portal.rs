@@ -39,9 +39,9 @@ impl Question {
         Self { what: 1, number }
     }
 
-    /// The event of this number.
-    pub(crate) fn event(number: u64) -> Self {
-        Self { what: 2, number }
+    /// The event in this place.
+    pub(crate) fn event(slot: u32) -> Self {
+        Self { what: 2, number: slot.into() }
     }
 }
 
@@ -96,10 +96,10 @@ fn block(number: u64) -> Option<OwnedFd> {
     simulator.machine.export_block_fd(found).ok()
 }
 
-fn event(handle: u64) -> Option<OwnedFd> {
+fn event(slot: u64) -> Option<OwnedFd> {
     let simulator = simulator().ok()?;
-    let engine = simulator.objects().events.get(&handle)?.engine;
-    simulator.machine.export_event_fd(engine).ok()
+    let event = simulator.objects().directory.as_ref()?.event_in(u32::try_from(slot).ok()?)?;
+    simulator.machine.export_event_fd(event).ok()
 }
 
 /// Asks an exporter.

@@ -52,7 +52,6 @@ pub(crate) enum Gone {
     /// `freed`: it was destroyed afterwards, which was refused, and yet nothing is behind the handle any more.
     Event {
         interprocess: bool,
-        opened: bool,
         freed: bool,
     },
 }
