@@ -18,7 +18,17 @@ const FILES: &[(&str, &str)] = &[
 
 /// The files of the backend's tests that the table may name.
 const BACKEND: &[(&str, &str)] = &[
-    ("rules", include_str!("../../../backend-ascend/tests/rules.rs")),
+    ("rules::cards", include_str!("../../../backend-ascend/tests/rules/cards.rs")),
+    ("rules::contexts", include_str!("../../../backend-ascend/tests/rules/contexts.rs")),
+    ("rules::devices", include_str!("../../../backend-ascend/tests/rules/devices.rs")),
+    ("rules::events", include_str!("../../../backend-ascend/tests/rules/events.rs")),
+    ("rules::exports", include_str!("../../../backend-ascend/tests/rules/exports.rs")),
+    ("rules::keys", include_str!("../../../backend-ascend/tests/rules/keys.rs")),
+    ("rules::library", include_str!("../../../backend-ascend/tests/rules/library.rs")),
+    ("rules::lifetimes", include_str!("../../../backend-ascend/tests/rules/lifetimes.rs")),
+    ("rules::lists", include_str!("../../../backend-ascend/tests/rules/lists.rs")),
+    ("rules::shareable", include_str!("../../../backend-ascend/tests/rules/shareable.rs")),
+    ("rules::timelines", include_str!("../../../backend-ascend/tests/rules/timelines.rs")),
     ("unavailable", include_str!("../../../backend-ascend/tests/unavailable.rs")),
     ("visible_devices", include_str!("../../../backend-ascend/tests/visible_devices.rs")),
 ];
@@ -74,7 +84,7 @@ fn tests_of(text: &str) -> BTreeSet<&str> {
 /// That a cell names a test of these files.
 fn exists(cell: &str, files: &[(&str, &str)], rule: &str) {
     let name = cell.trim_matches('`');
-    let (file, test) = name.split_once("::").unwrap_or_else(|| panic!("no test in the row '{rule}'"));
+    let (file, test) = name.rsplit_once("::").unwrap_or_else(|| panic!("no test in the row '{rule}'"));
     let found = files.iter().find(|(known, _)| *known == file);
     let (_, text) = found.unwrap_or_else(|| panic!("no file of tests is called {file}"));
     assert!(tests_of(text).contains(test), "there is no test {name}, which the rule '{rule}' names");

@@ -1,0 +1,151 @@
+//! Contexts and their streams: the backend sets one on each thread, and leaves the caller's as it was.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_ascend::{KEY, SHAREABLE};
+use device_ipc_core::{Access, BorrowedStream, DeviceIpc, DeviceMemory, DeviceRange, VendorStatus};
+
+use crate::importer::received;
+use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, read, status_of};
+use crate::support::{Raw, Scene};
+
+#[test]
+fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
+    Scene::on("contexts::the_context_is_set_on_each_thread_and_the_callers_is_restored", "devices=2").play(
+        |_| {
+            let backend = backend();
+            let raw = Raw::open();
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let extent = extent_of(&backend, range);
+            // A thread without a context.
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(extent_of(&backend, range), extent));
+            });
+            // A thread with the default context of another device, and one with a context of its own.
+            for own in [false, true] {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        assert_eq!(raw.call_with("aclrtSetDevice", 1), 0);
+                        if own {
+                            raw.create_context(1);
+                        }
+                        let before = raw.context();
+                        let the_same = |what: &str| {
+                            assert_eq!(raw.context(), before, "after {what}");
+                            assert_eq!(raw.told("aclrtGetDevice"), (0, 1), "after {what}");
+                        };
+                        let stream = backend.create_stream(ZERO).expect("a stream");
+                        the_same("create_stream");
+                        read(&backend, range, &*stream).expect("it can be read");
+                        the_same("read");
+                        // SAFETY: the range is ours.
+                        unsafe { backend.fill(range, 1, stream.as_borrowed()) }.expect("a fill");
+                        the_same("fill");
+                        // SAFETY: as above.
+                        unsafe { backend.add_f32(range, 1.0, stream.as_borrowed()) }.expect("an addition");
+                        the_same("add_f32");
+                        backend.delay(Duration::from_millis(1), stream.as_borrowed()).expect("a delay");
+                        the_same("delay");
+                        backend.synchronize(stream.as_borrowed()).expect("a wait");
+                        the_same("synchronize");
+                        drop(stream);
+                        the_same("the drop of a stream");
+                        let exported = backend.export(&extent, None).expect("a key");
+                        the_same("export");
+                        backend.reach(&exported);
+                        the_same("reach");
+                        assert!(backend.authorize(&exported, &[1]).is_err());
+                        the_same("authorize that fails");
+                        backend.unexport(exported).expect("it goes back");
+                        the_same("unexport");
+                        assert!(backend.extents_of(DeviceRange { len: 1 << 40, ..range }, None).is_err());
+                        the_same("extents_of that fails");
+                        let handle =
+                            received(KEY, [b'0'; 64].into_iter().chain([0]).collect(), 4096, Some(ZERO));
+                        assert!(backend.open(vec![handle], ZERO, Access::ReadWrite).is_err());
+                        the_same("open that fails");
+                        backend.capabilities(ZERO).expect("capabilities");
+                        the_same("capabilities");
+                        drop(backend.create_event(ZERO).expect("an event"));
+                        the_same("create_event");
+                        backend.memory_info(ZERO).expect("memory_info");
+                        the_same("memory_info");
+                        backend.peer_access(ZERO, ONE).expect("peer_access");
+                        the_same("peer_access");
+                        backend.local_peer_id(ZERO).expect("local_peer_id");
+                        the_same("local_peer_id");
+                        backend.synchronize_device(ZERO).expect("synchronize_device");
+                        the_same("synchronize_device");
+                        let other = backend.allocate_as(ZERO, 1, SHAREABLE).expect("memory");
+                        the_same("allocate_as");
+                        // SAFETY: nobody uses it.
+                        unsafe { backend.free(other) }.expect("it can be freed");
+                        the_same("free");
+                    });
+                });
+            }
+        },
+        &[],
+    );
+}
+
+#[test]
+fn a_device_that_somebody_resets_is_an_error_and_no_crash() {
+    Scene::on("contexts::a_device_that_somebody_resets_is_an_error_and_no_crash", "devices=1").play(
+        |_| {
+            let backend = backend();
+            let raw = Raw::open();
+            let stream = backend.create_stream(ZERO).expect("a stream");
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            assert_eq!(raw.call_with("aclrtResetDeviceForce", 0), 0);
+            let (status, text) = status_of(read(&backend, range, &*stream));
+            assert_eq!(status, VendorStatus(107_002), "{text}");
+            assert!(text.contains("aclrtResetDeviceForce"), "{text}");
+            drop(stream);
+        },
+        &[],
+    );
+}
+
+#[test]
+fn a_stream_of_another_context_is_refused_in_words() {
+    Scene::on("contexts::a_stream_of_another_context_is_refused_in_words", "devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let own = raw.create_context(0);
+            let stream = raw.create_stream();
+            // SAFETY: a stream of the simulator's, never destroyed.
+            let stream = unsafe { BorrowedStream::from_raw("ascend", ZERO, stream) };
+            // SAFETY: the range is ours.
+            let (status, text) = status_of(unsafe { backend.fill(range, 1, stream) });
+            assert_eq!(status, VendorStatus(107_003), "{text}");
+            assert!(text.contains("default context"), "{text}");
+            assert_eq!(raw.context(), own, "the caller's own context is current again");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn a_stream_is_destroyed_after_its_work() {
+    Scene::on("contexts::a_stream_is_destroyed_after_its_work", "devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            let range = backend.allocate(ZERO, HUGE).expect("memory");
+            let (delay, begun) = (Duration::from_secs(2), Instant::now());
+            let stream = backend.create_stream(ZERO).expect("a stream");
+            backend.delay(delay, stream.as_borrowed()).expect("a delay");
+            // SAFETY: the range is ours.
+            unsafe { backend.fill(range, 7, stream.as_borrowed()) }.expect("a fill");
+            drop(stream);
+            assert_eq!(raw.calls("aclrtDestroyStream"), 0, "it has work");
+            assert!(begun.elapsed() < delay, "the drop does not wait for the work");
+            backend.synchronize_device(ZERO).expect("all is done");
+            let other = backend.create_stream(ZERO).expect("a stream");
+            assert_eq!(raw.calls("aclrtDestroyStream"), 1, "the idle one is destroyed when the next is made");
+            assert_eq!(read(&backend, range, &*other).expect("it can be read"), vec![7; HUGE as usize]);
+        },
+        &[],
+    );
+}

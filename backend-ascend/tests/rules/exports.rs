@@ -1,0 +1,162 @@
+//! What is exported: whole allocations, by their base.
+
+use device_ipc_ascend::KEY;
+use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, Extent};
+use device_ipc_sim_ascendcl::Cann;
+
+use crate::importer::{IMPORTER, hex, let_go, opens, received, told, unhex};
+use crate::memory::{HUGE, ZERO, backend, extent_of, memory, range, share};
+use crate::support::{Raw, Scene};
+
+#[test]
+fn memory_lies_in_whole_huge_pages_of_its_own() {
+    Scene::on("exports::memory_lies_in_whole_huge_pages_of_its_own", "soc=910b;devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            for bytes in [1, 4096, HUGE - 1, HUGE, HUGE + 1] {
+                let range = backend.allocate(ZERO, bytes).expect("memory");
+                let extent = extent_of(&backend, range);
+                assert_eq!(range.len, bytes);
+                assert_eq!(extent.allocation.ptr, range.ptr);
+                assert!(range.ptr.get().is_multiple_of(HUGE), "{range:?}");
+                assert_eq!(extent.allocation.len, bytes.next_multiple_of(HUGE), "{extent:?}");
+                let exported = backend.export(&extent, None).expect("it can be shared");
+                assert_eq!(backend.reach(&exported), Some(extent.allocation), "nothing else is in its pages");
+            }
+            assert_eq!(raw.calls("aclrtMalloc"), 0, "aclrtMalloc adds 32 bytes, and with them a page");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn an_interior_address_is_shared_by_its_allocations_base() {
+    for cann in [Cann::V9_0, Cann::V8_5] {
+        let scene = Scene::on("exports::an_interior_address_is_shared_by_its_allocations_base", "devices=1")
+            .cann(cann);
+        scene.play(
+            |scene| {
+                let backend = backend();
+                let whole = memory(&backend, ZERO, 3 * HUGE, KEY);
+                let inner = whole.slice(HUGE + 77, 100).expect("it lies inside");
+                let extents = backend.extents_of(inner, None).expect("the base is known");
+                assert_eq!(extents[0].allocation.ptr, whole.ptr);
+                // The vendor's own call refuses an interior address, so this is not for nothing.
+                let interior = Extent { allocation: inner, generation: None };
+                assert!(backend.export(&interior, Some(KEY)).is_err());
+                let exported = backend.export(&extents[0], None).expect("the base can be shared");
+                let mut peer = scene.peer("importer");
+                opens(&backend, &exported, &mut peer, 0);
+                assert_eq!(peer.ask("whole"), "true");
+                let_go(&backend, exported, peer);
+            },
+            IMPORTER,
+        );
+    }
+}
+
+#[test]
+fn before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner() {
+    Scene::on("exports::before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner", "devices=1")
+        .cann(Cann::V8_5)
+        .play(
+            |_| {
+                let (backend, raw) = (backend(), Raw::open());
+                assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+                let base = raw.malloc(2 * HUGE as usize - 32, 0);
+                let whole = range(ZERO, base, 2 * HUGE - 32);
+                let inner = whole.slice(HUGE, 64).expect("it lies inside");
+                let error = backend.extents_of(inner, None).unwrap_err().to_string();
+                assert!(error.contains("with_allocation") && error.contains("CANN 9.0"), "{error}");
+                let extents = backend.extents_of(inner, Some(whole)).expect("the base was stated");
+                assert_eq!(extents, [Extent { allocation: whole, generation: None }]);
+                drop(backend.export(&extents[0], None).expect("it can be shared"));
+                // What is stated is checked as far as ACL can tell.
+                for wrong in [
+                    range(ZERO, base, 1 << 40),
+                    range(ZERO, base, 64),
+                    range(ZERO, base + HUGE + 4096, 64),
+                    range(ZERO, 0x10, u64::MAX),
+                ] {
+                    let error = backend.extents_of(inner, Some(wrong)).unwrap_err();
+                    assert!(
+                        matches!(
+                            error,
+                            Error::InvalidRegion(_)
+                                | Error::NotDeviceMemory { .. }
+                                | Error::NotShareable { .. }
+                        ),
+                        "{wrong:?}: {error:?}"
+                    );
+                }
+            },
+            &[],
+        );
+}
+
+#[test]
+fn from_cann_9_on_a_wrong_base_is_noticed() {
+    Scene::on("exports::from_cann_9_on_a_wrong_base_is_noticed", "devices=1").cann(Cann::V9_0).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+            let base = raw.malloc(2 * HUGE as usize - 32, 0);
+            let inner = range(ZERO, base + HUGE, 64);
+            let told = backend.extents_of(inner, None).expect("ACL tells the base");
+            assert_eq!(told[0].allocation.ptr.get(), base);
+            for wrong in [range(ZERO, base + HUGE, 64), range(ZERO, base, 4 * HUGE)] {
+                let error = backend.extents_of(inner, Some(wrong)).unwrap_err().to_string();
+                assert!(error.contains("was stated to be"), "{error}");
+            }
+        },
+        &[],
+    );
+}
+
+#[test]
+fn a_base_inside_a_page_is_refused_with_the_remedy() {
+    Scene::on("exports::a_base_inside_a_page_is_refused_with_the_remedy", "devices=1").cann(Cann::V8_5).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+            let base = raw.malloc(4 * HUGE as usize - 32, 0);
+            // What a caching allocator calls a block.
+            let block = range(ZERO, base + 512, 4096);
+            let error = backend.extents_of(block, Some(block)).unwrap_err();
+            assert!(matches!(error, Error::NotShareable { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("2097152") && text.contains("ACL_MEM_MALLOC_HUGE_FIRST"), "{text}");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn imported_memory_is_not_exported_again() {
+    Scene::on("exports::imported_memory_is_not_exported_again", "devices=1").play(
+        |scene| {
+            let backend = backend();
+            let exported = share(&backend, ZERO, HUGE, KEY);
+            let mut peer = scene.peer("forwarder");
+            backend.authorize(&exported, &unhex(&peer.hear())).expect("the importer is listed");
+            peer.say(told(&exported));
+            assert_eq!(peer.hear(), "SharedOn");
+            peer.finish();
+            backend.unexport(exported).expect("it goes back");
+        },
+        &[("forwarder", |told| {
+            let backend = backend();
+            told.say(hex(&backend.local_peer_id(ZERO).expect("an id")));
+            let line = told.hear().expect("a handle");
+            let parts: Vec<&str> = line.split(':').collect();
+            let handle = received(KEY, unhex(parts[1]), HUGE, Some(ZERO));
+            let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).expect("it can be opened");
+            let inner = opened.range.slice(77, 1).expect("it lies inside");
+            told.say(match backend.extents_of(inner, None) {
+                Err(Error::SharedOn { .. }) => "SharedOn".to_owned(),
+                other => format!("{other:?}"),
+            });
+            backend.close(opened).expect("it closes");
+        })],
+    );
+}

@@ -1,0 +1,98 @@
+//! Keys: what they look like, and how often one is opened and closed.
+
+use device_ipc_ascend::KEY;
+use device_ipc_core::{DeviceIpc, DeviceMemory, Exported};
+
+use crate::importer::{IMPORTER, hand_over, let_go, opens, told};
+use crate::memory::{HUGE, ZERO, backend, extent_of, memory};
+use crate::support::{Raw, Scene};
+
+#[test]
+fn keys_are_65_bytes_that_need_not_be_text() {
+    for machine in ["soc=910b;devices=1", "soc=950;devices=1"] {
+        Scene::on("keys::keys_are_65_bytes_that_need_not_be_text", machine).play(
+            |scene| {
+                let backend = backend();
+                let range = memory(&backend, ZERO, HUGE, KEY);
+                let exported = backend.export(&extent_of(&backend, range), Some(KEY)).expect("a key");
+                let key = &exported.bytes.as_slice()[..65];
+                let len = key.iter().position(|byte| *byte == 0).expect("a key ends");
+                assert!(len > 0, "a key is not empty");
+                if backend.devices().expect("devices")[0].name.contains("950") {
+                    assert!(!key[..len].is_ascii(), "the driver of 950 makes keys of any bytes");
+                }
+                let mut peer = scene.peer("importer");
+                opens(&backend, &exported, &mut peer, 0);
+                assert_eq!(peer.ask("whole"), "true");
+                let_go(&backend, exported, peer);
+            },
+            IMPORTER,
+        );
+    }
+}
+
+#[test]
+fn a_key_is_imported_once_and_closed_once() {
+    Scene::on("keys::a_key_is_imported_once_and_closed_once", "devices=1").play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let exported = backend.export(&extent_of(&backend, range), None).expect("a key");
+            let mut peer = scene.peer("importer");
+            let first = hand_over(&backend, &exported, &mut peer, 0);
+            let second = peer.ask(format!("open {} 0 0", told(&exported)));
+            assert!(first.starts_with("ok ") && first == second, "{first} {second}");
+            assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1");
+            assert_eq!(peer.ask("close"), "ok ");
+            assert_eq!(peer.ask("calls aclrtIpcMemClose"), "0", "the other one is still open");
+            assert_eq!(peer.ask("whole"), "true");
+            assert_eq!(peer.ask("close"), "ok ");
+            assert_eq!(peer.ask("calls aclrtIpcMemClose"), "1");
+            // It can be opened again.
+            assert!(peer.ask(format!("open {} 0 0", told(&exported))).starts_with("ok "));
+            assert_eq!(peer.ask("close"), "ok ");
+            peer.finish();
+            // Importers first, then the exporter, once.
+            let again = Exported { bytes: exported.bytes.clone(), fds: Vec::new(), ..exported };
+            backend
+                .unexport(Exported { bytes: again.bytes.clone(), fds: Vec::new(), ..again })
+                .expect("it goes back");
+            assert!(
+                backend.unexport(again).is_err(),
+                "a second close would be an attempt at somebody else's key"
+            );
+            assert_eq!(raw.calls("aclrtIpcMemClose"), 1);
+            // SAFETY: nobody uses it.
+            unsafe { backend.free(range) }.expect("it can be freed");
+        },
+        IMPORTER,
+    );
+}
+
+#[test]
+fn a_second_device_of_a_process_needs_a_further_key() {
+    Scene::on("keys::a_second_device_of_a_process_needs_a_further_key", "devices=2").play(
+        |scene| {
+            let backend = backend();
+            assert!(backend.handle_kinds()[0].one_open_per_process);
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let extent = extent_of(&backend, range);
+            let [first, further] = [(); 2].map(|()| backend.export(&extent, None).expect("a key"));
+            assert_ne!(first.bytes, further.bytes, "an allocation can have several keys");
+            let mut peer = scene.peer("importer");
+            opens(&backend, &first, &mut peer, 0);
+            let refused = peer.ask(format!("open {} 0 1", told(&first)));
+            assert!(refused.contains("Unsupported") && refused.contains("further one"), "{refused}");
+            assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1", "the driver was not asked");
+            opens(&backend, &further, &mut peer, 1);
+            assert_eq!(peer.ask("whole"), "true");
+            assert_eq!(peer.ask("close"), "ok ");
+            assert_eq!(peer.ask("close"), "ok ");
+            peer.finish();
+            for exported in [first, further] {
+                backend.unexport(exported).expect("it goes back");
+            }
+        },
+        IMPORTER,
+    );
+}

@@ -1,0 +1,120 @@
+//! The library: its names, versions and statuses, and other owners of the runtime in the process.
+
+use std::process::Command;
+
+use device_ipc_ascend::{KEY, SHAREABLE};
+use device_ipc_core::{DeviceIpc, DeviceMemory, Error, VendorStatus};
+use device_ipc_sim_ascendcl::Cann;
+
+use crate::importer::{IMPORTER, let_go, opens, told};
+use crate::memory::{HUGE, ZERO, backend, extent_of, memory, status_of};
+use crate::support::{Raw, Scene, has_simulator, library_of};
+
+#[test]
+fn a_second_owner_of_the_runtime_goes_on_when_the_backend_goes() {
+    Scene::on("library::a_second_owner_of_the_runtime_goes_on_when_the_backend_goes", "devices=1").play(
+        |_| {
+            let raw = Raw::open();
+            assert_eq!(raw.call_with_null("aclInit"), 0);
+            assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+            // The second initialisation returns 100002, and the third as well.
+            let (first, second) = (backend(), backend());
+            let stream = first.create_stream(ZERO).expect("a stream");
+            drop(stream);
+            drop(first);
+            let range = second.allocate(ZERO, 64).expect("the other backend goes on");
+            // SAFETY: nobody uses it.
+            unsafe { second.free(range) }.expect("it can be freed");
+            drop(second);
+            assert_eq!(raw.calls("aclFinalize"), 0, "aclFinalize would end the runtime for everybody");
+            assert_eq!(raw.told("aclrtGetDevice"), (0, 0), "the other owner's device is still set");
+            raw.malloc(4096, 0);
+        },
+        &[],
+    );
+}
+
+#[test]
+fn the_second_name_of_the_library_is_found() {
+    Scene::on("library::the_second_name_of_the_library_is_found", "devices=1").play(
+        |scene| {
+            let directory = std::env::temp_dir().join(format!("device-ipc-acl-rt-{}", std::process::id()));
+            std::fs::create_dir_all(&directory).expect("a directory");
+            std::fs::copy(library_of(scene.cann), directory.join("libacl_rt.so")).expect("a copy");
+            let listed = Command::new(std::env::current_exe().expect("a file"))
+                .args(["--exact", scene.name, "--nocapture"])
+                .env("LD_LIBRARY_PATH", &directory)
+                .env("DEVICE_IPC_ASCEND_ROLE", "loader")
+                .env_remove(device_ipc_ascend::LIBRARY_VARIABLE)
+                .status();
+            std::fs::remove_dir_all(&directory).expect("the directory goes");
+            assert!(listed.expect("the process ran").success());
+        },
+        &[("loader", |_| {
+            let library = backend().info().library.clone().expect("a library");
+            assert!(library.ends_with("/libacl_rt.so"), "{library}");
+        })],
+    );
+}
+
+#[test]
+fn the_oldest_cann_that_is_supported_shares_memory() {
+    Scene::on("library::the_oldest_cann_that_is_supported_shares_memory", "soc=910b;devices=2")
+        .cann(Cann::V8_3)
+        .play(
+            |scene| {
+                let backend = backend();
+                let capabilities = backend.capabilities(ZERO).expect("capabilities");
+                assert!(!capabilities.ipc_events && !capabilities.timelines, "both came later");
+                for kind in backend.handle_kinds() {
+                    for on in [0, 1] {
+                        let range = memory(&backend, ZERO, HUGE, kind.kind);
+                        let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
+                        let mut peer = scene.peer("importer");
+                        opens(&backend, &exported, &mut peer, on);
+                        assert_eq!(peer.ask("whole"), "true");
+                        if kind.kind == SHAREABLE {
+                            let refused = peer.ask(format!("open {} 0 {}", told(&exported), 1 - on));
+                            assert!(refused.contains("aclrtMemSetAccess"), "{refused}");
+                        }
+                        let_go(&backend, exported, peer);
+                    }
+                }
+            },
+            IMPORTER,
+        );
+}
+
+#[test]
+fn a_number_that_nobody_knows_is_an_error_like_any_other() {
+    Scene::on("library::a_number_that_nobody_knows_is_an_error_like_any_other", "devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let extent = extent_of(&backend, range);
+            raw.fail_next("aclrtIpcMemGetExportKey", 4242);
+            let (status, text) = status_of(backend.export(&extent, None));
+            assert_eq!(status, VendorStatus(4242));
+            assert!(text.contains("aclrtIpcMemGetExportKey failed with unknown status (4242)"), "{text}");
+            assert!(text.contains("[simulator]"), "the vendor's message is told: {text}");
+            raw.fail_next("aclrtMallocAlign32", -7);
+            assert_eq!(status_of(backend.allocate(ZERO, 1)).0, VendorStatus(-7));
+            raw.fail_next("aclrtCreateStream", i32::MAX);
+            assert_eq!(status_of(backend.create_stream(ZERO)).0, VendorStatus(i32::MAX));
+            for status in [207_001, 207_018, 200_000] {
+                raw.fail_next("aclrtMallocAlign32", status);
+                let error = backend.allocate(ZERO, 1).unwrap_err();
+                assert!(matches!(error, Error::OutOfMemory { bytes: 1, .. }), "{error:?}");
+            }
+        },
+        &[],
+    );
+}
+
+#[test]
+fn the_simulator_is_there() {
+    // Every other test passes where it is not; this one says so in one place.
+    if has_simulator() {
+        assert!(library_of(Cann::V9_1).is_file());
+    }
+}

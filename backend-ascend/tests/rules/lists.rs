@@ -1,0 +1,120 @@
+//! The list of processes that may import, which the driver keeps for each handle.
+
+use std::process::{Child, Command};
+
+use device_ipc_ascend::{KEY, LoadOptions, PidValidation, SHAREABLE};
+use device_ipc_core::{DeviceIpc, Error, VendorStatus};
+
+use crate::importer::{IMPORTER, let_go, told, unhex};
+use crate::memory::{HUGE, ZERO, backend, extent_of, memory, share, status_of};
+use crate::support::{Raw, Scene};
+
+#[test]
+fn the_list_is_filled_for_each_importer_and_once() {
+    Scene::on("lists::the_list_is_filled_for_each_importer_and_once", "devices=1").play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            for (kind, call) in
+                [(KEY, "aclrtIpcMemSetImportPid"), (SHAREABLE, "aclrtMemSetPidToShareableHandle")]
+            {
+                let exported = share(&backend, ZERO, HUGE, kind);
+                assert_eq!(exported.kind, kind);
+                let mut peer = scene.peer("importer");
+                let id = unhex(&peer.ask("id"));
+                let refused = peer.ask(format!("open {} 0 0", told(&exported)));
+                assert!(refused.starts_with("err "), "an importer that is not listed: {refused}");
+                for _ in 0..3 {
+                    backend.authorize(&exported, &id).expect("the importer is listed");
+                }
+                assert_eq!(raw.calls(call), 1, "a process is listed once");
+                let opened = peer.ask(format!("open {} 0 0", told(&exported)));
+                assert!(opened.starts_with("ok "), "{opened}");
+                let_go(&backend, exported, peer);
+            }
+        },
+        IMPORTER,
+    );
+}
+
+#[test]
+fn at_most_31_processes_are_listed_at_once() {
+    Scene::on("lists::at_most_31_processes_are_listed_at_once", "devices=1").play(
+        |_| {
+            /// Processes that do nothing, ended with the test.
+            struct Idle(Vec<Child>);
+            impl Drop for Idle {
+                fn drop(&mut self) {
+                    for child in &mut self.0 {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    }
+                }
+            }
+            let idle = || Command::new("sleep").arg("60").spawn().expect("sleep is there");
+            let idle = Idle((0..64).map(|_| idle()).collect());
+            let peers: Vec<u8> = idle.0.iter().flat_map(|child| (child.id() as i32).to_le_bytes()).collect();
+            let (backend, raw) = (backend(), Raw::open());
+            let exported = share(&backend, ZERO, HUGE, KEY);
+            backend.authorize(&exported, &peers).expect("all are listed");
+            assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 3, "31, 31 and 2");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn an_importer_that_goes_by_the_exporters_own_id_is_refused() {
+    Scene::on("lists::an_importer_that_goes_by_the_exporters_own_id_is_refused", "devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            let exported = share(&backend, ZERO, HUGE, KEY);
+            let own = backend.local_peer_id(ZERO).expect("an id");
+            let error = backend.authorize(&exported, &own).unwrap_err();
+            assert!(matches!(error, Error::NotPermitted(_)), "{error:?}");
+            for bad in [&[][..], &[0; 4], &[0xff; 4], &[1, 2, 3]] {
+                let error = backend.authorize(&exported, bad).unwrap_err();
+                assert!(matches!(error, Error::Protocol(_)), "{bad:?}: {error:?}");
+            }
+            assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 0, "none of these reaches the driver");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn validation_is_off_where_that_was_asked_for() {
+    const OFF: &[(&str, &str)] = &[("DEVICE_IPC_ASCEND_PID_VALIDATION", "off")];
+    Scene::on("lists::validation_is_off_where_that_was_asked_for", "devices=1").environment(OFF).play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert!(backend.handle_kinds().iter().all(|kind| !kind.whitelist));
+            let listed = LoadOptions::new().pid_validation(PidValidation::On).load().expect("a backend");
+            assert!(listed.handle_kinds().iter().all(|kind| kind.whitelist), "the option goes before");
+            for kind in [KEY, SHAREABLE] {
+                let exported = share(&backend, ZERO, HUGE, kind);
+                let mut peer = scene.peer("importer");
+                let opened = peer.ask(format!("open {} 0 0", told(&exported)));
+                assert!(opened.starts_with("ok "), "nobody was listed: {opened}");
+                backend.authorize(&exported, &unhex(&peer.ask("id"))).expect("there is nothing to do");
+                let_go(&backend, exported, peer);
+            }
+            assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 0, "there is no list to fill");
+            assert_eq!(raw.calls("aclrtMemSetPidToShareableHandle"), 0, "there is no list to fill");
+        },
+        IMPORTER,
+    );
+}
+
+#[test]
+fn a_driver_that_cannot_do_without_its_list_is_named() {
+    Scene::on("lists::a_driver_that_cannot_do_without_its_list_is_named", "devices=1;old-driver").play(
+        |_| {
+            let backend = LoadOptions::new().pid_validation(PidValidation::Off).load().expect("a backend");
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let (status, text) = status_of(backend.export(&extent_of(&backend, range), None));
+            assert_eq!(status, VendorStatus(207_000));
+            assert!(text.contains("25.3.RC1") && text.contains("PID_VALIDATION=on"), "{text}");
+        },
+        &[],
+    );
+}
