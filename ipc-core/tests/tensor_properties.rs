@@ -18,7 +18,7 @@ fn dtype() -> impl Strategy<Value = Dtype> {
 }
 
 /// Bytes up to the end of the last element, or `None` where they, or those of all elements, do not fit 64 bits.
-fn span(dtype: Dtype, shape: &[u64], strides: &[u64]) -> Option<u64> {
+fn span(dtype: Dtype, shape: &[u64], strides: &[u64], offset: u64) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);
     }
@@ -26,7 +26,7 @@ fn span(dtype: Dtype, shape: &[u64], strides: &[u64]) -> Option<u64> {
     let fits = |elements: u128| u64::try_from(elements.saturating_mul(element)).ok();
     fits(shape.iter().fold(1, |elements: u128, size| elements.saturating_mul(u128::from(*size))))?;
     let reach = |(size, stride): (&u64, &u64)| u128::from(size - 1) * u128::from(*stride);
-    fits(shape.iter().zip(strides).map(reach).fold(1, u128::saturating_add))
+    fits(shape.iter().zip(strides).map(reach).fold(u128::from(offset) + 1, u128::saturating_add))
 }
 
 fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
@@ -39,7 +39,7 @@ fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
 }
 
 fn check(layout: Result<TensorLayout, LayoutError>, dtype: Dtype, shape: &[u64], strides: &[u64]) {
-    let expected = span(dtype, shape, strides);
+    let expected = span(dtype, shape, strides, 0);
     match layout {
         Ok(layout) => {
             let span = expected.expect("the model says that it does not fit 64 bits");
@@ -70,6 +70,28 @@ proptest! {
     fn strided_layouts_agree_with_the_model(dtype in dtype(), dimensions in vec((number(), number()), 0..6)) {
         let (shape, strides): (Vec<u64>, Vec<u64>) = dimensions.into_iter().unzip();
         check(TensorLayout::strided(dtype, shape.clone(), strides.clone()), dtype, &shape, &strides);
+    }
+
+    #[test]
+    fn offsets_agree_with_the_model(
+        dtype in dtype(),
+        dimensions in vec((0_u64..5, 0_u64..9), 0..4),
+        offset in number(),
+    ) {
+        let (shape, strides): (Vec<u64>, Vec<u64>) = dimensions.into_iter().unzip();
+        let layout = TensorLayout::strided(dtype, shape.clone(), strides.clone()).unwrap();
+        let start = u64::try_from(u128::from(offset) * u128::from(dtype.bytes().unwrap())).ok();
+        let expected = start.zip(span(dtype, &shape, &strides, offset));
+        match layout.with_offset(offset) {
+            Ok(layout) => {
+                prop_assert_eq!(expected, layout.start_bytes().ok().zip(layout.span_bytes().ok()));
+                prop_assert_eq!((layout.offset(), layout.shape(), layout.strides()), (offset, &*shape, &*strides));
+                let span = expected.unwrap().1;
+                prop_assert!(layout.check_fits(span).is_ok());
+                prop_assert!(span == 0 || layout.check_fits(span - 1).is_err());
+            }
+            Err(error) => prop_assert!(error == LayoutError::Overflow && expected.is_none(), "{}", error),
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub const MAX_DESCRIPTOR_BYTES: usize = 64 * 1024;
 pub const MAX_EXTENTS: usize = 2048;
 
 /// The format that this library writes.
-pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
 
 /// The version of a layout. A reader of the same major version reads every minor one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +44,11 @@ const MAX_BACKEND_BYTES: usize = 32;
 const FLAG_READ_ONLY: u16 = 1 << 0;
 const FLAG_READY: u16 = 1 << 1;
 const FLAG_TENSOR: u16 = 1 << 2;
+/// Minor version 1. Among those that a reader must know: an older one would take the region's first elements.
+const FLAG_TENSOR_OFFSET: u16 = 1 << 3;
 /// Bits that a reader must know; those above it may pass over.
 const MANDATORY_FLAGS: u16 = 0x00ff;
-const KNOWN_FLAGS: u16 = FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR;
+const KNOWN_FLAGS: u16 = FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR | FLAG_TENSOR_OFFSET;
 
 const HOME_UUID: u8 = 1;
 const HOME_HOST_PHYSICAL: u8 = 2;
@@ -105,12 +107,15 @@ impl Descriptor {
         flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
         flags |= if self.ready { FLAG_READY } else { 0 };
         flags |= if self.layout.is_some() { FLAG_TENSOR } else { 0 };
+        let offset = self.layout.as_ref().map(TensorLayout::offset).filter(|offset| *offset != 0);
+        flags |= if offset.is_some() { FLAG_TENSOR_OFFSET } else { 0 };
         let address = self.broker.bytes();
         let dimensions = self.layout.as_ref().map_or(0, |layout| layout.shape().len());
         let body = self.backend.len()
             + address.len()
             + self.extents.len() * size_of::<ExtentEntry>()
-            + dimensions * 16;
+            + dimensions * 16
+            + offset.map_or(0, |_| size_of::<u64>());
         let total = size_of::<Head>() + body + CHECKSUM_BYTES;
         let head = Head {
             magic: MAGIC,
@@ -154,6 +159,9 @@ impl Descriptor {
             for number in layout.shape().iter().chain(layout.strides()) {
                 bytes.extend_from_slice(&number.to_le_bytes());
             }
+        }
+        if let Some(offset) = offset {
+            bytes.extend_from_slice(&offset.to_le_bytes());
         }
         bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
         debug_assert_eq!(bytes.len(), total);
@@ -305,8 +313,9 @@ fn read_extents(head: &Head, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, D
 }
 
 fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, DescriptorError> {
+    let has_offset = head.flags.get() & FLAG_TENSOR_OFFSET != 0;
     if head.flags.get() & FLAG_TENSOR == 0 {
-        return Ok(None);
+        return if has_offset { Err(bad("flags", "a tensor's offset without a tensor")) } else { Ok(None) };
     }
     let dimensions = usize::from(head.dimensions);
     if dimensions > MAX_DIMENSIONS {
@@ -320,7 +329,15 @@ fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, De
     let mut numbers = numbers.iter().map(|number| number.get());
     let shape: Vec<u64> = numbers.by_ref().take(dimensions).collect();
     let strides: Vec<u64> = numbers.collect();
-    Ok(Some(TensorLayout::strided(Dtype::from_code(head.dtype), shape, strides)?))
+    let layout = TensorLayout::strided(Dtype::from_code(head.dtype), shape, strides)?;
+    Ok(Some(if has_offset { layout.with_offset(read_offset(body)?)? } else { layout }))
+}
+
+/// One that is 0 is not written, so that there is one form of each descriptor, which older readers understand.
+fn read_offset(body: &mut &[u8]) -> Result<u64, DescriptorError> {
+    let bytes = take(body, size_of::<U64>())?;
+    let offset = U64::ref_from_bytes(bytes).map_err(|_| bad("tensor", "its offset is cut off"))?.get();
+    if offset == 0 { Err(bad("tensor", "an offset of 0 is not written")) } else { Ok(offset) }
 }
 
 pub(crate) fn is_backend_name(name: &str) -> bool {

@@ -62,9 +62,11 @@ fn layout() -> impl Strategy<Value = TensorLayout> {
     let dtype = proptest::sample::select(Dtype::ALL);
     let dimensions = vec((0_u64..6, 0_u64..50), 0..=5);
     let many = vec((Just(1_u64), any::<u64>()), MAX_DIMENSIONS);
-    (dtype, prop_oneof![9 => dimensions.boxed(), 1 => many.boxed()]).prop_map(|(dtype, dimensions)| {
+    let dimensions = prop_oneof![9 => dimensions.boxed(), 1 => many.boxed()];
+    (dtype, dimensions, prop_oneof![Just(0), 0_u64..300]).prop_map(|(dtype, dimensions, offset)| {
         let (shape, strides): (Vec<u64>, Vec<u64>) = dimensions.into_iter().unzip();
-        TensorLayout::strided(dtype, shape, strides).expect("its sizes are small")
+        let layout = TensorLayout::strided(dtype, shape, strides).expect("its sizes are small");
+        layout.with_offset(offset).expect("it is small too")
     })
 }
 
@@ -192,6 +194,41 @@ proptest! {
             prop_assert!(!debug.contains(&spelling), "{spelling} in {debug}");
         }
     }
+}
+
+/// Where nothing needs a later reader, an older one reads it: the bytes differ from format 1.0 in the minor version alone.
+#[test]
+fn an_offset_is_a_feature_that_older_readers_refuse() {
+    let plain = crate::fuzzing::plain_descriptor();
+    let layout = TensorLayout::contiguous(Dtype::F32, [8]).unwrap();
+    let at = |offset| {
+        let layout = Some(layout.clone().with_offset(offset).unwrap());
+        Descriptor { layout, ..plain.clone() }.to_bytes()
+    };
+    let (without, with) = (at(0), at(3));
+    assert_eq!((without[5], without[6]), (1, 0b0100), "a reader of format 1.0 knows these flags");
+    assert_eq!((with[5], with[6]), (1, 0b1100), "and refuses this one");
+    assert_eq!(with.len(), without.len() + 8);
+
+    let repaired = |mut bytes: Vec<u8>| {
+        let covered = bytes.len() - 4;
+        let checksum = crc32fast::hash(&bytes[..covered]);
+        bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
+        Descriptor::from_bytes(&bytes)
+    };
+    let mut of_an_older_version = without.clone();
+    of_an_older_version[5] = 0;
+    assert_eq!(repaired(of_an_older_version), Descriptor::from_bytes(&without));
+    let mut zero = with.clone();
+    let offset = zero.len() - 12;
+    zero[offset..offset + 8].fill(0);
+    assert!(matches!(repaired(zero), Err(DescriptorError::BadField { field: "tensor", .. })));
+    let mut too_far = with.clone();
+    too_far[offset + 7] = 0xff;
+    assert_eq!(repaired(too_far), Err(DescriptorError::Layout(crate::tensor::LayoutError::Overflow)));
+    let mut no_tensor = plain.to_bytes();
+    no_tensor[6] |= 0b1000;
+    assert!(matches!(repaired(no_tensor), Err(DescriptorError::BadField { field: "flags", .. })));
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub struct ShareBuilder<'a, O> {
     dtype: Option<Dtype>,
     shape: Option<Vec<u64>>,
     strides: Option<Vec<u64>>,
+    offset: u64,
     access: Access,
     ready: Option<BorrowedStream<'a>>,
     borrowed: bool,
@@ -48,6 +49,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             dtype: region.dtype,
             shape: None,
             strides: None,
+            offset: 0,
             access: Access::ReadWrite,
             ready: None,
             borrowed: false,
@@ -70,6 +72,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// The distance between neighbours in each dimension, in elements.
     pub fn strides(mut self, strides: impl Into<Vec<u64>>) -> Self {
         self.strides = Some(strides.into());
+        self
+    }
+
+    /// Where the tensor's first element lies, in elements from the start of the region; 0 unless said otherwise.
+    pub const fn offset(mut self, elements: u64) -> Self {
+        self.offset = elements;
         self
     }
 
@@ -223,14 +231,17 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             (Some(dtype), Some(shape), None) => TensorLayout::contiguous(dtype, shape.as_slice())?,
             (Some(dtype), None, None) => {
                 let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
-                TensorLayout::contiguous(dtype, [self.region.range.len / element])?
+                let elements = self.region.range.len / element;
+                TensorLayout::contiguous(dtype, [elements.saturating_sub(self.offset)])?
             }
             (_, None, Some(strides)) => {
                 return Err(LayoutError::Strides { dimensions: 0, strides: strides.len() }.into());
             }
             (None, Some(_), _) => return Err(LayoutError::NoDtype.into()),
+            (None, None, None) if self.offset != 0 => return Err(LayoutError::NoDtype.into()),
             (None, None, None) => return Ok(None),
         };
+        let layout = layout.with_offset(self.offset)?;
         layout.check_fits(self.region.range.len)?;
         Ok(Some(layout))
     }

@@ -266,7 +266,7 @@ impl Mapping {
                 let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
                 return Err(LayoutError::NotContiguous { shape, strides }.into());
             }
-            Some(layout) => DeviceRange { len: layout.span_bytes()?, ..self.range() },
+            Some(layout) => elements_of(layout, self.range())?,
             None => self.range(),
         };
         let element = size_of::<T>() as u64;
@@ -361,6 +361,13 @@ impl Mapping {
         }
         Some((runtime, parts))
     }
+}
+
+/// The bytes from a tensor's first element to the end of its last.
+fn elements_of(layout: &TensorLayout, region: DeviceRange) -> Result<DeviceRange> {
+    layout.check_fits(region.len)?;
+    let (start, end) = if layout.is_empty() { (0, 0) } else { (layout.start_bytes()?, layout.span_bytes()?) };
+    Ok(region.slice(start, end - start).ok_or(LayoutError::Overflow)?)
 }
 
 /// Nobody waits by this side of a timeline any longer.

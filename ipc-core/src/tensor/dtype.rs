@@ -1,0 +1,225 @@
+//! Element types: every one that PyTorch 2.11 has.
+
+#![allow(unsafe_code, reason = "a promise about the layout of plain types")]
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+/// The type of a tensor's elements. A number, so that a descriptor of a newer version can be carried on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dtype(u8);
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $constant:ident = $code:literal, $name:literal, $bytes:literal;)*) => {
+        impl Dtype {
+            $($(#[$doc])* pub const $constant: Self = Self($code);)*
+
+            /// Every type that this version knows.
+            pub const ALL: &'static [Self] = &[$(Self::$constant),*];
+
+            /// The name, as PyTorch writes it.
+            pub const fn name(self) -> Option<&'static str> {
+                match self.0 { $($code => Some($name),)* _ => None }
+            }
+
+            /// The size of one element in bytes, or `None` for a type that this version does not know.
+            pub const fn bytes(self) -> Option<u64> {
+                match self.0 { $($code => Some($bytes),)* _ => None }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// Unsigned 8-bit integer.
+    U8 = 1, "uint8", 1;
+    /// Signed 8-bit integer.
+    I8 = 2, "int8", 1;
+    /// Unsigned 16-bit integer.
+    U16 = 3, "uint16", 2;
+    /// Signed 16-bit integer.
+    I16 = 4, "int16", 2;
+    /// Unsigned 32-bit integer.
+    U32 = 5, "uint32", 4;
+    /// Signed 32-bit integer.
+    I32 = 6, "int32", 4;
+    /// Unsigned 64-bit integer.
+    U64 = 7, "uint64", 8;
+    /// Signed 64-bit integer.
+    I64 = 8, "int64", 8;
+    /// IEEE 754 half precision.
+    F16 = 9, "float16", 2;
+    /// Brain floating point.
+    BF16 = 10, "bfloat16", 2;
+    /// IEEE 754 single precision.
+    F32 = 11, "float32", 4;
+    /// IEEE 754 double precision.
+    F64 = 12, "float64", 8;
+    /// One byte, 0 or 1.
+    BOOL = 13, "bool", 1;
+    /// Two halves: real, imaginary.
+    COMPLEX32 = 14, "complex32", 4;
+    /// Two singles: real, imaginary.
+    COMPLEX64 = 15, "complex64", 8;
+    /// Two doubles: real, imaginary.
+    COMPLEX128 = 16, "complex128", 16;
+    /// 8-bit float, 4 exponent and 3 mantissa bits, finite.
+    F8_E4M3FN = 17, "float8_e4m3fn", 1;
+    /// 8-bit float, 5 exponent and 2 mantissa bits.
+    F8_E5M2 = 18, "float8_e5m2", 1;
+    /// 8-bit float, 4 exponent and 3 mantissa bits, finite, no negative zero.
+    F8_E4M3FNUZ = 19, "float8_e4m3fnuz", 1;
+    /// 8-bit float, 5 exponent and 2 mantissa bits, finite, no negative zero.
+    F8_E5M2FNUZ = 20, "float8_e5m2fnuz", 1;
+    /// 8-bit float, exponent only.
+    F8_E8M0FNU = 21, "float8_e8m0fnu", 1;
+    /// Two 4-bit floats in a byte, 2 exponent bits and 1 mantissa bit each, finite.
+    F4_E2M1FN_X2 = 22, "float4_e2m1fn_x2", 1;
+    /// Signed 1-bit integer in a byte.
+    I1 = 23, "int1", 1;
+    /// Signed 2-bit integer in a byte.
+    I2 = 24, "int2", 1;
+    /// Signed 3-bit integer in a byte.
+    I3 = 25, "int3", 1;
+    /// Signed 4-bit integer in a byte.
+    I4 = 26, "int4", 1;
+    /// Signed 5-bit integer in a byte.
+    I5 = 27, "int5", 1;
+    /// Signed 6-bit integer in a byte.
+    I6 = 28, "int6", 1;
+    /// Signed 7-bit integer in a byte.
+    I7 = 29, "int7", 1;
+    /// Unsigned 1-bit integer in a byte.
+    U1 = 30, "uint1", 1;
+    /// Unsigned 2-bit integer in a byte.
+    U2 = 31, "uint2", 1;
+    /// Unsigned 3-bit integer in a byte.
+    U3 = 32, "uint3", 1;
+    /// Unsigned 4-bit integer in a byte.
+    U4 = 33, "uint4", 1;
+    /// Unsigned 5-bit integer in a byte.
+    U5 = 34, "uint5", 1;
+    /// Unsigned 6-bit integer in a byte.
+    U6 = 35, "uint6", 1;
+    /// Unsigned 7-bit integer in a byte.
+    U7 = 36, "uint7", 1;
+    /// Quantized unsigned 8-bit integer.
+    QUINT8 = 37, "quint8", 1;
+    /// Quantized signed 8-bit integer.
+    QINT8 = 38, "qint8", 1;
+    /// Quantized signed 32-bit integer.
+    QINT32 = 39, "qint32", 4;
+    /// Two quantized unsigned 4-bit integers in a byte.
+    QUINT4X2 = 40, "quint4x2", 1;
+    /// Four quantized unsigned 2-bit integers in a byte.
+    QUINT2X4 = 41, "quint2x4", 1;
+    /// Eight times 1 bit in a byte.
+    BITS1X8 = 42, "bits1x8", 1;
+    /// Four times 2 bits in a byte.
+    BITS2X4 = 43, "bits2x4", 1;
+    /// Twice 4 bits in a byte.
+    BITS4X2 = 44, "bits4x2", 1;
+    /// 8 bits without a meaning.
+    BITS8 = 45, "bits8", 1;
+    /// 16 bits without a meaning.
+    BITS16 = 46, "bits16", 2;
+}
+
+impl Dtype {
+    /// The type of this code in a descriptor, whether this version knows it or not.
+    pub const fn from_code(code: u8) -> Self {
+        Self(code)
+    }
+
+    /// The type of this name, as PyTorch writes it, with or without `torch.` before it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.strip_prefix("torch.").unwrap_or(name);
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == Some(name))
+    }
+
+    /// The code in a descriptor.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "dtype {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A Rust type that is the element of a tensor.
+///
+/// # Safety
+///
+/// The type is plain data of [`Dtype::bytes`] bytes: every bit pattern is a value, and it has no padding.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// The element type.
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {
+        // SAFETY: the primitive numbers have no padding, and every bit pattern is a value.
+        $(unsafe impl Element for $rust { const DTYPE: Dtype = Dtype::$dtype; })*
+    };
+}
+
+elements! {
+    u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
+    f32 => F32, f64 => F64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_codes_are_found_again_and_given_once() {
+        for (index, dtype) in Dtype::ALL.iter().enumerate() {
+            let name = dtype.name().unwrap();
+            assert_eq!(Dtype::from_name(name), Some(*dtype));
+            assert_eq!(Dtype::from_name(&format!("torch.{name}")), Some(*dtype));
+            assert_eq!(usize::from(dtype.code()), index + 1, "codes are part of docs/descriptor.md");
+            assert!(matches!(dtype.bytes(), Some(1 | 2 | 4 | 8 | 16)));
+        }
+        assert_eq!((Dtype::from_name("float33"), Dtype::from_name("")), (None, None));
+    }
+
+    /// `torch.dtype.itemsize` of each in PyTorch 2.11.
+    #[test]
+    fn elements_have_the_sizes_that_pytorch_gives_them() {
+        let named = |names: &str, bytes| {
+            for name in names.split(' ') {
+                let dtype = Dtype::from_name(name).unwrap_or_else(|| panic!("{name} is missing"));
+                assert_eq!(dtype.bytes(), Some(bytes), "{name}");
+            }
+        };
+        named("float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2", 1);
+        named("uint8 int8 bool int1 int2 int3 int4 int5 int6 int7", 1);
+        named("uint1 uint2 uint3 uint4 uint5 uint6 uint7", 1);
+        named("quint8 qint8 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8", 1);
+        named("float16 bfloat16 uint16 int16 bits16", 2);
+        named("float32 complex32 uint32 int32 qint32", 4);
+        named("float64 complex64 uint64 int64", 8);
+        named("complex128", 16);
+        assert_eq!(Dtype::ALL.len(), 46);
+    }
+}
