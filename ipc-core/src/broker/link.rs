@@ -242,6 +242,18 @@ impl Link {
         }
     }
 
+    /// Gives grants back. An exporter that has gone has nothing to be told, and one that does not read is taken to have.
+    pub(crate) fn end_grants(&self, grants: Vec<(ExportId, Token)>) {
+        if self.is_gone() || grants.is_empty() {
+            return;
+        }
+        let deadline = Deadline::after(RELEASE_DEADLINE);
+        if let Err(error) = self.send(&Request::EndGrants { grants }, deadline) {
+            tracing::warn!(%error, "grants could not be given back; the exporter is taken to have gone");
+            self.mark_gone();
+        }
+    }
+
     /// Reads what has come while no caller is waiting. Called by the poller; false where a caller reads just now.
     pub(super) fn on_readable(&self) -> bool {
         let Some(mut calls) = self.calls.try_enter() else { return false };
@@ -263,6 +275,10 @@ impl Link {
         let Some(notices) = self.lock_notices().exports.get(&export).cloned() else { return };
         notice(&notices);
         self.close_idle(notices.leases());
+        if let Ok(runtime) = Runtime::get() {
+            // The exporter waits for its memory, so it is told now what it could be told later.
+            runtime.imports.give_back_soon(&self.exporter);
+        }
     }
 
     fn close_idle(&self, leases: Vec<LeaseKey>) {

@@ -48,6 +48,12 @@ fn request() -> impl Strategy<Value = Request> {
             request: RequestId(request),
             after: ExportId(after)
         }),
+        vec(any::<(u64, [u8; 16])>(), 0..70).prop_map(|grants| Request::EndGrants {
+            grants: grants
+                .into_iter()
+                .map(|(export, token)| (ExportId(export), Token::from_bytes(token)))
+                .collect()
+        }),
     ]
 }
 

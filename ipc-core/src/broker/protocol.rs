@@ -41,6 +41,8 @@ pub(crate) enum Request {
     Confirm { request: RequestId, lease: LeaseId },
     /// Asks for the words of a lease. With `ready` the exporter writes the first of them when the bytes are.
     Timeline { request: RequestId, lease: LeaseId, ready: bool },
+    /// Gives grants back that came with messages of channels; [`Request::Open`] uses one up by itself. Has no answer.
+    EndGrants { grants: Vec<(ExportId, Token)> },
 }
 
 /// From a broker to an importer.

@@ -281,6 +281,11 @@ impl Served {
             (Request::Timeline { request, lease, ready }, Some(_)) => {
                 self.timeline(request, lease, ready, exports)
             }
+            (Request::EndGrants { grants }, Some(_)) => {
+                // One that is not there any more ended with its channel.
+                grants.into_iter().for_each(|(export, token)| exports.end_grant(export, token));
+                Next::Keep
+            }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),
         }

@@ -17,4 +17,5 @@ pub(crate) use share::{check_backend, copy_and_wait};
 pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;
+pub(crate) use table::{Bearer, ChannelId};
 pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, stale};

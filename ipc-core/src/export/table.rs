@@ -1,5 +1,7 @@
 //! The exports of this process: what the broker answers from, and who holds what.
 
+mod grants;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
@@ -19,6 +21,9 @@ use crate::lease::{Holder, Holders, LeaseId};
 use crate::runtime::{Metrics, Runtime};
 use crate::timeline::{End, Side, Timeline, WordPage};
 
+use grants::{Grants, InFlight};
+pub(crate) use grants::{Bearer, ChannelId};
+
 /// All exports of the process.
 #[derive(Debug, Default)]
 pub(crate) struct ExportTable {
@@ -35,6 +40,7 @@ struct State {
     last_export: u64,
     last_lease: u64,
     last_allocation: u64,
+    in_flight: HashMap<ChannelId, InFlight>,
 }
 
 /// An export, from its making to the drop of its owner.
@@ -47,6 +53,7 @@ struct Entry {
     access: Access,
     allow: AllowList,
     leases: HashMap<LeaseId, Lease>,
+    grants: Grants,
     opened: u64,
     dropped: bool,
     /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
@@ -178,6 +185,7 @@ impl ExportTable {
             access: new.access,
             allow: new.allow,
             leases: HashMap::new(),
+            grants: Grants::new(),
             opened: 0,
             dropped: false,
             recalled: false,
@@ -342,7 +350,7 @@ impl ExportTable {
     /// The owner's drop and the vendor's calls may block, so the worker does them.
     fn retire_if_free(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        if !entry.dropped || !entry.leases.is_empty() {
+        if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
             return;
         }
         let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
@@ -361,7 +369,7 @@ impl ExportTable {
 
     /// Who holds the export.
     pub(crate) fn holders(&self, export: ExportId) -> Holders {
-        self.lock().exports.get(&export).map_or_else(Holders::default, Entry::holders)
+        self.lock().holders(export)
     }
 
     /// The exports behind `after` that this peer might open, and whether there are more.
@@ -390,7 +398,7 @@ impl ExportTable {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(entry.map_or_else(Holders::default, Entry::holders));
+                return Err(state.holders(export));
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -414,7 +422,9 @@ impl ExportTable {
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
         self.recall(export);
         self.wait(export, until, |entry| {
-            entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty())
+            entry.is_none_or(|entry| {
+                entry.opened > 0 && entry.leases.is_empty() && entry.grants.is_empty()
+            })
         })
     }
 
@@ -433,7 +443,7 @@ impl ExportTable {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let mut all = Holders::default();
-                for holders in state.exports.values().map(Entry::holders) {
+                for holders in state.exports.keys().map(|export| state.holders(*export)) {
                     all.now.extend(holders.now);
                     all.ever += holders.ever;
                 }
@@ -470,6 +480,7 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let ended = entry.leases.len();
         entry.leases.drain().for_each(|(_, lease)| lease.end(End::Released));
+        state.take_grants(export);
         tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
         metrics(|metrics| metrics.leases.subtract(ended as u64));
         self.retire_if_free(&mut state, export);
@@ -498,24 +509,37 @@ impl Lease {
 }
 
 impl State {
+    fn holders(&self, export: ExportId) -> Holders {
+        let Some(entry) = self.exports.get(&export) else { return Holders::default() };
+        let mut holders = entry.holders();
+        holders.now.extend(self.bearers(entry));
+        holders
+    }
+
     fn begin_lease(
         &mut self,
         request: &OpenRequest,
         importer: Importer,
     ) -> Result<(LeaseId, &mut Entry), Refusal> {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
-        if entry.token != request.token {
+        let token = request.token.to_bytes();
+        let by_grant = entry.grants.contains_key(&token);
+        if !by_grant && entry.token != request.token {
             return Err(Refusal::WrongToken);
         }
         if !entry.allow.permits(&importer.credentials) {
             return Err(Refusal::UserNotAllowed { uid: importer.credentials.uid });
         }
-        if entry.dropped {
+        if entry.dropped && !by_grant {
             return Err(Refusal::Dropped);
         }
         if request.access.is_writable() && !entry.access.is_writable() {
             return Err(Refusal::Access { granted: entry.access });
         }
+        if by_grant {
+            self.take_grant(request.export, &token);
+        }
+        let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
         let holder = Holder {

@@ -3,6 +3,7 @@
 mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
+mod grant;
 mod mapping;
 mod open;
 mod table;
@@ -11,4 +12,5 @@ pub use cache::CacheLimits;
 pub use mapping::{Mapping, ReleaseError};
 pub use open::OpenBuilder;
 
+pub(crate) use grant::{HeldGrant, MOST_WAITING};
 pub(crate) use table::{ImportTable, LeaseKey};

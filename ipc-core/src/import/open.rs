@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::grant::HeldGrant;
 use super::mapping::{Hold, Mapping, MappingParts};
 use super::table::Wanted;
 use crate::backend::Access;
@@ -26,11 +27,18 @@ pub struct OpenBuilder<'a> {
     descriptor: &'a Descriptor,
     access: Option<Access>,
     timeout: Duration,
+    grant: Option<&'a HeldGrant>,
 }
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        Self { ipc, descriptor, access: None, timeout }
+        Self { ipc, descriptor, access: None, timeout, grant: None }
+    }
+
+    /// Opens by a grant, as long as it has not been used.
+    pub(crate) const fn by_grant(mut self, grant: Option<&'a HeldGrant>) -> Self {
+        self.grant = grant;
+        self
     }
 
     /// What this process wants to do with the memory; what the exporter permits unless said otherwise.
@@ -131,7 +139,8 @@ impl<'a> OpenBuilder<'a> {
                 return Err(Error::NoPeerAccess { from: device, to: descriptor.home });
             }
             let allow = self.ipc.allow_list();
-            let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline };
+            let grant = self.grant;
+            let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline, grant };
             let (key, lease) = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let mapped = lease.mapped;
@@ -170,9 +179,13 @@ impl<'a> OpenBuilder<'a> {
                     .into(),
             });
         }
-        let request = OpenRequest { export: descriptor.export, token: descriptor.token, access };
+        let token = self.grant.and_then(HeldGrant::token).unwrap_or(descriptor.token);
+        let request = OpenRequest { export: descriptor.export, token, access };
         match runtime.exports.grant_locally(request) {
             Ok(granted) => {
+                if let Some(grant) = self.grant {
+                    grant.used_up();
+                }
                 if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
                     runtime.exports.release(descriptor.export, granted.lease, End::Released);
                     return Err(Error::StaleGeneration(detail));

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::cache::{Cache, CacheLimits, Cached};
+use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
 use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Gate, Grant, Link, Token};
@@ -30,6 +31,8 @@ pub(crate) struct ImportTable {
     links: Mutex<HashMap<ProcessIdentity, Arc<LinkSlot>>>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
+    /// Grants that are over, which their exporters have not been told yet.
+    pub(super) ended: Mutex<AllEnded>,
 }
 
 /// Held while the link is being made, so that an exporter that does not answer delays no other one's opens.
@@ -129,6 +132,15 @@ pub(super) struct Wanted<'a> {
     pub(super) access: Access,
     pub(super) allow: &'a AllowList,
     pub(super) deadline: Deadline,
+    /// The right to open the export once more, whatever has become of it.
+    pub(super) grant: Option<&'a HeldGrant>,
+}
+
+impl Wanted<'_> {
+    /// What opens the export.
+    fn token(&self) -> Token {
+        self.grant.and_then(HeldGrant::token).unwrap_or(self.descriptor.token)
+    }
 }
 
 impl Lease {
@@ -146,6 +158,21 @@ impl Lease {
         }
         let begun = self.link.timeline(self.id, backend, false, deadline)?;
         Ok(timeline.insert(begun).clone())
+    }
+
+    /// May it be used by who has a grant? The lease keeps the memory, and the grant says that the export may be opened.
+    fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
+        if self.link.is_gone() {
+            return Err(self.link.exporter_gone());
+        }
+        if self.token != wanted.descriptor.token {
+            return Err(Error::wrong_token(self.key.exporter.pid));
+        }
+        // One whose memory is looked at at every open cannot be asked about once it has been dropped.
+        if self.borrowed && !self.notices.is_dropped() {
+            return self.link.confirm(self.id, wanted.deadline);
+        }
+        Ok(())
     }
 
     /// May it be used by newcomers?
@@ -218,9 +245,18 @@ impl ImportTable {
         runtime.metrics.opens_total.add(1);
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
-            if let Err(error) = lease.check_for_newcomers(descriptor, wanted.deadline) {
+            let grant = wanted.grant.filter(|grant| grant.token().is_some());
+            let checked = match grant {
+                Some(_) => lease.check_for_bearers(wanted),
+                None => lease.check_for_newcomers(descriptor, wanted.deadline),
+            };
+            if let Err(error) = checked {
                 runtime.worker.submit(move || self.release(&key, lease));
                 return Err(error);
+            }
+            // Looked at behind the grant, so that no notice falls in between.
+            if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
+                self.give_back_soon(&descriptor.exporter);
             }
         }
         let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
@@ -312,7 +348,10 @@ impl ImportTable {
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
         let granted =
-            link.open(descriptor.export, descriptor.token, wanted.access, importer, wanted.deadline);
+            link.open(descriptor.export, wanted.token(), wanted.access, importer, wanted.deadline);
+        if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
+            grant.used_up();
+        }
         let begun = granted.and_then(|(grant, fds)| {
             kill_point!("importer:granted");
             if !grant.keep {
@@ -407,13 +446,15 @@ impl ImportTable {
         }
         kill_point!("importer:closed");
         tracing::debug!(pid = lease.key.exporter.pid, export = %lease.key.export, "closed");
+        // From here on no notice about the export comes.
+        self.give_back_over(&lease.link, &lease.key.exporter);
         lease.link.release(lease.id);
         kill_point!("importer:released");
         lease.link.forget_notices(&lease.key);
     }
 
     /// The link to the descriptor's exporter, connected unless there is one already; and whether it was connected now.
-    fn link(
+    pub(super) fn link(
         &self,
         descriptor: &Descriptor,
         allow: &AllowList,
@@ -434,9 +475,16 @@ impl ImportTable {
         Ok((link, true))
     }
 
+    /// The link to an exporter, where there is one that nobody is making just now.
+    pub(super) fn known_link(&self, exporter: &ProcessIdentity) -> Option<Arc<Link>> {
+        let slot = Arc::clone(self.lock_links().get(exporter)?);
+        slot.try_enter()?.as_ref().filter(|link| !link.is_gone()).cloned()
+    }
+
     /// The exporter has gone, and its socket with it.
     pub(crate) fn forget_link(&self, exporter: &ProcessIdentity) {
         self.lock_links().remove(exporter);
+        self.forget_ended(exporter);
     }
 
     fn lock_links(&self) -> MutexGuard<'_, HashMap<ProcessIdentity, Arc<LinkSlot>>> {
