@@ -1,0 +1,206 @@
+//! Memory pools ("Stream Ordered Memory Allocator" in `cuda.h`).
+//!
+//! A pool is one block of physical memory that is used where it is written. Its first page holds the number by which it is
+//! known again. Nobody tells an importer that an allocation which it was given has gone: as on a GPU it reads what is there.
+
+mod allocation;
+mod attributes;
+mod life;
+mod sharing;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use device_ipc_mock_engine::{Access, Address, BlockId, Machine};
+
+use crate::gaps::Gaps;
+use crate::memory::PAGE;
+use crate::simulator::next_handle;
+use crate::status::{Result, Status};
+
+/// Allocations of pools begin at multiples of this.
+const UNIT: u64 = 512;
+
+/// A pool, own or imported.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    device: usize,
+    block: BlockId,
+    base: u64,
+    size: u64,
+    nonce: u64,
+    handle_types: c_int,
+    is_default: bool,
+    imported: bool,
+    exported: bool,
+    /// Destroyed by its owner; goes with the last allocation.
+    destroyed: bool,
+    gaps: Gaps,
+    /// Allocations, or imported pointers.
+    live: u64,
+    used: u64,
+    most_used: u64,
+    release_threshold: u64,
+    reuse: [c_int; 3],
+}
+
+/// The pools of a process.
+#[derive(Debug, Default)]
+pub(crate) struct PoolTable {
+    pools: HashMap<u64, Pool>,
+    /// Imported pools that were destroyed: to destroy one again is no error.
+    closed: HashSet<u64>,
+    /// Each device's own, made when first asked for, and the one that is current; 0: none yet.
+    defaults: Vec<u64>,
+    current: Vec<u64>,
+}
+
+impl PoolTable {
+    pub(crate) fn new(devices: usize) -> Self {
+        Self { defaults: vec![0; devices], current: vec![0; devices], ..Self::default() }
+    }
+
+    fn get(&self, handle: u64) -> Result<&Pool> {
+        self.pools.get(&handle).filter(|pool| !pool.destroyed).ok_or(Status::INVALID_VALUE)
+    }
+
+    fn get_mut(&mut self, handle: u64) -> Result<&mut Pool> {
+        self.pools.get_mut(&handle).filter(|pool| !pool.destroyed).ok_or(Status::INVALID_VALUE)
+    }
+
+    /// Bytes of a device that this process's own pools have handed out.
+    pub(crate) fn used(&self, device: usize) -> u64 {
+        let own = self.pools.values().filter(|pool| pool.device == device && !pool.imported);
+        own.map(|pool| pool.used).sum()
+    }
+
+    /// The handle types that a pool offers, and its device.
+    pub(crate) fn handle_types(&self, handle: u64) -> c_int {
+        self.pools.get(&handle).map_or(0, |pool| pool.handle_types)
+    }
+
+    fn default_of(&mut self, machine: &Machine, device: usize) -> Result<u64> {
+        if self.defaults[device] == 0 {
+            let size = whole(machine.devices()[device].memory_bytes)?;
+            let block = machine.create_sparse_block(device, size + PAGE)?;
+            self.defaults[device] = self.add(machine, block, 0, true, false)?;
+        }
+        Ok(self.defaults[device])
+    }
+
+    fn current_of(&mut self, machine: &Machine, device: usize) -> Result<u64> {
+        match self.current[device] {
+            0 => self.default_of(machine, device),
+            pool => Ok(pool),
+        }
+    }
+
+    /// Maps a pool's memory.
+    fn add(
+        &mut self,
+        machine: &Machine,
+        block: BlockId,
+        handle_types: c_int,
+        is_default: bool,
+        imported: bool,
+    ) -> Result<u64> {
+        let info = machine.block_info(block)?;
+        let base = machine.reserve(info.size, PAGE)?;
+        machine.map_block(base, info.size, 0, block)?;
+        if let Some(home) = info.device {
+            machine.set_access(base, info.size, home, Some(Access::ReadWrite))?;
+        }
+        // A pool of a device that this process does not see can be imported, and opened to one that it sees.
+        let device = info.device.unwrap_or(0);
+        let mut pool = Pool {
+            device,
+            block,
+            base: base.get(),
+            size: info.size,
+            nonce: 0,
+            handle_types,
+            is_default,
+            imported,
+            exported: false,
+            destroyed: false,
+            gaps: Gaps::new(PAGE, info.size),
+            live: 0,
+            used: 0,
+            most_used: 0,
+            release_threshold: 0,
+            reuse: [1; 3],
+        };
+        if imported {
+            pool.nonce = pool.number().load(Ordering::Acquire);
+            let is_it = |(_, known): &(&u64, &Pool)| known.imported && known.nonce == pool.nonce;
+            let known = self.pools.iter().find(is_it).map(|(handle, _)| *handle);
+            if let Some(known) = known {
+                // A process has a pool once, however often it imports it.
+                pool.unmap(machine);
+                return Ok(known);
+            }
+        } else {
+            pool.nonce = getrandom::u64().map_err(|_| Status::OPERATING_SYSTEM)?;
+            pool.number().store(pool.nonce, Ordering::Release);
+        }
+        let handle = next_handle();
+        self.pools.insert(handle, pool);
+        Ok(handle)
+    }
+
+    /// Takes an allocation back.
+    pub(crate) fn give_back(&mut self, machine: &Machine, handle: u64, offset: u64, size: u64) {
+        let Some(pool) = self.pools.get_mut(&handle) else { return };
+        pool.gaps.give_back(offset, size, UNIT);
+        pool.used -= size.next_multiple_of(UNIT);
+        self.let_go(machine, handle);
+    }
+
+    /// Forgets one allocation or imported pointer of a pool.
+    pub(crate) fn let_go(&mut self, machine: &Machine, handle: u64) {
+        if let Some(pool) = self.pools.get_mut(&handle) {
+            pool.live -= 1;
+        }
+        self.settle(machine, handle);
+    }
+
+    /// Takes a destroyed pool away once nothing of it is left.
+    fn settle(&mut self, machine: &Machine, handle: u64) {
+        if self.pools.get(&handle).is_some_and(|pool| pool.destroyed && pool.live == 0)
+            && let Some(pool) = self.pools.remove(&handle)
+        {
+            if pool.imported {
+                self.closed.insert(handle);
+            }
+            pool.unmap(machine);
+        }
+    }
+}
+
+impl Pool {
+    fn unmap(&self, machine: &Machine) {
+        let _ = machine.unmap_blocks(Address::new(self.base), self.size);
+        let _ = machine.unreserve(Address::new(self.base), self.size);
+        let _ = machine.release_block(self.block);
+    }
+
+    /// The word by which processes know it again.
+    fn number(&self) -> &AtomicU64 {
+        // SAFETY: the first page of the pool is mapped as long as the pool is in the table, begins with this aligned word,
+        // and is only accessed in this way, also by other processes.
+        unsafe { AtomicU64::from_ptr(self.base as *mut u64) }
+    }
+
+    fn take(&mut self, size: u64) -> Result<u64> {
+        let offset = self.gaps.take(size, UNIT).ok_or(Status::OUT_OF_MEMORY)?;
+        self.live += 1;
+        self.used += size.next_multiple_of(UNIT);
+        self.most_used = self.most_used.max(self.used);
+        Ok(offset)
+    }
+}
+
+fn whole(bytes: u64) -> Result<u64> {
+    bytes.checked_next_multiple_of(PAGE).ok_or(Status::INVALID_VALUE)
+}
