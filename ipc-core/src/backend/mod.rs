@@ -39,6 +39,7 @@
 
 mod capabilities;
 mod event;
+pub mod library;
 mod memory;
 mod timeline;
 
