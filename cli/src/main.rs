@@ -1,11 +1,17 @@
 //! The program `device-ipc`: what this machine can share, the proof that it does, and who shares what.
 
+mod attach;
 mod child;
 mod choose;
 mod demo;
 mod devices;
+mod memory;
 mod output;
+mod progress;
 mod ps;
+mod recv;
+mod road;
+mod send;
 
 use std::process::ExitCode;
 
@@ -27,6 +33,12 @@ enum Command {
     Demo(demo::Arguments),
     /// List every export on this machine that this user may see, and the processes that hold it.
     Ps(ps::Arguments),
+    /// Share a tensor with receivers in other terminals: by a file, by TCP with a shared key, or by text.
+    Send(Box<send::Arguments>),
+    /// Open a tensor that `send` shares, on any device, and print it, add to it or write it out.
+    Recv(Box<recv::Arguments>),
+    /// Do one thing to a tensor that another process shares: describe, read, fill or add.
+    Attach(Box<attach::Arguments>),
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
@@ -37,6 +49,9 @@ fn main() -> ExitCode {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),
+        Command::Send(arguments) => send::run(&arguments),
+        Command::Recv(arguments) => recv::run(&arguments),
+        Command::Attach(arguments) => attach::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
     };
     match outcome {

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{DeviceOrdinal, Dtype, Ipc, Stream, View};
+use device_ipc::{Dtype, Stream, View};
 use serde::Serialize;
 
 use crate::child::Peer;
-use crate::choose::choose;
+use crate::choose::{check_device, choose};
 use crate::output::line;
 use message::Message;
 
@@ -71,7 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     say(format!("backend {} ({})", info.name, info.version))?;
     let (from, to) = (arguments.from, arguments.to.unwrap_or(arguments.from));
-    check_devices(ipc, from, to)?;
+    check_device(ipc, "--from", from)?;
+    check_device(ipc, "--to", to)?;
 
     let stream = ipc.create_stream(from)?;
     let tensor = Arc::new(ipc.allocate(from, (ELEMENTS * size_of::<f32>()) as u64)?);
@@ -140,20 +141,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         "[sender]   every element grew by 1: {} memory is shared, nothing was copied",
         report.backend
     ))?;
-    Ok(())
-}
-
-fn check_devices(ipc: &Ipc, from: u32, to: u32) -> Result<()> {
-    let devices = ipc.devices()?;
-    for (option, ordinal) in [("--from", from), ("--to", to)] {
-        if DeviceOrdinal::new(ordinal).index() >= devices.len() {
-            bail!(
-                "{option} {ordinal}: the backend {} has {} device(s), numbered from 0; see 'device-ipc devices'",
-                ipc.backend().info().name,
-                devices.len()
-            );
-        }
-    }
     Ok(())
 }
 

@@ -1,0 +1,60 @@
+//! What a tensor holds, in a line: its mean and its first values.
+
+use std::fmt;
+
+use anyhow::Result;
+use device_ipc::{Dtype, TensorLayout};
+
+use super::{DeviceBytes, element_bytes, values};
+
+/// How many values are shown.
+const SHOWN: usize = 8;
+
+/// The mean of a tensor and its first values.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Summary {
+    /// `None` for elements that are no plain numbers, and for a tensor with gaps.
+    pub(crate) mean: Option<f64>,
+    first: Vec<String>,
+    more: bool,
+}
+
+impl Summary {
+    /// Reads the elements. Bytes without a layout, and those of a tensor with gaps, are taken as they lie there.
+    pub(crate) fn of(bytes: &DeviceBytes<'_>, layout: Option<&TensorLayout>) -> Result<Self> {
+        let elements = layout.map(element_bytes).transpose()?.flatten();
+        let (dtype, part) = match (layout, elements) {
+            (Some(layout), Some(elements)) => {
+                (layout.dtype(), Some(bytes.part(elements.start, elements.end - elements.start)?))
+            }
+            (Some(_), None) => return Self::of_numbers(bytes, Dtype::U8, false),
+            (None, _) => (Dtype::U8, None),
+        };
+        Self::of_numbers(part.as_ref().unwrap_or(bytes), dtype, true)
+    }
+
+    fn of_numbers(bytes: &DeviceBytes<'_>, dtype: Dtype, with_mean: bool) -> Result<Self> {
+        let element = dtype.bytes().unwrap_or(1) as usize;
+        let (mut sum, mut count, mut first) = (with_mean.then_some(0.0), 0, Vec::new());
+        bytes.read(|piece| {
+            sum = sum.and_then(|sum| Some(sum + values::sum(dtype, piece)?));
+            count += piece.len() / element;
+            if first.is_empty() {
+                first = values::show(dtype, &piece[..piece.len().min(SHOWN * element)]);
+            }
+            Ok(())
+        })?;
+        let mean = sum.filter(|_| count > 0).map(|sum| sum / count as f64);
+        Ok(Self { mean, more: count > first.len(), first })
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(mean) = self.mean {
+            write!(f, "mean={mean:.6} ")?;
+        }
+        let more = if self.more { ", …" } else { "" };
+        write!(f, "values=[{}{more}]", self.first.join(", "))
+    }
+}

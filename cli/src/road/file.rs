@@ -1,0 +1,103 @@
+//! A descriptor in a file: written whole or not at all, for its owner only, and taken away at the end.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use device_ipc::{AllowList, Descriptor, list_exports};
+
+use super::read_text;
+
+/// How often it is looked whether the file is there.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long the process that wrote an earlier file may take to say that it lives.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A file that holds a descriptor. Dropping it removes the file, if it is still this one.
+#[derive(Debug)]
+pub(crate) struct DescriptorFile {
+    path: PathBuf,
+    text: String,
+}
+
+impl DescriptorFile {
+    /// Writes the file. One that is there already is replaced only where it is what a sender that has ended left behind.
+    pub(crate) fn write(path: &Path, descriptor: &Descriptor) -> Result<Self> {
+        let shown = path.display();
+        // Taken while it still means the same: the current directory may change.
+        let path = std::path::absolute(path).with_context(|| format!("using the path {shown}"))?;
+        let directory = path.parent().with_context(|| format!("{shown} is no name of a file"))?;
+        let text = format!("{descriptor}\n");
+        let replaces = is_left_over(&path)?;
+        // Only its owner may read it.
+        let mut file = tempfile::NamedTempFile::new_in(directory)
+            .with_context(|| format!("making a file in {}", directory.display()))?;
+        file.write_all(text.as_bytes()).with_context(|| format!("writing {shown}"))?;
+        let named = if replaces { file.persist(&path) } else { file.persist_noclobber(&path) };
+        named.map_err(|failed| failed.error).with_context(|| format!("naming the file {shown}"))?;
+        Ok(Self { path, text })
+    }
+}
+
+impl Drop for DescriptorFile {
+    fn drop(&mut self) {
+        // Another sender may have taken the name since.
+        let ours = fs::read_to_string(&self.path).is_ok_and(|text| text == self.text);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            eprintln!("warning: {} could not be removed: {error}", self.path.display());
+        }
+    }
+}
+
+/// May what is there be replaced? False where there is nothing.
+fn is_left_over(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        other => other.with_context(|| format!("looking at {shown}"))?,
+    };
+    let descriptor =
+        read_text(file, &shown.to_string()).ok().and_then(|text| text.parse::<Descriptor>().ok());
+    let Some(descriptor) = descriptor else {
+        bail!("{shown} is there already and holds no descriptor, so it is left as it is; take another name");
+    };
+    for process in list_exports(None, &AllowList::own_user(), PATIENCE)?.into_iter().flatten() {
+        if process.process == *descriptor.exporter() {
+            bail!("process {} shares by {shown} already; stop it, or take another name", process.pid);
+        }
+    }
+    Ok(true)
+}
+
+/// Reads a descriptor's file, and waits for it where it is not there yet, or still empty.
+pub(crate) fn read(path: &Path, patience: Duration, waiting: impl FnOnce()) -> Result<Descriptor> {
+    let (end, shown) = (Instant::now() + patience, path.display());
+    let mut waiting = Some(waiting);
+    loop {
+        let missing = match File::open(path) {
+            Ok(file) => {
+                let text = read_text(file, &shown.to_string())?;
+                if !text.trim().is_empty() {
+                    return text.parse().with_context(|| format!("{shown} holds no descriptor"));
+                }
+                "is empty"
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => "is not there",
+            Err(error) => return Err(error).with_context(|| format!("opening {shown}")),
+        };
+        if Instant::now() >= end {
+            bail!(
+                "{shown} {missing} after {} s of waiting; is 'device-ipc send --file {shown}' running?",
+                patience.as_secs()
+            );
+        }
+        if let Some(waiting) = waiting.take() {
+            waiting();
+        }
+        // Looked for again and again: not every file system that containers share tells of new files.
+        std::thread::sleep(LOOK);
+    }
+}

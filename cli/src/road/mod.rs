@@ -1,0 +1,73 @@
+//! The roads that a descriptor takes between two terminals: a file, text, or TCP with a shared key.
+//!
+//! A descriptor holds a secret, the export's token. By TCP it is sent to nobody but a process that has proved to know the
+//! key, and the receiver takes it from nobody else: see [`handshake`]. What is sent is authenticated and not encrypted.
+
+pub(crate) mod file;
+pub(crate) mod handshake;
+pub(crate) mod key;
+pub(crate) mod message;
+pub(crate) mod sealed;
+mod wire;
+
+pub(crate) use wire::{Wire, connect};
+
+use std::io::Read;
+
+use anyhow::{Context, Result, bail};
+use device_ipc::Descriptor;
+
+/// A descriptor as text, for those who start processes.
+pub(crate) const DESCRIPTOR_VARIABLE: &str = "DEVICE_IPC_DESCRIPTOR";
+
+/// More than the longest descriptor as text: its binary form has 64 KiB at most.
+const MAX_TEXT_BYTES: u64 = 128 * 1024;
+
+/// Reads a descriptor's text; one that is too long is refused before it is read.
+pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String> {
+    let mut text = Vec::new();
+    from.take(MAX_TEXT_BYTES + 1).read_to_end(&mut text).with_context(|| format!("reading {name}"))?;
+    if text.len() as u64 > MAX_TEXT_BYTES {
+        bail!("{name} holds more than {MAX_TEXT_BYTES} bytes, and no descriptor is as long");
+    }
+    String::from_utf8(text).ok().with_context(|| format!("{name} holds no text, hence no descriptor"))
+}
+
+/// `TEXT`, or `@FILE`.
+pub(crate) fn descriptor_of(argument: &str) -> Result<Descriptor> {
+    let text = match argument.strip_prefix('@') {
+        Some(path) => {
+            let file = std::fs::File::open(path).with_context(|| format!("opening {path}"))?;
+            read_text(file, path)?
+        }
+        None => argument.to_owned(),
+    };
+    let hint = "that is no descriptor (it begins with 'dipc.'); write @FILE for the descriptor in a file";
+    text.parse().context(hint)
+}
+
+/// A peer's words, fit for a terminal: of a bounded length, and without what a terminal would act upon.
+pub(crate) fn printable(text: &str) -> String {
+    const LONGEST: usize = 400;
+    let shown: String = text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(LONGEST).is_some() { format!("{shown}…") } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peers_words_cannot_act_on_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a [2Jb c");
+        assert_eq!(printable(&"x".repeat(1000)).chars().count(), 401);
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_text_is_refused() {
+        let error = read_text(std::io::repeat(b'a'), "it").unwrap_err().to_string();
+        assert!(error.contains("no descriptor is as long"), "{error}");
+        assert!(read_text(&[0xff, 0xfe][..], "it").unwrap_err().to_string().contains("no text"));
+        assert!(format!("{:#}", descriptor_of("/tmp/w.ipc").unwrap_err()).contains("@FILE"));
+    }
+}
