@@ -5,6 +5,7 @@ mod child;
 mod choose;
 mod demo;
 mod devices;
+mod doctor;
 mod memory;
 mod output;
 mod progress;
@@ -15,7 +16,9 @@ mod send;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
+use output::OutputClosed;
 
 /// Share accelerator memory between processes.
 #[derive(Parser)]
@@ -39,6 +42,8 @@ enum Command {
     Recv(Box<recv::Arguments>),
     /// Do one thing to a tensor that another process shares: describe, read, fill or add.
     Attach(Box<attach::Arguments>),
+    /// Look for what on this machine would stop sharing, say what to change, and try it with a second process.
+    Doctor(doctor::Arguments),
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
@@ -52,13 +57,17 @@ fn main() -> ExitCode {
         Command::Send(arguments) => send::run(&arguments),
         Command::Recv(arguments) => recv::run(&arguments),
         Command::Attach(arguments) => attach::run(&arguments),
+        Command::Doctor(arguments) => return ended(doctor::run(&arguments)),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+    ended(outcome.map(|()| ExitCode::SUCCESS))
+}
+
+fn ended(outcome: Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        if !error.is::<OutputClosed>() {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
         }
-    }
+        ExitCode::FAILURE
+    })
 }

@@ -1,6 +1,6 @@
 //! Lines on standard output, and bytes.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::{ErrorKind, Stdout, Write};
 use std::path::{Path, PathBuf};
@@ -33,10 +33,10 @@ impl Raw {
         Ok(Self::File(file, path.to_owned()))
     }
 
-    /// A reader that has closed the pipe is an error here: it has not seen all bytes.
+    /// A reader that has closed the pipe ends the program, without a word ([`OutputClosed`]).
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
-            Self::Output(output) => output.write_all(bytes).context("writing to standard output"),
+            Self::Output(output) => said(output.write_all(bytes)),
             Self::File(file, path) => {
                 file.write_all(bytes).with_context(|| format!("writing {}", path.display()))
             }
@@ -45,8 +45,27 @@ impl Raw {
 
     pub(crate) fn finish(self) -> Result<()> {
         match self {
-            Self::Output(mut output) => output.flush().context("writing to standard output"),
+            Self::Output(mut output) => said(output.flush()),
             Self::File(..) => Ok(()),
         }
+    }
+}
+
+/// Who read standard output has closed it before all bytes were there (`| head`). Nobody needs to be told.
+#[derive(Debug)]
+pub(crate) struct OutputClosed;
+
+impl Display for OutputClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output was closed")
+    }
+}
+
+impl std::error::Error for OutputClosed {}
+
+fn said(written: std::io::Result<()>) -> Result<()> {
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        other => other.context("writing to standard output"),
     }
 }

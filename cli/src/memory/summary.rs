@@ -52,7 +52,12 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(mean) = self.mean {
-            write!(f, "mean={mean:.6} ")?;
+            // Six digits of a very small or large mean say nothing.
+            if mean == 0.0 || (1e-5..1e16).contains(&mean.abs()) {
+                write!(f, "mean={mean:.6} ")?;
+            } else {
+                write!(f, "mean={mean:.6e} ")?;
+            }
         }
         let more = if self.more { ", …" } else { "" };
         write!(f, "values=[{}{more}]", self.first.join(", "))

@@ -97,7 +97,7 @@ macro_rules! floats {
             }
 
             fn show(self) -> String {
-                $to(self).to_string()
+                format!("{:?}", $to(self))
             }
         }
     )*};
@@ -209,7 +209,7 @@ mod tests {
             (Dtype::I32, "4.0", "3", "7"),
             (Dtype::F32, "1.5", "0.25", "1.75"),
             (Dtype::F64, "0.1", "0.2", "0.30000000000000004"),
-            (Dtype::F16, "2048", "1", "2048"),
+            (Dtype::F16, "2048", "1", "2048.0"),
             (Dtype::BF16, "1", "0.5", "1.5"),
         ] {
             assert_eq!(added(dtype, value, summand), [sum], "{value} + {summand} as {dtype}");

@@ -1,0 +1,149 @@
+//! Which devices a process sees, and which reach each other.
+
+use super::facts::Facts;
+use super::finding::Finding;
+use super::libraries::Library;
+
+/// Between which devices memory can be opened across cards. `None` for a backend that has no devices here.
+pub(super) fn peer_access(library: &Library) -> Option<Finding> {
+    let peers = &library.usable()?.peers;
+    let check = match library.name {
+        "cuda" => "peer access of cuda",
+        "ascend" => "peer access of ascend",
+        "mock" => "peer access of the mock",
+        _ => "peer access",
+    };
+    if peers.len() < 2 {
+        return Some(Finding::ok(check, "one device, which needs none"));
+    }
+    let apart: Vec<String> = peers
+        .iter()
+        .enumerate()
+        .flat_map(|(from, row)| row.iter().enumerate().map(move |(to, reaches)| (from, to, *reaches)))
+        .filter(|(from, to, reaches)| from != to && !reaches)
+        .map(|(from, to, _)| format!("{from} -> {to}"))
+        .collect();
+    if apart.is_empty() {
+        return Some(Finding::ok(check, format!("each of {} devices reaches every other one", peers.len())));
+    }
+    Some(Finding::warning(
+        check,
+        format!("these do not reach each other's memory: {}", apart.join(", ")),
+        "open at home and copy (without --device); on the host: nvidia-smi topo -p2p r, and ACS and IOMMU off",
+    ))
+}
+
+/// What the variables that hide devices say.
+pub(super) fn visible(facts: &Facts) -> Vec<Finding> {
+    let variables: [(&'static str, fn(&'static str, &str) -> Finding); 4] = [
+        ("CUDA_VISIBLE_DEVICES", cuda),
+        ("NVIDIA_VISIBLE_DEVICES", container),
+        ("ASCEND_RT_VISIBLE_DEVICES", ascend),
+        ("ASCEND_VISIBLE_DEVICES", container),
+    ];
+    let set: Vec<Finding> = variables
+        .into_iter()
+        .filter_map(|(name, look)| facts.variable(name).map(|value| look(name, value)))
+        .collect();
+    if set.is_empty() {
+        let names: Vec<&str> = variables.map(|(name, _)| name).to_vec();
+        return vec![Finding::ok(
+            "visible devices",
+            format!("no variable hides any ({} are not set)", names.join(", ")),
+        )];
+    }
+    set
+}
+
+fn numbers_differ(value: &str) -> String {
+    format!("{value:?}; numbers may differ between processes, as descriptors name cards by what they are")
+}
+
+/// The list ends at the first entry that is no device (CUDA programming guide, "CUDA Environment Variables").
+fn cuda(name: &'static str, value: &str) -> Finding {
+    let entries: Vec<&str> = value.split(',').map(str::trim).collect();
+    let change = format!("unset {name}, or name the cards: {name}=0,1");
+    if entries[0].is_empty() || entries[0] == "-1" || entries[0] == "NoDevFiles" {
+        return Finding::problem(name, format!("{value:?} hides every GPU"), change);
+    }
+    let twice = entries.iter().enumerate().any(|(index, entry)| entries[..index].contains(entry));
+    if twice {
+        return Finding::problem(
+            name,
+            format!("{value:?} names a card twice, and CUDA then sees none"),
+            change,
+        );
+    }
+    if entries.iter().any(|entry| entry.is_empty() || *entry == "-1") {
+        let found = format!("{value:?}: the list ends at the first entry that is no device");
+        return Finding::warning(name, found, change);
+    }
+    Finding::ok(name, numbers_differ(value))
+}
+
+/// The runtime reads no further than the first entry that is not in ascending order (ACL manual, "aclrtSetDevice").
+fn ascend(name: &'static str, value: &str) -> Finding {
+    let numbers: Option<Vec<u32>> = value.split(',').map(|entry| entry.trim().parse().ok()).collect();
+    let change = format!("unset {name}, or name the cards in ascending order: {name}=0,1");
+    let Some(numbers) = numbers else {
+        return Finding::problem(name, format!("{value:?} is no list of numbers, and hides cards"), change);
+    };
+    if !numbers.is_sorted_by(|a, b| a < b) {
+        let found =
+            format!("{value:?} is not in ascending order, and the runtime reads no further than that");
+        return Finding::warning(name, found, change);
+    }
+    Finding::ok(name, numbers_differ(value))
+}
+
+/// What the containers' runtimes were told when the container was started.
+fn container(name: &'static str, value: &str) -> Finding {
+    if matches!(value.trim(), "" | "void" | "none") {
+        let found = format!("{value:?}: the container was started without cards");
+        return Finding::warning(
+            name,
+            found,
+            format!("start it with cards, e.g. -e {name}=0,1, or --gpus all"),
+        );
+    }
+    Finding::ok(name, format!("{value:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::tests::Machine;
+    use super::super::finding::Verdict;
+    use super::super::libraries::tests::with_peers;
+    use super::*;
+
+    #[test]
+    fn devices_that_do_not_reach_each_other_are_listed() {
+        let verdict = |peers| peer_access(&with_peers("cuda", peers)).unwrap();
+        assert_eq!(verdict(vec![vec![true]]).verdict, Verdict::Ok);
+        assert_eq!(verdict(vec![vec![true, true], vec![true, true]]).verdict, Verdict::Ok);
+        let apart = verdict(vec![vec![true, true], vec![false, true]]);
+        assert!(apart.verdict == Verdict::Warning && apart.found.ends_with("memory: 1 -> 0"), "{apart}");
+    }
+
+    #[test]
+    fn variables_that_hide_devices_are_read_as_their_vendors_do() {
+        for (name, value, verdict) in [
+            ("CUDA_VISIBLE_DEVICES", "", Verdict::Problem),
+            ("CUDA_VISIBLE_DEVICES", "-1", Verdict::Problem),
+            ("CUDA_VISIBLE_DEVICES", "0,0", Verdict::Problem),
+            ("CUDA_VISIBLE_DEVICES", "1,-1,0", Verdict::Warning),
+            ("CUDA_VISIBLE_DEVICES", "1,0", Verdict::Ok),
+            ("CUDA_VISIBLE_DEVICES", "GPU-1234", Verdict::Ok),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,0", Verdict::Warning),
+            ("ASCEND_RT_VISIBLE_DEVICES", "", Verdict::Problem),
+            ("ASCEND_RT_VISIBLE_DEVICES", "0,2", Verdict::Ok),
+            ("NVIDIA_VISIBLE_DEVICES", "void", Verdict::Warning),
+            ("NVIDIA_VISIBLE_DEVICES", "all", Verdict::Ok),
+        ] {
+            let findings = visible(&Machine::new().with_variable(name, value).facts);
+            assert_eq!(findings.len(), 1);
+            assert_eq!((findings[0].check, findings[0].verdict), (name, verdict), "{value:?}");
+        }
+        assert_eq!(visible(&Machine::new().facts)[0].verdict, Verdict::Ok);
+    }
+}

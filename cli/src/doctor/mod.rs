@@ -1,0 +1,103 @@
+//! `device-ipc doctor`: what on this machine would stop sharing, and what to change.
+//!
+//! Each check is a small function of [`Facts`], which come from a root directory that tests can make, so that both
+//! outcomes of each are tested. What no file tells is tried: a second process takes a tensor on each device.
+
+mod ascend;
+mod devices;
+mod facts;
+mod finding;
+mod libraries;
+mod nvidia;
+mod round_trip;
+mod system;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use device_ipc::{Backends, Error};
+use serde::Serialize;
+
+use crate::output::line;
+use facts::Facts;
+use finding::{Finding, Verdict};
+use libraries::Library;
+
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// This backend only, and a problem where it cannot be used.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// Look only: start no second process.
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Each check is ok, a warning (something is limited) or a problem (something will not work), with the line to type. The exit
+code is 1 where there is a problem, else 0.
+
+Examples:
+  device-ipc doctor
+  device-ipc doctor --backend cuda --json
+  device-ipc doctor --quick";
+
+#[derive(Serialize)]
+struct Report {
+    problems: usize,
+    warnings: usize,
+    checks: Vec<Finding>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if let Some(name) = &arguments.backend {
+        // An unknown name is an error; one that cannot be used is part of the report.
+        match Backends::registered().named(name) {
+            Ok(_) | Err(Error::BackendUnavailable { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut report = Report { problems: 0, warnings: 0, checks: Vec::new() };
+    let wanted = arguments.backend.as_deref();
+    let facts = Facts::of_this_machine();
+    let libraries = libraries::of_this_machine(wanted)?;
+    let tell = |report: &mut Report, finding: Finding| {
+        report.problems += usize::from(finding.verdict == Verdict::Problem);
+        report.warnings += usize::from(finding.verdict == Verdict::Warning);
+        let said = if arguments.json { Ok(()) } else { line(&finding) };
+        report.checks.push(finding);
+        said
+    };
+    for finding in look(&facts, &libraries, wanted) {
+        tell(&mut report, finding)?;
+    }
+    if !arguments.quick {
+        for trip in round_trip::trips(&libraries, wanted) {
+            if !arguments.json {
+                eprintln!("trying {trip}");
+            }
+            tell(&mut report, trip.make())?;
+        }
+    }
+    if arguments.json {
+        line(serde_json::to_string_pretty(&report)?)?;
+    } else {
+        line(format_args!("\n{} problem(s), {} warning(s)", report.problems, report.warnings))?;
+    }
+    Ok(if report.problems > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Everything that can be seen without trying.
+fn look(facts: &Facts, libraries: &[Library], wanted: Option<&str>) -> Vec<Finding> {
+    let mut findings = libraries::check(facts, libraries, wanted);
+    findings.extend(libraries.iter().filter_map(devices::peer_access));
+    findings.extend(devices::visible(facts));
+    findings.extend(nvidia::check(facts));
+    findings.extend(ascend::check(facts, libraries));
+    findings.extend(system::check(facts));
+    findings
+}
