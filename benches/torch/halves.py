@@ -1,0 +1,29 @@
+"""The model of `rpc_rounds.py`, in a module of its own: RPC sends the class by its name, and both processes import it."""
+
+import torch
+
+SIDE = 1000
+
+
+class Half(torch.nn.Module):
+    """One of two linear layers, on its card; its result is on the CPU where tensors travel that way."""
+
+    def __init__(self, device: str, through_cpu: bool) -> None:
+        super().__init__()
+        self.device = device
+        self.through_cpu = through_cpu
+        self.layer = torch.nn.Linear(SIDE, SIDE).to(device)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result = self.layer(values.to(self.device))
+        return result.cpu() if self.through_cpu else result
+
+
+def echo(tensor: torch.Tensor) -> torch.Tensor:
+    """Back as it came: on the card that the device map gave it."""
+    return tensor
+
+
+def echo_through_card(tensor: torch.Tensor) -> torch.Tensor:
+    """From the CPU to the second card, and back."""
+    return tensor.to("cuda:1").cpu()
