@@ -1,0 +1,184 @@
+//! One process owns a KV cache, three others read it in place: blocks that were there before they came, and blocks that are
+//! appended later. They cannot write to it. Runs on the mock where there is no accelerator:
+//!
+//! ```text
+//! cargo run --example kv_cache
+//! ```
+
+use std::io::{BufRead, BufReader, Write, stdin};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, Stream};
+
+const READERS: usize = 3;
+const BLOCKS: usize = 8;
+/// Numbers in a block: what the attention of some tokens in one layer has computed.
+const BLOCK: usize = 16 * 64;
+const TIME: Duration = Duration::from_secs(60);
+
+fn owner() -> Result<()> {
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let stream = ipc.create_stream(0)?;
+    let cache = std::sync::Arc::new(allocate(&ipc, (BLOCKS * BLOCK * size_of::<f32>()) as u64)?);
+    let mut contents = vec![0f32; BLOCKS * BLOCK];
+    for block in 0..BLOCKS / 2 {
+        append(&cache, &mut contents, block, &stream)?;
+    }
+    let share = ipc
+        .share(cache.clone())
+        .dtype(Dtype::F32)
+        .shape([BLOCKS as u64, BLOCK as u64])
+        .access(Access::ReadOnly)
+        .ready_on(&stream) // readers wait for the blocks on their streams
+        .start()?;
+    println!(
+        "[owner] {BLOCKS} blocks of {BLOCK} numbers on {} of {}",
+        share.descriptor().home(),
+        ipc.backend().info().name
+    );
+
+    let mut readers = (1..=READERS).map(|_| Role::start("reader")).collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.tell(&share.descriptor().to_string())?;
+        reader.tell(&(BLOCKS / 2).to_string())?;
+    }
+    for reader in &readers {
+        reader.expect(&format!("checked {}", BLOCKS / 2))?;
+    }
+    for block in BLOCKS / 2..BLOCKS {
+        append(&cache, &mut contents, block, &stream)?;
+    }
+    stream.synchronize()?; // before anybody is told
+    for reader in &mut readers {
+        reader.tell(&BLOCKS.to_string())?;
+    }
+    for reader in &readers {
+        reader.expect(&format!("checked {BLOCKS}"))?;
+    }
+    println!("[owner] who has it open: {}", share.holders());
+    for reader in readers {
+        reader.finish()?;
+    }
+    share.wait_released(TIME)?;
+    ensure!(cache.view::<f32>(&stream)?.to_vec()? == contents, "somebody has written to the cache");
+    println!("[owner] all readers have ended; nothing was copied, nothing was changed");
+    Ok(())
+}
+
+/// Of a kind that can be read-only, where there is one.
+fn allocate(ipc: &Ipc, bytes: u64) -> Result<Buffer> {
+    let kinds = ipc.backend().handle_kinds();
+    let Some(kind) = kinds.iter().find(|kind| kind.read_only) else {
+        bail!("{} has no memory that importers can only read", ipc.backend().info().name);
+    };
+    Ok(ipc.allocate_as(0, bytes, kind.kind)?)
+}
+
+/// Submits the cache with one block more; those that were there are written as they are.
+fn append(cache: &Buffer, contents: &mut [f32], block: usize, stream: &Stream) -> Result<()> {
+    contents[block * BLOCK..][..BLOCK].copy_from_slice(&block_of(block));
+    Ok(cache.view_mut::<f32>(stream)?.copy_from(contents)?)
+}
+
+fn block_of(block: usize) -> Vec<f32> {
+    (0..BLOCK).map(|index| (block * BLOCK + index + 1) as f32).collect()
+}
+
+fn reader() -> Result<()> {
+    let mut lines = stdin().lock().lines();
+    let mut line = || lines.next().context("the owner has ended")?.context("reading what the owner says");
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let stream = ipc.create_stream(0)?;
+    let descriptor: Descriptor = line()?.parse()?;
+    let cache = ipc.open(&descriptor).on(&stream)?; // once; later blocks appear in it
+    refuse_to_write(&cache, &stream)?;
+    while let Ok(count) = line() {
+        let count: usize = count.parse()?;
+        let numbers = cache.view::<f32, _>(&stream)?.to_vec()?;
+        for block in 0..count {
+            ensure!(
+                numbers[block * BLOCK..][..BLOCK] == block_of(block),
+                "block {block} is not what was written"
+            );
+        }
+        println!("checked {count}");
+    }
+    Ok(cache.release(&stream)?)
+}
+
+fn refuse_to_write(cache: &Mapping, stream: &Stream) -> Result<()> {
+    match cache.view_mut::<f32, _>(stream) {
+        Err(Error::AccessDenied { .. }) => Ok(()),
+        Err(other) => Err(other.into()),
+        Ok(_) => bail!("the cache can be written to"),
+    }
+}
+
+/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
+struct Role {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Role {
+    fn start(role: &str) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting another process of this program")?;
+        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        Ok(Self { input: child.stdin.take(), child, lines })
+    }
+
+    /// A line for its standard input. A descriptor does not go into the arguments, which every user can read.
+    fn tell(&mut self, line: &str) -> Result<()> {
+        let input = self.input.as_mut().context("it is told no more")?;
+        writeln!(input, "{line}").context("telling another process")
+    }
+
+    fn expect(&self, expected: &str) -> Result<()> {
+        let line = self.lines.recv_timeout(TIME).with_context(|| format!("waiting for {expected:?}"))?;
+        println!("[process {}] {line}", self.child.id());
+        ensure!(line == expected, "process {} said {line:?} instead of {expected:?}", self.child.id());
+        Ok(())
+    }
+
+    /// Waits for its end, which has to be a good one.
+    fn finish(mut self) -> Result<()> {
+        drop(self.input.take());
+        // Its output ends when it does.
+        match self.lines.recv_timeout(TIME) {
+            Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
+            Ok(line) => bail!("process {} said {line:?}, which nobody expected", self.child.id()),
+        }
+        let status = self.child.wait()?;
+        ensure!(status.success(), "process {} failed: {status}", self.child.id());
+        Ok(())
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        None => owner(),
+        Some("reader") => reader(),
+        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+    }
+}
