@@ -332,6 +332,32 @@ pub enum Error {
          (std::process::Command, or multiprocessing with the start method \"spawn\") instead"
     )]
     Forked,
+
+    /// The writer has closed the ring, and the reader has had everything that was published.
+    #[error("process {pid} has closed the ring; nothing more is published in it")]
+    RingClosed {
+        /// The writer's process id, in its own pid namespace.
+        pid: u32,
+    },
+
+    /// The reader holds the slot that the next publication takes.
+    #[error(
+        "this reader holds all {slots} slots of the ring, and nothing can be published before it has released one; \
+         release the oldest first (RingReadSlot::release)"
+    )]
+    RingSlotsHeld {
+        /// How many slots the ring has.
+        slots: u32,
+    },
+
+    /// The writer goes on without this reader.
+    #[error(
+        "process {pid} has dismissed this reader from the ring, and may have written over what it was reading; join again"
+    )]
+    DismissedFromRing {
+        /// The writer's process id, in its own pid namespace.
+        pid: u32,
+    },
 }
 
 impl Error {

@@ -15,6 +15,7 @@ use crate::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::import::OpenBuilder;
 use crate::interop::{DeviceOwner, Region};
 use crate::memory::{Buffer, Stream};
+use crate::ring::{JoinBuilder, RingBuilder, RingDescriptor};
 use crate::select::{BackendStatus, Backends};
 use crate::stream::AsStream;
 
@@ -139,6 +140,18 @@ impl Ipc {
     /// Opens memory of another process, or of this one.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
         OpenBuilder::new(self, descriptor, self.shared.timeout)
+    }
+
+    /// Shares memory as a ring of slots that are written again and again, and that several processes read.
+    pub fn ring<M, O: DeviceOwner<M>>(&self, owner: O) -> RingBuilder<'_, O> {
+        let region = owner.region();
+        let share = ShareBuilder::new(self, owner, region);
+        RingBuilder::new(share, &self.backend, region, self.shared.timeout)
+    }
+
+    /// Takes part in a ring of another process, or of this one, as a reader.
+    pub fn join<'a>(&'a self, descriptor: &'a RingDescriptor) -> JoinBuilder<'a> {
+        JoinBuilder::new(self.open(descriptor.memory()), descriptor, self.shared.timeout)
     }
 
     /// Allocates memory that can be shared, for those who have no allocator of their own.

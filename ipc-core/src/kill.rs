@@ -27,6 +27,16 @@ pub const KILL_POINTS: &[&str] = &[
     "exporter:dropped",
     "exporter:retiring",
     "exporter:retired",
+    "exporter:ring-joined",
+    "exporter:ring-waited",
+    "exporter:ring-signalled",
+    "exporter:ring-published",
+    "exporter:ring-closed",
+    "importer:ring-joined",
+    "importer:ring-taken",
+    "importer:ring-releasing",
+    "importer:ring-released",
+    "importer:ring-left",
 ];
 
 #[cfg(feature = "kill-points")]

@@ -34,6 +34,7 @@ mod lease;
 mod memory;
 mod placement;
 mod process;
+mod ring;
 mod runtime;
 pub mod select;
 mod stream;
@@ -60,6 +61,10 @@ pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::DeviceMap;
 pub use process::ProcessIdentity;
+pub use ring::{
+    JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor, RingReadSlot,
+    RingReader, RingReaders, RingReleaseError, RingWriteSlot,
+};
 pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
 pub use stream::{AsStream, BorrowedStream};

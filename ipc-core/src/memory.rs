@@ -300,7 +300,7 @@ impl<'m, T> std::ops::Deref for ViewMut<'m, T> {
     }
 }
 
-fn whole_elements<T: Element>(range: DeviceRange) -> Result<()> {
+pub(crate) fn whole_elements<T: Element>(range: DeviceRange) -> Result<()> {
     let element = size_of::<T>() as u64;
     let aligned = range.ptr.get().is_multiple_of(align_of::<T>() as u64);
     if !aligned || !range.len.is_multiple_of(element) {

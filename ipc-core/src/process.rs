@@ -89,7 +89,7 @@ fn start_time(stat: &str) -> Result<u64> {
 }
 
 /// Remembers the process that made a guard, so that the guard of a forked child does nothing.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(u32);
 
 impl Owner {

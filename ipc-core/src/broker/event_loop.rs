@@ -83,6 +83,8 @@ enum Timer {
     Poison(u32),
     /// Looks whether the signals of a timeline have arrived.
     Arrival,
+    /// The same, to end this side's counter then.
+    Finish,
 }
 
 /// The state of the poller's thread.
@@ -99,6 +101,8 @@ pub(super) struct EventLoop {
     ended: HashMap<u64, Arc<Ends>>,
     /// Timelines within this process that end when what was submitted has arrived.
     arriving: HashMap<u64, (Timeline, Option<Timeline>)>,
+    /// Timelines whose own counter ends when it has come so far.
+    finishing: HashMap<u64, (Timeline, u64)>,
     next: u64,
     buffer: Vec<u8>,
 }
@@ -114,6 +118,7 @@ impl EventLoop {
             connections: 0,
             ended: HashMap::new(),
             arriving: HashMap::new(),
+            finishing: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
         }
@@ -199,6 +204,11 @@ impl EventLoop {
                     let id = self.take_id();
                     self.arriving.insert(id, (near, far));
                     self.look_for_arrival(Instant::now(), id);
+                }
+                Command::FinishOnceArrived(timeline, least) => {
+                    let id = self.take_id();
+                    self.finishing.insert(id, (timeline, least));
+                    self.look_for_finish(Instant::now(), id);
                 }
                 Command::Poison(ends) => {
                     let id = self.take_id();
@@ -363,6 +373,7 @@ impl EventLoop {
                 }
                 (Timer::Poison(times), _) => self.poison_again(now, id, times),
                 (Timer::Arrival, _) => self.look_for_arrival(now, id),
+                (Timer::Finish, _) => self.look_for_finish(now, id),
                 _ => {}
             }
         }
@@ -378,6 +389,15 @@ impl EventLoop {
         near.ends().end(End::Released);
         if let Some(far) = far {
             far.ends().end(End::Released);
+        }
+    }
+
+    fn look_for_finish(&mut self, now: Instant, id: u64) {
+        let Some((timeline, least)) = self.finishing.get(&id) else { return };
+        if timeline.finish_if_arrived(*least) {
+            self.finishing.remove(&id);
+        } else {
+            self.timers.insert((now + ARRIVAL, id), Timer::Finish);
         }
     }
 

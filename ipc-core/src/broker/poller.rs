@@ -65,6 +65,7 @@ pub(super) enum Command {
     Poison(Arc<Ends>),
     EndOnceArrived(Timeline, Option<Timeline>),
     Checked(ConnectionId, u64, Result<(), Refusal>),
+    FinishOnceArrived(Timeline, u64),
 }
 
 impl Poller {
@@ -139,6 +140,13 @@ impl Poller {
     pub(crate) fn end_once_arrived(&self, near: Timeline, far: Option<Timeline>) {
         if let Some(started) = self.lock().as_ref() {
             started.shared.command(Command::EndOnceArrived(near, far));
+        }
+    }
+
+    /// Ends this side's counter for good, once it has come to `least` and what was submitted has arrived.
+    pub(crate) fn finish_once_arrived(&self, timeline: Timeline, least: u64) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::FinishOnceArrived(timeline, least));
         }
     }
 

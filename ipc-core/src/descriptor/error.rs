@@ -68,4 +68,10 @@ pub enum DescriptorError {
     /// The tensor's layout makes no sense, or does not fit the region.
     #[error("the descriptor's tensor makes no sense: {0}")]
     Layout(#[from] LayoutError),
+    /// The text does not begin as the descriptor of a ring does.
+    #[error("this text is no ring's descriptor: one begins with {:?}", crate::ring::RING_TEXT_PREFIX)]
+    NotRingText,
+    /// The bytes do not begin as the descriptor of a ring does.
+    #[error("these bytes are no ring's descriptor; that of an export alone goes to Ipc::open")]
+    NotRing,
 }

@@ -132,6 +132,11 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         }
     }
 
+    /// Makes no export, for this reason.
+    pub(crate) fn refuse(self, error: Error) -> ShareError<O> {
+        ShareError { error, owner: Mutex::new(self.owner) }
+    }
+
     /// The export of a copy that importers reach alone.
     fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
         let copy = isolated_copy(self.ipc, self.region, self.ready)?;

@@ -62,6 +62,15 @@ struct Entry {
     borrowed: Option<BorrowedMemory>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
+    /// Hears of timelines that are taken.
+    observer: Option<Arc<dyn TimelineObserver>>,
+}
+
+/// Hears of the timelines of an export's leases.
+pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
+    /// An importer takes its timeline, and will be told of it next. Called once for each lease, under the table's lock: it
+    /// neither asks the table nor calls a driver.
+    fn taken(&self, lease: LeaseId, holder: &Holder, timeline: &Timeline);
 }
 
 #[derive(Debug)]
@@ -191,6 +200,7 @@ impl ExportTable {
             recalled: false,
             borrowed: new.borrowed,
             shared: Some(Arc::new(new.shared)),
+            observer: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);
@@ -276,7 +286,9 @@ impl ExportTable {
     ) -> Result<Option<(Timeline, Arc<Shared>)>> {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return Ok(None) };
-        let (Some(shared), Some(lease)) = (entry.shared.clone(), entry.leases.get_mut(&lease)) else {
+        let (Some(shared), Some((id, lease))) =
+            (entry.shared.clone(), entry.leases.get_mut(&lease).map(|found| (lease, found)))
+        else {
             return Ok(None);
         };
         let Some(backend) = shared.allocations.first().map(|allocation| Arc::clone(allocation.backend()))
@@ -290,9 +302,20 @@ impl ExportTable {
                 lease.timeline.insert(begun).clone()
             }
         };
-        lease.taken |= taken;
+        if taken && !std::mem::replace(&mut lease.taken, true)
+            && let Some(observer) = &entry.observer
+        {
+            observer.taken(id, &lease.holder, &timeline);
+        }
         self.changed.notify_all();
         Ok(Some((timeline, shared)))
+    }
+
+    /// From now on the observer hears of timelines that are taken.
+    pub(crate) fn observe(&self, export: ExportId, observer: Arc<dyn TimelineObserver>) {
+        if let Some(entry) = self.lock().exports.get_mut(&export) {
+            entry.observer = Some(observer);
+        }
     }
 
     /// The exporter's side of a lease's timeline, where it has one.

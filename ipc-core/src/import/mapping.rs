@@ -197,8 +197,14 @@ impl Mapping {
     /// [`Error::ExportDropped`], and what else a message to the exporter can meet.
     pub fn timeline(&self) -> Result<Timeline> {
         self.owner.check()?;
+        timelines_of(&*self.parts().backend, self.device())?;
+        self.words()
+    }
+
+    /// The same also where only hosts can use it.
+    pub(crate) fn words(&self) -> Result<Timeline> {
+        self.owner.check()?;
         let parts = self.parts();
-        timelines_of(&*parts.backend, self.device())?;
         match &parts.hold {
             Hold::Remote(_, lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
             Hold::Local(lease, _) => {
@@ -252,12 +258,21 @@ impl Mapping {
         unsafe { stream.view_mut(range) }
     }
 
-    fn viewable<T: Element>(&self, stream: BorrowedStream<'_>) -> Result<DeviceRange> {
+    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.parts().backend
+    }
+
+    /// May work on this stream use the memory now?
+    pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         if let Hold::Remote(_, lease) = &self.parts().hold {
             lease.check()?;
         }
-        self.check_stream(stream)?;
+        self.check_stream(stream)
+    }
+
+    fn viewable<T: Element>(&self, stream: BorrowedStream<'_>) -> Result<DeviceRange> {
+        self.check_usable_on(stream)?;
         let range = match self.layout() {
             Some(layout) if layout.dtype() != T::DTYPE => {
                 return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
@@ -320,6 +335,17 @@ impl Mapping {
             Err(error) => return Err(ReleaseError { error, mapping: Box::new(self) }),
         }
         Ok(())
+    }
+
+    /// Ends the mapping. The caller knows that device work with the memory has finished.
+    pub(crate) fn end_finished(mut self) {
+        if let Some((runtime, parts)) = self.take_for_end() {
+            let near = self.end_local_timeline(runtime, &parts);
+            runtime.worker.submit(move || {
+                end(near);
+                parts.let_go(runtime);
+            });
+        }
     }
 
     /// An event that the stream reaches when it is done, where there are any.

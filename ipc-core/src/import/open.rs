@@ -28,16 +28,23 @@ pub struct OpenBuilder<'a> {
     access: Option<Access>,
     timeout: Duration,
     grant: Option<&'a HeldGrant>,
+    alone: bool,
 }
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        Self { ipc, descriptor, access: None, timeout, grant: None }
+        Self { ipc, descriptor, access: None, timeout, grant: None, alone: false }
     }
 
     /// Opens by a grant, as long as it has not been used.
     pub(crate) const fn by_grant(mut self, grant: Option<&'a HeldGrant>) -> Self {
         self.grant = grant;
+        self
+    }
+
+    /// With a lease that no other mapping shares, and so a timeline of its own.
+    pub(crate) const fn alone(mut self) -> Self {
+        self.alone = true;
         self
     }
 
@@ -139,8 +146,8 @@ impl<'a> OpenBuilder<'a> {
                 return Err(Error::NoPeerAccess { from: device, to: descriptor.home });
             }
             let allow = self.ipc.allow_list();
-            let grant = self.grant;
-            let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline, grant };
+            let (grant, alone) = (self.grant, self.alone);
+            let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone };
             let (key, lease) = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let mapped = lease.mapped;

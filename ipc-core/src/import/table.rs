@@ -44,6 +44,8 @@ pub(crate) struct LeaseKey {
     exporter: ProcessIdentity,
     export: ExportId,
     on: OnDevice,
+    /// 0 for the lease that mappings share; else a number that no other lease has.
+    alone: u64,
 }
 
 impl LeaseKey {
@@ -132,6 +134,8 @@ pub(super) struct Wanted<'a> {
     pub(super) access: Access,
     pub(super) allow: &'a AllowList,
     pub(super) deadline: Deadline,
+    /// Is the lease, and with it the timeline, to be nobody else's?
+    pub(super) alone: bool,
     /// The right to open the export once more, whatever has become of it.
     pub(super) grant: Option<&'a HeldGrant>,
 }
@@ -209,8 +213,10 @@ const NO_EPOCH: u64 = u64::MAX;
 impl Cached for Lease {
     /// Not one with a timeline: the exporter's side waits for the end of the lease, not for another mapping.
     fn may_be_kept(&self) -> bool {
+        // Nor one that no other mapping will ask for.
+        let shared = self.key.alone == 0;
         let unused = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).is_none();
-        unused && self.notices.may_keep() && !self.link.is_gone()
+        shared && unused && self.notices.may_keep() && !self.link.is_gone()
     }
 
     fn bytes(&self) -> u64 {
@@ -239,7 +245,9 @@ impl ImportTable {
             device: wanted.device,
             access: wanted.access,
         };
-        let key = LeaseKey { exporter: descriptor.exporter, export: descriptor.export, on };
+        static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
+        let alone = if wanted.alone { LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        let key = LeaseKey { exporter: descriptor.exporter, export: descriptor.export, on, alone };
         let open = || self.begin(wanted, &key);
         let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::thread::spawn_without_signals;
 use crate::backend::DeviceEvent;
+use crate::error::Result;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -31,7 +32,7 @@ enum Task {
 }
 
 struct Waiting {
-    event: Box<dyn DeviceEvent>,
+    reached: Box<dyn FnMut() -> Result<bool> + Send>,
     job: Job,
     since: Instant,
     warned: bool,
@@ -45,8 +46,18 @@ impl Worker {
 
     /// Hands a job over that is run once the event has been reached; the event is dropped before it.
     pub(crate) fn submit_when(&self, event: Box<dyn DeviceEvent>, job: impl FnOnce() + Send + 'static) {
-        let job = Box::new(job);
-        self.send(Task::When(Waiting { event, job, since: Instant::now(), warned: false }));
+        self.submit_once(move || event.query(), job);
+    }
+
+    /// Hands a job over that is run once `reached` says so; that is dropped before it. It is asked on the worker's thread, and
+    /// must not wait.
+    pub(crate) fn submit_once(
+        &self,
+        reached: impl FnMut() -> Result<bool> + Send + 'static,
+        job: impl FnOnce() + Send + 'static,
+    ) {
+        let (reached, job) = (Box::new(reached), Box::new(job));
+        self.send(Task::When(Waiting { reached, job, since: Instant::now(), warned: false }));
     }
 
     /// Waits until everything that was submitted before has been run. False when the time was over first.
@@ -103,7 +114,7 @@ impl Waiting {
                 "memory was released on a stream that has not got there yet; it stays open"
             );
         }
-        match self.event.query() {
+        match (self.reached)() {
             Ok(reached) => reached,
             Err(error) => {
                 tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
@@ -113,7 +124,7 @@ impl Waiting {
     }
 
     fn finish(self) {
-        drop(self.event);
+        drop(self.reached);
         run(self.job);
     }
 }
@@ -163,7 +174,6 @@ mod tests {
     use super::*;
     use crate::backend::HandleBytes;
     use crate::device::DeviceOrdinal;
-    use crate::error::Result;
     use crate::stream::BorrowedStream;
 
     #[derive(Debug, Default)]

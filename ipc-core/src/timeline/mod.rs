@@ -10,6 +10,7 @@
 )]
 
 mod page;
+mod ring;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,12 +26,16 @@ use crate::process::Owner;
 use crate::stream::{AsStream, BorrowedStream};
 use page::Word;
 pub(crate) use page::timelines_of;
+pub(crate) use ring::{RingStart, Seen};
 
 /// Values of a timeline are below this one. A word that has reached it has ended.
 pub const TIMELINE_END: u64 = 1 << 62;
 
 /// What [`Word::Ready`] holds when the bytes are.
 const READY: u64 = 1;
+
+/// In [`Ends::at_end`] of a timeline that has not ended.
+const NOT_ENDED: u64 = u64::MAX;
 
 /// How long a wait on the host looks again and again before it begins to sleep, and its longest sleep.
 const SPIN: Duration = Duration::from_micros(50);
@@ -82,6 +87,9 @@ pub(crate) struct Ends {
     /// 0, or an [`End`].
     end: AtomicU8,
     last_signalled: AtomicU64,
+    /// What the other side's counter was when the timeline ended here. What comes later counts no longer: streams may have
+    /// gone on before it.
+    at_end: AtomicU64,
     owner: Owner,
 }
 
@@ -100,6 +108,7 @@ impl Timeline {
             peer,
             end: AtomicU8::new(0),
             last_signalled: AtomicU64::new(0),
+            at_end: AtomicU64::new(NOT_ENDED),
             owner: Owner::current(),
         };
         page::begun();
@@ -356,6 +365,10 @@ impl Ends {
     /// Lets every waiter of this process through, and says why from now on. A signal of the peer that is still on its way
     /// would take that back: [`poison`](Self::poison) is called again for a while.
     pub(crate) fn end(&self, how: End) {
+        if self.owner.is_here() && self.end.load(Ordering::Acquire) == 0 {
+            let last = self.page.word(self.slot, self.incoming()).swap(TIMELINE_END, Ordering::AcqRel);
+            let _ = self.at_end.compare_exchange(NOT_ENDED, last, Ordering::AcqRel, Ordering::Relaxed);
+        }
         let first = self.end.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         self.poison();
         if first && self.owner.is_here() {
@@ -406,7 +419,8 @@ fn check_range(value: u64) -> Result<()> {
     Err(Error::TimelineValue { value, why: "values are below 2^62, which marks the end".into() })
 }
 
-fn pause(waited: Duration, timeout: Duration) {
+/// A moment of a wait on the host: spins at first.
+pub(crate) fn pause(waited: Duration, timeout: Duration) {
     if waited < SPIN {
         std::hint::spin_loop();
     } else {

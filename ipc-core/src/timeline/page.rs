@@ -36,6 +36,10 @@ pub(super) enum Word {
     FromExporter = 64,
     /// The importer's timeline, which the exporter waits for.
     FromImporter = 128,
+    /// The exporter's host's, for a ring: where the reader begins.
+    Start = 192,
+    /// The exporter's host's, for a ring: how many publications there have been, once there will be no more.
+    Total = 200,
 }
 
 /// A page in shared memory, mapped here, and known to the devices whose streams have used it.
@@ -245,7 +249,7 @@ mod tests {
     fn words_written_here_are_read_through_the_file_and_do_not_overlap() {
         let page = WordPage::create().unwrap();
         let far = WordPage::open(page.file().try_clone_to_owned().unwrap()).unwrap();
-        let words = [Word::Ready, Word::FromExporter, Word::FromImporter];
+        let words = [Word::Ready, Word::FromExporter, Word::FromImporter, Word::Start, Word::Total];
         for slot in [0, 7, SLOTS - 1] {
             for word in words {
                 page.word(slot, word).store(u64::from(slot) * 10 + word as u64, Ordering::Release);

@@ -1,0 +1,246 @@
+//! Rings, with readers that come and go in any order: whatever happens when, nobody sees a slot that is being written or has
+//! been written over.
+//!
+//! The streams run late, and each slot is written and read in two halves with a pause between them, so that a missing wait is
+//! seen in the bytes.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use device_ipc_core::{Buffer, Error, Ipc, Ring, RingReadSlot, RingReader, Stream};
+use device_ipc_mock::MockBackend;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// Bytes of a slot, and the numbers in it.
+const SLOT: u64 = 512;
+const NUMBERS: usize = SLOT as usize / 4;
+const HALF: u64 = SLOT / 2;
+
+const MOST_READERS: usize = 4;
+
+/// How long everything may take that was submitted.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is tried, one after the other, by one thread.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Writes the next slot, and publishes it on the same stream or the other, or gives it back after half of it.
+    Publish { stream: usize, pause: u64, give_back: bool },
+    /// One more reader.
+    Join,
+    /// A reader takes the next slot, on one of its two streams, and copies it in two halves.
+    Next { reader: usize, stream: usize, pause: u64 },
+    /// A reader releases one of the slots that it has.
+    Release { reader: usize, which: usize },
+    /// A reader leaves; the slots that it has are released before.
+    Leave { reader: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pause = || prop_oneof![Just(0), 0..400_u64];
+    prop_oneof![
+        6 => (0..2_usize, pause(), prop::bool::weighted(0.1))
+            .prop_map(|(stream, pause, give_back)| Step::Publish { stream, pause, give_back }),
+        1 => Just(Step::Join),
+        8 => (0..MOST_READERS, 0..2_usize, pause())
+            .prop_map(|(reader, stream, pause)| Step::Next { reader, stream, pause }),
+        8 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::Release { reader, which }),
+        1 => (0..MOST_READERS).prop_map(|reader| Step::Leave { reader }),
+    ]
+}
+
+/// A reader, what it has, and what it has copied.
+struct Member {
+    reader: RingReader,
+    streams: [Stream; 2],
+    held: Vec<(RingReadSlot, usize)>,
+    /// The first sequence that it has not released.
+    released: u64,
+}
+
+struct Model {
+    ipc: Ipc,
+    ring: Ring,
+    slots: u64,
+    writers: [Stream; 2],
+    /// The stream on which a slot was half written that was given back.
+    unfinished: Option<usize>,
+    readers: Vec<Member>,
+    /// All copies of halves that were submitted, with the sequence that they are of.
+    copies: Vec<(u64, Buffer)>,
+    streams: Vec<Stream>,
+}
+
+impl Model {
+    fn new(machine: &str, slots: u32) -> Self {
+        let ipc = Ipc::with_backend(MockBackend::from_spec(machine).expect("a machine"));
+        let memory = ipc.allocate(0, SLOT * u64::from(slots)).expect("memory");
+        let ring = ipc.ring(memory).slots(slots).start().expect("a ring");
+        let writers = [0, 1].map(|_| ipc.create_stream(0).expect("a stream"));
+        let streams = writers.to_vec();
+        let (readers, copies) = (Vec::new(), Vec::new());
+        Self { ipc, ring, slots: u64::from(slots), writers, unfinished: None, readers, copies, streams }
+    }
+
+    fn run(&mut self, step: &Step) -> Result<(), Error> {
+        match *step {
+            Step::Publish { stream, pause, give_back } => self.publish(stream, pause, give_back),
+            Step::Join => self.join(),
+            Step::Next { reader, stream, pause } => self.next(reader, stream, pause),
+            Step::Release { reader, which } => self.release(reader, which),
+            Step::Leave { reader } => self.leave(reader),
+        }
+    }
+
+    fn publish(&mut self, stream: usize, pause: u64, give_back: bool) -> Result<(), Error> {
+        let sequence = self.ring.sequence();
+        if self.ring.waits_on_host() {
+            // This thread would wait for itself.
+            let before = sequence.checked_sub(self.slots);
+            if before.is_some_and(|before| self.readers.iter().any(|reader| reader.released <= before)) {
+                return Ok(());
+            }
+        }
+        let index = self.unfinished.take().unwrap_or(stream);
+        let stream = &self.writers[index];
+        let mut slot = self.ring.write(stream)?;
+        assert_eq!(slot.sequence(), sequence);
+        let written = sequence as u32 + u32::from(give_back) * 1_000_000;
+        slot.view_mut_of::<u32, _>(0..HALF, stream)?.copy_from(&[written; NUMBERS / 2])?;
+        stream.delay(Duration::from_micros(pause))?;
+        if give_back {
+            // What is written to the slot next comes behind this.
+            self.unfinished = Some(index);
+            return Ok(());
+        }
+        slot.view_mut_of::<u32, _>(HALF..SLOT, stream)?.copy_from(&[written; NUMBERS / 2])?;
+        slot.publish(stream)
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        if self.readers.len() == MOST_READERS {
+            return Ok(());
+        }
+        let streams = [self.ipc.create_stream(0)?, self.ipc.create_stream(0)?];
+        self.streams.extend(streams.iter().cloned());
+        let reader = self.ipc.join(self.ring.descriptor()).on(&streams[0])?;
+        assert_eq!(reader.sequence(), self.ring.sequence(), "a reader begins with what comes next");
+        self.ring.wait_readers(self.readers.len() + 1, PATIENCE)?;
+        let released = reader.sequence();
+        self.readers.push(Member { reader, streams, held: Vec::new(), released });
+        Ok(())
+    }
+
+    fn next(&mut self, reader: usize, stream: usize, pause: u64) -> Result<(), Error> {
+        let published = self.ring.sequence();
+        let Some(member) = self.readers.get_mut(reader) else { return Ok(()) };
+        let sequence = member.reader.sequence();
+        if member.reader.waits_on_host() && sequence >= published {
+            return Ok(());
+        }
+        let on = &member.streams[stream];
+        let held = member.held.iter().any(|(slot, _)| slot.sequence() + self.slots == sequence);
+        let slot = match member.reader.next(on) {
+            Err(Error::RingSlotsHeld { slots }) => {
+                assert!(held && u64::from(slots) == self.slots);
+                return Ok(());
+            }
+            taken => taken?,
+        };
+        assert!(!held, "a slot that is held is not taken again");
+        assert_eq!(slot.sequence(), sequence);
+        for half in [0..HALF, HALF..SLOT] {
+            let copy = self.ipc.allocate(0, HALF)?;
+            copy.view_mut::<u32>(on)?.copy_from_device(&slot.view_of::<u32, _>(half, on)?)?;
+            on.delay(Duration::from_micros(pause))?;
+            self.copies.push((sequence, copy));
+        }
+        member.held.push((slot, stream));
+        Ok(())
+    }
+
+    fn release(&mut self, reader: usize, which: usize) -> Result<(), Error> {
+        let Some(member) = self.readers.get_mut(reader).filter(|member| !member.held.is_empty()) else {
+            return Ok(());
+        };
+        let (slot, stream) = member.held.remove(which % member.held.len());
+        slot.release(&member.streams[stream])?;
+        member.released =
+            member.held.iter().map(|(slot, _)| slot.sequence()).min().unwrap_or(member.reader.sequence());
+        Ok(())
+    }
+
+    fn leave(&mut self, reader: usize) -> Result<(), Error> {
+        if reader >= self.readers.len() {
+            return Ok(());
+        }
+        while !self.readers[reader].held.is_empty() {
+            self.release(reader, reader)?;
+        }
+        let before = self.ring.readers();
+        drop(self.readers.swap_remove(reader));
+        assert!(self.ring.readers() <= before);
+        Ok(())
+    }
+
+    /// Everybody leaves, the ring is closed, and all that was published and copied is what it should be.
+    fn finish(mut self) -> Result<(), Error> {
+        while !self.readers.is_empty() {
+            self.leave(0)?;
+        }
+        let published = self.ring.sequence();
+        let Self { ring, streams, copies, .. } = self;
+        ring.close(PATIENCE)?;
+        for stream in &streams {
+            synchronize(stream);
+        }
+        let reader = &streams[0];
+        for (sequence, copy) in copies.iter().filter(|(sequence, _)| *sequence < published) {
+            let seen = copy.view::<u32>(reader)?.to_vec()?;
+            assert_eq!(seen, vec![*sequence as u32; seen.len()], "sequence {sequence} of {published}");
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a stream, on another thread: one that waits for ever would keep the test from saying so.
+fn synchronize(stream: &Stream) {
+    let (done, told) = channel();
+    let waiting = stream.clone();
+    std::thread::spawn(move || done.send(waiting.synchronize()));
+    let synchronized = told.recv_timeout(PATIENCE).expect("no stream waits for ever");
+    synchronized.expect("nothing that was submitted fails");
+}
+
+fn holds(machine: &str, slots: u32, steps: &[Step]) {
+    let mut model = Model::new(machine, slots);
+    for step in steps {
+        model.run(step).unwrap_or_else(|error| panic!("{step:?}: {error}"));
+    }
+    model.finish().expect("the end");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_nobody_reads_another_sequence(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
+        holds("devices=1", slots, &steps);
+    }
+
+    #[test]
+    fn nor_where_hosts_wait(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
+        holds("devices=1;timelines=off", slots, &steps);
+    }
+
+    #[test]
+    fn nor_where_there_are_no_events_either(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
+        holds("devices=1;timelines=off;events=off", slots, &steps);
+    }
+
+    #[test]
+    fn nor_where_there_are_timelines_and_no_events(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
+        holds("devices=1;events=off", slots, &steps);
+    }
+}

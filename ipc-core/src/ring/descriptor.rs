@@ -1,0 +1,264 @@
+//! The descriptor of a ring. `docs/ring.md` is its specification; the two change together.
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::BASE64URL_NOPAD;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::slots::ALIGNMENT;
+use crate::backend::Access;
+use crate::descriptor::{Descriptor, DescriptorError, FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES};
+use crate::device::DeviceIdentity;
+use crate::process::ProcessIdentity;
+
+/// What the text form of a ring's descriptor begins with; the rest is the binary form in URL-safe Base64 without padding
+/// (RFC 4648 §5).
+pub const RING_TEXT_PREFIX: &str = "dipcr.";
+
+/// The most slots that a ring may have.
+pub const MAX_RING_SLOTS: u32 = 1 << 16;
+
+const MAGIC: [u8; 4] = *b"DIPR";
+const VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+const CHECKSUM_BYTES: usize = 4;
+/// The largest descriptor of a ring: the fixed part, the longest descriptor of an export, and the checksum.
+const MAX_BYTES: usize = size_of::<Head>() + MAX_DESCRIPTOR_BYTES + CHECKSUM_BYTES;
+/// Bits that a reader must know; those above it may pass over. There are none yet.
+const MANDATORY_FLAGS: u16 = 0x00ff;
+
+/// The part of fixed size; no byte of it is padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    major: u8,
+    minor: u8,
+    flags: U16,
+    total_bytes: U32,
+    slots: U32,
+    slot_bytes: U64,
+    memory_bytes: U32,
+}
+
+/// Names a ring. Get one from [`Ring::descriptor`](crate::Ring::descriptor), send it by any road, and give it to
+/// [`Ipc::join`](crate::Ipc::join).
+///
+/// `Display` and `FromStr` are the text form, `dipcr.…`. It holds the secret of the memory's [`Descriptor`]: treat it alike.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RingDescriptor {
+    memory: Descriptor,
+    slots: u32,
+    slot_bytes: u64,
+}
+
+impl RingDescriptor {
+    /// `None` where the slots do not lie in the memory.
+    pub(super) fn new(memory: Descriptor, slots: u32, slot_bytes: u64) -> Option<Self> {
+        let needed = slot_bytes.checked_mul(u64::from(slots))?;
+        let good = (1..=MAX_RING_SLOTS).contains(&slots)
+            && slot_bytes > 0
+            && slot_bytes.is_multiple_of(ALIGNMENT)
+            && needed <= memory.len();
+        good.then_some(Self { memory, slots, slot_bytes })
+    }
+
+    pub(crate) const fn memory(&self) -> &Descriptor {
+        &self.memory
+    }
+
+    /// How many slots there are.
+    pub const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Bytes of a slot: a multiple of 256.
+    pub const fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
+    /// The name of the backend that can open the memory.
+    pub fn backend(&self) -> &str {
+        self.memory.backend()
+    }
+
+    /// The device where the bytes live.
+    pub const fn home(&self) -> DeviceIdentity {
+        self.memory.home()
+    }
+
+    /// The writing process.
+    pub const fn writer(&self) -> &ProcessIdentity {
+        self.memory.exporter()
+    }
+
+    /// What readers may do with the memory.
+    pub const fn access(&self) -> Access {
+        self.memory.access()
+    }
+
+    /// The binary form.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let memory = self.memory.to_bytes();
+        let total = size_of::<Head>() + memory.len() + CHECKSUM_BYTES;
+        let head = Head {
+            magic: MAGIC,
+            major: VERSION.major,
+            minor: VERSION.minor,
+            flags: U16::new(0),
+            total_bytes: U32::new(total as u32),
+            slots: U32::new(self.slots),
+            slot_bytes: U64::new(self.slot_bytes),
+            memory_bytes: U32::new(memory.len() as u32),
+        };
+        let mut bytes = Vec::with_capacity(total);
+        bytes.extend_from_slice(head.as_bytes());
+        bytes.extend_from_slice(&memory);
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// Reads the binary form. The bytes may come from anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`DescriptorError`] with what is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let (head, body) = checked_parts(bytes)?;
+        let memory = body
+            .get(..head.memory_bytes.get() as usize)
+            .ok_or_else(|| bad("length", "its fields need more bytes than there are"))?;
+        let memory = Descriptor::from_bytes(memory)?;
+        let (slots, slot_bytes, len) = (head.slots.get(), head.slot_bytes.get(), memory.len());
+        Self::new(memory, slots, slot_bytes).ok_or_else(|| {
+            bad(
+                "slots",
+                &format!("{slots} slots of {slot_bytes} bytes in {len} bytes, 256 bytes or a multiple each"),
+            )
+        })
+    }
+}
+
+/// Head and body, once size, version, checksum and flags have been checked.
+fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
+    let found = bytes.len();
+    if found > MAX_BYTES {
+        return Err(too_long());
+    }
+    if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
+        return Err(DescriptorError::NotRing);
+    }
+    let truncated = |expected| DescriptorError::Truncated { found, expected };
+    let least = size_of::<Head>() + CHECKSUM_BYTES;
+    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
+    if major != VERSION.major {
+        return Err(DescriptorError::Version { found: FormatVersion { major, minor } });
+    }
+    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
+    let total = head.total_bytes.get() as usize;
+    if total < least {
+        return Err(bad("length", "it is shorter than the fixed part"));
+    }
+    if found < total {
+        return Err(truncated(total));
+    }
+    if found > total {
+        return Err(DescriptorError::TrailingBytes { extra: found - total });
+    }
+    let (covered, checksum) = bytes.split_at(total - CHECKSUM_BYTES);
+    if crc32fast::hash(covered).to_le_bytes() != checksum {
+        return Err(DescriptorError::BadChecksum);
+    }
+    let unknown = head.flags.get() & MANDATORY_FLAGS;
+    if unknown != 0 {
+        return Err(DescriptorError::UnknownFeatures { flags: unknown });
+    }
+    Ok((head, &covered[size_of::<Head>()..]))
+}
+
+/// The text of [`DescriptorError::Version`] speaks of the export's format too.
+const _: () = assert!(VERSION.major == FORMAT_VERSION.major && VERSION.minor == FORMAT_VERSION.minor);
+
+fn too_long() -> DescriptorError {
+    bad("length", &format!("that of a ring has at most {MAX_BYTES} bytes"))
+}
+
+fn bad(field: &'static str, why: &str) -> DescriptorError {
+    DescriptorError::BadField { field, why: why.to_owned() }
+}
+
+impl fmt::Display for RingDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{RING_TEXT_PREFIX}{}", BASE64URL_NOPAD.encode_display(&self.to_bytes()))
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for RingDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RingDescriptor")
+            .field("slots", &self.slots)
+            .field("slot_bytes", &self.slot_bytes)
+            .field("memory", &self.memory)
+            .finish()
+    }
+}
+
+impl FromStr for RingDescriptor {
+    type Err = crate::error::Error;
+
+    /// Reads the text form. White space around it is passed over.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(parse(text)?)
+    }
+}
+
+fn parse(text: &str) -> Result<RingDescriptor, DescriptorError> {
+    let encoded = text.trim().strip_prefix(RING_TEXT_PREFIX).ok_or(DescriptorError::NotRingText)?;
+    if encoded.len() / 4 * 3 > MAX_BYTES {
+        return Err(too_long());
+    }
+    let bytes = BASE64URL_NOPAD
+        .decode(encoded.as_bytes())
+        .map_err(|error| DescriptorError::BadCharacter { position: error.position })?;
+    RingDescriptor::from_bytes(&bytes)
+}
+
+impl Serialize for RingDescriptor {
+    /// As text in formats for people, as bytes in others.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            serializer.serialize_bytes(&self.to_bytes())
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RingDescriptor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+            parse(&text).map_err(D::Error::custom)
+        } else {
+            deserializer.deserialize_byte_buf(Bytes)
+        }
+    }
+}
+
+struct Bytes;
+
+impl serde::de::Visitor<'_> for Bytes {
+    type Value = RingDescriptor;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the binary form of the descriptor of a device-ipc ring")
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<RingDescriptor, E> {
+        RingDescriptor::from_bytes(bytes).map_err(E::custom)
+    }
+}

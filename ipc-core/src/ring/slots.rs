@@ -1,0 +1,145 @@
+//! Where the slots of a ring lie, and views of them.
+
+#![allow(unsafe_code, reason = "views are made of a slot that its guard keeps mapped")]
+
+use std::ops::Range;
+
+use crate::address::DeviceRange;
+use crate::error::{Error, Result};
+use crate::interop::{ViewStream, ViewTypes};
+use crate::memory::whole_elements;
+use crate::stream::BorrowedStream;
+use crate::tensor::Element;
+
+/// A slot begins and ends at a multiple of this many bytes from the ring's begin, so that its elements are as aligned as the
+/// ring's.
+pub(super) const ALIGNMENT: u64 = 256;
+
+/// The slots of a ring in this process's address space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slots {
+    range: DeviceRange,
+    count: u32,
+    bytes: u64,
+}
+
+impl Slots {
+    /// `None` where they do not fit.
+    pub(super) fn new(range: DeviceRange, count: u32, bytes: u64) -> Option<Self> {
+        let needed = bytes.checked_mul(u64::from(count))?;
+        (count > 0 && bytes > 0 && needed <= range.len && range.end().is_some()).then_some(Self {
+            range,
+            count,
+            bytes,
+        })
+    }
+
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Of each.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) const fn device(&self) -> crate::device::DeviceOrdinal {
+        self.range.device
+    }
+
+    /// The slot that a sequence lies in.
+    pub(super) fn of(&self, sequence: u64) -> DeviceRange {
+        let offset = sequence % u64::from(self.count) * self.bytes;
+        self.range.slice(offset, self.bytes).expect("checked when the slots were laid out")
+    }
+
+    /// The sequence whose slot this one takes.
+    pub(super) fn takes_the_place_of(&self, sequence: u64) -> Option<u64> {
+        sequence.checked_sub(u64::from(self.count))
+    }
+}
+
+/// A part of a slot, by bytes from the slot's begin.
+pub(super) fn part(slot: DeviceRange, bytes: &Range<u64>) -> Result<DeviceRange> {
+    let len = bytes.end.checked_sub(bytes.start);
+    len.and_then(|len| slot.slice(bytes.start, len)).ok_or_else(|| {
+        Error::InvalidRegion(format!(
+            "bytes {} to {} do not lie in a slot of {} bytes",
+            bytes.start, bytes.end, slot.len
+        ))
+    })
+}
+
+pub(super) fn check_device(slot: DeviceRange, stream: BorrowedStream<'_>, what: &'static str) -> Result<()> {
+    if stream.device() == slot.device {
+        return Ok(());
+    }
+    Err(Error::WrongStream { stream: stream.device(), what, expected: slot.device })
+}
+
+/// A view of a range that the caller's guard keeps mapped for `'m`.
+///
+/// # Safety
+///
+/// The range stays mapped for `'m`.
+pub(super) unsafe fn view<'m, T: Element, M: ViewTypes>(
+    range: DeviceRange,
+    stream: &impl ViewStream<M>,
+) -> Result<M::View<'m, T>> {
+    whole_elements::<T>(range)?;
+    // SAFETY: mapped, as the caller promised; the elements are whole and aligned.
+    unsafe { stream.view(range) }
+}
+
+/// The same, to be written.
+///
+/// # Safety
+///
+/// The range stays mapped for `'m`, read-write.
+pub(super) unsafe fn view_mut<'m, T: Element, M: ViewTypes>(
+    range: DeviceRange,
+    stream: &impl ViewStream<M>,
+) -> Result<M::ViewMut<'m, T>> {
+    whole_elements::<T>(range)?;
+    // SAFETY: mapped, as the caller promised; the elements are whole and aligned.
+    unsafe { stream.view_mut(range) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::DevicePtr;
+    use crate::device::DeviceOrdinal;
+
+    fn range(len: u64) -> DeviceRange {
+        DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), len)
+    }
+
+    #[test]
+    fn sequences_go_round_the_slots() {
+        let slots = Slots::new(range(1000), 3, 256).unwrap();
+        let begins: Vec<_> = (0..7).map(|sequence| slots.of(sequence).ptr.get() - 4096).collect();
+        assert_eq!(begins, [0, 256, 512, 0, 256, 512, 0]);
+        assert_eq!(slots.of(u64::MAX).len, 256);
+        let before: Vec<_> = (0..5).map(|sequence| slots.takes_the_place_of(sequence)).collect();
+        assert_eq!(before, [None, None, None, Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn slots_that_do_not_fit_are_none() {
+        for (len, count, bytes) in
+            [(767, 3, 256), (1000, 0, 256), (1000, 3, 0), (1000, u32::MAX, u64::MAX), (1000, 2, u64::MAX)]
+        {
+            assert!(Slots::new(range(len), count, bytes).is_none(), "{len} {count} {bytes}");
+        }
+    }
+
+    #[test]
+    fn a_part_lies_in_its_slot() {
+        let slot = range(512);
+        assert_eq!(part(slot, &(256..512)).unwrap().ptr.get(), 4096 + 256);
+        for bytes in [256..513, 513..513, u64::MAX..u64::MAX, Range { start: 8, end: 4 }] {
+            assert!(matches!(part(slot, &bytes), Err(Error::InvalidRegion(_))), "{bytes:?}");
+        }
+    }
+}

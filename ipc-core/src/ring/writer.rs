@@ -1,0 +1,450 @@
+//! The writer's guards.
+
+#![allow(unsafe_code, reason = "views are made of the ring's own memory, which its export keeps allocated")]
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::descriptor::RingDescriptor;
+use super::members::{Member, Members, ReaderPosition, in_words};
+use super::slots::{self, Slots};
+use crate::address::DeviceRange;
+use crate::backend::DeviceIpc;
+use crate::broker::Deadline;
+use crate::device::DeviceOrdinal;
+use crate::error::{Error, Result};
+use crate::export::{Export, check_backend};
+use crate::interop::{ViewStream, ViewTypes};
+use crate::kill::kill_point;
+use crate::lease::{Holders, LeaseId};
+use crate::process::Owner;
+use crate::runtime::Runtime;
+use crate::stream::{AsStream, BorrowedStream};
+use crate::tensor::Element;
+use crate::timeline::{TIMELINE_END, pause};
+
+/// A ring, seen from its writer: memory that is shared once, in slots that are written again and again.
+///
+/// [`write`](Self::write) gives the next slot, once every reader's stream has passed what it held;
+/// [`RingWriteSlot::publish`] tells the readers when the stream gets there. Where the device has timelines, no host waits.
+/// Readers come ([`Ipc::join`](crate::Ipc::join)) and go at any time; one that dies leaves the ring, and the stream that
+/// waited for it goes on.
+///
+/// Dropping the ring closes it without waiting: readers get what has been published, then [`Error::RingClosed`].
+pub struct Ring {
+    // Dropped in this order: readers are told that it is closed, then the export ends.
+    closing: Closing,
+    export: Export,
+    descriptor: RingDescriptor,
+    backend: Arc<dyn DeviceIpc>,
+    slots: Slots,
+    members: Arc<Members>,
+    /// The readers as they were at `version` of the list.
+    known: Vec<Arc<Member>>,
+    version: u64,
+    next: u64,
+    last_stream: Option<StreamKey>,
+    on_host: bool,
+    timeout: Duration,
+    owner: Owner,
+}
+
+/// Tells streams apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StreamKey(DeviceOrdinal, u64);
+
+impl StreamKey {
+    pub(super) const fn of(stream: BorrowedStream<'_>) -> Self {
+        Self(stream.device(), stream.raw())
+    }
+}
+
+/// Closes the ring when it is dropped.
+struct Closing {
+    members: Arc<Members>,
+    owner: Owner,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            self.members.close();
+        }
+    }
+}
+
+impl Ring {
+    pub(super) fn new(
+        export: Export,
+        backend: Arc<dyn DeviceIpc>,
+        slots: Slots,
+        (on_host, timeout): (bool, Duration),
+    ) -> Self {
+        let members = Arc::new(Members::new());
+        let memory = export.descriptor().clone();
+        if let Some(runtime) = Runtime::existing() {
+            runtime.exports.observe(memory.export, Arc::clone(&members) as _);
+        }
+        let descriptor = RingDescriptor::new(memory, slots.count(), slots.bytes());
+        Self {
+            closing: Closing { members: Arc::clone(&members), owner: Owner::current() },
+            export,
+            descriptor: descriptor.expect("the slots lie in the memory"),
+            backend,
+            slots,
+            members,
+            known: Vec::new(),
+            version: 0,
+            next: 0,
+            last_stream: None,
+            on_host,
+            timeout,
+            owner: Owner::current(),
+        }
+    }
+
+    /// What readers need; send it by any road.
+    pub const fn descriptor(&self) -> &RingDescriptor {
+        &self.descriptor
+    }
+
+    /// Does the host do the waiting, as the device has no timelines? Then [`write`](Self::write) waits, and a publication is told
+    /// of by a thread of the library.
+    pub const fn waits_on_host(&self) -> bool {
+        self.on_host
+    }
+
+    /// The sequence that is published next: how many publications there have been.
+    pub const fn sequence(&self) -> u64 {
+        self.next
+    }
+
+    /// How many readers there are.
+    pub fn readers(&self) -> usize {
+        self.members.count()
+    }
+
+    /// Waits until there are at least so many readers. What is published before a reader has joined is not for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which says how many there are; [`Error::Forked`].
+    pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
+        self.watch().wait_readers(count, timeout)
+    }
+
+    /// The readers that the next [`write`](Self::write) waits for, the last first.
+    pub fn readers_behind(&self) -> Vec<ReaderPosition> {
+        self.watch().readers_behind()
+    }
+
+    /// Goes on without a reader. True where it was one.
+    ///
+    /// Streams that wait for it go on; what it reads is written over, and it gets [`Error::DismissedFromRing`] when it asks for
+    /// the next slot, releases one, or checks one. It may join again.
+    pub fn dismiss(&self, reader: LeaseId) -> bool {
+        self.watch().dismiss(reader)
+    }
+
+    /// The readers, for other threads: one that waits in a driver for a stream cannot ask who holds it up.
+    pub fn watch(&self) -> RingReaders {
+        RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), owner: self.owner }
+    }
+
+    /// Who has the memory open.
+    pub fn holders(&self) -> Holders {
+        self.export.holders()
+    }
+
+    /// The next slot. Work that is submitted to the stream from now on waits until every reader has passed what the slot
+    /// held; the host does not wait, but where [`waits_on_host`](Self::waits_on_host).
+    ///
+    /// A reader that never releases what it has got holds the stream up: [`readers_behind`](Self::readers_behind) names it,
+    /// [`dismiss`](Self::dismiss) goes on without it, [`wait_writable`](Self::wait_writable) is an error in time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongBackend`]; [`Error::StreamCapturing`]; where the host waits, [`Error::Timeout`] with the readers that are
+    /// behind, after the builder's time; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one
+    /// that has them; [`Error::Forked`]. The next call gives the same slot.
+    pub fn write<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingWriteSlot<'_>> {
+        let stream = stream.as_stream();
+        self.owner.check()?;
+        check_backend("the stream", stream.backend(), self.backend.info().name)?;
+        if self.next + 1 >= TIMELINE_END {
+            let why = "the ring has had all its publications; make a new one".into();
+            return Err(Error::TimelineValue { value: self.next + 1, why });
+        }
+        self.members.update(&mut self.known, &mut self.version);
+        if self.on_host {
+            self.wait_writable(self.timeout)?;
+        } else if let Some(before) = self.slots.takes_the_place_of(self.next) {
+            self.stream_waits_for_release_of(before, stream)?;
+        }
+        kill_point!("exporter:ring-waited");
+        let sequence = self.next;
+        Ok(RingWriteSlot { ring: self, sequence })
+    }
+
+    fn stream_waits_for_release_of(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        for member in &self.known {
+            // Who has released it already, or has gone, costs no driver call.
+            if member.position().is_none_or(|position| position > sequence) {
+                continue;
+            }
+            if let Err(error) = member.timeline.wait(sequence + 1, &stream)
+                && member.position().is_some()
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits on the host until no reader holds the slot that the next [`write`](Self::write) gives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which names the readers that hold it; [`Error::Forked`].
+    pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
+        self.owner.check()?;
+        let Some(before) = self.slots.takes_the_place_of(self.next) else { return Ok(()) };
+        let begun = Instant::now();
+        while self.known.iter().any(|member| member.position().is_some_and(|position| position <= before)) {
+            let waited = begun.elapsed();
+            if waited >= timeout {
+                return Err(Error::Timeout {
+                    what: format!("the release of sequence {before}, whose slot is to be written again,"),
+                    after: timeout,
+                    detail: in_words(&self.members.behind(before)),
+                });
+            }
+            pause(waited, timeout);
+        }
+        Ok(())
+    }
+
+    /// Tells every reader, and counts the publication.
+    fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        self.owner.check()?;
+        check_backend("the stream", stream.backend(), self.backend.info().name)?;
+        if self.on_host {
+            self.publish_on_host(sequence, stream)?;
+        } else {
+            self.signal_all(sequence, stream)?;
+        }
+        self.next = sequence + 1;
+        kill_point!("exporter:ring-published");
+        Ok(())
+    }
+
+    fn signal_all(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        let key = StreamKey::of(stream);
+        let same = self.last_stream == Some(key);
+        let mut told = 0;
+        loop {
+            self.members.update(&mut self.known, &mut self.version);
+            for member in &self.known {
+                if member.timeline.last_signalled() > sequence || member.position().is_none() {
+                    continue;
+                }
+                match member.timeline.signal_behind(sequence + 1, stream, same) {
+                    Ok(()) => told += 1,
+                    // It has gone in between.
+                    Err(_) if member.position().is_none() => continue,
+                    // Nobody has been told: the slot is as before.
+                    Err(error) if told == 0 => return Err(error),
+                    // Others may be reading it by now, so it is published; this one would wait for ever.
+                    Err(error) => {
+                        tracing::warn!(pid = member.timeline.peer(), %error, "a reader of a ring cannot be told");
+                        member.dismiss();
+                    }
+                }
+                if member.is_dismissed() {
+                    member.dismiss();
+                }
+                kill_point!("exporter:ring-signalled");
+            }
+            // Who has joined in between begins with this one.
+            if self.members.advance(sequence, self.version) {
+                break;
+            }
+        }
+        self.last_stream = Some(key);
+        Ok(())
+    }
+
+    /// A thread of the library tells the readers, when the stream has got there.
+    fn publish_on_host(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        let runtime = Runtime::get()?;
+        let reached = event_on(&*self.backend, stream)?;
+        while !self.members.advance(sequence, self.version) {
+            self.members.update(&mut self.known, &mut self.version);
+        }
+        let members = Arc::clone(&self.members);
+        match reached {
+            Some(event) => runtime.worker.submit_when(event, move || members.tell(sequence)),
+            None => members.tell(sequence),
+        }
+        Ok(())
+    }
+
+    /// Closes the ring, and waits until every reader has left and the memory's owner has been dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StillHeld`] when the time is over, with the readers that are still there; the ring is closed all the same.
+    /// [`Error::Forked`].
+    pub fn close(self, timeout: Duration) -> Result<()> {
+        let Self { closing, export, .. } = self;
+        drop(closing);
+        export.close(timeout)
+    }
+}
+
+/// The event that says when a stream has got here; `None` where there are no events, and the stream has been waited for.
+pub(super) fn event_on(
+    backend: &dyn DeviceIpc,
+    stream: BorrowedStream<'_>,
+) -> Result<Option<Box<dyn crate::backend::DeviceEvent>>> {
+    if !backend.capabilities(stream.device())?.ipc_events {
+        backend.memory().synchronize(stream)?;
+        return Ok(None);
+    }
+    let event = backend.create_event(stream.device())?;
+    event.record(stream)?;
+    Ok(Some(event))
+}
+
+pub(super) fn has_no_timelines(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<bool> {
+    Ok(backend.timelines().is_none() || !backend.capabilities(device)?.timelines)
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("descriptor", &self.descriptor)
+            .field("next", &self.next)
+            .field("readers", &self.known.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A slot that is being written. Dropping it unpublished gives it back: the next [`Ring::write`] gives the same sequence, and
+/// readers hear nothing of it.
+#[must_use = "nobody reads it before RingWriteSlot::publish"]
+pub struct RingWriteSlot<'r> {
+    ring: &'r mut Ring,
+    sequence: u64,
+}
+
+impl RingWriteSlot<'_> {
+    /// The sequence that it will be published as.
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The bytes.
+    pub fn range(&self) -> DeviceRange {
+        self.ring.slots.of(self.sequence)
+    }
+
+    /// The elements, to be written by work on `stream`. Take the stream that [`Ring::write`] was given, or one that has been
+    /// ordered behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] where the bytes are not whole,
+    /// aligned elements.
+    pub fn view_mut<T: Element, M: ViewTypes>(
+        &mut self,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'_, T>> {
+        let len = self.range().len;
+        self.view_mut_of(0..len, stream)
+    }
+
+    /// The same of a part of the slot, by bytes from its begin.
+    ///
+    /// # Errors
+    ///
+    /// As [`view_mut`](Self::view_mut), and [`Error::InvalidRegion`] for a part that does not lie in the slot.
+    pub fn view_mut_of<T: Element, M: ViewTypes>(
+        &mut self,
+        bytes: Range<u64>,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'_, T>> {
+        self.ring.owner.check()?;
+        let borrowed = stream.as_stream();
+        check_backend("the stream", borrowed.backend(), self.ring.backend.info().name)?;
+        slots::check_device(self.range(), borrowed, "the ring")?;
+        let part = slots::part(self.range(), &bytes)?;
+        // SAFETY: the export keeps the ring's memory, which is this process's own, and the view borrows the ring.
+        unsafe { slots::view_mut(part, stream) }
+    }
+
+    /// Publishes the slot when the stream gets here: every reader then sees what has been written. Does not wait.
+    ///
+    /// The stream need not be the one that was written on, if it has been ordered behind that one. Publications on different
+    /// streams are told in the order of their sequences: the stream waits for the publication before. Streams are told apart by
+    /// their handle, so do not destroy one before its publication has arrived to go on with another.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongBackend`], [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without timelines,
+    /// else what the vendor says. Nothing has been published then, and the slot has been given back.
+    pub fn publish<M>(self, stream: &impl AsStream<M>) -> Result<()> {
+        self.ring.publish(self.sequence, stream.as_stream())
+    }
+}
+
+impl fmt::Debug for RingWriteSlot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RingWriteSlot").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+/// The readers of a ring, for any thread. Clones are the same; it keeps neither the ring nor its memory.
+#[derive(Clone, Debug)]
+pub struct RingReaders {
+    members: Arc<Members>,
+    slots: u32,
+    owner: Owner,
+}
+
+impl RingReaders {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        if self.owner.is_here() { self.members.count() } else { 0 }
+    }
+
+    /// As [`Ring::wait_readers`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
+        self.owner.check()?;
+        self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
+            what: format!("a count of {count} readers of the ring"),
+            after: timeout,
+            detail: format!("; {found} have joined (Ipc::join)"),
+        })
+    }
+
+    /// As [`Ring::readers_behind`].
+    pub fn readers_behind(&self) -> Vec<ReaderPosition> {
+        if !self.owner.is_here() {
+            return Vec::new();
+        }
+        let before = self.members.next_to_be_released(self.slots);
+        before.map(|before| self.members.behind(before)).unwrap_or_default()
+    }
+
+    /// As [`Ring::dismiss`].
+    pub fn dismiss(&self, reader: LeaseId) -> bool {
+        self.owner.is_here() && self.members.dismiss(reader)
+    }
+}
