@@ -16,8 +16,8 @@ use libloading::Library;
 
 use crate::api::{Api, Stream};
 use crate::device::Device;
+use crate::host_pages::RegisteredPages;
 use crate::status::{self, number};
-use crate::timelines::RegisteredPages;
 use crate::{NAME, library};
 
 /// The driver.

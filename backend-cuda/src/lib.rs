@@ -57,6 +57,7 @@ mod event;
 mod export;
 mod fabric;
 mod fd;
+mod host_pages;
 pub mod interop;
 mod kernel;
 mod kinds;

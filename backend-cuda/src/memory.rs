@@ -5,6 +5,7 @@
 //! address belongs to the device that opened it.
 
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::thread;
 use std::time::Duration;
 
@@ -136,6 +137,45 @@ impl DeviceMemory for CudaBackend {
     fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
         let _current = self.driver().enter(device)?;
         allocate::info(self.driver())
+    }
+
+    unsafe fn pin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.driver().register(device, pages, len) }.map(drop)
+    }
+
+    /// Waits for streams where the driver does, as for `cuMemFree`.
+    unsafe fn unpin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.driver().unregister(device, pages) }
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        dst: NonNull<u8>,
+        src: DeviceRange,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let driver = self.driver();
+        let (raw, _current) = driver.enter_with(stream)?;
+        let (to, len) = (dst.as_ptr().cast(), src.len as usize);
+        // SAFETY: both ends stay until the copy has finished, as the caller promised.
+        let status = unsafe { (driver.api.memcpy_dtoh_async)(to, src.ptr.get(), len, raw) };
+        driver.check("cuMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        dst: DeviceRange,
+        src: NonNull<u8>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let driver = self.driver();
+        let (raw, _current) = driver.enter_with(stream)?;
+        let (from, len) = (src.as_ptr().cast_const().cast(), dst.len as usize);
+        // SAFETY: both ends stay until the copy has finished, as the caller promised.
+        let status = unsafe { (driver.api.memcpy_htod_async)(dst.ptr.get(), from, len, raw) };
+        driver.check("cuMemcpyHtoDAsync", status)
     }
 }
 

@@ -11,6 +11,7 @@ use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine
 
 use crate::errors::{engine, unsupported};
 use crate::event::MockEvent;
+use crate::host_pages::HostPages;
 use crate::memory::MockMemory;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
@@ -49,21 +50,23 @@ impl MockBackend {
     ///
     /// [`Unavailable::Failed`] that names the key, the value and what is accepted.
     pub fn from_spec(spec: &str) -> Result<Arc<Self>, Unavailable> {
-        let spec::Parsed { config, form, timelines, neighbours } = spec::parse(spec)?;
-        Ok(Self::with(config, form, timelines, neighbours))
+        Ok(Self::with(spec::parse(spec)?))
     }
 
     /// The backend on this machine.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
-        Self::with(config, form, true, false)
+        let (timelines, neighbours, pinned) = (true, false, true);
+        Self::with(spec::Parsed { config, form, timelines, neighbours, pinned })
     }
 
-    fn with(config: MachineConfig, form: HandleForm, timelines: bool, neighbours: bool) -> Arc<Self> {
+    fn with(parsed: spec::Parsed) -> Arc<Self> {
+        let spec::Parsed { config, form, timelines, neighbours, pinned } = parsed;
         let machine = Machine::new(config);
         let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
-        let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine)));
+        let pages = Arc::new(HostPages::new(Arc::clone(&machine)));
+        let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine), Arc::clone(&pages)));
         Arc::new(Self {
-            memory: MockMemory { machine: Arc::clone(&machine) },
+            memory: MockMemory { machine: Arc::clone(&machine), pinned: pinned.then_some(pages) },
             machine,
             timelines,
             neighbours,

@@ -15,6 +15,7 @@
 mod backend;
 mod errors;
 mod event;
+mod host_pages;
 mod memory;
 mod spec;
 mod timelines;

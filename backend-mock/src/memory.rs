@@ -5,6 +5,7 @@
     reason = "implements a trait whose methods are unsafe; the engine checks every range itself"
 )]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,12 +17,22 @@ use device_ipc_mock_engine::{Address, Machine, StreamId};
 
 use crate::NAME;
 use crate::backend::{BYTES, FD, unknown_kind};
-use crate::errors::engine;
+use crate::errors::{engine, unsupported};
+use crate::host_pages::{HostPages, address_of};
 
 /// The engine's memory.
 #[derive(Debug)]
 pub(crate) struct MockMemory {
     pub(crate) machine: Arc<Machine>,
+    /// `None` where the machine was described without.
+    pub(crate) pinned: Option<Arc<HostPages>>,
+}
+
+impl MockMemory {
+    fn pinned(&self) -> Result<&HostPages> {
+        let why = "the machine was described with pinned=off";
+        self.pinned.as_deref().ok_or_else(|| unsupported("copy to and from host memory of others", why))
+    }
 }
 
 /// The engine's stream behind one of core's.
@@ -117,6 +128,35 @@ impl DeviceMemory for MockMemory {
         let (free_bytes, total_bytes) =
             self.machine.memory_info(device.index()).map_err(engine("memory_info"))?;
         Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    unsafe fn pin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.pinned()?.register(device, pages, len) }.map(drop)
+    }
+
+    unsafe fn unpin_host(&self, _device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
+        self.pinned()?.unregister(pages)
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        dst: NonNull<u8>,
+        src: DeviceRange,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let stream = stream_of(stream)?;
+        self.machine.copy(address_of(dst), address(src), src.len, stream).map_err(engine("copy"))
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        dst: DeviceRange,
+        src: NonNull<u8>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let stream = stream_of(stream)?;
+        self.machine.copy(address(dst), address_of(src), dst.len, stream).map_err(engine("copy"))
     }
 }
 

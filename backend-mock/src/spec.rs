@@ -26,11 +26,14 @@ pub(crate) struct Parsed {
     /// `neighbours=on|off`: may a region lie in several allocations, as with virtual memory management? Off unless said
     /// otherwise.
     pub(crate) neighbours: bool,
+    /// `pinned=on|off`: can streams copy to and from host memory that others allocated? On unless said otherwise.
+    pub(crate) pinned: bool,
 }
 
 /// Takes out what is the backend's and leaves the rest to the engine.
 pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
     let (mut form, mut timelines, mut neighbours) = (HandleForm::default(), true, false);
+    let mut pinned = true;
     let mut rest = Vec::new();
     for entry in spec.split(';') {
         match entry.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
@@ -43,11 +46,12 @@ pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
             }
             Some(("timelines", value)) => timelines = switch("timelines", value)?,
             Some(("neighbours", value)) => neighbours = switch("neighbours", value)?,
+            Some(("pinned", value)) => pinned = switch("pinned", value)?,
             _ => rest.push(entry),
         }
     }
     let config = MachineConfig::from_spec(&rest.join(";")).map_err(|error| invalid(error.to_string()))?;
-    Ok(Parsed { config, form, timelines, neighbours })
+    Ok(Parsed { config, form, timelines, neighbours, pinned })
 }
 
 fn switch(key: &str, value: &str) -> Result<bool, Unavailable> {
@@ -70,19 +74,23 @@ mod tests {
 
     #[test]
     fn handles_are_taken_out_and_the_rest_is_the_engines() {
-        let parsed = parse("devices=3; handles = fds ;events=off;timelines=off;neighbours=on").unwrap();
+        let parsed =
+            parse("devices=3; handles = fds ;events=off;timelines=off;neighbours=on;pinned=off").unwrap();
         assert_eq!(
             (parsed.config.devices.len(), parsed.config.events, parsed.form),
             (3, false, HandleForm::Fds)
         );
-        assert_eq!((parsed.timelines, parsed.neighbours), (false, true));
+        assert_eq!((parsed.timelines, parsed.neighbours, parsed.pinned), (false, true, false));
         let plain = parse("").unwrap();
         assert_eq!((plain.form, plain.timelines, plain.neighbours), (HandleForm::Bytes, true, false));
+        assert!(plain.pinned);
     }
 
     #[test]
     fn a_bad_description_is_told_with_the_variable() {
-        for spec in ["handles=none", "timelines=maybe", "neighbours=2", "colour=red", "devices=many"] {
+        for spec in
+            ["handles=none", "timelines=maybe", "neighbours=2", "pinned=no", "colour=red", "devices=many"]
+        {
             let error = parse(spec).unwrap_err().to_string();
             let value = spec.split_once('=').unwrap();
             assert!(error.contains(MACHINE_VARIABLE) && error.contains(value.0), "{error}");

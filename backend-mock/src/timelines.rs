@@ -2,62 +2,37 @@
 
 #![allow(unsafe_code, reason = "host memory is handed to the engine")]
 
-use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceTimelines, Result};
 use device_ipc_mock_engine::{Address, Machine};
 
 use crate::errors::engine;
+use crate::host_pages::HostPages;
 use crate::memory::stream_of;
 
-/// How often each page has been registered: the engine takes it once, for all devices.
+/// The engine's words.
 #[derive(Debug)]
 pub(crate) struct MockTimelines {
     machine: Arc<Machine>,
-    registered: Mutex<HashMap<u64, usize>>,
+    pages: Arc<HostPages>,
 }
 
 impl MockTimelines {
-    pub(crate) fn new(machine: Arc<Machine>) -> Self {
-        Self { machine, registered: Mutex::default() }
+    pub(crate) fn new(machine: Arc<Machine>, pages: Arc<HostPages>) -> Self {
+        Self { machine, pages }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn number(pages: NonNull<u8>) -> u64 {
-    pages.as_ptr().expose_provenance() as u64
 }
 
 impl DeviceTimelines for MockTimelines {
     unsafe fn register(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<DevicePtr> {
-        self.machine.peer_access(device.index(), device.index()).map_err(engine("register_host"))?;
-        let number = number(pages);
-        let mut registered = self.lock();
-        if !registered.contains_key(&number) {
-            // SAFETY: as the caller promised.
-            unsafe { self.machine.register_host(Address::new(number), len as u64) }
-                .map_err(engine("register_host"))?;
-        }
-        *registered.entry(number).or_default() += 1;
-        Ok(DevicePtr::new(number))
+        // SAFETY: as the caller promised.
+        unsafe { self.pages.register(device, pages, len) }
     }
 
     unsafe fn unregister(&self, _device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
-        let number = number(pages);
-        let mut registered = self.lock();
-        let Some(count) = registered.get_mut(&number) else { return Ok(()) };
-        *count -= 1;
-        if *count > 0 {
-            return Ok(());
-        }
-        registered.remove(&number);
-        drop(registered);
-        self.machine.unregister_host(Address::new(number)).map_err(engine("unregister_host"))
+        self.pages.unregister(pages)
     }
 
     unsafe fn write_value(&self, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) -> Result<()> {

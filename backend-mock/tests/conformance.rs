@@ -12,7 +12,7 @@ use device_ipc_mock::MockBackend;
 use restricted::Restricted;
 
 /// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and what may be missing on each.
-const VARIANTS: [(&str, &str); 8] = [
+const VARIANTS: [(&str, &str); 9] = [
     ("default", "devices=2"),
     ("fds", "devices=2;handles=fds"),
     ("revoking", "devices=2;lifetime=revoking;generations=off"),
@@ -21,6 +21,7 @@ const VARIANTS: [(&str, &str); 8] = [
     ("no-timelines", "devices=2;timelines=off"),
     ("one-device", "devices=1"),
     ("slow", "devices=2;latency=2ms"),
+    ("no-pinned", "devices=2;peers=none;pinned=off"),
 ];
 
 fn main() -> ExitCode {

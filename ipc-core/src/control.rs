@@ -10,6 +10,7 @@ use crate::export::still_held;
 use crate::import::CacheLimits;
 use crate::process::ProcessIdentity;
 use crate::runtime::{Counters, Runtime};
+use crate::staging::StagingLimits;
 
 /// What the library has done so far in this process.
 pub fn counters() -> Counters {
@@ -25,6 +26,17 @@ pub fn counters() -> Counters {
 pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
     let runtime = Runtime::get()?;
     runtime.worker.submit(move || runtime.imports.set_limits(limits));
+    Ok(())
+}
+
+/// How much host memory copies to other processes may take ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged)), and
+/// how long their chunks are. Those that have begun go on as they are.
+///
+/// # Errors
+///
+/// [`Error::Forked`].
+pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
+    Runtime::get()?.stagings.set_limits(limits);
     Ok(())
 }
 

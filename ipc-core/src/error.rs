@@ -122,7 +122,8 @@ pub enum Error {
     /// The memory's home is not among the devices of this process.
     #[error(
         "the memory lives on device {home}, which this process does not see; add it to {variable}, or open on a \
-         device of this process (OpenBuilder::on_device)"
+         device of this process (OpenBuilder::on_device), as a copy where that one cannot reach it \
+         (OpenBuilder::or_staged)"
     )]
     HomeNotVisible {
         /// Where the memory lives.
@@ -145,7 +146,7 @@ pub enum Error {
     /// The device cannot reach the memory's home.
     #[error(
         "device {from} cannot access the memory of device {to}: no peer access between them; open it at home \
-         (OpenBuilder::at_home) and copy"
+         (OpenBuilder::at_home) and copy, or let it be copied through the host (OpenBuilder::or_staged)"
     )]
     NoPeerAccess {
         /// The device asked for.

@@ -37,6 +37,12 @@ pub const KILL_POINTS: &[&str] = &[
     "importer:ring-releasing",
     "importer:ring-released",
     "importer:ring-left",
+    "importer:staging-asked",
+    "exporter:staging-begun",
+    "importer:staging-begun",
+    "exporter:staging-chunk",
+    "importer:staging-chunk",
+    "importer:staging-done",
 ];
 
 #[cfg(feature = "kill-points")]

@@ -26,6 +26,7 @@ mod export;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod host_pages;
 mod import;
 mod interop;
 mod ipc;
@@ -37,6 +38,7 @@ mod process;
 mod ring;
 mod runtime;
 pub mod select;
+mod staging;
 mod stream;
 pub mod tensor;
 mod timeline;
@@ -47,7 +49,9 @@ pub use backend::{
     Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
 pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
-pub use control::{close_mappings_of, close_unused, counters, set_cache_limits, shutdown};
+pub use control::{
+    close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
+};
 pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
 pub use error::{Error, Result, VendorError, VendorStatus};
@@ -62,11 +66,12 @@ pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::DeviceMap;
 pub use process::ProcessIdentity;
 pub use ring::{
-    JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor, RingReadSlot,
-    RingReader, RingReaders, RingReleaseError, RingWriteSlot,
+    JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor,
+    RingReadSlot, RingReader, RingReaders, RingReleaseError, RingWriteSlot,
 };
 pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
+pub use staging::StagingLimits;
 pub use stream::{AsStream, BorrowedStream};
 pub use tensor::{Dtype, Element, LayoutError, TensorLayout};
 pub use timeline::{TIMELINE_END, Timeline};

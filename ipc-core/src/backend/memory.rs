@@ -3,12 +3,13 @@
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain ranges keep no memory alive")]
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::address::DeviceRange;
 use crate::backend::HandleKind;
 use crate::device::DeviceOrdinal;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::BorrowedStream;
 
 /// Plain memory and streams of a backend, for those who have no allocator of their own.
@@ -128,6 +129,85 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's error.
     fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo>;
+
+    /// Makes whole pages of host memory known to `device`, page-locked, so that [`copy_to_host`](Self::copy_to_host) and
+    /// [`copy_from_host`](Self::copy_from_host) run later, on their stream. Making the same pages known again, for this or
+    /// another device, is counted. May take as long as locking the pages does.
+    ///
+    /// A backend without it copies by [`read`](Self::read) and [`write`](Self::write).
+    ///
+    /// # Safety
+    ///
+    /// The pages are shared memory, readable and writable, and stay mapped until [`unpin_host`](Self::unpin_host).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where the vendor does not document such copies, else its error.
+    unsafe fn pin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<()> {
+        let _ = (pages, len);
+        Err(no_pinned_memory(device))
+    }
+
+    /// Takes back one [`pin_host`](Self::pin_host). May wait for streams.
+    ///
+    /// # Safety
+    ///
+    /// No submitted work uses the pages any longer.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's; they count as taken back all the same.
+    unsafe fn unpin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
+        let _ = (device, pages);
+        Ok(())
+    }
+
+    /// Copies `src` to as many bytes of pinned host memory when the stream gets there. Does not wait.
+    ///
+    /// # Safety
+    ///
+    /// The bytes at `dst` lie in pages that [`pin_host`](Self::pin_host) made known to the stream's device, and stay so until
+    /// the copy has finished; else as for [`copy`](Self::copy).
+    ///
+    /// # Errors
+    ///
+    /// As for [`pin_host`](Self::pin_host).
+    unsafe fn copy_to_host(
+        &self,
+        dst: NonNull<u8>,
+        src: DeviceRange,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let _ = (dst, src);
+        Err(no_pinned_memory(stream.device()))
+    }
+
+    /// Copies as many bytes of pinned host memory to `dst` when the stream gets there. Does not wait.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_to_host`](Self::copy_to_host).
+    ///
+    /// # Errors
+    ///
+    /// As for [`pin_host`](Self::pin_host).
+    unsafe fn copy_from_host(
+        &self,
+        dst: DeviceRange,
+        src: NonNull<u8>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        let _ = (dst, src);
+        Err(no_pinned_memory(stream.device()))
+    }
+}
+
+fn no_pinned_memory(device: DeviceOrdinal) -> Error {
+    Error::Unsupported {
+        backend: "this backend",
+        what: format!("copy between device {device} and host memory that others allocated, without waiting"),
+        why: "it has no documented way to; use DeviceMemory::read and DeviceMemory::write, which wait".into(),
+    }
 }
 
 /// A stream that [`DeviceMemory::create_stream`] created. Dropping it destroys it; submitted work still runs.

@@ -45,6 +45,9 @@ const POISON_TIMES: u32 = 16;
 /// How often it is looked whether signals within this process have arrived.
 const ARRIVAL: Duration = Duration::from_millis(1);
 
+/// How often it is looked whether copies that others wait behind go on.
+const STAGINGS: Duration = Duration::from_secs(1);
+
 /// What the loop waits on, beside links.
 enum Source {
     Listener(Listener),
@@ -85,6 +88,8 @@ enum Timer {
     Arrival,
     /// The same, to end this side's counter then.
     Finish,
+    /// Looks whether importers take the chunks of copies that others wait behind.
+    Stagings,
 }
 
 /// The state of the poller's thread.
@@ -103,6 +108,8 @@ pub(super) struct EventLoop {
     arriving: HashMap<u64, (Timeline, Option<Timeline>)>,
     /// Timelines whose own counter ends when it has come so far.
     finishing: HashMap<u64, (Timeline, u64)>,
+    /// Is there a [`Timer::Stagings`]?
+    watches_stagings: bool,
     next: u64,
     buffer: Vec<u8>,
 }
@@ -119,6 +126,7 @@ impl EventLoop {
             ended: HashMap::new(),
             arriving: HashMap::new(),
             finishing: HashMap::new(),
+            watches_stagings: false,
             next: WAKE + 1,
             buffer: Vec::new(),
         }
@@ -197,6 +205,25 @@ impl EventLoop {
                     if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
                         let next = served.checked(check, result, &runtime.exports);
                         self.after(id, next);
+                    }
+                }
+                Command::Answer(ConnectionId(id), reply, file) => {
+                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
+                        let next = served.send(&reply, &file.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+                        self.after(id, next);
+                    }
+                }
+                Command::StagingRefused(ConnectionId(id), refused) => {
+                    let Ok(runtime) = Runtime::get() else { continue };
+                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
+                        let next = served.staging_refused(refused, &runtime.exports);
+                        self.after(id, next);
+                    }
+                }
+                Command::WatchStagings => {
+                    if !std::mem::replace(&mut self.watches_stagings, true) {
+                        let id = self.take_id();
+                        self.timers.insert((Instant::now() + STAGINGS, id), Timer::Stagings);
                     }
                 }
                 Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
@@ -374,8 +401,18 @@ impl EventLoop {
                 (Timer::Poison(times), _) => self.poison_again(now, id, times),
                 (Timer::Arrival, _) => self.look_for_arrival(now, id),
                 (Timer::Finish, _) => self.look_for_finish(now, id),
+                (Timer::Stagings, _) => self.look_at_stagings(now, id),
                 _ => {}
             }
+        }
+    }
+
+    fn look_at_stagings(&mut self, now: Instant, id: u64) {
+        let waited_for = Runtime::get().is_ok_and(|runtime| runtime.stagings.somebody_waits());
+        self.watches_stagings = waited_for;
+        if waited_for {
+            self.served().for_each(|(_, served)| served.end_silent_stagings());
+            self.timers.insert((now + STAGINGS, id), Timer::Stagings);
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::apart::{Answer, Answered, Apart};
 use super::channel::{Channel, Deadline};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
@@ -58,6 +59,7 @@ struct Notices {
     next: u64,
     timelines: Vec<Weak<Ends>>,
     pages: HashMap<PageId, Weak<WordPage>>,
+    apart: Apart,
 }
 
 impl Link {
@@ -225,8 +227,36 @@ impl Link {
                 Reply::Refused { request: refused, refusal } if refused == request => {
                     return Err(self.explain(refusal));
                 }
-                other => self.take_notice(calls, other).map_err(|error| self.ended_by(error))?,
+                other => self.take_notice(calls, other, fds).map_err(|error| self.ended_by(error))?,
             }
+        }
+    }
+
+    /// Asks something whose answer may take long: others ask and are answered meanwhile.
+    pub(crate) fn ask_apart(
+        self: &Arc<Self>,
+        message: impl FnOnce(RequestId) -> Request,
+        deadline: Deadline,
+    ) -> Result<Pending> {
+        let runtime = Runtime::get()?;
+        let (request, answer) = self.lock_notices().apart.begin();
+        let pending = Pending { link: Arc::clone(self), request, answer };
+        // Looked at behind the entry above, which is told where the exporter goes from now on.
+        if self.is_gone() {
+            return Err(self.exporter_gone());
+        }
+        runtime.metrics.requests_total.add(1);
+        self.send(&message(request), deadline)?;
+        Ok(pending)
+    }
+
+    /// An answer to what was asked apart. A lease that nobody waits for any longer goes back.
+    fn take_apart(&self, reply: Reply, fds: Vec<OwnedFd>) -> Result<()> {
+        let lease = if let Reply::Staging { lease, .. } = &reply { Some(*lease) } else { None };
+        let delivered = self.lock_notices().apart.deliver(reply, fds)?;
+        match lease.filter(|_| !delivered) {
+            Some(lease) => self.channel.send(&Request::Release { lease }, Deadline::after(Duration::ZERO)),
+            None => Ok(()),
         }
     }
 
@@ -260,7 +290,7 @@ impl Link {
         loop {
             let taken = match self.channel.try_receive(&mut calls.buffer) {
                 Ok(None) => return true,
-                Ok(Some((reply, _fds))) => self.take_notice(&mut calls, reply),
+                Ok(Some((reply, fds))) => self.take_notice(&mut calls, reply, fds),
                 Err(error) => Err(error),
             };
             if taken.is_err() {
@@ -289,8 +319,9 @@ impl Link {
     }
 
     /// A message that answers nobody who still waits.
-    fn take_notice(&self, calls: &mut Calls, reply: Reply) -> Result<()> {
+    fn take_notice(&self, calls: &mut Calls, reply: Reply, fds: Vec<OwnedFd>) -> Result<()> {
         match reply {
+            reply if Apart::is_of_it(&reply) => self.take_apart(reply, fds),
             Reply::Dropped { export } => {
                 self.hear(export, ExportNotices::drop_export);
                 Ok(())
@@ -321,7 +352,7 @@ impl Link {
     }
 
     /// An exporter that has ended, or does not speak the protocol, has gone; one that takes its time has not.
-    fn ended_by(&self, error: Error) -> Error {
+    pub(crate) fn ended_by(&self, error: Error) -> Error {
         if matches!(error, Error::ExporterGone { .. } | Error::Protocol(_)) {
             self.mark_gone();
         }
@@ -348,7 +379,9 @@ impl Link {
     pub(crate) fn mark_gone(&self) -> Error {
         if !self.gone.swap(true, Ordering::AcqRel) {
             tracing::debug!(pid = self.exporter.pid, "an exporter has gone");
-            let Notices { callbacks, exports, timelines, .. } = std::mem::take(&mut *self.lock_notices());
+            let Notices { callbacks, exports, timelines, apart, .. } =
+                std::mem::take(&mut *self.lock_notices());
+            apart.end();
             // Before anything that may wait for a stream.
             for ends in timelines.iter().filter_map(Weak::upgrade) {
                 ends.end(End::Died);
@@ -449,6 +482,35 @@ impl Link {
 
     fn lock_notices(&self) -> MutexGuard<'_, Notices> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was asked apart. Dropping it gives it up.
+pub(crate) struct Pending {
+    link: Arc<Link>,
+    request: RequestId,
+    answer: Arc<Answer>,
+}
+
+impl Pending {
+    /// Waits for the answer.
+    pub(crate) fn wait(self, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
+        match self.answer.wait(deadline) {
+            Some(Answered::With(Reply::Refused { refusal, .. }, _)) => Err(self.link.explain(refusal)),
+            Some(Answered::With(reply, fds)) => Ok((reply, fds)),
+            Some(Answered::ByTheEnd) => Err(self.link.exporter_gone()),
+            None => Err(self.link.channel.no_answer(deadline)),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.link.lock_notices().apart.give_up(self.request);
+        // It may have come just now, and nobody has taken it.
+        if let Some(Answered::With(Reply::Staging { lease, .. }, _)) = self.answer.take() {
+            self.link.release(lease);
+        }
     }
 }
 

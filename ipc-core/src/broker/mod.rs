@@ -11,6 +11,7 @@
 
 mod address;
 mod allow;
+mod apart;
 mod channel;
 mod epoch;
 mod event_loop;
@@ -40,6 +41,8 @@ pub(crate) use gate::Gate;
 pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller};
-pub(crate) use protocol::{AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal};
+pub(crate) use protocol::{
+    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal, Reply, Request, RequestId,
+};
 pub(crate) use socket::PeerCredentials;
 pub(crate) use token::Token;

@@ -16,10 +16,11 @@ use super::link::Link;
 use super::listing::{SOCKET_NAME, sockets_in};
 use super::socket;
 use super::token::random_bytes;
-use super::{BrokerAddress, MAX_ADDRESS_BYTES, Refusal};
+use super::{BrokerAddress, MAX_ADDRESS_BYTES, Refusal, Reply};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::runtime::{ClosedByFork, spawn_without_signals};
+use crate::staging::Refused;
 use crate::timeline::{Ends, Timeline};
 
 /// Pending connections that the kernel keeps for us.
@@ -66,6 +67,9 @@ pub(super) enum Command {
     EndOnceArrived(Timeline, Option<Timeline>),
     Checked(ConnectionId, u64, Result<(), Refusal>),
     FinishOnceArrived(Timeline, u64),
+    Answer(ConnectionId, Reply, Option<OwnedFd>),
+    StagingRefused(ConnectionId, Refused),
+    WatchStagings,
 }
 
 impl Poller {
@@ -126,6 +130,27 @@ impl Poller {
     pub(crate) fn checked(&self, connection: ConnectionId, check: u64, result: Result<(), Refusal>) {
         if let Some(started) = self.lock().as_ref() {
             started.shared.command(Command::Checked(connection, check, result));
+        }
+    }
+
+    /// Answers an importer, with a descriptor or without.
+    pub(crate) fn answer(&self, connection: ConnectionId, reply: Reply, file: Option<OwnedFd>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::Answer(connection, reply, file));
+        }
+    }
+
+    /// A copy could not begin.
+    pub(crate) fn staging_refused(&self, connection: ConnectionId, refused: Refused) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::StagingRefused(connection, refused));
+        }
+    }
+
+    /// A copy waits for others: from now on it is looked at whether their importers are still at work.
+    pub(crate) fn watch_stagings(&self) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::WatchStagings);
         }
     }
 

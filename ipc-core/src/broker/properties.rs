@@ -44,6 +44,16 @@ fn request() -> impl Strategy<Value = Request> {
             lease: LeaseId(lease),
             ready
         }),
+        (any::<(u64, u64)>(), any::<[u8; 16]>()).prop_map(|((request, export), token)| Request::Stage {
+            request: RequestId(request),
+            export: ExportId(export),
+            token: Token::from_bytes(token)
+        }),
+        any::<(u64, u64, u64)>().prop_map(|(request, lease, chunk)| Request::StageNext {
+            request: RequestId(request),
+            lease: LeaseId(lease),
+            chunk
+        }),
         any::<(u64, u64)>().prop_map(|(request, after)| Request::List {
             request: RequestId(request),
             after: ExportId(after)
@@ -142,6 +152,17 @@ fn reply() -> impl Strategy<Value = Reply> {
             request: RequestId(request),
             page: PageId(page),
             slot
+        }),
+        any::<(u64, u64, u64, u64)>().prop_map(|(request, lease, chunk_bytes, bytes)| Reply::Staging {
+            request: RequestId(request),
+            lease: LeaseId(lease),
+            chunk_bytes,
+            bytes
+        }),
+        any::<(u64, u64, u64)>().prop_map(|(request, chunk, bytes)| Reply::Staged {
+            request: RequestId(request),
+            chunk,
+            bytes
         }),
         any::<u64>().prop_map(|request| Reply::Confirmed { request: RequestId(request) }),
         (any::<(u64, bool)>(), vec(listed(), 0..4)).prop_map(|((request, more), exports)| {

@@ -43,6 +43,10 @@ pub(crate) enum Request {
     Timeline { request: RequestId, lease: LeaseId, ready: bool },
     /// Gives grants back that came with messages of channels; [`Request::Open`] uses one up by itself. Has no answer.
     EndGrants { grants: Vec<(ExportId, Token)> },
+    /// Asks for a lease, to have the bytes copied through shared host memory.
+    Stage { request: RequestId, export: ExportId, token: Token },
+    /// Asks for the next chunk of such a copy; the importer has taken those before it.
+    StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
 }
 
 /// From a broker to an importer.
@@ -68,6 +72,10 @@ pub(crate) enum Reply {
     /// Answers [`Request::Timeline`]: the words are in this slot of this page. Brings the page's descriptor where it is the
     /// first slot of it that this importer gets.
     Timeline { request: RequestId, page: PageId, slot: u32 },
+    /// Answers [`Request::Stage`]: the lease has begun. Brings the memory file that the chunks lie in.
+    Staging { request: RequestId, lease: LeaseId, chunk_bytes: u64, bytes: u64 },
+    /// Answers [`Request::StageNext`]: the chunk has been copied to the memory file.
+    Staged { request: RequestId, chunk: u64, bytes: u64 },
 }
 
 /// An export, as others may know it: without its token.
@@ -149,7 +157,7 @@ pub(crate) struct WireHandle {
 pub(crate) struct AllocationId(pub(crate) u64);
 
 /// Why there is no lease.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Refusal {
     /// The export has been dropped (numbers are never given twice, so it once was).
     Dropped,

@@ -14,6 +14,7 @@ use super::protocol::{
 use super::socket::MAX_FDS;
 use super::socket::{self, PeerCredentials};
 use super::{ConnectionId, Epoch, Grant};
+use crate::backend::Access;
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::export::{ExportTable, Granted, Importer, OpenRequest, stale};
@@ -21,6 +22,7 @@ use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::{ClosedByFork, Runtime};
+use crate::staging::{Outgoing, Refused};
 use crate::timeline::{End, SLOTS, Timeline, WordPage};
 
 /// How many messages may wait for a peer that does not read.
@@ -83,6 +85,8 @@ pub(super) struct Served {
     /// The importer's devices, in the order in which it has named them.
     devices: Vec<u32>,
     pages: Pages,
+    /// Copies, by their leases.
+    stagings: HashMap<LeaseId, Arc<Outgoing>>,
 }
 
 /// The pages of words that this importer shares, by their number; the last of them has free slots.
@@ -142,6 +146,7 @@ impl Served {
             checks: 0,
             devices: Vec::new(),
             pages: Pages::default(),
+            stagings: HashMap::new(),
         }
     }
 
@@ -169,7 +174,13 @@ impl Served {
         !self.leases.is_empty()
     }
 
-    pub(super) fn into_leases(self) -> HashMap<LeaseId, ExportId> {
+    /// The leases that end with the connection. Those under which a device still copies end when it has finished.
+    pub(super) fn into_leases(mut self) -> HashMap<LeaseId, ExportId> {
+        for (lease, staging) in &self.stagings {
+            if !staging.end(End::Died) {
+                self.leases.remove(lease);
+            }
+        }
         self.leases
     }
 
@@ -222,8 +233,7 @@ impl Served {
                 let importer =
                     Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
                 let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
-                if self.leases.len() >= MAX_LEASES {
-                    let detail = format!("the importing process holds {MAX_LEASES} leases already");
+                if let Some(detail) = self.too_many_leases() {
                     return self.send(&failed(detail), &[]);
                 }
                 if peer.len() > MAX_PEER_BYTES {
@@ -244,19 +254,15 @@ impl Served {
                             self.send_grant(request, &granted, device)
                         }
                     }
-                    Err(refusal) => {
-                        self.log_refusal(export, &refusal);
-                        self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
-                        if self.wrong_tokens > WRONG_TOKENS {
-                            return self.broke_the_rules("it guesses tokens");
-                        }
-                        self.send(&Reply::Refused { request, refusal }, &[])
-                    }
+                    Err(refusal) => self.refuse(request, export, refusal),
                 }
             }
             (Request::Release { lease }, Some(_)) => match self.leases.remove(&lease) {
                 Some(export) => {
-                    exports.release(export, lease, End::Released);
+                    let staging = self.stagings.remove(&lease);
+                    if staging.is_none_or(|staging| staging.end(End::Released)) {
+                        exports.release(export, lease, End::Released);
+                    }
                     kill_point!("exporter:released");
                     Next::Keep
                 }
@@ -286,9 +292,87 @@ impl Served {
                 grants.into_iter().for_each(|(export, token)| exports.end_grant(export, token));
                 Next::Keep
             }
+            (Request::Stage { request, export, token }, Some(program)) => {
+                let importer =
+                    Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
+                self.stage(
+                    request,
+                    OpenRequest { export, token, access: Access::ReadOnly },
+                    importer,
+                    exports,
+                )
+            }
+            (Request::StageNext { request, lease, chunk }, Some(_)) => {
+                let Some(staging) = self.stagings.get(&lease) else {
+                    return self.broke_the_rules("it asked for a chunk of a copy that it does not hold");
+                };
+                match staging.ask(request, chunk) {
+                    Ok(Some(answer)) => self.send(&answer, &[]),
+                    Ok(None) => Next::Keep,
+                    Err(how) => self.broke_the_rules(how),
+                }
+            }
             (Request::Hello { .. }, Some(_)) => self.broke_the_rules("it said hello twice"),
             (_, None) => self.broke_the_rules("it did not say hello first"),
         }
+    }
+
+    /// Begins a lease under which the bytes are copied; all that follows is the worker's.
+    fn stage(
+        &mut self,
+        request: RequestId,
+        wanted: OpenRequest,
+        importer: Importer,
+        exports: &ExportTable,
+    ) -> Next {
+        if let Some(detail) = self.too_many_leases() {
+            return self.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+        }
+        let export = wanted.export;
+        let granted = match exports.grant(wanted, importer) {
+            Ok(granted) => granted,
+            Err(refusal) => return self.refuse(request, export, refusal),
+        };
+        let lease = granted.lease;
+        let Some(staging) = Outgoing::begin(self.id, export, request, &granted) else {
+            drop(granted);
+            exports.release(export, lease, End::Released);
+            return self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
+        };
+        self.leases.insert(lease, export);
+        self.stagings.insert(lease, staging);
+        Next::Keep
+    }
+
+    /// A copy could not begin: its importer, which does not know of the lease yet, is told.
+    pub(super) fn staging_refused(&mut self, refused: Refused, exports: &ExportTable) -> Next {
+        let Refused { lease, request, refusal } = refused;
+        let Some(staging) = self.stagings.remove(&lease) else { return Next::Keep };
+        if let Some(export) = self.leases.remove(&lease)
+            && staging.end(End::Released)
+        {
+            exports.release(export, lease, End::Released);
+        }
+        self.send(&Reply::Refused { request, refusal }, &[])
+    }
+
+    /// Others wait for host memory that this importer may be leaving unused.
+    pub(super) fn end_silent_stagings(&self) {
+        self.stagings.values().for_each(|staging| staging.end_if_silent());
+    }
+
+    fn too_many_leases(&self) -> Option<String> {
+        let many = self.leases.len() >= MAX_LEASES;
+        many.then(|| format!("the importing process holds {MAX_LEASES} leases already"))
+    }
+
+    fn refuse(&mut self, request: RequestId, export: ExportId, refusal: Refusal) -> Next {
+        self.log_refusal(export, &refusal);
+        self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
+        if self.wrong_tokens > WRONG_TOKENS {
+            return self.broke_the_rules("it guesses tokens");
+        }
+        self.send(&Reply::Refused { request, refusal }, &[])
     }
 
     /// Gives a lease its words; where the importer waits for the bytes by one of them, once the driver has been told.

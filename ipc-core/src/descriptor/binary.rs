@@ -234,7 +234,10 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     // The version stands at the same place in every layout, so it can be told before the rest makes sense.
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
     if major != FORMAT_VERSION.major {
-        return Err(DescriptorError::Version { found: FormatVersion { major, minor } });
+        return Err(DescriptorError::Version {
+            found: FormatVersion { major, minor },
+            readable: FORMAT_VERSION,
+        });
     }
     let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
     let total = head.total_bytes.get() as usize;

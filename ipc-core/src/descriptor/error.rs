@@ -1,6 +1,6 @@
 //! Why some bytes are not a descriptor.
 
-use crate::descriptor::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use crate::descriptor::{FormatVersion, MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
 use crate::tensor::LayoutError;
 
 /// Why bytes or a text are not a descriptor that this version can read.
@@ -21,12 +21,14 @@ pub enum DescriptorError {
     BadMagic,
     /// Another layout.
     #[error(
-        "the descriptor has format {found}, and this library reads {FORMAT_VERSION}; update device-ipc in the {} process",
-        if found.major > FORMAT_VERSION.major { "receiving" } else { "exporting" }
+        "the descriptor has format {found}, and this library reads {readable}; update device-ipc in the {} process",
+        if found.major > readable.major { "receiving" } else { "exporting" }
     )]
     Version {
         /// The descriptor's.
         found: FormatVersion,
+        /// What this library reads.
+        readable: FormatVersion,
     },
     /// It needs something that this version does not know.
     #[error("the descriptor uses features {flags:#06x} that this library does not know; update the receiver")]

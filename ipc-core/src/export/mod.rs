@@ -18,6 +18,4 @@ pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;
 pub(crate) use table::{Bearer, ChannelId};
-pub(crate) use table::{
-    ExportTable, Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale,
-};
+pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};

@@ -21,8 +21,8 @@ use crate::lease::{Holder, Holders, LeaseId};
 use crate::runtime::{Metrics, Runtime};
 use crate::timeline::{End, Side, Timeline, WordPage};
 
-use grants::{Grants, InFlight};
 pub(crate) use grants::{Bearer, ChannelId};
+use grants::{Grants, InFlight};
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -113,6 +113,7 @@ pub(crate) struct Granted {
     pub(crate) keep: bool,
     /// To be looked at before the grant is sent.
     pub(crate) borrowed: Option<BorrowedMemory>,
+    pub(crate) region: DeviceRange,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -302,7 +303,8 @@ impl ExportTable {
                 lease.timeline.insert(begun).clone()
             }
         };
-        if taken && !std::mem::replace(&mut lease.taken, true)
+        if taken
+            && !std::mem::replace(&mut lease.taken, true)
             && let Some(observer) = &entry.observer
         {
             observer.taken(id, &lease.holder, &timeline);
@@ -445,9 +447,7 @@ impl ExportTable {
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
         self.recall(export);
         self.wait(export, until, |entry| {
-            entry.is_none_or(|entry| {
-                entry.opened > 0 && entry.leases.is_empty() && entry.grants.is_empty()
-            })
+            entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty() && entry.grants.is_empty())
         })
     }
 
@@ -592,7 +592,8 @@ fn metrics(count: impl FnOnce(&Metrics)) {
 impl Entry {
     fn granted(&self, lease: LeaseId) -> Option<Granted> {
         let shared = Arc::clone(self.shared.as_ref()?);
-        Some(Granted { lease, keep: !self.recalled, borrowed: self.borrowed.clone(), shared })
+        let (keep, region) = (!self.recalled, self.region);
+        Some(Granted { lease, keep, borrowed: self.borrowed.clone(), region, shared })
     }
 
     fn connections(&self) -> Vec<ConnectionId> {

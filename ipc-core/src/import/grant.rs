@@ -92,8 +92,7 @@ impl Drop for HeldGrant {
         }
         let allow = self.allow.clone();
         runtime.worker.submit(move || {
-            let connected =
-                runtime.imports.link(&descriptor, &allow, Deadline::after(GIVE_BACK_DEADLINE));
+            let connected = runtime.imports.link(&descriptor, &allow, Deadline::after(GIVE_BACK_DEADLINE));
             match connected {
                 Ok((link, _)) => link.end_grants(vec![(descriptor.export, token)]),
                 // It ends with the channel.
@@ -111,7 +110,11 @@ impl fmt::Debug for HeldGrant {
 
 impl ImportTable {
     /// Takes the grants that are over and came by this channel, to be told by it.
-    pub(crate) fn take_ended(&self, exporter: &ProcessIdentity, channel: ChannelId) -> Vec<(ExportId, Token)> {
+    pub(crate) fn take_ended(
+        &self,
+        exporter: &ProcessIdentity,
+        channel: ChannelId,
+    ) -> Vec<(ExportId, Token)> {
         let mut all = self.lock_ended();
         let Some(waiting) = all.get_mut(exporter) else { return Vec::new() };
         let taken = waiting.extract_if(.., |ended| ended.channel == channel);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::table::{Lease, LeaseKey};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
-use crate::broker::{Deadline, GoneCallback};
+use crate::broker::{Deadline, GoneCallback, Link};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use crate::export::{Shared, check_backend};
 use crate::interop::{ViewStream, ViewTypes};
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
+use crate::memory::Buffer;
 use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
@@ -58,13 +59,25 @@ pub(super) enum Hold {
     Remote(LeaseKey, Arc<Lease>),
     /// The exporter is this very process.
     Local(LeaseId, Arc<Shared>),
+    /// A copy in a buffer of this process's own, and the link to the exporter where that is another one.
+    Copy(Buffer, Option<Arc<Link>>),
 }
 
 impl Hold {
+    /// The way to the exporter, where that is another process.
+    fn link(&self) -> Option<&Link> {
+        match self {
+            Self::Remote(_, lease) => Some(&lease.link),
+            Self::Local(..) => None,
+            Self::Copy(_, link) => link.as_deref(),
+        }
+    }
+
     fn is_ready_by_itself(&self) -> bool {
         match self {
             Self::Remote(_, lease) => lease.ready.is_none(),
             Self::Local(_, shared) => shared.ready.is_none(),
+            Self::Copy(..) => true,
         }
     }
 
@@ -74,6 +87,7 @@ impl Hold {
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
             }
+            Self::Copy(..) => Ok(()),
         }
     }
 
@@ -83,6 +97,7 @@ impl Hold {
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
             }
+            Self::Copy(..) => Ok(()),
         }
     }
 }
@@ -135,14 +150,22 @@ impl Mapping {
         self.range().device
     }
 
-    /// The device where the bytes live.
+    /// The device where the bytes live; of a [copy](Self::is_copy), where the original does.
     pub fn home(&self) -> DeviceIdentity {
         self.parts().descriptor.home
     }
 
-    /// Do the bytes live on the device of the mapping, so that access does not cross cards?
+    /// Do the bytes live on the device of the mapping, so that access does not cross cards? Those of a
+    /// [copy](Self::is_copy) do.
     pub fn is_at_home(&self) -> bool {
         self.parts().at_home
+    }
+
+    /// Is this a copy that was made when it was opened ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged),
+    /// [`OpenBuilder::staged`](crate::OpenBuilder::staged))? What either side writes from then on is not seen by the other,
+    /// and neither the end of the export nor that of its process touches it.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.parts().hold, Hold::Copy(..))
     }
 
     /// What this process may do with the memory.
@@ -193,7 +216,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where the mapping's device has no timelines; [`Error::ExporterGone`],
+    /// [`Error::Unsupported`] where the mapping's device has no timelines, and for a [copy](Self::is_copy);
+    /// [`Error::ExporterGone`],
     /// [`Error::ExportDropped`], and what else a message to the exporter can meet.
     pub fn timeline(&self) -> Result<Timeline> {
         self.owner.check()?;
@@ -220,6 +244,11 @@ impl Mapping {
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
                 Ok(own.insert(near).clone())
             }
+            Hold::Copy(..) => Err(Error::Unsupported {
+                backend: parts.backend.info().name,
+                what: "order hand-overs by a copy".into(),
+                why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
+            }),
         }
     }
 
@@ -304,8 +333,8 @@ impl Mapping {
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
     /// library, and not at all for memory of this very process or once the mapping is gone.
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
-            let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
+        if let (Some(link), true) = (self.parts().hold.link(), self.owner.is_here()) {
+            let id = link.on_gone(Box::new(callback) as GoneCallback);
             self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
     }
@@ -380,9 +409,9 @@ impl Mapping {
             std::mem::forget(parts);
             return None;
         };
-        if let Hold::Remote(_, lease) = &parts.hold {
+        if let Some(link) = parts.hold.link() {
             for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
-                lease.link.forget_callback(id);
+                link.forget_callback(id);
             }
         }
         Some((runtime, parts))
@@ -408,7 +437,7 @@ impl MappingParts {
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
         match &self.hold {
             Hold::Local(lease, _) => runtime.exports.known_timeline(self.descriptor.export, *lease),
-            Hold::Remote(..) => None,
+            Hold::Remote(..) | Hold::Copy(..) => None,
         }
     }
 
@@ -420,6 +449,7 @@ impl MappingParts {
                 drop(shared);
                 runtime.exports.release(self.descriptor.export, lease, End::Released);
             }
+            Hold::Copy(buffer, _) => drop(buffer),
         }
     }
 }

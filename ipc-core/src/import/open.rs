@@ -1,10 +1,12 @@
 //! How a mapping is made.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::grant::HeldGrant;
 use super::mapping::{Hold, Mapping, MappingParts};
 use super::table::Wanted;
+use crate::address::DeviceRange;
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Deadline, Refusal};
 use crate::descriptor::Descriptor;
@@ -16,6 +18,7 @@ use crate::kill::kill_point;
 use crate::placement::DeviceMap;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
+use crate::staging::{Incoming, copy_in, copy_within};
 use crate::stream::{AsStream, BorrowedStream};
 use crate::timeline::End;
 
@@ -29,11 +32,21 @@ pub struct OpenBuilder<'a> {
     timeout: Duration,
     grant: Option<&'a HeldGrant>,
     alone: bool,
+    staging: Staging,
+}
+
+/// When the bytes are copied instead of opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Staging {
+    Never,
+    /// Where they cannot be opened.
+    IfNeeded,
+    Always,
 }
 
 impl<'a> OpenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        Self { ipc, descriptor, access: None, timeout, grant: None, alone: false }
+        Self { ipc, descriptor, access: None, timeout, grant: None, alone: false, staging: Staging::Never }
     }
 
     /// Opens by a grant, as long as it has not been used.
@@ -57,6 +70,26 @@ impl<'a> OpenBuilder<'a> {
     /// How long the exporter may take to answer, and the bytes to be ready where no stream waits for them.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Takes a copy where the device cannot reach the bytes: there is no peer access, their home is hidden from this
+    /// process, or the vendor cannot open the memory there. [`Mapping::is_copy`] tells.
+    ///
+    /// The bytes go through page-locked host memory that both processes share, in chunks, one of them behind the other; the
+    /// call waits on the host until they are there, in memory of this process's own on the device that was named, so that a
+    /// stream has nothing to wait for. Writes on either side are not seen by the other, a
+    /// [`timeline`](Mapping::timeline) is refused, and the export is free again when the call returns.
+    /// [`timeout`](Self::timeout) is for the silence of the exporter, not for the whole copy.
+    pub const fn or_staged(mut self) -> Self {
+        self.staging = Staging::IfNeeded;
+        self
+    }
+
+    /// Takes a copy in any case; see [`or_staged`](Self::or_staged). As it is this process's own, it may be written to
+    /// although the export is read-only, where [`access`](Self::access) asks for that.
+    pub const fn staged(mut self) -> Self {
+        self.staging = Staging::Always;
         self
     }
 
@@ -123,22 +156,43 @@ impl<'a> OpenBuilder<'a> {
             return Err(Error::NoSuchDevice { backend: name, ordinal: device, count: devices.len() });
         }
         let access = self.access.unwrap_or(descriptor.access);
-        if access.is_writable() && !descriptor.access.is_writable() {
+        let for_writing = access.is_writable() && self.staging != Staging::Always;
+        if for_writing && !descriptor.access.is_writable() {
             return Err(Error::AccessDenied { wanted: access, granted: descriptor.access });
         }
         check_reachable(descriptor, &runtime.identity)?;
-        let home = self.home_among(devices);
-        let parts = |range, hold| MappingParts {
-            backend: backend.clone(),
-            descriptor: descriptor.clone(),
-            range,
-            access,
-            at_home: home == Some(device),
-            timeout: self.timeout,
-            hold,
+        let mapped = match self.staging {
+            Staging::Always => self.copied(runtime, device, access),
+            _ => self.mapped(runtime, device, self.home_among(devices), access, deadline),
         };
+        let mapping = match mapped {
+            Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
+                tracing::debug!(%error, "the memory is copied, as it cannot be opened");
+                self.copied(runtime, device, access)?
+            }
+            mapped => mapped?,
+        };
+        kill_point!("importer:mapped");
+        match stream {
+            Some(stream) => mapping.wait_ready_on(stream)?,
+            None => mapping.wait_ready(deadline.left())?,
+        }
+        Ok(mapping)
+    }
+
+    fn mapped(
+        &self,
+        runtime: &'static Runtime,
+        device: DeviceOrdinal,
+        home: Option<DeviceOrdinal>,
+        access: Access,
+        deadline: Deadline,
+    ) -> Result<Mapping> {
+        let (backend, descriptor) = (self.ipc.backend(), self.descriptor);
+        let at_home = home == Some(device);
         let mapping = if let Some(granted) = self.granted_locally(runtime, access)? {
-            Mapping::new(parts(granted.region, Hold::Local(granted.lease, granted.shared)))
+            let hold = Hold::Local(granted.lease, granted.shared);
+            Mapping::new(self.parts(granted.region, access, at_home, hold))
         } else {
             if let Some(home) = home
                 && !backend.peer_access(device, home)?
@@ -151,25 +205,53 @@ impl<'a> OpenBuilder<'a> {
             let (key, lease) = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let mapped = lease.mapped;
-            let mapping = Mapping::new(parts(mapped, Hold::Remote(key, lease)));
-            mapping.narrowed()?
+            Mapping::new(self.parts(mapped, access, at_home, Hold::Remote(key, lease))).narrowed()?
         };
         if mapping.device() != device {
             return Err(Error::Unsupported {
-                backend: name,
+                backend: backend.info().name,
                 what: format!("open memory of this very process on device {device}"),
                 why: format!(
-                    "within one process there is one address; open it at home (device {}) and enable peer access",
+                    "within one process there is one address; open it at home (device {}) and enable peer access, or take \
+                     a copy (OpenBuilder::or_staged)",
                     mapping.device()
                 ),
             });
         }
-        kill_point!("importer:mapped");
-        match stream {
-            Some(stream) => mapping.wait_ready_on(stream)?,
-            None => mapping.wait_ready(deadline.left())?,
-        }
         Ok(mapping)
+    }
+
+    /// A copy of the bytes, on the device.
+    fn copied(&self, runtime: &'static Runtime, device: DeviceOrdinal, access: Access) -> Result<Mapping> {
+        let (backend, descriptor) = (self.ipc.backend(), self.descriptor);
+        let (buffer, link) = match self.granted_locally(runtime, Access::ReadOnly)? {
+            Some(granted) => {
+                // Ends the lease however the copy goes.
+                let hold = Hold::Local(granted.lease, granted.shared);
+                let original = Mapping::new(self.parts(granted.region, Access::ReadOnly, true, hold));
+                original.wait_ready(self.timeout)?;
+                (copy_within(backend, granted.region, device)?, None)
+            }
+            None => {
+                let (allow, timeout, grant) = (self.ipc.allow_list(), self.timeout, self.grant);
+                let incoming = Incoming { backend, descriptor, device, grant, allow, timeout };
+                let (buffer, link) = copy_in(&incoming)?;
+                (buffer, Some(link))
+            }
+        };
+        Ok(Mapping::new(self.parts(buffer.range(), access, true, Hold::Copy(buffer, link))))
+    }
+
+    fn parts(&self, range: DeviceRange, access: Access, at_home: bool, hold: Hold) -> MappingParts {
+        MappingParts {
+            backend: Arc::clone(self.ipc.backend()),
+            descriptor: self.descriptor.clone(),
+            range,
+            access,
+            at_home,
+            timeout: self.timeout,
+            hold,
+        }
     }
 
     /// In the exporting process itself there is nothing to open.
@@ -213,6 +295,17 @@ impl<'a> OpenBuilder<'a> {
         let home: DeviceIdentity = self.descriptor.home;
         Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
     }
+}
+
+/// Is it the device that cannot reach the memory, or the vendor that cannot open it there?
+const fn is_out_of_reach(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoPeerAccess { .. }
+            | Error::HomeNotVisible { .. }
+            | Error::Unsupported { .. }
+            | Error::Vendor(_)
+    )
 }
 
 /// What can be told of the exporter without asking it.

@@ -263,7 +263,8 @@ impl ImportTable {
                 return Err(error);
             }
             // Looked at behind the grant, so that no notice falls in between.
-            if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
+            if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep()
+            {
                 self.give_back_soon(&descriptor.exporter);
             }
         }
@@ -355,8 +356,7 @@ impl ImportTable {
         let notices = link.expect_notices(key);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
-        let granted =
-            link.open(descriptor.export, wanted.token(), wanted.access, importer, wanted.deadline);
+        let granted = link.open(descriptor.export, wanted.token(), wanted.access, importer, wanted.deadline);
         if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
             grant.used_up();
         }
@@ -462,7 +462,7 @@ impl ImportTable {
     }
 
     /// The link to the descriptor's exporter, connected unless there is one already; and whether it was connected now.
-    pub(super) fn link(
+    pub(crate) fn link(
         &self,
         descriptor: &Descriptor,
         allow: &AllowList,

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::slots::ALIGNMENT;
 use crate::backend::Access;
-use crate::descriptor::{Descriptor, DescriptorError, FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES};
+use crate::descriptor::{Descriptor, DescriptorError, FormatVersion, MAX_DESCRIPTOR_BYTES};
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
 
@@ -155,7 +155,7 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     let least = size_of::<Head>() + CHECKSUM_BYTES;
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
     if major != VERSION.major {
-        return Err(DescriptorError::Version { found: FormatVersion { major, minor } });
+        return Err(DescriptorError::Version { found: FormatVersion { major, minor }, readable: VERSION });
     }
     let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
     let total = head.total_bytes.get() as usize;
@@ -178,9 +178,6 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     }
     Ok((head, &covered[size_of::<Head>()..]))
 }
-
-/// The text of [`DescriptorError::Version`] speaks of the export's format too.
-const _: () = assert!(VERSION.major == FORMAT_VERSION.major && VERSION.minor == FORMAT_VERSION.minor);
 
 fn too_long() -> DescriptorError {
     bad("length", &format!("that of a ring has at most {MAX_BYTES} bytes"))

@@ -68,6 +68,14 @@ metrics! {
     counter driver_closes_total;
     /// Bytes of other processes' allocations that are open here.
     gauge mapped_bytes;
+    /// Copies through host memory begun for other processes.
+    counter stagings_total;
+    /// Chunks of such copies.
+    counter staged_chunks_total;
+    /// Chunks whose copy was under way before the importer asked for them.
+    counter staged_chunks_ahead_total;
+    /// Bytes of host memory set aside for such copies.
+    gauge staging_bytes;
 }
 
 /// One number.

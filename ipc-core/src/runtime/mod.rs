@@ -23,6 +23,7 @@ use crate::error::Result;
 use crate::export::ExportTable;
 use crate::import::ImportTable;
 use crate::process::{Owner, ProcessIdentity};
+use crate::staging::Stagings;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
@@ -36,6 +37,7 @@ pub(crate) struct Runtime {
     pub(crate) poller: Poller,
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
+    pub(crate) stagings: Stagings,
 }
 
 impl Runtime {
@@ -58,6 +60,7 @@ impl Runtime {
             poller: Poller::default(),
             exports: ExportTable::default(),
             imports: ImportTable::default(),
+            stagings: Stagings::default(),
         }))
     }
 

@@ -111,7 +111,7 @@ impl Waiting {
             self.warned = true;
             tracing::warn!(
                 seconds = PATIENCE.as_secs(),
-                "memory was released on a stream that has not got there yet; it stays open"
+                "a stream that work waits for has not got there yet; memory that was released on it stays open"
             );
         }
         match (self.reached)() {

@@ -22,6 +22,7 @@ pub(crate) use page::{SLOTS, WordPage};
 use crate::backend::DeviceIpc;
 use crate::error::{Error, Result};
 use crate::export::check_backend;
+use crate::host_pages::{timeline_begun, timeline_ended};
 use crate::process::Owner;
 use crate::stream::{AsStream, BorrowedStream};
 use page::Word;
@@ -111,7 +112,7 @@ impl Timeline {
             at_end: AtomicU64::new(NOT_ENDED),
             owner: Owner::current(),
         };
-        page::begun();
+        timeline_begun();
         Self { ends: Arc::new(ends) }
     }
 
@@ -372,7 +373,7 @@ impl Ends {
         let first = self.end.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         self.poison();
         if first && self.owner.is_here() {
-            page::ended();
+            timeline_ended();
         }
     }
 
@@ -401,7 +402,7 @@ impl Ends {
 impl Drop for Ends {
     fn drop(&mut self) {
         if self.end.load(Ordering::Acquire) == 0 && self.owner.is_here() {
-            page::ended();
+            timeline_ended();
         }
     }
 }

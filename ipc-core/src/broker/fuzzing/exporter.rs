@@ -272,6 +272,30 @@ impl Model {
                 });
                 Next::Keep
             }
+            Request::Stage { request, export, token } => {
+                let refusal = match self.refusal(export.0, token, Access::ReadOnly) {
+                    Some(refusal) => Some(refusal),
+                    None => {
+                        self.granted += 1;
+                        self.opened[export.0 as usize - 1] += 1;
+                        (!self.has_allocations).then_some(Refusal::Dropped)
+                    }
+                };
+                match refusal {
+                    Some(refusal) => {
+                        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
+                        if self.guesses > GUESSES {
+                            return Next::Close;
+                        }
+                        self.answers.push_back(Expected::Refused { request: request.0, refusal });
+                    }
+                    // The answer is the worker's, which serves the exports of the process and not these.
+                    None => drop(self.leases.insert(self.granted, export.0)),
+                }
+                Next::Keep
+            }
+            // Nobody has been told to ask.
+            Request::StageNext { .. } => Next::Close,
             Request::List { request, .. } => {
                 self.answers.push_back(Expected::Listing { request: request.0 });
                 Next::Keep

@@ -37,6 +37,16 @@ fn timeline(lease: u64, ready: bool) -> Vec<u8> {
     encode(&Request::Timeline { request, lease: LeaseId(lease), ready }).expect("a seed is short")
 }
 
+fn stage(export: u64, token: Token) -> Vec<u8> {
+    let (request, export) = (RequestId(1 << 63 | 1), ExportId(export));
+    encode(&Request::Stage { request, export, token }).expect("a seed is short")
+}
+
+fn stage_next(lease: u64, chunk: u64) -> Vec<u8> {
+    let (request, lease) = (RequestId(1 << 63 | 2), LeaseId(lease));
+    encode(&Request::StageNext { request, lease, chunk }).expect("a seed is short")
+}
+
 fn list() -> Vec<u8> {
     encode(&Request::List { request: RequestId(9), after: ExportId(0) }).expect("a seed is short")
 }
@@ -92,6 +102,19 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
                     (1, open(1, right(1), write)),
                     (2, timeline(1, true)),
                     (1, timeline(9, false)),
+                ],
+            ),
+        ),
+        (
+            "stage",
+            importers(
+                false,
+                &[
+                    first.clone(),
+                    (2, stage(2, right(2))),
+                    (1, stage(1, wrong)),
+                    (1, release(1)),
+                    (1, stage_next(2, 0)),
                 ],
             ),
         ),
@@ -161,6 +184,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
     let mut with_descriptors = Writer(vec![0]);
     with_descriptors.step(importer::SEND_WITH_DESCRIPTORS, 1, &grant(1, 1));
     let words = reply(&Reply::Timeline { request: RequestId(1), page: PageId(0), slot: 3 });
+    let chunk = Reply::Staged { request: RequestId(1 << 63 | 1), chunk: 0, bytes: 4096 };
     let [dropped, recall] = notices.clone();
     vec![
         ("grant", exporters(0, &[grant(1, 0)])),
@@ -168,6 +192,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
         ("grant-in-two-packets", exporters(0, &[handles(1, 0), grant(1, 0)])),
         ("handles-of-another-request", exporters(0, &[handles(3, 0), grant(1, 0)])),
         ("timeline-that-nobody-asked-for", exporters(0, &[words])),
+        ("chunk-that-nobody-asked-for", exporters(0, &[reply(&chunk)])),
         ("grant-after-notices", exporters(0, &[dropped, recall, grant(1, 0)])),
         ("notices-after-the-grant", exporters(0, &[&[grant(1, 0)][..], &notices].concat())),
         ("grant-that-comes-late", exporters(importer::GIVE_UP_FIRST, &[grant(1, 0), grant(2, 0)])),

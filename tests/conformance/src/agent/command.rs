@@ -31,17 +31,36 @@ pub struct Opening {
     pub access: Option<Access>,
     /// How long it may take, or the library's default.
     pub timeout: Option<Duration>,
+    /// Whether a copy is taken.
+    pub copying: Copying,
+}
+
+/// When memory is copied instead of opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Copying {
+    /// Never.
+    Never,
+    /// Where it cannot be opened: `or_staged`.
+    IfNeeded,
+    /// Always: `staged`.
+    Always,
 }
 
 impl Opening {
     /// With the access that the exporter permits, and the library's patience.
     pub fn new(descriptor: &Descriptor, place: Place) -> Self {
-        Self { descriptor: descriptor.clone(), place, access: None, timeout: None }
+        Self { descriptor: descriptor.clone(), place, access: None, timeout: None, copying: Copying::Never }
     }
 
     /// Asks for an access.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
+        self
+    }
+
+    /// Takes a copy.
+    pub const fn copying(mut self, copying: Copying) -> Self {
+        self.copying = copying;
         self
     }
 
@@ -143,6 +162,8 @@ pub enum Command {
     Shutdown { timeout: Duration },
     /// Ends the process without dropping anything.
     Exit,
+    /// Limits the host memory of copies to other processes.
+    StagingLimits { chunk_bytes: u64, total_bytes: u64 },
 }
 
 /// What an agent answers, where it could do what it was told.
@@ -183,6 +204,8 @@ pub struct Mapped {
     pub access: Access,
     /// The tensor's type and shape, where there is one.
     pub tensor: Option<(String, Vec<u64>)>,
+    /// Is it a copy?
+    pub is_copy: bool,
 }
 
 /// What comes back for a command.

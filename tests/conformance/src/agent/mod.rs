@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use device_ipc_core::{Descriptor, DeviceIdentity, HandleKind};
 
-pub use command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
+pub use command::{Answer, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
 pub(crate) use server::run;
 
 use crate::check::Refusal;

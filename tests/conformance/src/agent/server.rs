@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use device_ipc_core::{
     Access, AsStream, Buffer, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
     Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, ReceivedHandle, Region, Result,
-    Stream, Timeline, ViewMut,
+    StagingLimits, Stream, Timeline, ViewMut,
 };
 
-use super::command::{Answer, Command, Mapped, Opening, Place, Reply, Sharing};
+use super::command::{Answer, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
 use crate::check::Refusal;
 use crate::context::Context;
 use crate::outcome::Outcome;
@@ -119,6 +119,9 @@ impl<'a> Server<'a> {
             }
             Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
             Command::Exit => Ok(Answer::Done),
+            Command::StagingLimits { chunk_bytes, total_bytes } => {
+                device_ipc_core::set_staging_limits(StagingLimits { chunk_bytes, total_bytes }).map(done)
+            }
             other => self.obey_order(other),
         }
     }
@@ -243,6 +246,11 @@ impl<'a> Server<'a> {
         if let Some(timeout) = opening.timeout {
             builder = builder.timeout(timeout);
         }
+        builder = match opening.copying {
+            Copying::Never => builder,
+            Copying::IfNeeded => builder.or_staged(),
+            Copying::Always => builder.staged(),
+        };
         let mapping = match &opening.place {
             Place::Home => builder.at_home()?,
             Place::Device(device) => builder.on_device(*device)?,
@@ -260,6 +268,7 @@ impl<'a> Server<'a> {
             at_home: mapping.is_at_home(),
             access: mapping.access(),
             tensor: mapping.layout().map(|layout| (layout.dtype().to_string(), layout.shape().to_vec())),
+            is_copy: mapping.is_copy(),
         };
         self.mappings.insert(name, mapping);
         Ok(Answer::Mapping(mapped))

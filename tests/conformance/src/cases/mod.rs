@@ -226,4 +226,25 @@ themes! {
         waiting_for_the_device,
         dropped_stream_finishes_its_work,
         copies_between_devices;
+    staged:
+        to_another_device,
+        reachable_memory_is_opened,
+        unreachable_memory_is_copied,
+        unreachable_memory_is_refused_unless_asked_for,
+        hidden_home,
+        lengths,
+        part_of_an_allocation,
+        neither_side_sees_the_others_writes,
+        waits_for_ready,
+        silence_times_out,
+        read_only,
+        outlives_the_export_and_its_process,
+        dropped_export,
+        altered_length,
+        one_chunk_ahead,
+        several_at_once,
+        many_with_little_room,
+        own_process,
+        no_timeline,
+        released_on_a_stream;
 }

@@ -1,0 +1,69 @@
+//! Host memory that others allocated, made known to the engine: the words of timelines lie in it, and copies go to and from
+//! it.
+
+#![allow(unsafe_code, reason = "host memory is handed to the engine")]
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device_ipc_core::{DeviceOrdinal, DevicePtr, Result};
+use device_ipc_mock_engine::{Address, Machine};
+
+use crate::errors::engine;
+
+/// How often each page has been registered: the engine takes it once, for all devices.
+#[derive(Debug)]
+pub(crate) struct HostPages {
+    machine: Arc<Machine>,
+    registered: Mutex<HashMap<u64, usize>>,
+}
+
+impl HostPages {
+    pub(crate) fn new(machine: Arc<Machine>) -> Self {
+        Self { machine, registered: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Safety
+    ///
+    /// The pages stay mapped and writable until they have been unregistered as often.
+    pub(crate) unsafe fn register(
+        &self,
+        device: DeviceOrdinal,
+        pages: NonNull<u8>,
+        len: usize,
+    ) -> Result<DevicePtr> {
+        self.machine.peer_access(device.index(), device.index()).map_err(engine("register_host"))?;
+        let number = address_of(pages).get();
+        let mut registered = self.lock();
+        if !registered.contains_key(&number) {
+            // SAFETY: as the caller promised.
+            unsafe { self.machine.register_host(address_of(pages), len as u64) }
+                .map_err(engine("register_host"))?;
+        }
+        *registered.entry(number).or_default() += 1;
+        Ok(DevicePtr::new(number))
+    }
+
+    pub(crate) fn unregister(&self, pages: NonNull<u8>) -> Result<()> {
+        let number = address_of(pages).get();
+        let mut registered = self.lock();
+        let Some(count) = registered.get_mut(&number) else { return Ok(()) };
+        *count -= 1;
+        if *count > 0 {
+            return Ok(());
+        }
+        registered.remove(&number);
+        drop(registered);
+        self.machine.unregister_host(address_of(pages)).map_err(engine("unregister_host"))
+    }
+}
+
+/// The engine knows memory of the host by its own address.
+pub(crate) fn address_of(pages: NonNull<u8>) -> Address {
+    Address::new(pages.as_ptr().expose_provenance() as u64)
+}
