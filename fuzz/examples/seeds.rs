@@ -19,6 +19,7 @@ fn main() -> Result<()> {
         ("descriptor_text", fuzzing::descriptor_text_seeds()),
         ("protocol_request", fuzzing::request_seeds()),
         ("protocol_reply", fuzzing::reply_seeds()),
+        ("channel", fuzzing::channel_seeds()),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);

@@ -133,10 +133,12 @@ pub enum Error {
     },
 
     /// The device map has no entry for the memory's home.
-    #[error("the device map has no entry for device {home}; add one with DeviceMap::insert")]
+    #[error("{}", no_entry(.home, .peer.as_deref()))]
     NotInDeviceMap {
         /// Where the memory lives.
         home: DeviceIdentity,
+        /// Who is at the other end of the channel whose map it is; `None` for a map of the caller's.
+        peer: Option<String>,
     },
 
     /// A device map that is not one to one.
@@ -359,6 +361,71 @@ pub enum Error {
         /// The writer's process id, in its own pid namespace.
         pid: u32,
     },
+
+    /// The name is not one that a channel can have.
+    #[error("{name:?} is no name for a channel: {why}")]
+    InvalidChannelName {
+        /// The name.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
+
+    /// Another process, or this one, listens under this name.
+    #[error(
+        "process {pid} ({program}) listens as {name:?} already; end its listener, or listen under another name"
+    )]
+    ChannelNameInUse {
+        /// The name.
+        name: String,
+        /// Who listens, as the kernel tells it here; 0 for a process of another pid namespace.
+        pid: u32,
+        /// Its program, as the kernel calls it; empty where that cannot be told.
+        program: String,
+    },
+
+    /// Nobody listens under this name.
+    #[error("nobody has listened as {name:?} within {} ms: {detail}", .after.as_millis())]
+    NobodyListens {
+        /// The name.
+        name: String,
+        /// For how long it was waited.
+        after: Duration,
+        /// Where it was looked, and what to check.
+        detail: String,
+    },
+
+    /// A message is larger than the channel takes. Nothing of it has been sent.
+    #[error(
+        "the message has {size} {of}, and the channel takes {limit}; send less at a time, large data as a tensor{}",
+        if *.of == "bytes" { ", or raise the limit on both sides (message_limit)" } else { "" }
+    )]
+    MessageTooLarge {
+        /// What there is too much of: `bytes`, or `tensors`.
+        of: &'static str,
+        /// How much there is.
+        size: u64,
+        /// How much there may be.
+        limit: u64,
+    },
+
+    /// One of its ends has closed the channel.
+    #[error("the channel with process {pid} ({program}) has been closed; nothing more comes from it")]
+    ChannelClosed {
+        /// The process at the other end.
+        pid: u32,
+        /// Its program, as it calls itself.
+        program: String,
+    },
+
+    /// The process at the other end of the channel has ended without closing it.
+    #[error("process {pid} ({program}) has ended without closing the channel; nothing more comes from it")]
+    PeerGone {
+        /// Its process id.
+        pid: u32,
+        /// Its program, as it calls itself.
+        program: String,
+    },
 }
 
 impl Error {
@@ -405,6 +472,16 @@ pub struct VendorError {
     pub message: String,
     /// What to do about it, or empty.
     pub hint: String,
+}
+
+fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
+    match peer {
+        None => format!("the device map has no entry for device {home}; add one with DeviceMap::insert"),
+        Some(peer) => format!(
+            "the device map of the channel with {peer} has no entry for device {home}; add one with DeviceMap::insert to \
+             the map that is given to device_map where the channel is made"
+        ),
+    }
 }
 
 fn separated(separator: &str, text: &str) -> String {

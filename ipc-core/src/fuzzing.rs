@@ -73,6 +73,17 @@ pub fn descriptor_text(text: &str) {
     assert_eq!(Descriptor::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
 }
 
+/// What an end of a channel reads: what the other end says first, and its messages.
+pub fn channel(bytes: &[u8]) {
+    crate::channel::fuzzing::greeting(bytes);
+    crate::channel::fuzzing::packet(bytes);
+}
+
+/// Seeds of [`channel`].
+pub fn channel_seeds() -> Vec<Seed> {
+    crate::channel::fuzzing::seeds()
+}
+
 /// Seeds of [`descriptor`].
 pub fn descriptor_seeds() -> Vec<Seed> {
     described().into_iter().map(|(name, descriptor)| (name, descriptor.to_bytes())).collect()

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::backend::{DeviceIpc, HandleKind};
 use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
+use crate::channel::{ConnectBuilder, ListenBuilder};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
@@ -154,6 +155,16 @@ impl Ipc {
         JoinBuilder::new(self.open(descriptor.memory()), descriptor, self.shared.timeout)
     }
 
+    /// Listens for channels under a name; see [`Listener`](crate::Listener).
+    pub fn listen<'a>(&'a self, name: &'a str) -> ListenBuilder<'a> {
+        ListenBuilder::new(self, name)
+    }
+
+    /// Connects to whoever listens under a name; see [`Channel`](crate::Channel).
+    pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
+        ConnectBuilder::new(self, name, self.shared.timeout)
+    }
+
     /// Allocates memory that can be shared, for those who have no allocator of their own.
     ///
     /// # Errors
@@ -194,6 +205,21 @@ impl Ipc {
             ordinal,
             count: devices.len(),
         })
+    }
+
+    /// Where this process sees a device that a map names by its identity.
+    pub(crate) fn ordinal_of(&self, identity: DeviceIdentity) -> Result<DeviceOrdinal> {
+        let found = self.devices()?.iter().find(|device| device.identity == identity);
+        found.map(|device| device.ordinal).ok_or_else(|| {
+            Error::InvalidDeviceMap(format!(
+                "it names device {identity}, which this process does not see; add it to {}",
+                self.backend.visible_devices_variable()
+            ))
+        })
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.shared.timeout
     }
 
     pub(crate) fn socket_directory(&self) -> Option<PathBuf> {

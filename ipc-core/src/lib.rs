@@ -7,6 +7,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | what users hold | [`Ipc`], [`Export`], [`Mapping`], [`Buffer`], [`Stream`] |
+//! | above them | [`Channel`], [`Listener`] |
 //! | the two sides | `export` (what is shared, who holds it), `import` (what is open, the cache) |
 //! | between processes | [`descriptor`], [`broker`] |
 //! | what a vendor provides | [`backend`], made known by [`select`] |
@@ -18,6 +19,7 @@
 mod address;
 pub mod backend;
 pub mod broker;
+mod channel;
 mod control;
 pub mod descriptor;
 pub mod device;
@@ -49,6 +51,10 @@ pub use backend::{
     Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
 pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
+pub use channel::{
+    Channel, ConnectBuilder, ListenBuilder, Listener, MAX_MESSAGE_TENSORS, Message, OpenReceived, Received,
+    ReceivedTensor,
+};
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };
@@ -60,10 +66,10 @@ pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 #[cfg(feature = "kill-points")]
-pub use kill::KILL_POINTS;
+pub use kill::{CHANNEL_KILL_POINTS, KILL_POINTS};
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
-pub use placement::DeviceMap;
+pub use placement::{DeviceMap, DeviceName};
 pub use process::ProcessIdentity;
 pub use ring::{
     JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor,

@@ -187,7 +187,7 @@ fn missing_socket(address: &BrokerAddress, pid: u32) -> Error {
 }
 
 /// This program's name, for the exporter's list of holders.
-fn program_name() -> String {
+pub(crate) fn program_name() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&path).file_name().unwrap_or_default();
     short_name(&name.to_string_lossy())

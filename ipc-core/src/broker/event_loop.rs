@@ -1,9 +1,10 @@
 //! The poller's thread. Nothing here calls a driver, runs the user's code or blocks on a send.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -13,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::ConnectionId;
 use super::link::Link;
-use super::poller::{Command, LINK_BIT, Notice, Shared, WAKE};
+use super::poller::{Command, LINK_BIT, Notice, SOCKET_BIT, Shared, WAKE, WatchedSocket};
 use super::protocol::Reply;
 use super::served::{Next, Served};
 use super::socket::{self, PeerCredentials, timespec};
@@ -56,6 +57,8 @@ enum Source {
     ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
     /// The process behind a link.
     LinkProcess(Arc<Link>, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
+    /// The process at the other end of a socket that is only watched.
+    SocketProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
 }
 
 struct Listener {
@@ -110,6 +113,10 @@ pub(super) struct EventLoop {
     finishing: HashMap<u64, (Timeline, u64)>,
     /// Is there a [`Timer::Stagings`]?
     watches_stagings: bool,
+    /// Sockets that are only watched, with the id of the source that is the process at their other end.
+    sockets: HashMap<u64, (Weak<dyn WatchedSocket>, Option<u64>)>,
+    /// What is kept until the signals of a timeline have arrived.
+    kept: HashMap<u64, (Timeline, Arc<dyn Any + Send + Sync>)>,
     next: u64,
     buffer: Vec<u8>,
 }
@@ -127,6 +134,8 @@ impl EventLoop {
             arriving: HashMap::new(),
             finishing: HashMap::new(),
             watches_stagings: false,
+            sockets: HashMap::new(),
+            kept: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
         }
@@ -166,6 +175,8 @@ impl EventLoop {
                     self.shared.arm(&link, true);
                 }
             }
+        } else if id & SOCKET_BIT != 0 {
+            self.hung_up(id);
         } else {
             match self.sources.get(&id) {
                 Some(Source::Listener(_)) => self.accept(id),
@@ -175,6 +186,7 @@ impl EventLoop {
                     link.mark_gone();
                     self.sources.remove(&id);
                 }
+                Some(Source::SocketProcess(socket, _)) => self.hung_up(*socket),
                 None => {}
             }
         }
@@ -237,6 +249,17 @@ impl EventLoop {
                     self.finishing.insert(id, (timeline, least));
                     self.look_for_finish(Instant::now(), id);
                 }
+                Command::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
+                Command::UnwatchSocket(id) => {
+                    if let Some((_, Some(process))) = self.sockets.remove(&id) {
+                        self.sources.remove(&process);
+                    }
+                }
+                Command::KeepUntilArrived(timeline, kept) => {
+                    let id = self.take_id();
+                    self.kept.insert(id, (timeline, kept));
+                    self.look_for_arrival(Instant::now(), id);
+                }
                 Command::Poison(ends) => {
                     let id = self.take_id();
                     self.ended.insert(id, ends);
@@ -275,6 +298,32 @@ impl EventLoop {
                 .map(|_| id)
         });
         self.links.insert(link.watch_id(), (link, process));
+    }
+
+    fn watch_socket(&mut self, id: u64, socket: Arc<dyn WatchedSocket>, process: Option<OwnedFd>) {
+        // Nothing but its end: its owner reads.
+        let data = EventData::new_u64(id);
+        if let Err(error) = epoll::add(&self.shared.epoll, socket.socket(), data, EventFlags::ONESHOT) {
+            tracing::error!(%error, "the socket of a channel cannot be watched");
+            socket.hung_up();
+            return;
+        }
+        let process = process.and_then(|process| {
+            let source = self.take_id();
+            let added = self.add(process.as_fd(), source, EventFlags::IN | EventFlags::ONESHOT);
+            added.then(|| self.sources.insert(source, Source::SocketProcess(id, process))).map(|_| source)
+        });
+        self.sockets.insert(id, (Arc::downgrade(&socket), process));
+        if Arc::strong_count(&socket) == 1 {
+            drop_elsewhere(socket);
+        }
+    }
+
+    fn hung_up(&mut self, id: u64) {
+        if let Some(socket) = self.sockets.get(&id).and_then(|(socket, _)| socket.upgrade()) {
+            socket.hung_up();
+            drop_elsewhere(socket);
+        }
     }
 
     fn accept(&mut self, listener: u64) {
@@ -417,10 +466,14 @@ impl EventLoop {
     }
 
     fn look_for_arrival(&mut self, now: Instant, id: u64) {
-        let Some((near, _)) = self.arriving.get(&id) else { return };
+        let arriving = self.arriving.get(&id).map(|(near, _)| near);
+        let Some(near) = arriving.or_else(|| self.kept.get(&id).map(|(near, _)| near)) else { return };
         if !near.has_arrived() {
             self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
             return;
+        }
+        if let Some(kept) = self.kept.remove(&id) {
+            return drop_elsewhere(kept);
         }
         let Some((near, far)) = self.arriving.remove(&id) else { return };
         near.ends().end(End::Released);
@@ -475,5 +528,12 @@ impl EventLoop {
         let id = self.next;
         self.next += 1;
         id
+    }
+}
+
+/// What may be the last to hold the caller's backend is not for the poller to drop.
+fn drop_elsewhere(thing: impl Send + 'static) {
+    if let Ok(runtime) = Runtime::get() {
+        runtime.worker.submit(move || drop(thing));
     }
 }

@@ -26,7 +26,7 @@ mod poller;
 mod properties;
 mod protocol;
 mod served;
-mod socket;
+pub(crate) mod socket;
 mod token;
 
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
@@ -35,14 +35,14 @@ pub use listing::{ListedProcess, list_exports};
 pub use protocol::{ListedExport, ListedHolder};
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
-pub(crate) use channel::Deadline;
+pub(crate) use channel::{Deadline, program_name};
 pub(crate) use epoch::Epoch;
 pub(crate) use gate::Gate;
 pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
-pub(crate) use poller::{ConnectionId, Notice, Poller};
+pub(crate) use poller::{ConnectionId, Notice, Poller, WatchedSocket};
 pub(crate) use protocol::{
-    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal, Reply, Request, RequestId,
+    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal, Reply, Request, RequestId, short_name,
 };
 pub(crate) use socket::PeerCredentials;
 pub(crate) use token::Token;

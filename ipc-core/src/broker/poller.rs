@@ -1,8 +1,9 @@
 //! The poller, seen from the other threads: what they ask of it, and how it is woken.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -70,6 +71,17 @@ pub(super) enum Command {
     Answer(ConnectionId, Reply, Option<OwnedFd>),
     StagingRefused(ConnectionId, Refused),
     WatchStagings,
+    WatchSocket(u64, Arc<dyn WatchedSocket>, Option<OwnedFd>),
+    UnwatchSocket(u64),
+    KeepUntilArrived(Timeline, Arc<dyn Any + Send + Sync>),
+}
+
+/// A socket that its owner reads from, and the poller only watches for its end.
+pub(crate) trait WatchedSocket: Send + Sync {
+    /// The socket.
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// The other end, or its process, has gone. Called once or twice, on the poller's thread: it may not block.
+    fn hung_up(&self);
 }
 
 impl Poller {
@@ -172,6 +184,30 @@ impl Poller {
     pub(crate) fn finish_once_arrived(&self, timeline: Timeline, least: u64) {
         if let Some(started) = self.lock().as_ref() {
             started.shared.command(Command::FinishOnceArrived(timeline, least));
+        }
+    }
+
+    /// Watches a socket for the end of the other side, by a number that is never given twice; and that process, where it has
+    /// an id here.
+    pub(crate) fn watch_socket(&self, number: u64, socket: Arc<dyn WatchedSocket>, pid: u32) -> Result<()> {
+        let mut started = self.start()?;
+        let started = started.as_mut().expect("start() has filled it");
+        let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        started.shared.command(Command::WatchSocket(number | SOCKET_BIT, socket, process));
+        Ok(())
+    }
+
+    /// Forgets a socket that was watched.
+    pub(crate) fn unwatch_socket(&self, number: u64) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::UnwatchSocket(number | SOCKET_BIT));
+        }
+    }
+
+    /// Keeps something until what this side of a timeline has submitted has arrived.
+    pub(crate) fn keep_until_arrived(&self, timeline: Timeline, kept: Arc<dyn Any + Send + Sync>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.shared.command(Command::KeepUntilArrived(timeline, kept));
         }
     }
 
@@ -279,3 +315,6 @@ pub(super) const WAKE: u64 = 0;
 
 /// The ids of links have this bit, so that they cannot be mistaken for those of the poller's own sources.
 pub(super) const LINK_BIT: u64 = 1 << 63;
+
+/// And those of sockets that are only watched this one.
+pub(super) const SOCKET_BIT: u64 = 1 << 62;

@@ -20,7 +20,7 @@ pub(crate) const PROTOCOL_VERSION: u16 = 1;
 const MAX_PROGRAM_BYTES: usize = 64;
 
 /// As much of a program's name as is taken over.
-pub(super) fn short_name(name: &str) -> String {
+pub(crate) fn short_name(name: &str) -> String {
     let fits = |(start, character): &(usize, char)| start + character.len_utf8() <= MAX_PROGRAM_BYTES;
     name.char_indices().take_while(fits).map(|(_, character)| character).collect()
 }

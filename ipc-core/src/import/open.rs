@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
-use crate::placement::DeviceMap;
+use crate::placement::{DeviceMap, DeviceName};
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::staging::{Incoming, copy_in, copy_within};
@@ -133,10 +133,13 @@ impl<'a> OpenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInDeviceMap`]; those of [`on_device`](Self::on_device).
+    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home by a position, or a device that
+    /// this process does not see; those of [`on_device`](Self::on_device).
     pub fn mapped_by(self, map: &DeviceMap) -> Result<Mapping> {
-        let home = self.descriptor.home;
-        let device = map.get(&home).ok_or(Error::NotInDeviceMap { home })?;
+        let device = match map.device_for(self.descriptor.home)? {
+            DeviceName::Ordinal(ordinal) => ordinal,
+            DeviceName::Identity(identity) => self.ipc.ordinal_of(identity)?,
+        };
         self.on_device(device)
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub(crate) use page::{SLOTS, WordPage};
+pub(crate) use page::{SLOTS, Word, WordPage};
 
 use crate::backend::DeviceIpc;
 use crate::error::{Error, Result};
@@ -25,7 +25,6 @@ use crate::export::check_backend;
 use crate::host_pages::{timeline_begun, timeline_ended};
 use crate::process::Owner;
 use crate::stream::{AsStream, BorrowedStream};
-use page::Word;
 pub(crate) use page::timelines_of;
 pub(crate) use ring::{RingStart, Seen};
 
@@ -162,6 +161,22 @@ impl Timeline {
             // SAFETY: as in `signal`.
             unsafe { timelines.wait_value(word, value, stream) }
         })
+    }
+
+    /// As [`signal`](Self::signal), behind all values that were signalled before, whatever stream they were submitted to: none
+    /// overtakes another. Whether it is the same stream is not asked, as a handle may name another stream by now.
+    pub(crate) fn signal_in_turn(&self, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        let ends = &*self.ends;
+        ends.check_usable(stream)?;
+        ends.check()?;
+        if !self.has_arrived() {
+            let before = self.last_signalled();
+            ends.submit(ends.outgoing(), stream, |timelines, word, stream| {
+                // SAFETY: as in `signal`.
+                unsafe { timelines.wait_value(word, before, stream) }
+            })?;
+        }
+        self.signal(value, &stream)
     }
 
     /// Sets this side's counter at once. Whoever waits sees what this thread did before, on the host.

@@ -23,7 +23,7 @@ pub(crate) const SLOTS: u32 = (BYTES / SLOT_BYTES) as u32;
 
 /// A word of a slot, by its offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(crate) enum Word {
     /// The exporter's: 1 when the bytes are ready.
     Ready = 0,
     /// The exporter's timeline, which the importer waits for.
@@ -59,7 +59,7 @@ impl WordPage {
     }
 
     /// A word, for the host. The slot is below [`SLOTS`].
-    pub(super) fn word(&self, slot: u32, word: Word) -> &AtomicU64 {
+    pub(crate) fn word(&self, slot: u32, word: Word) -> &AtomicU64 {
         assert!(slot < SLOTS, "checked where slots are taken over");
         // SAFETY: inside the mapping, which lives as long as `self`; aligned; everybody uses words atomically.
         unsafe {

@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Entry, ExportTable, State};
@@ -101,19 +101,6 @@ impl ExportTable {
         // What goes here may take the caller's driver along: not under the lock.
         drop(state);
         drop(keeper);
-    }
-
-    /// Waits until nothing that the channel has sent waits to be opened; how much there is when the time is over.
-    pub(crate) fn wait_for_grants_of(&self, channel: ChannelId, until: Instant) -> Result<(), usize> {
-        let mut state = self.lock();
-        loop {
-            let Some(in_flight) = state.in_flight.get(&channel) else { return Ok(()) };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(in_flight.grants.len());
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 }
 

@@ -1,0 +1,86 @@
+//! Fuzzing of what an end of a channel reads.
+
+use std::os::fd::OwnedFd;
+
+use super::handshake::{Greeting, Hello};
+use super::wire::{DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
+use crate::broker::Token;
+use crate::descriptor::ExportId;
+use crate::device::DeviceIdentity;
+use crate::fuzzing::{SOMEBODY, Seed, plain_descriptor};
+use crate::placement::DeviceMap;
+
+/// The limit that both ends agreed on.
+const LIMIT: u64 = 1 << 20;
+
+/// A packet of a message, by itself, and as the file that a packet brings.
+pub(crate) fn packet(bytes: &[u8]) {
+    message(bytes.to_vec(), Vec::new());
+    if let Ok(Outgoing { packet, file: Some(file) }) = Outgoing::raw_file(bytes) {
+        message(packet, vec![file]);
+    }
+}
+
+/// What can be read is written so that it reads the same.
+fn message(packet: Vec<u8>, fds: Vec<OwnedFd>) {
+    let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
+    assert!(head.items.len() <= super::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT);
+    let Ok(Outgoing { packet, file }) = Outgoing::of(&head, bytes.bytes(), LIMIT) else {
+        panic!("what was read is no larger than it may be");
+    };
+    assert!(packet.len() <= MAX_PACKET_BYTES);
+    let again = read(packet, file.into_iter().collect(), LIMIT).expect("it was just written");
+    let Incoming::Message { head: again, bytes: again_bytes } = again else { panic!("it was a message") };
+    assert_eq!(again_bytes.bytes(), bytes.bytes());
+    assert_eq!(written(&again), written(&head));
+}
+
+fn written(head: &Head) -> Vec<u8> {
+    postcard::to_stdvec(head).expect("it was read from as many bytes")
+}
+
+/// What an end says first; what can be read is written so that it reads the same.
+pub(crate) fn greeting(bytes: &[u8]) {
+    let Ok(read) = Greeting::decode(bytes) else { return };
+    let written = read.encode().expect("it was read from as many bytes");
+    let again = Greeting::decode(&written).expect("it was just written");
+    assert_eq!(again.encode().expect("it was just written"), written);
+}
+
+/// A message of so many tensors.
+pub(super) fn head(tensors: usize, grants: bool) -> Head {
+    let grant = grants.then(|| Token::from_bytes([0x77; 16]));
+    let item = || Item::Tensor { descriptor: DescriptorBytes(plain_descriptor()), grant };
+    let ended = vec![(ExportId(3), Token::from_bytes([0x88; 16])); tensors.min(4)];
+    Head {
+        reply: grants,
+        ready: tensors as u64,
+        ended,
+        items: std::iter::repeat_with(item).take(tensors).collect(),
+    }
+}
+
+/// An end with two devices.
+pub(super) fn hello() -> Hello {
+    let devices = [1, 2].map(|byte| DeviceIdentity::Uuid([byte; 16])).to_vec();
+    let map = DeviceMap::new().insert(0, devices[1]).and_then(|map| map.insert(devices[1], 0));
+    Hello::new("mock", SOMEBODY, devices, &map.expect("it is one to one"), LIMIT)
+}
+
+pub(crate) fn seeds() -> Vec<Seed> {
+    let message = |tensors, grants, bytes: &[u8]| {
+        Outgoing::of(&head(tensors, grants), bytes, LIMIT).expect("a seed is short").packet
+    };
+    let greeting = |greeting: Greeting| greeting.encode().expect("a seed is short");
+    vec![
+        ("bytes", message(0, false, b"bytes")),
+        ("empty", message(0, false, b"")),
+        ("tensor", message(1, true, b"weights")),
+        ("forwarded", message(1, false, b"")),
+        ("tensors", message(7, true, b"layers")),
+        ("in-a-file", Outgoing::of(&head(0, false), &[5; 70_000], LIMIT).expect("it fits").packet),
+        ("end", Outgoing::end().expect("it is short").packet),
+        ("hello", greeting(Greeting::Hello(hello()))),
+        ("not-allowed", greeting(Greeting::NotAllowed { uid: 1000 })),
+    ]
+}

@@ -1,0 +1,234 @@
+//! Sending: everything that can fail is done before the packet goes, and taken back where it does not.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::MAX_MESSAGE_TENSORS;
+use super::connection::{Connection, Slot, wait_until};
+use super::maps::ResolvedMap;
+use super::message::{Message, Part};
+use super::wire::{DescriptorBytes, Head, Item, Outgoing};
+use crate::broker::{Deadline, Token, socket};
+use crate::descriptor::{Descriptor, ExportId};
+use crate::error::{Error, Result};
+use crate::export::check_backend;
+use crate::kill::kill_point;
+use crate::runtime::Runtime;
+use crate::stream::BorrowedStream;
+use crate::timeline::timelines_of;
+
+/// What has been sent. Whoever holds it sends.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    messages: u64,
+    tensors: u64,
+    /// The last value of the own counter that was submitted to a stream.
+    signalled: u64,
+}
+
+/// What ends where a message is not sent.
+struct Unsent<'a> {
+    runtime: &'static Runtime,
+    connection: &'a Connection,
+    grants: Vec<(ExportId, Token)>,
+    ended: Vec<(ExportId, Token)>,
+}
+
+impl Unsent<'_> {
+    fn has_been_sent(&mut self) {
+        self.grants.clear();
+        self.ended.clear();
+    }
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        for (export, token) in self.grants.drain(..) {
+            self.runtime.exports.end_grant(export, token);
+        }
+        let (peer, channel) = (&self.connection.peer.process, self.connection.id);
+        self.runtime.imports.put_back_ended(peer, channel, std::mem::take(&mut self.ended));
+    }
+}
+
+impl Connection {
+    /// Sends a message, waiting for a receiver that does not read.
+    pub(super) fn send(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<()> {
+        let runtime = Runtime::get()?;
+        self.owner.check()?;
+        let sending = self.sending.enter(deadline);
+        let mut sending = sending.ok_or_else(|| deadline.passed("the sending of another thread", ""))?;
+        self.check()?;
+        self.check_devices(message, reply)?;
+        let mut unsent = Unsent { runtime, connection: self, grants: Vec::new(), ended: Vec::new() };
+        let items = self.items(message, &mut unsent)?;
+        kill_point!("sender:granted");
+        let ready = self.signal_ready(message, &mut sending)?;
+        kill_point!("sender:signalled");
+        unsent.ended = runtime.imports.take_ended(&self.peer.process, self.id);
+        let ended = unsent.ended.iter().take(crate::import::MOST_WAITING).copied().collect();
+        // Those beyond are few, and told another time.
+        let later = unsent.ended.split_off(unsent.ended.len().min(crate::import::MOST_WAITING));
+        runtime.imports.put_back_ended(&self.peer.process, self.id, later);
+        let tensors = items.len() as u64;
+        let outgoing = Outgoing::of(&Head { reply, ready, ended, items }, message.payload(), self.limit)?;
+        self.send_packet(&outgoing, deadline)?;
+        unsent.has_been_sent();
+        sending.messages += 1;
+        sending.tensors += tensors;
+        kill_point!("sender:sent");
+        Ok(())
+    }
+
+    fn send_packet(&self, outgoing: &Outgoing, deadline: Deadline) -> Result<()> {
+        let file: Vec<_> = outgoing.file.iter().map(AsFd::as_fd).collect();
+        loop {
+            // An end that has been closed reads nothing more, though its socket may still be there.
+            self.check()?;
+            match socket::send(self.socket.fd(), &outgoing.packet, &file) {
+                Ok(()) => return Ok(()),
+                // The other end has gone with something unread: what it is has to be asked a second time.
+                Err(Errno::CONNRESET) => {}
+                Err(Errno::AGAIN) => {
+                    let waited = socket::wait_until(self.socket.fd(), PollFlags::OUT, deadline.at);
+                    if !waited
+                        .map_err(|error| Error::io("waiting for the other end of the channel", error))?
+                    {
+                        return Err(self.does_not_read(deadline));
+                    }
+                }
+                Err(Errno::PIPE | Errno::NOTCONN | Errno::CONNREFUSED) => return Err(self.why_over()),
+                Err(error) => return Err(Error::io("sending a message", error)),
+            }
+        }
+    }
+
+    fn does_not_read(&self, deadline: Deadline) -> Error {
+        let detail = format!(
+            "; process {} ({}) does not read, and its queue is full. Nothing of the message has been sent",
+            self.peer.pid, self.peer.program
+        );
+        deadline.passed("the sending of a message", &detail)
+    }
+
+    /// Memory on a device that the map does not name is no use to the receiver.
+    fn check_devices(&self, message: &Message<'_>, reply: bool) -> Result<()> {
+        let Some(map) = self.outgoing_map(reply) else { return Ok(()) };
+        for part in &message.parts {
+            let descriptor = part.descriptor();
+            let home = descriptor.home();
+            // What is the receiver's own is at home there.
+            if descriptor.exporter != self.peer.process && map.get(home).is_none() {
+                let peer = format!("process {} ({})", self.peer.pid, self.peer.program);
+                return Err(Error::NotInDeviceMap { home, peer: Some(peer) });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn outgoing_map(&self, reply: bool) -> Option<ResolvedMap> {
+        if reply { self.maps.incoming.as_ref().map(ResolvedMap::inverse) } else { self.maps.outgoing.clone() }
+    }
+
+    fn items(&self, message: &Message<'_>, unsent: &mut Unsent<'_>) -> Result<Vec<Item>> {
+        let size = message.parts.len();
+        if size > MAX_MESSAGE_TENSORS {
+            let (size, limit) = (size as u64, MAX_MESSAGE_TENSORS as u64);
+            return Err(Error::MessageTooLarge { of: "tensors", size, limit });
+        }
+        let bearer = self.bearer();
+        let item = |part: &Part<'_>| {
+            let descriptor: &Descriptor = part.descriptor();
+            let grant = match part {
+                Part::Export(_) => {
+                    let token = unsent.runtime.exports.begin_grant(descriptor.export, &bearer)?;
+                    unsent.grants.push((descriptor.export, token));
+                    Some(token)
+                }
+                Part::Descriptor(_) => None,
+            };
+            Ok(Item::Tensor { descriptor: DescriptorBytes(descriptor.clone()), grant })
+        };
+        let items = message.parts.iter().map(item).collect::<Result<_>>()?;
+        // It may have gone in between, and its grants have ended: these would stay.
+        self.check()?;
+        Ok(items)
+    }
+
+    /// Has the streams signal, one after the other; the value that the receiver waits for.
+    fn signal_ready(&self, message: &Message<'_>, sending: &mut Sending) -> Result<u64> {
+        let before = sending.signalled;
+        for stream in &message.ready {
+            self.signal_ready_on(*stream, sending)?;
+        }
+        Ok(if sending.signalled > before { sending.signalled } else { 0 })
+    }
+
+    fn signal_ready_on(&self, stream: BorrowedStream<'_>, sending: &mut Sending) -> Result<()> {
+        let backend = self.ipc.backend();
+        check_backend("the stream", stream.backend(), backend.info().name)?;
+        if timelines_of(&**backend, stream.device()).is_err() {
+            return backend.memory().synchronize(stream);
+        }
+        let signalled = self.words().signal_in_turn(sending.signalled + 1, stream);
+        signalled.map_err(|error| self.check().err().unwrap_or(error))?;
+        sending.signalled += 1;
+        Ok(())
+    }
+
+    /// Waits until the other end has received every message, and opened or discarded every tensor of them.
+    pub(super) fn wait_taken(&self, deadline: Deadline) -> Result<()> {
+        self.owner.check()?;
+        let sending = self.sending.enter(deadline);
+        let sending = sending.ok_or_else(|| deadline.passed("the sending of another thread", ""))?;
+        let taken = || {
+            let [received, settled] = [Slot::Received, Slot::Settled].map(|slot| self.peers_word(slot));
+            (received.load(Ordering::Acquire), settled.load(Ordering::Acquire))
+        };
+        let holds = || {
+            let over = self.check();
+            let (received, settled) = taken();
+            // What it has received it may open also after it has closed its end, as long as it lives.
+            let goes_on = received >= sending.messages && matches!(over, Err(Error::ChannelClosed { .. }));
+            match over {
+                _ if received >= sending.messages && settled >= sending.tensors => Ok(true),
+                Err(error) if !goes_on || self.has_gone() => Err(error),
+                _ => Ok(false),
+            }
+        };
+        wait_until(deadline, holds, || {
+            let (received, settled) = taken();
+            let detail = format!(
+                "; process {} ({}) has received {received} of {} messages, and opened or discarded {settled} of {} tensors",
+                self.peer.pid, self.peer.program, sending.messages, sending.tensors
+            );
+            deadline.passed("the receiving of what was sent", &detail)
+        })?;
+        // Each of them is a lease by now, or has gone back.
+        Runtime::get()?.exports.end_grants_of(self.id);
+        Ok(())
+    }
+
+    /// Tells the other end that nothing more comes, and that nobody reads any longer.
+    pub(super) fn close(self: &Arc<Self>) {
+        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
+        self.own_word(Slot::Closed).store(1, Ordering::Release);
+        kill_point!("channel:ending");
+        self.discard_unread();
+        // Wakes an end that waits. Where there is no room it has something to read, and looks at the word before it waits.
+        if let Ok(end) = Outgoing::end() {
+            let _ = socket::send(self.socket.fd(), &end.packet, &[]);
+        }
+        kill_point!("channel:ended");
+        if let Some(words) = self.known_words().filter(|words| !words.has_arrived()) {
+            runtime.poller.keep_until_arrived(words, Arc::clone(self) as _);
+        }
+        if !self.has_gone() {
+            runtime.exports.keep_while_granted(self.id, Arc::clone(self) as _);
+        }
+    }
+}

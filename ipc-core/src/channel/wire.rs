@@ -1,0 +1,249 @@
+//! The messages of a channel as they travel; `docs/channel.md` specifies them, and the two change together.
+//!
+//! A packet is a [`Frame`], and behind it the head of a message and its bytes, or a memory file that holds these.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::MAX_MESSAGE_TENSORS;
+use crate::broker::Token;
+use crate::descriptor::{Descriptor, ExportId};
+use crate::error::{Error, Result};
+use crate::import::MOST_WAITING;
+
+/// The longest packet in bytes. A message that is longer travels in a memory file.
+pub(super) const MAX_PACKET_BYTES: usize = 64 * 1024;
+
+/// How a packet begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Frame {
+    /// The message follows.
+    Whole,
+    /// The message is in the memory file that the packet brings, which has so many bytes.
+    InFile { bytes: u64 },
+    /// Nothing more comes.
+    End,
+}
+
+/// What a message says before its bytes, which take up the rest.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Head {
+    /// Is it an answer, which takes the map of what it answers the other way?
+    pub(super) reply: bool,
+    /// The value of the sender's word at which the tensors are ready; 0 where they are.
+    pub(super) ready: u64,
+    /// Grants of the receiver's exports that are over.
+    #[serde(with = "at_most_waiting")]
+    pub(super) ended: Vec<(ExportId, Token)>,
+    #[serde(with = "at_most_tensors")]
+    pub(super) items: Vec<Item>,
+}
+
+/// A part of a message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Item {
+    /// A region, by its descriptor; with a grant where the sender is the exporter.
+    Tensor { descriptor: DescriptorBytes, grant: Option<Token> },
+}
+
+/// A descriptor in its binary form.
+#[derive(Debug)]
+pub(super) struct DescriptorBytes(pub(super) Descriptor);
+
+impl Serialize for DescriptorBytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.to_bytes())
+    }
+}
+
+impl<'de> Deserialize<'de> for DescriptorBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        Descriptor::from_bytes(bytes).map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// A list that a peer cannot make longer than it may be.
+macro_rules! bounded {
+    ($name:ident, $most:expr) => {
+        mod $name {
+            use super::*;
+
+            pub(super) fn serialize<S: Serializer, T: Serialize>(
+                list: &Vec<T>,
+                serializer: S,
+            ) -> std::result::Result<S::Ok, S::Error> {
+                list.serialize(serializer)
+            }
+
+            pub(super) fn deserialize<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+                deserializer: D,
+            ) -> std::result::Result<Vec<T>, D::Error> {
+                deserializer.deserialize_seq(AtMost::<T>($most, PhantomData))
+            }
+        }
+    };
+}
+
+bounded!(at_most_waiting, MOST_WAITING);
+bounded!(at_most_tensors, MAX_MESSAGE_TENSORS);
+
+struct AtMost<T>(usize, PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at most {} elements", self.0)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Vec<T>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(element) = list.next_element()? {
+            if read.len() == self.0 {
+                return Err(A::Error::invalid_length(self.0 + 1, &self));
+            }
+            read.push(element);
+        }
+        Ok(read)
+    }
+}
+
+fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value).map_err(|error| Error::Protocol(error.to_string()))
+}
+
+/// A message, ready to be sent: a packet, and the memory file that it may bring.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) packet: Vec<u8>,
+    pub(super) file: Option<OwnedFd>,
+}
+
+impl Outgoing {
+    /// Nothing more comes.
+    pub(super) fn end() -> Result<Self> {
+        Ok(Self { packet: encoded(&Frame::End)?, file: None })
+    }
+
+    /// Encodes a message, unless it is larger than `limit`.
+    pub(super) fn of(head: &Head, bytes: &[u8], limit: u64) -> Result<Self> {
+        let head = encoded(head)?;
+        let size = head.len() as u64 + bytes.len() as u64;
+        if size > limit {
+            return Err(Error::MessageTooLarge { of: "bytes", size, limit });
+        }
+        let whole = encoded(&Frame::Whole)?;
+        if (whole.len() as u64 + size) <= MAX_PACKET_BYTES as u64 {
+            return Ok(Self { packet: [&whole, &head, bytes].concat(), file: None });
+        }
+        let file =
+            write_file(&head, bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
+        Ok(Self { packet: encoded(&Frame::InFile { bytes: size })?, file: Some(file) })
+    }
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Outgoing {
+    /// A packet that brings these bytes in a file, whatever they are.
+    pub(super) fn raw_file(bytes: &[u8]) -> Result<Self> {
+        let file =
+            write_file(&[], bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
+        let packet = encoded(&Frame::InFile { bytes: bytes.len() as u64 })?;
+        Ok(Self { packet, file: Some(file) })
+    }
+}
+
+fn write_file(head: &[u8], bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = memfd_create("device-ipc-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = std::fs::File::from(file);
+    file.write_all_at(head, 0)?;
+    file.write_all_at(bytes, head.len() as u64)?;
+    fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;
+    Ok(file.into())
+}
+
+/// A file with these is what it is while it is read.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// What a packet is.
+#[derive(Debug)]
+pub(super) enum Incoming {
+    Message { head: Head, bytes: Payload },
+    End,
+}
+
+/// A message's bytes, where they came.
+#[derive(Debug)]
+pub(super) struct Payload {
+    received: Vec<u8>,
+    start: usize,
+}
+
+impl Payload {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.received[self.start..]
+    }
+}
+
+/// Reads a packet of at most `limit` bytes, itself or in the file that it brings.
+///
+/// # Errors
+///
+/// [`Error::Protocol`] for what is no message; [`Error::Io`] where the file did not come, as this process can have no more
+/// descriptors.
+pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Incoming> {
+    let garbage = |error: postcard::Error| Error::Protocol(format!("its packet is no message: {error}"));
+    let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
+    let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
+    let start = packet.len() - rest.len();
+    match frame {
+        Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
+        Frame::Whole | Frame::End if !fds.is_empty() => {
+            misfit("it sent descriptors that it does not speak of")
+        }
+        Frame::End => Ok(Incoming::End),
+        Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet is larger than packets are"),
+        Frame::Whole => parse(packet, start),
+        Frame::InFile { .. } if !rest.is_empty() => misfit("something follows the size of its memory file"),
+        Frame::InFile { bytes } if bytes > limit => {
+            misfit(&format!("its message has {bytes} bytes, and at most {limit} were agreed on"))
+        }
+        Frame::InFile { bytes } => parse(read_file(fds, bytes)?, 0),
+    }
+}
+
+fn read_file(fds: Vec<OwnedFd>, bytes: u64) -> Result<Vec<u8>> {
+    let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| match fds.len() {
+        0 => Error::io(
+            "receiving a message's memory file (the message is lost; this process may have no file descriptors left: \
+             raise its limit, ulimit -n)",
+            rustix::io::Errno::MFILE,
+        ),
+        sent => Error::Protocol(format!("it sent {sent} descriptors for one memory file")),
+    })?;
+    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+        return Err(Error::Protocol("its message lies in no sealed memory file".into()));
+    }
+    if !fstat(&file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size == bytes)) {
+        return Err(Error::Protocol(format!("its memory file has other than {bytes} bytes")));
+    }
+    let failed = |error: io::Error| Error::io("reading a message's memory file", error);
+    let size = usize::try_from(bytes).map_err(|error| failed(io::Error::other(error)))?;
+    let mut read = vec![0; size];
+    std::fs::File::from(file).read_exact_at(&mut read, 0).map_err(failed)?;
+    Ok(read)
+}
+
+fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {
+    let read = postcard::take_from_bytes::<Head>(&received[start..]);
+    let (head, rest) = read.map_err(|error| Error::Protocol(format!("its message has no head: {error}")))?;
+    let start = received.len() - rest.len();
+    Ok(Incoming::Message { head, bytes: Payload { received, start } })
+}
