@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::table::{Lease, LeaseKey};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
-use crate::broker::{Deadline, GoneCallback, Link};
+use crate::broker::{Deadline, GoneCallback};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
@@ -59,25 +59,16 @@ pub(super) enum Hold {
     Remote(LeaseKey, Arc<Lease>),
     /// The exporter is this very process.
     Local(LeaseId, Arc<Shared>),
-    /// A copy in a buffer of this process's own, and the link to the exporter where that is another one.
-    Copy(Buffer, Option<Arc<Link>>),
+    /// A copy in a buffer of this process's own.
+    Copy(Buffer),
 }
 
 impl Hold {
-    /// The way to the exporter, where that is another process.
-    fn link(&self) -> Option<&Link> {
-        match self {
-            Self::Remote(_, lease) => Some(&lease.link),
-            Self::Local(..) => None,
-            Self::Copy(_, link) => link.as_deref(),
-        }
-    }
-
     fn is_ready_by_itself(&self) -> bool {
         match self {
             Self::Remote(_, lease) => lease.ready.is_none(),
             Self::Local(_, shared) => shared.ready.is_none(),
-            Self::Copy(..) => true,
+            Self::Copy(_) => true,
         }
     }
 
@@ -87,7 +78,7 @@ impl Hold {
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
             }
-            Self::Copy(..) => Ok(()),
+            Self::Copy(_) => Ok(()),
         }
     }
 
@@ -97,7 +88,7 @@ impl Hold {
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
             }
-            Self::Copy(..) => Ok(()),
+            Self::Copy(_) => Ok(()),
         }
     }
 }
@@ -165,7 +156,7 @@ impl Mapping {
     /// [`OpenBuilder::staged`](crate::OpenBuilder::staged))? What either side writes from then on is not seen by the other,
     /// and neither the end of the export nor that of its process touches it.
     pub fn is_copy(&self) -> bool {
-        matches!(self.parts().hold, Hold::Copy(..))
+        matches!(self.parts().hold, Hold::Copy(_))
     }
 
     /// What this process may do with the memory.
@@ -244,7 +235,7 @@ impl Mapping {
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
                 Ok(own.insert(near).clone())
             }
-            Hold::Copy(..) => Err(Error::Unsupported {
+            Hold::Copy(_) => Err(Error::Unsupported {
                 backend: parts.backend.info().name,
                 what: "order hand-overs by a copy".into(),
                 why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
@@ -331,10 +322,10 @@ impl Mapping {
     }
 
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
-    /// library, and not at all for memory of this very process or once the mapping is gone.
+    /// library, and not at all for memory of this very process, for a [copy](Self::is_copy), or once the mapping is gone.
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        if let (Some(link), true) = (self.parts().hold.link(), self.owner.is_here()) {
-            let id = link.on_gone(Box::new(callback) as GoneCallback);
+        if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
+            let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
             self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
     }
@@ -409,9 +400,9 @@ impl Mapping {
             std::mem::forget(parts);
             return None;
         };
-        if let Some(link) = parts.hold.link() {
+        if let Hold::Remote(_, lease) = &parts.hold {
             for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
-                link.forget_callback(id);
+                lease.link.forget_callback(id);
             }
         }
         Some((runtime, parts))
@@ -437,7 +428,7 @@ impl MappingParts {
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
         match &self.hold {
             Hold::Local(lease, _) => runtime.exports.known_timeline(self.descriptor.export, *lease),
-            Hold::Remote(..) | Hold::Copy(..) => None,
+            Hold::Remote(..) | Hold::Copy(_) => None,
         }
     }
 
@@ -449,7 +440,7 @@ impl MappingParts {
                 drop(shared);
                 runtime.exports.release(self.descriptor.export, lease, End::Released);
             }
-            Hold::Copy(buffer, _) => drop(buffer),
+            Hold::Copy(buffer) => drop(buffer),
         }
     }
 }

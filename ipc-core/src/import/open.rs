@@ -227,22 +227,21 @@ impl<'a> OpenBuilder<'a> {
     /// A copy of the bytes, on the device.
     fn copied(&self, runtime: &'static Runtime, device: DeviceOrdinal, access: Access) -> Result<Mapping> {
         let (backend, descriptor) = (self.ipc.backend(), self.descriptor);
-        let (buffer, link) = match self.granted_locally(runtime, Access::ReadOnly)? {
+        let buffer = match self.granted_locally(runtime, Access::ReadOnly)? {
             Some(granted) => {
                 // Ends the lease however the copy goes.
                 let hold = Hold::Local(granted.lease, granted.shared);
                 let original = Mapping::new(self.parts(granted.region, Access::ReadOnly, true, hold));
                 original.wait_ready(self.timeout)?;
-                (copy_within(backend, granted.region, device)?, None)
+                copy_within(backend, granted.region, device)?
             }
             None => {
                 let (allow, timeout, grant) = (self.ipc.allow_list(), self.timeout, self.grant);
                 let incoming = Incoming { backend, descriptor, device, grant, allow, timeout };
-                let (buffer, link) = copy_in(&incoming)?;
-                (buffer, Some(link))
+                copy_in(&incoming)?
             }
         };
-        Ok(Mapping::new(self.parts(buffer.range(), access, true, Hold::Copy(buffer, link))))
+        Ok(Mapping::new(self.parts(buffer.range(), access, true, Hold::Copy(buffer))))
     }
 
     fn parts(&self, range: DeviceRange, access: Access, at_home: bool, hold: Hold) -> MappingParts {

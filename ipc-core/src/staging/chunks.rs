@@ -4,8 +4,8 @@ use crate::address::DeviceRange;
 use crate::error::{Error, Result};
 use crate::host_pages::GRANULE;
 
-/// The longest chunk that an importer takes from an exporter.
-const LONGEST: u64 = 1 << 30;
+/// The longest chunk: an importer maps and pins two of what its exporter says.
+const LONGEST: u64 = 64 << 20;
 
 /// A region in chunks. Chunk `n` lies in half `n % 2` of the shared memory, which has but one where one chunk is all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,7 +33,7 @@ pub(crate) struct Incoming<'a> {
 }
 
 /// Copies an export to a new buffer, and waits until that is complete.
-pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<(Buffer, Arc<Link>)> {
+pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
     let staging = match Staging::begin(incoming) {
         // A busy exporter may have closed a connection that held no lease.
         Err((Error::ExporterGone { .. }, false)) => Staging::begin(incoming),
@@ -49,10 +49,9 @@ pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<(Buffer, Arc<Link>)> {
         target.put(part, &staging, place, incoming.timeout)?;
         kill_point!("importer:staging-chunk");
     }
-    let link = Arc::clone(&staging.link);
     drop(staging);
     kill_point!("importer:staging-done");
-    Ok((target.into_buffer(), link))
+    Ok(target.into_buffer())
 }
 
 /// A lease for copying. Dropping it gives it back.

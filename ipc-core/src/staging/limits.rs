@@ -9,7 +9,7 @@ use crate::runtime::Runtime;
 /// How much host memory copies to other processes take, for [`set_staging_limits`](crate::set_staging_limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingLimits {
-    /// Bytes of a chunk, rounded up to 64 KiB; a copy has two of them. 8 MiB unless said otherwise.
+    /// Bytes of a chunk, rounded up to whole 64 KiB, at most 64 MiB; a copy has two of them. 8 MiB unless said otherwise.
     pub chunk_bytes: u64,
     /// Bytes for all copies at a time; those that do not fit wait until others are done. One may always be made. 256 MiB
     /// unless said otherwise.

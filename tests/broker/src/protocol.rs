@@ -55,6 +55,24 @@ pub enum ToExporter {
         /// Shall the exporter say by a word when the bytes are ready?
         ready: bool,
     },
+    /// Asks for a lease, to have the bytes copied through host memory.
+    Stage {
+        /// Comes back with the answer.
+        request: u64,
+        /// The export's number.
+        export: u64,
+        /// The secret.
+        token: [u8; 16],
+    },
+    /// Asks for the next chunk of a copy.
+    StageNext {
+        /// Comes back with the answer.
+        request: u64,
+        /// The lease.
+        lease: u64,
+        /// The chunk's number.
+        chunk: u64,
+    },
 }
 
 /// What an importer wants to do.
@@ -124,6 +142,26 @@ pub enum FromExporter {
         page: u32,
         /// The slot in it.
         slot: u32,
+    },
+    /// A lease for copying. The memory comes along.
+    Staging {
+        /// The request's number.
+        request: u64,
+        /// The lease.
+        lease: u64,
+        /// Bytes of a chunk.
+        chunk_bytes: u64,
+        /// Bytes of the region.
+        bytes: u64,
+    },
+    /// A chunk is there.
+    Staged {
+        /// The request's number.
+        request: u64,
+        /// The chunk's number.
+        chunk: u64,
+        /// Its bytes.
+        bytes: u64,
     },
 }
 

@@ -6,6 +6,7 @@ mod exports;
 mod forked;
 mod imports;
 mod process;
+mod staged;
 mod timelines;
 
 use std::collections::HashMap;
@@ -139,6 +140,11 @@ impl Agent {
             "share-by-second-copy" => Ok(crate::second::share_by_second_copy()),
             "fork" => self.fork(),
             "limit-descriptors" => Ok(process::limit_descriptors(&words)),
+            "copy" => self.copy(&words),
+            "copy-limits" => staged::limits(&words),
+            "share-borrowed" => self.share_borrowed(&words),
+            "pattern" => self.pattern(&words),
+            "sum" => self.sum(&words),
             other => panic!("the agent knows no {other:?}"),
         }
     }

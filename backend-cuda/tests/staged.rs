@@ -1,0 +1,139 @@
+//! Copies through host memory between two cards, where neither process sees the other's, and between two allocations of
+//! one card; with the bytes a second, which `--nocapture` shows. Where there are not enough GPUs, each test says so and
+//! passes.
+
+#[path = "support/other.rs"]
+mod other;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc, Mapping, Result};
+use device_ipc_cuda::CudaBackend;
+use other::{Other, serve};
+use support::backend;
+
+const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+const SOON: Duration = Duration::from_secs(60);
+const ROUNDS: usize = 5;
+
+/// What is copied: as much as shows a rate, and an eighth of what a small device has.
+const MOST: u64 = 1 << 30;
+
+/// The identities of the devices as the variable takes them.
+fn devices() -> Vec<String> {
+    let Some((backend, _alone)) = backend() else { return Vec::new() };
+    backend.devices().unwrap().iter().map(|device| format!("GPU-{}", device.identity)).collect()
+}
+
+fn seeing(device: &str) -> Other {
+    Other::start("the_other_process", &[(VARIABLE, device)])
+}
+
+fn copy_between(home: &str, away: &str) {
+    let (mut exporter, mut importer) = (seeing(home), seeing(away));
+    let descriptor = exporter.ask("share 9");
+    for round in 0..ROUNDS {
+        let answer = importer.ask(&format!("copy {descriptor}"));
+        assert!(answer.starts_with("a copy of 9, "), "{answer}");
+        eprintln!("{home} to {away}, round {round}: {answer}");
+    }
+    // The export is free again, and what is shared later is copied later.
+    assert_eq!(exporter.ask("held"), "0");
+    assert_eq!(exporter.ask("fill 5"), "filled");
+    let answer = importer.ask(&format!("copy {descriptor}"));
+    assert!(answer.starts_with("a copy of 5, "), "{answer}");
+    importer.end();
+    exporter.end();
+}
+
+#[test]
+fn memory_of_a_hidden_card_is_copied_and_says_so() {
+    match devices().as_slice() {
+        [first, second, ..] => copy_between(first, second),
+        _ => eprintln!("skipped: needs two devices"),
+    }
+}
+
+#[test]
+fn memory_of_the_same_card_is_copied_where_that_is_asked_for() {
+    match devices().as_slice() {
+        [only, ..] => copy_between(only, only),
+        [] => eprintln!("skipped: no device"),
+    }
+}
+
+#[test]
+fn a_hidden_card_is_opened_or_copied_and_the_error_names_the_choice() {
+    let [first, second, ..] = &devices()[..] else { return eprintln!("skipped: needs two devices") };
+    let (mut exporter, mut importer) = (seeing(first), seeing(second));
+    let descriptor = exporter.ask("share 3");
+    let refusal = importer.ask(&format!("home {descriptor}"));
+    assert!(refusal.contains("or_staged") && refusal.contains(VARIABLE), "{refusal}");
+    let answer = importer.ask(&format!("any {descriptor}"));
+    assert!(answer.starts_with("a copy of 3, ") || answer.starts_with("a mapping of 3, "), "{answer}");
+    eprintln!("memory of a hidden card with or_staged: {answer}");
+    importer.end();
+    exporter.end();
+}
+
+#[test]
+#[ignore = "the child of the other tests"]
+fn the_other_process() {
+    let backend = CudaBackend::load().unwrap();
+    let ipc = Ipc::with_backend(backend.clone());
+    let stream = ipc.create_stream(0).unwrap();
+    let mut shared = None;
+    serve(|request, argument| match request {
+        "share" => {
+            let total = backend.memory().memory_info(stream.device()).unwrap().total_bytes;
+            let buffer = std::sync::Arc::new(ipc.allocate(0, MOST.min(total / 8)).unwrap());
+            buffer.view_mut::<u8>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
+            stream.synchronize().unwrap();
+            let export = ipc.share(buffer.clone()).start().unwrap();
+            let descriptor = export.descriptor().to_string();
+            shared = Some((buffer, export));
+            descriptor
+        }
+        "fill" => {
+            let (buffer, _) = shared.as_ref().unwrap();
+            buffer.view_mut::<u8>(&stream).unwrap().fill_bytes(argument.parse().unwrap()).unwrap();
+            stream.synchronize().unwrap();
+            "filled".to_owned()
+        }
+        "held" => {
+            let (_, export) = shared.as_ref().unwrap();
+            // A copy gives its lease back by a message.
+            let until = Instant::now() + SOON;
+            while export.holders().iter().len() > 0 && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            export.holders().iter().len().to_string()
+        }
+        _ => {
+            let descriptor: Descriptor = argument.parse().unwrap();
+            let open = ipc.open(&descriptor);
+            let begun = Instant::now();
+            let opened = match request {
+                "copy" => open.staged().on(&stream),
+                "any" => open.or_staged().on(&stream),
+                _ => open.or_staged().at_home(),
+            };
+            let took = begun.elapsed();
+            opened.and_then(|mapping| describe(&mapping, &ipc, took)).unwrap_or_else(|error| text(&error))
+        }
+    });
+}
+
+fn describe(mapping: &Mapping, ipc: &Ipc, took: Duration) -> Result<String> {
+    let stream = ipc.create_stream(mapping.device())?;
+    let bytes = mapping.view::<u8, _>(&stream)?.to_vec()?;
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "all bytes are the same");
+    let (what, rate) =
+        (if mapping.is_copy() { "copy" } else { "mapping" }, bytes.len() as f64 / took.as_secs_f64());
+    Ok(format!("a {what} of {}, {} bytes in {took:?}: {:.2} GB/s", bytes[0], bytes.len(), rate / 1e9))
+}
+
+fn text(error: &Error) -> String {
+    error.to_string()
+}

@@ -1,0 +1,334 @@
+//! Copies through host memory, with processes that die, stand still, lie or let go in the middle of one.
+
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    ASCEND, Answer, CUDA, Census, Child, Connection, Forged, FromExporter, PINNING, REVOKING, Refusal,
+    ToExporter, agent, eventually, within,
+};
+use device_ipc_core::{Descriptor, KILL_POINTS};
+
+/// The shortest chunk.
+const CHUNK: u64 = 64 << 10;
+/// A region of ten chunks, the last of them short.
+const REGION: u64 = 9 * CHUNK + 5;
+
+/// The survivor's error comes in this time, whatever it waits for.
+const ERROR_DEADLINE: Duration = Duration::from_secs(5);
+
+fn points_of(side: &str) -> Vec<&'static str> {
+    let staging = |point: &&str| point.starts_with(side) && point.contains(":staging-");
+    let points: Vec<_> = KILL_POINTS.iter().copied().filter(staging).collect();
+    assert!(points.len() >= 2, "the points of the {side} are listed by their side");
+    points
+}
+
+/// An exporter with short chunks, and a region with contents; the sum of these.
+fn exporter(machine: &str, dies_at: Option<&str>) -> (Child, Descriptor, String) {
+    let mut exporter = agent!(machine, dies_at: dies_at);
+    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
+    let (descriptor, sum) = share(&mut exporter, "x");
+    (exporter, descriptor, sum)
+}
+
+fn share(exporter: &mut Child, name: &str) -> (Descriptor, String) {
+    let descriptor = exporter.share(&format!("{name} {REGION}"));
+    exporter.ok(&format!("open own {descriptor}"));
+    exporter.ok("pattern own");
+    let sum = exporter.ok("sum own");
+    exporter.ok("drop own");
+    (descriptor, sum)
+}
+
+/// What a process has that a copy could leave behind.
+fn rest(child: &mut Child) -> (u64, u64, u64, Census) {
+    // What is being taken down has been.
+    child.ok("close-unused 10000");
+    let mut census = child.census();
+    census.threads = 0;
+    (child.counter("leases"), child.counter("staging_bytes"), child.allocated(), census)
+}
+
+#[test]
+fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
+    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+        let (mut exporter, descriptor, sum) = exporter(machine, None);
+        let mut importer = agent!(machine);
+        let copy = |importer: &mut Child| {
+            assert_eq!(importer.ok(&format!("copy y {descriptor}")), REGION.to_string());
+            assert_eq!(importer.ok("sum y"), sum, "{machine}");
+            importer.ok("drop y");
+        };
+        // Makes what is made once.
+        copy(&mut importer);
+        copy(&mut importer);
+        let before = (rest(&mut exporter), rest(&mut importer));
+        for _ in 0..5 {
+            copy(&mut importer);
+        }
+        eventually(&format!("{machine}: what the exporter has"), before.0, || rest(&mut exporter));
+        eventually(&format!("{machine}: what the importer has"), before.1, || rest(&mut importer));
+    }
+}
+
+#[test]
+fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
+    for machine in [PINNING, CUDA, ASCEND] {
+        let (mut exporter, descriptor, sum) = exporter(machine, None);
+        let mut living = agent!(machine);
+        for _ in 0..2 {
+            living.ok(&format!("copy y {descriptor}"));
+            living.ok("drop y");
+        }
+        let before = rest(&mut exporter);
+        for point in points_of("importer:") {
+            // At its first visit, and in the middle of the chunks.
+            for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
+                let mut importer = agent!(machine, dies_at: Some(&format!("{point}={visit}")));
+                importer.tell(&format!("copy y {descriptor}"));
+                importer.is_killed();
+                let when = format!("{machine} {point}={visit}");
+                eventually(&when, before.clone(), || rest(&mut exporter));
+            }
+        }
+        living.ok(&format!("copy y {descriptor}"));
+        assert_eq!(living.ok("sum y"), sum, "{machine}: it serves others as before");
+    }
+}
+
+#[test]
+fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_the_importer() {
+    for machine in [PINNING, CUDA, ASCEND] {
+        let mut importer = agent!(machine);
+        let (mut living, descriptor, sum) = exporter(machine, None);
+        for _ in 0..2 {
+            importer.ok(&format!("copy y {descriptor}"));
+            importer.ok("sum y");
+            importer.ok("drop y");
+        }
+        let before = rest(&mut importer);
+        for point in points_of("exporter:") {
+            for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
+                let when = format!("{machine} {point}={visit}");
+                let (mut dying, descriptor, _) = exporter(machine, Some(&format!("{point}={visit}")));
+                within(ERROR_DEADLINE, &when, || {
+                    importer.fails(&format!("copy y {descriptor} timeout=60000"), "ExporterGone");
+                });
+                dying.is_killed();
+                eventually(&when, before.clone(), || rest(&mut importer));
+            }
+        }
+        importer.ok(&format!("copy y {descriptor}"));
+        assert_eq!(importer.ok("sum y"), sum, "{machine}: it copies from others as before");
+        assert_eq!(living.holders("x"), 0);
+    }
+}
+
+/// A copy by hand.
+struct ByHand {
+    connection: Connection,
+    lease: u64,
+    next: u64,
+}
+
+impl ByHand {
+    fn begin(descriptor: &Descriptor) -> Self {
+        let forged = Forged::of(descriptor);
+        let connection = Connection::greeted(&forged);
+        connection.send(&stage(&forged)).expect("it reads");
+        let FromExporter::Staging { request: 1, lease, chunk_bytes: CHUNK, bytes: REGION } =
+            connection.receive_message()
+        else {
+            panic!("no copy of ten chunks")
+        };
+        Self { connection, lease, next: 0 }
+    }
+
+    fn ask(&self, lease: u64, chunk: u64) {
+        let request = chunk.wrapping_add(100);
+        self.connection.send(&ToExporter::StageNext { request, lease, chunk }).expect("it reads");
+    }
+
+    fn answer(&mut self) -> FromExporter {
+        self.ask(self.lease, self.next);
+        self.next += 1;
+        self.connection.receive_message()
+    }
+
+    #[track_caller]
+    fn takes_the_next(&mut self) {
+        let chunk = self.next;
+        let bytes = CHUNK.min(REGION - chunk * CHUNK);
+        assert_eq!(self.answer(), FromExporter::Staged { request: chunk + 100, chunk, bytes });
+    }
+
+    fn release(&self) {
+        self.connection.send(&ToExporter::Release { lease: self.lease }).expect("it reads");
+    }
+}
+
+fn stage(forged: &Forged) -> ToExporter {
+    ToExporter::Stage { request: 1, export: forged.export(), token: forged.token() }
+}
+
+#[test]
+fn the_exporter_is_one_chunk_ahead_and_no_more() {
+    let (mut exporter, descriptor, _) = exporter(PINNING, None);
+    let before = exporter.calls("copy");
+    let mut copy = ByHand::begin(&descriptor);
+    for chunk in 0..10_u64 {
+        // The chunk that is asked for next has been submitted; the one after it would overwrite what is being taken.
+        let submitted = (chunk + 1).min(10);
+        eventually(&format!("copies before chunk {chunk}"), before + submitted, || exporter.calls("copy"));
+        copy.takes_the_next();
+    }
+    eventually("copies", before + 10, || exporter.calls("copy"));
+    assert_eq!(exporter.counter("staged_chunks_total"), 10);
+    assert_eq!(
+        exporter.counter("staged_chunks_ahead_total"),
+        10,
+        "each was submitted before it was asked for"
+    );
+    copy.release();
+    eventually("holders", 0, || exporter.holders("x"));
+}
+
+#[test]
+fn chunks_out_of_order_end_the_connection_and_harm_nobody() {
+    let (mut exporter, descriptor, sum) = exporter(PINNING, None);
+    let forged = Forged::of(&descriptor);
+    let ends = |what: &str, break_rules: &dyn Fn(&mut ByHand)| {
+        let mut copy = ByHand::begin(&descriptor);
+        copy.takes_the_next();
+        break_rules(&mut copy);
+        within(ERROR_DEADLINE, what, || copy.connection.is_closed_within(ERROR_DEADLINE));
+    };
+    ends("the same chunk again", &|copy| copy.ask(copy.lease, 0));
+    ends("a chunk too far", &|copy| copy.ask(copy.lease, 2));
+    ends("no chunk at all", &|copy| copy.ask(copy.lease, u64::MAX));
+    ends("another one's lease", &|copy| copy.ask(copy.lease + 1, 1));
+    ends("past the end", &past_the_end);
+    ends("after the lease", &|copy| {
+        copy.release();
+        copy.ask(copy.lease, 1);
+    });
+    let wrong = Connection::greeted(&forged);
+    let guess = ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16] };
+    wrong.send(&guess).expect("it reads");
+    let refused = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
+    assert_eq!(wrong.receive_message(), refused);
+    eventually("holders", 0, || exporter.holders("x"));
+    eventually("host memory", 0, || exporter.counter("staging_bytes"));
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("copy y {descriptor}"));
+    assert_eq!(importer.ok("sum y"), sum);
+}
+
+fn past_the_end(copy: &mut ByHand) {
+    for _ in 1..10 {
+        copy.takes_the_next();
+    }
+    copy.ask(copy.lease, 10);
+}
+
+#[test]
+fn an_export_that_is_dropped_during_a_copy_is_copied_to_the_end() {
+    let (mut exporter, descriptor, _) = exporter(PINNING, None);
+    let mut copy = ByHand::begin(&descriptor);
+    copy.takes_the_next();
+    exporter.ok("drop x");
+    let FromExporter::Dropped { .. } = copy.connection.receive_message() else { panic!("no notice") };
+    for _ in 1..10 {
+        copy.takes_the_next();
+    }
+    assert_eq!(exporter.counter("exports"), 1, "the copy keeps it");
+    copy.release();
+    eventually("exports", 0, || exporter.counter("exports"));
+}
+
+#[test]
+fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
+    let mut exporter = agent!(PINNING);
+    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
+    exporter.ok(&format!("alloc b {REGION}"));
+    let descriptor: Descriptor = exporter.ok("share-borrowed x b").parse().expect("a descriptor");
+    let mut copy = ByHand::begin(&descriptor);
+    copy.takes_the_next();
+    exporter.ok("free b");
+    // Another block takes its place.
+    exporter.ok(&format!("alloc c {REGION}"));
+    // The chunk that was ahead may have been copied before.
+    let answers = [copy.answer(), copy.answer()];
+    let stale = |answer: &FromExporter| {
+        matches!(answer, FromExporter::Refused { refusal: Refusal::Stale { .. }, .. })
+    };
+    assert!(stale(&answers[1]), "{answers:?}");
+    copy.release();
+    let mut importer = agent!(PINNING);
+    importer.fails(&format!("copy y {descriptor}"), "StaleGeneration");
+    eventually("host memory", 0, || exporter.counter("staging_bytes"));
+    eventually("holders", 0, || exporter.holders("x"));
+}
+
+#[test]
+fn a_region_over_several_allocations_is_copied_whole() {
+    const MACHINE: &str = "devices=2;peers=none;neighbours=on";
+    let mut exporter = agent!(MACHINE);
+    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
+    // Allocations that are no multiple of a chunk, from the middle of the first on.
+    let descriptor = exporter.ok("share-many x 5 86016 from=1001");
+    exporter.ok(&format!("open x {descriptor}"));
+    exporter.ok("pattern x");
+    let sum = exporter.ok("sum x");
+    let mut importer = agent!(MACHINE);
+    importer.ok(&format!("copy y {descriptor}"));
+    assert_eq!(importer.ok("sum y"), sum);
+    assert!(sum.starts_with(&format!("{} ", 5 * 86016 - 1001)), "{sum}");
+}
+
+#[test]
+fn an_importer_without_memory_is_told_so_and_gives_the_lease_back() {
+    let (mut exporter, descriptor, _) = exporter(PINNING, None);
+    let mut importer = agent!("devices=2;memory=256KiB");
+    importer.fails(&format!("copy y {descriptor}"), "OutOfMemory");
+    eventually("holders", 0, || exporter.holders("x"));
+    eventually("host memory", 0, || exporter.counter("staging_bytes"));
+}
+
+#[test]
+fn an_exporter_that_stands_still_times_out_and_what_comes_late_is_given_back() {
+    let (mut exporter, descriptor, sum) = exporter(PINNING, None);
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("copy y {descriptor}"));
+    importer.ok("drop y");
+    exporter.stop();
+    let text = importer.fails(&format!("copy y {descriptor} timeout=300"), "Timeout");
+    assert!(text.contains("300 ms") && text.contains("stopped"), "{text}");
+    exporter.go_on();
+    eventually("holders", 0, || exporter.holders("x"));
+    eventually("host memory", 0, || exporter.counter("staging_bytes"));
+    importer.ok(&format!("copy y {descriptor}"));
+    assert_eq!(importer.ok("sum y"), sum);
+}
+
+#[test]
+fn an_importer_that_stands_still_gives_way_to_those_who_wait() {
+    let (mut exporter, descriptor, sum) = exporter(PINNING, None);
+    // Room for one.
+    exporter.ok(&format!("copy-limits {CHUNK} 1"));
+    let mut standing = ByHand::begin(&descriptor);
+    standing.takes_the_next();
+    let mut importer = agent!(PINNING);
+    importer.tell(&format!("copy y {descriptor} timeout=25000"));
+    match importer.hear_for(Duration::from_secs(25)) {
+        Answer::Done(_) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(importer.ok("sum y"), sum);
+    let FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } = standing.answer() else {
+        panic!("it was to lose its place")
+    };
+    assert!(detail.contains("waited for room"), "{detail}");
+    standing.release();
+    eventually("holders", 0, || exporter.holders("x"));
+}
