@@ -18,9 +18,15 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts this program again with these arguments.
     pub(crate) fn start(arguments: &[&str], time: Duration) -> Result<Self> {
+        Self::start_with(arguments, &[], time)
+    }
+
+    /// The same, with these variables in its environment beside this process's own.
+    pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], time: Duration) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let mut child = Command::new(program)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

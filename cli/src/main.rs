@@ -1,6 +1,7 @@
 //! The program `device-ipc`: what this machine can share, the proof that it does, and who shares what.
 
 mod attach;
+mod bench;
 mod child;
 mod choose;
 mod demo;
@@ -47,7 +48,16 @@ enum Command {
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
+    /// Measure what sharing costs here beside the bare calls of the driver, in one run.
+    Bench(bench::Arguments),
+    /// The second process of `bench`.
+    #[command(hide = true)]
+    BenchPeer(bench::peer::Arguments),
 }
+
+/// So that `bench` can tell what the library holds.
+#[global_allocator]
+static ALLOCATOR: bench::counting::Counting = bench::counting::Counting;
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
@@ -59,6 +69,8 @@ fn main() -> ExitCode {
         Command::Attach(arguments) => attach::run(&arguments),
         Command::Doctor(arguments) => return ended(doctor::run(&arguments)),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::BenchPeer(arguments) => bench::peer::run(&arguments),
     };
     ended(outcome.map(|()| ExitCode::SUCCESS))
 }

@@ -1,0 +1,146 @@
+//! `device-ipc bench`: what sharing costs on this machine, beside the bare calls, measured in one run.
+//!
+//! A row is a file in `rows/`: it sets up what it needs, gives the frame one closure for each side, and the frame runs
+//! them in turn for many rounds. The ratio of each round is taken, so that what disturbs the machine disturbs both sides.
+
+pub(crate) mod counting;
+mod frame;
+mod line;
+mod machine;
+pub(crate) mod peer;
+mod plot;
+mod raw;
+mod report;
+mod rows;
+mod statistics;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{MultiProgress, ProgressDrawTarget};
+
+use crate::choose::choose;
+use crate::output::line;
+use frame::{Bench, Row};
+use line::Line;
+use machine::Machine;
+use report::Report;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// This backend; the first that has a device unless given, and the mock where none has.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// Only this row; may be given several times. See --list.
+    #[arg(long = "row", value_name = "NAME")]
+    rows: Vec<String>,
+    /// List the rows and measure nothing.
+    #[arg(long)]
+    list: bool,
+    /// Rounds of each comparison.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: u32,
+    /// This process's device.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// The second process's device where a row crosses cards; another than this process's unless given.
+    #[arg(long, value_name = "N")]
+    other: Option<u32>,
+    /// Importing processes of the row 'many'.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    importers: u32,
+    /// Exports of the row 'many'.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(8..=100_000))]
+    exports: u32,
+    /// Write the result as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the result as a table in Markdown.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Draw the result.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.list {
+        return rows::ROWS.iter().try_for_each(|row| line(format!("{:<18} {}", row.name, row.title)));
+    }
+    let rows = chosen(&arguments.rows)?;
+    // Before the minutes that the measurement takes.
+    let files = [&arguments.json, &arguments.markdown, &arguments.plot];
+    files.into_iter().flatten().try_for_each(|path| write(path, ""))?;
+    let mut bench = prepare(arguments)?;
+    let machine = Machine::of(&bench.ipc, bench.hardware)?;
+    let mut lines = Vec::new();
+    for row in rows {
+        bench.row = row.name;
+        // A row that fails says why in its place, and the others are measured all the same.
+        let measured = (row.run)(&bench);
+        lines.extend(measured.unwrap_or_else(|error| vec![bench.skipped("", format!("failed: {error:#}"))]));
+    }
+    let report = Report::new(machine, arguments.rounds as usize, lines);
+    line(report.table())?;
+    if let Some(path) = &arguments.json {
+        write(path, &format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+    }
+    if let Some(path) = &arguments.markdown {
+        write(path, &report.markdown())?;
+    }
+    if let Some(path) = &arguments.plot {
+        write(path, &plot::svg(&report))?;
+    }
+    let failed = |line: &&Line| line.skipped.as_ref().is_some_and(|why| why.starts_with("failed"));
+    match report.lines.iter().filter(failed).count() {
+        0 => Ok(()),
+        failed => bail!("{failed} row(s) could not be measured; the table says why"),
+    }
+}
+
+fn prepare(arguments: &Arguments) -> Result<Bench> {
+    let choice = choose(arguments.backend.as_deref())?;
+    let ipc = choice.ipc;
+    let count = ipc.devices()?.len() as u32;
+    let device = arguments.device;
+    let other = arguments.other.unwrap_or(if count > 1 { (device + 1) % count } else { device });
+    for (option, ordinal) in [("--device", device), ("--other", other)] {
+        if ordinal >= count {
+            bail!(
+                "{option} {ordinal}: the backend {} has {count} device(s), numbered from 0; see 'device-ipc devices'",
+                ipc.backend().info().name
+            );
+        }
+    }
+    let progress = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+    Ok(Bench {
+        raw: raw::of(&ipc)?,
+        hardware: ipc.backend().info().name != device_ipc::mock::NAME && !is_simulated(),
+        ipc,
+        device,
+        other,
+        rounds: arguments.rounds as usize,
+        importers: arguments.importers as usize,
+        exports: arguments.exports as usize,
+        row: "",
+        progress,
+    })
+}
+
+/// Does a library play the vendor's? Those of the tests are told their machine by such a variable.
+fn is_simulated() -> bool {
+    std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("DEVICE_IPC_SIM_"))
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Row>> {
+    let known = || rows::ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+    if let Some(unknown) = names.iter().find(|name| rows::ROWS.iter().all(|row| row.name != **name)) {
+        bail!("--row {unknown}: there is no such row; there are {}", known());
+    }
+    let wanted = |row: &&Row| names.is_empty() || names.iter().any(|name| name == row.name);
+    Ok(rows::ROWS.iter().filter(wanted).collect())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}

@@ -1,0 +1,64 @@
+//! What the two processes of a row say to each other, a line of JSON each.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::raw::RawHandle;
+
+/// To the second process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::bench) enum Command {
+    /// Allocates so many blocks of so many bytes and shares each so many times.
+    Share { blocks: usize, bytes: u64, times: usize },
+    /// Allocates further blocks and makes bare handles of them.
+    RawHandles { blocks: usize, bytes: u64 },
+    /// Ends all exports.
+    Unshare,
+    /// Answers on a bare socket from now on.
+    Echo,
+    /// Opens what comes over a bare socket from now on, and acknowledges it.
+    Receive,
+    /// Submits so many rounds of waiting and signalling by the timeline of the export's first importer.
+    TimelineRounds { first: u64, rounds: u64 },
+    /// The same by bare calls, with the two words of a page of this process.
+    RawRounds { page: PathBuf, on: Words, first: u64, rounds: u64 },
+    /// Waits for the stream.
+    Synchronize,
+    /// Opens what the file's lines name, as many as this.
+    OpenAll { file: PathBuf, count: usize },
+    /// Lets go of everything.
+    LetGo,
+    /// Measures what the library holds in memory, and counts its threads.
+    Footprint { count: usize },
+    /// Measures the first look for backends.
+    StartUp,
+}
+
+/// Where the words of [`Command::RawRounds`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::bench) enum Words {
+    Host,
+    Device,
+}
+
+/// From the second process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::bench) enum Answer {
+    Done,
+    Shared { descriptors: Vec<String> },
+    Handles { handles: Vec<RawHandle> },
+    Listening { name: String },
+    Footprint(Footprint),
+    StartUp { nanoseconds: f64 },
+    Failed { why: String },
+}
+
+/// What the library holds in a process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in crate::bench) struct Footprint {
+    pub(in crate::bench) bytes_per_export: f64,
+    pub(in crate::bench) bytes_per_mapping: f64,
+    pub(in crate::bench) bytes_per_lease: f64,
+    pub(in crate::bench) threads: f64,
+}

@@ -1,0 +1,87 @@
+//! The second process of a row: this program again, told what to do line by line.
+
+mod echo;
+mod footprint;
+pub(in crate::bench) mod message;
+mod serve;
+mod words;
+
+use echo::connect;
+pub(in crate::bench) use echo::{Socket, request};
+pub(crate) use serve::{Arguments, run};
+pub(in crate::bench) use words::{BACK, Page, THERE};
+
+use anyhow::{Context, Result, bail};
+use device_ipc::Descriptor;
+
+use super::frame::PATIENCE;
+use super::raw::RawHandle;
+use crate::child::Peer;
+use message::{Answer, Command};
+
+/// The second process, seen from the first.
+pub(super) struct Remote {
+    peer: Peer,
+}
+
+impl Remote {
+    /// Starts it, with these variables in its environment.
+    pub(super) fn start(backend: &str, device: u32, variables: &[(&str, &str)]) -> Result<Self> {
+        let arguments = ["bench-peer", "--backend", backend, "--device", &device.to_string()];
+        Ok(Self { peer: Peer::start_with(&arguments, variables, PATIENCE * 4)? })
+    }
+
+    /// Says what to do, without waiting until it is done.
+    pub(super) fn tell(&mut self, command: &Command) -> Result<()> {
+        self.peer.tell(&serde_json::to_string(command)?)
+    }
+
+    /// The next answer.
+    pub(super) fn hear(&mut self) -> Result<Answer> {
+        let line = self.peer.hear()?;
+        match serde_json::from_str(&line).with_context(|| format!("the second process said {line:?}"))? {
+            Answer::Failed { why } => bail!("in the second process: {why}"),
+            answer => Ok(answer),
+        }
+    }
+
+    pub(super) fn ask(&mut self, command: &Command) -> Result<Answer> {
+        self.tell(command)?;
+        self.hear()
+    }
+
+    /// Has something done that has no answer but its end.
+    pub(super) fn order(&mut self, command: &Command) -> Result<()> {
+        match self.ask(command)? {
+            Answer::Done => Ok(()),
+            other => bail!("the second process answered {command:?} with {other:?}"),
+        }
+    }
+
+    pub(super) fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Vec<Descriptor>> {
+        let Answer::Shared { descriptors } = self.ask(&Command::Share { blocks, bytes, times })? else {
+            bail!("the second process did not say what it shares");
+        };
+        descriptors.iter().map(|text| Ok(text.parse()?)).collect()
+    }
+
+    pub(super) fn raw_handles(&mut self, blocks: usize, bytes: u64) -> Result<Vec<RawHandle>> {
+        let Answer::Handles { handles } = self.ask(&Command::RawHandles { blocks, bytes })? else {
+            bail!("the second process gave no handles");
+        };
+        Ok(handles)
+    }
+
+    /// Connects to a socket that the command makes.
+    pub(super) fn socket(&mut self, command: &Command) -> Result<Socket> {
+        let Answer::Listening { name } = self.ask(command)? else {
+            bail!("the second process does not listen");
+        };
+        connect(&name)
+    }
+
+    /// Waits for its end, which has to be a good one.
+    pub(super) fn finish(self) -> Result<()> {
+        self.peer.finish()
+    }
+}

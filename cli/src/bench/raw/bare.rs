@@ -1,0 +1,97 @@
+//! The calls of a backend, as the library makes them.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use device_ipc::{
+    Access, BorrowedStream, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange, Generation, HandleBytes,
+    HandleKind, Ipc, ProcessIdentity, ReceivedHandle,
+};
+
+use super::{RawExport, RawHandle, RawMapping, RawSide};
+
+/// A backend without the library.
+pub(super) struct Bare {
+    backend: Arc<dyn DeviceIpc>,
+}
+
+impl Bare {
+    pub(super) fn new(ipc: &Ipc) -> Self {
+        Self { backend: Arc::clone(ipc.backend()) }
+    }
+}
+
+impl RawSide for Bare {
+    fn name(&self) -> &'static str {
+        "the backend's own calls"
+    }
+
+    fn enter(&self, _device: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn export(&self, range: DeviceRange) -> Result<RawExport> {
+        let extents = self.backend.extents_of(range, Some(range))?;
+        let [extent] = extents.as_slice() else { bail!("the memory lies in {} allocations", extents.len()) };
+        let exported = self.backend.export(extent, None)?;
+        let handle = RawHandle {
+            kind: exported.kind.0,
+            bytes: exported.bytes.as_slice().to_vec(),
+            size: exported.extent.allocation.len,
+            generation: exported.extent.generation.map(|generation| generation.0),
+            home: range.device.get(),
+        };
+        ensure!(exported.fds.is_empty(), "its handles are file descriptors, which no line of text carries");
+        Ok(RawExport { handle, exported: Some(exported) })
+    }
+
+    fn unexport(&self, export: RawExport) -> Result<()> {
+        export.exported.map_or(Ok(()), |exported| Ok(self.backend.unexport(exported)?))
+    }
+
+    fn open(&self, handle: &RawHandle, device: u32) -> Result<RawMapping> {
+        let received = ReceivedHandle {
+            kind: HandleKind(handle.kind),
+            bytes: HandleBytes::new(handle.bytes.as_slice()),
+            fds: Vec::new(),
+            size: handle.size,
+            generation: handle.generation.map(Generation),
+            home: Some(DeviceOrdinal::new(handle.home)),
+            exporter: ProcessIdentity::current()?,
+        };
+        let opened = self.backend.open(vec![received], DeviceOrdinal::new(device), Access::ReadWrite)?;
+        Ok(RawMapping { address: opened.range.ptr.get(), opened: Some(opened) })
+    }
+
+    fn close(&self, mapping: RawMapping) -> Result<()> {
+        mapping.opened.map_or(Ok(()), |opened| Ok(self.backend.close(opened)?))
+    }
+
+    unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {
+        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
+        // SAFETY: as the caller promised.
+        Ok(unsafe { timelines.register(DeviceOrdinal::new(device), page, bytes) }?.get())
+    }
+
+    unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
+        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
+        // SAFETY: as the caller promised.
+        Ok(unsafe { timelines.write_value(DevicePtr::new(word), value, stream) }?)
+    }
+
+    unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
+        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
+        // SAFETY: as the caller promised.
+        Ok(unsafe { timelines.wait_value(DevicePtr::new(word), value, stream) }?)
+    }
+
+    fn has_device_words(&self) -> bool {
+        false
+    }
+
+    unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
+        // SAFETY: as the caller promised.
+        Ok(unsafe { self.backend.memory().copy(dst, src, stream) }?)
+    }
+}

@@ -1,0 +1,161 @@
+//! The CUDA driver's calls, by cudarc's table.
+//!
+//! cudarc gives the status as a closed enum, so this is for drivers whose codes it knows: a benchmark, not the library.
+
+use std::collections::HashMap;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, bail, ensure};
+use cudarc::driver::sys;
+use device_ipc::{BorrowedStream, DeviceRange};
+
+use super::{RawExport, RawHandle, RawMapping, RawSide};
+
+/// A device's primary context, as a number: a driver's handle that any thread may use.
+type Context = usize;
+
+/// The driver, and the primary contexts that were taken.
+pub(super) struct Cuda {
+    contexts: Mutex<HashMap<u32, Context>>,
+}
+
+impl Cuda {
+    /// Finds the driver as the dynamic linker does.
+    pub(super) fn load() -> Result<Self> {
+        // SAFETY: looks for the library, and loads it.
+        let present = unsafe { sys::is_culib_present() };
+        ensure!(
+            present,
+            "the bare calls need libcuda.so.1 where the dynamic linker finds it; set LD_LIBRARY_PATH to its folder"
+        );
+        // SAFETY: no arguments but a flag, which has to be 0.
+        check("cuInit", unsafe { sys::cuInit(0) })?;
+        Ok(Self { contexts: Mutex::default() })
+    }
+
+    fn context(&self, device: u32) -> Result<Context> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = contexts.get(&device) {
+            return Ok(*known);
+        }
+        let (mut handle, mut context) = (0, ptr::null_mut());
+        // SAFETY: both write one value; the context is kept for as long as the process lives.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&raw mut handle, device as i32))?;
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, handle))?;
+        }
+        contexts.insert(device, context.expose_provenance());
+        Ok(context.expose_provenance())
+    }
+}
+
+impl RawSide for Cuda {
+    fn name(&self) -> &'static str {
+        "the driver's own calls"
+    }
+
+    fn enter(&self, device: u32) -> Result<()> {
+        let context = ptr::with_exposed_provenance_mut(self.context(device)?);
+        // SAFETY: a primary context that is kept.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
+    }
+
+    fn export(&self, range: DeviceRange) -> Result<RawExport> {
+        let (mut base, mut size) = (0, 0);
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: writes two numbers and the handle; the row keeps the memory allocated.
+        unsafe {
+            let found = sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, range.ptr.get());
+            check("cuMemGetAddressRange", found)?;
+            check("cuIpcGetMemHandle", sys::cuIpcGetMemHandle(&raw mut handle, base))?;
+        }
+        let bytes = handle.reserved.map(|byte| byte as u8).to_vec();
+        let handle =
+            RawHandle { kind: 0, bytes, size: size as u64, generation: None, home: range.device.get() };
+        Ok(RawExport { handle, exported: None })
+    }
+
+    fn unexport(&self, _export: RawExport) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, handle: &RawHandle, _device: u32) -> Result<RawMapping> {
+        ensure!(handle.bytes.len() == 64, "a handle of the driver has 64 bytes");
+        let mut reserved = [0; 64];
+        for (to, from) in reserved.iter_mut().zip(&handle.bytes) {
+            *to = *from as core::ffi::c_char;
+        }
+        let mut address = 0;
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: writes one address; a bad handle is an error.
+        let status =
+            unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, sys::CUipcMemHandle { reserved }, flags) };
+        check("cuIpcOpenMemHandle", status)?;
+        Ok(RawMapping { address, opened: None })
+    }
+
+    fn close(&self, mapping: RawMapping) -> Result<()> {
+        // SAFETY: opened by `open`, and used by nobody any longer.
+        check("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(mapping.address) })
+    }
+
+    unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {
+        self.enter(device)?;
+        let host = page.as_ptr().cast();
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        let mut address = 0;
+        // SAFETY: the page stays mapped, as the caller promised; the second call writes one address.
+        unsafe {
+            check("cuMemHostRegister", sys::cuMemHostRegister_v2(host, bytes, flags))?;
+            let found = sys::cuMemHostGetDevicePointer_v2(&raw mut address, host, 0);
+            check("cuMemHostGetDevicePointer", found)?;
+        }
+        Ok(address)
+    }
+
+    unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
+        // SAFETY: as the caller promised; the stream lives, as `BorrowedStream` promises.
+        let status = unsafe { sys::cuStreamWriteValue64_v2(raw(stream), word, value, 0) };
+        check("cuStreamWriteValue64", status)
+    }
+
+    unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
+        let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: as for `write_value`.
+        let status = unsafe { sys::cuStreamWaitValue64_v2(raw(stream), word, value, at_least) };
+        check("cuStreamWaitValue64", status)
+    }
+
+    fn has_device_words(&self) -> bool {
+        true
+    }
+
+    unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
+        let [to, from] = [dst.device, src.device].map(|device| self.context(device.get()));
+        let (to, from) = (ptr::with_exposed_provenance_mut(to?), ptr::with_exposed_provenance_mut(from?));
+        self.enter(dst.device.get())?;
+        // SAFETY: both contexts are kept, and the destination's is current; the ranges stay allocated, as the caller
+        // promised.
+        unsafe {
+            match sys::cuCtxEnablePeerAccess(from, 0) {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                status => check("cuCtxEnablePeerAccess", status)?,
+            }
+            let bytes = src.len as usize;
+            let copied = sys::cuMemcpyPeerAsync(dst.ptr.get(), to, src.ptr.get(), from, bytes, raw(stream));
+            check("cuMemcpyPeerAsync", copied)
+        }
+    }
+}
+
+fn raw(stream: BorrowedStream<'_>) -> sys::CUstream {
+    ptr::with_exposed_provenance_mut(stream.raw() as usize)
+}
+
+fn check(call: &str, status: sys::CUresult) -> Result<()> {
+    if status == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    bail!("{call} failed with {status:?}")
+}

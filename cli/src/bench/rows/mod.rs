@@ -1,0 +1,24 @@
+//! The rows of the table, a file each.
+
+mod copy_peer;
+mod export;
+mod first_open;
+mod footprint;
+mod hand_over;
+mod many;
+mod open_again;
+mod ready_acknowledge;
+
+use super::frame::Row;
+
+/// In the order in which they run and are shown.
+pub(super) const ROWS: &[Row] = &[
+    export::ROW,
+    first_open::ROW,
+    open_again::ROW,
+    hand_over::ROW,
+    ready_acknowledge::ROW,
+    copy_peer::ROW,
+    footprint::ROW,
+    many::ROW,
+];
