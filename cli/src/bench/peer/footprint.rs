@@ -47,9 +47,10 @@ pub(super) fn measure(ipc: &Ipc, device: u32, count: usize) -> Result<Footprint>
         }
         Ok(())
     })?;
-    let threads = threads()?;
     drop((mappings, warm));
+    // By now both threads have had something to do.
     device_ipc::close_unused(PATIENCE)?;
+    let threads = threads()?;
     drop((exports, first));
     remote.finish()?;
     let guard = size_of::<Mapping>() as f64;
