@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::HostId;
 use crate::error::{Error, Result};
+use crate::runtime::generation;
 
 /// A process, told apart from every other one on any host at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -88,18 +89,18 @@ fn start_time(stat: &str) -> Result<u64> {
         .ok_or_else(|| Error::Protocol("/proc/PID/stat has no start time".into()))
 }
 
-/// Remembers the process that made a guard, so that the guard of a forked child does nothing.
+/// Remembers the process that made a guard, so that the guard of a forked child does nothing. Costs no system call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(u32);
 
 impl Owner {
     pub(crate) fn current() -> Self {
-        Self(std::process::id())
+        Self(generation())
     }
 
     /// Does this process own the guard, or is it a forked child of the one that does?
     pub(crate) fn is_here(&self) -> bool {
-        self.0 == std::process::id()
+        self.0 == generation()
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -4,6 +4,8 @@
 //! the process itself, but not every process can be watched from another pid namespace, so the child closes its copies
 //! at once. Between `fork` and `exec` only system calls are safe (signal-safety(7)): the descriptors stand in a table
 //! that is read without a lock.
+//!
+//! Forks are counted here too, so that a guard can tell whose it is without asking the kernel.
 
 #![allow(
     unsafe_code,
@@ -12,7 +14,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// More than a process may have sockets of ours: connections are limited, and each has a descriptor for its process.
 const SLOTS: usize = 16 * 1024;
@@ -21,6 +23,27 @@ const FREE: i32 = -1;
 
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
 
+/// Forks between the process that this library was first used in and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Does the system tell of forks? It does not where it had no memory left for that.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Another number in a forked child than in its parent: the same call gives the same number in one process.
+pub(crate) fn generation() -> u32 {
+    ask_to_be_told();
+    if TOLD.load(Ordering::Relaxed) { FORKS.load(Ordering::Relaxed) } else { std::process::id() }
+}
+
+fn ask_to_be_told() {
+    static ASKED: Once = Once::new();
+    ASKED.call_once(|| {
+        // SAFETY: the handler makes system calls only. It stays for the life of the process, as this library does.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        TOLD.store(status == 0, Ordering::Relaxed);
+    });
+}
+
 /// A descriptor that a forked child closes; taken back when dropped. Keep it beside the descriptor's owner, before it.
 #[derive(Debug)]
 pub(crate) struct ClosedByFork(Option<usize>);
@@ -28,11 +51,7 @@ pub(crate) struct ClosedByFork(Option<usize>);
 impl ClosedByFork {
     /// Has a forked child close its copy of this descriptor.
     pub(crate) fn new(descriptor: BorrowedFd<'_>) -> Self {
-        static REGISTERED: Once = Once::new();
-        REGISTERED.call_once(|| {
-            // SAFETY: the handler makes system calls only. It stays for the life of the process, as this library does.
-            unsafe { libc::pthread_atfork(None, None, Some(close_copies)) };
-        });
+        ask_to_be_told();
         let raw = descriptor.as_raw_fd();
         // Descriptors are small numbers, so its own number is mostly the first place to try and free.
         let start = raw as usize % SLOTS;
@@ -51,7 +70,8 @@ impl Drop for ClosedByFork {
     }
 }
 
-extern "C" fn close_copies() {
+extern "C" fn after_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     for slot in &DESCRIPTORS {
         let raw = slot.swap(FREE, Ordering::AcqRel);
         if raw != FREE {

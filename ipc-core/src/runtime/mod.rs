@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 pub use metrics::Counters;
 
-pub(crate) use fork::ClosedByFork;
+pub(crate) use fork::{ClosedByFork, generation};
 pub(crate) use metrics::Metrics;
 pub(crate) use thread::spawn_without_signals;
 pub(crate) use worker::Worker;
