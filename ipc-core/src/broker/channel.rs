@@ -132,6 +132,11 @@ impl Channel {
         self.epoch.as_ref().map(EpochView::read)
     }
 
+    /// Does the exporter live, by its page? `None` where it does not tell.
+    pub(super) fn exporter_lives(&self) -> Option<bool> {
+        self.epoch.as_ref()?.exporter_lives()
+    }
+
     pub(super) fn server(&self) -> &PeerCredentials {
         &self.server
     }

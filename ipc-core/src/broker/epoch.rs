@@ -3,18 +3,23 @@
 //! An importer opens what it has open already without a message. It still has to notice that the export has been dropped
 //! in the meantime, from the moment on at which the exporter's call returned: a notice may still be on its way. So the
 //! exporter counts its drops in a page that all its importers map read-only; where the number has changed, they ask.
+//! The page tells too whether the exporter lives ([`alive`]).
 
 #![allow(unsafe_code, reason = "shared memory")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of the page; the number is the first eight, in the machine's order.
+use super::alive;
+
+/// Bytes of the page; the number is the first eight, in the machine's order, and the word of the exporter's life the four
+/// behind them.
 const BYTES: usize = 4096;
+const ALIVE: usize = 8;
 
 /// The exporter's page.
 #[derive(Debug)]
@@ -40,6 +45,11 @@ impl Epoch {
     /// Something has been dropped.
     pub(crate) fn advance(&self) {
         self.page.number().fetch_add(1, Ordering::Release);
+    }
+
+    /// Lets importers know when this thread, the poller's, has ended. The page is kept until the process ends.
+    pub(super) fn tie_to_this_thread(&'static self) {
+        alive::tie_to_this_thread(self.page.alive());
     }
 
     /// What importers map.
@@ -70,6 +80,11 @@ impl EpochView {
     pub(crate) fn read(&self) -> u64 {
         self.page.number().load(Ordering::Acquire)
     }
+
+    /// Does the exporter live? `None` where it does not tell.
+    pub(super) fn exporter_lives(&self) -> Option<bool> {
+        alive::runs(self.page.alive())
+    }
 }
 
 /// A mapped page.
@@ -93,6 +108,11 @@ impl Page {
         // SAFETY: the page is mapped as long as `self`, its start is aligned, and everybody uses it as an atomic number.
         // A view is only loaded from.
         unsafe { self.0.as_ref() }
+    }
+
+    fn alive(&self) -> &AtomicU32 {
+        // SAFETY: as above; inside the page, and aligned.
+        unsafe { self.0.byte_add(ALIVE).cast().as_ref() }
     }
 }
 

@@ -105,6 +105,8 @@ pub(super) struct EventLoop {
     processes: HashMap<u64, u64>,
     timers: BTreeMap<(Instant, u64), Timer>,
     connections: usize,
+    /// Has the page that importers read been tied to this thread's life?
+    tied: bool,
     /// Timelines whose peer has gone: what it had submitted to its device may still arrive.
     ended: HashMap<u64, Arc<Ends>>,
     /// Timelines within this process that end when what was submitted has arrived.
@@ -130,6 +132,7 @@ impl EventLoop {
             processes: HashMap::new(),
             timers: BTreeMap::new(),
             connections: 0,
+            tied: false,
             ended: HashMap::new(),
             arriving: HashMap::new(),
             finishing: HashMap::new(),
@@ -338,6 +341,7 @@ impl EventLoop {
             tracing::warn!(pid = peer.pid, uid = peer.uid, "too many connections; one is turned away");
             return;
         }
+        self.tie_page();
         let id = self.take_id();
         if !self.add(accepted.as_fd(), id, EventFlags::IN) {
             return;
@@ -355,6 +359,16 @@ impl EventLoop {
         self.connections += 1;
         self.sources.insert(id, Source::Served(Box::new(Served::new(ConnectionId(id), accepted, peer))));
         kill_point!("exporter:accepted");
+    }
+
+    /// Before the first importer is told of the page.
+    fn tie_page(&mut self) {
+        if std::mem::replace(&mut self.tied, true) {
+            return;
+        }
+        if let Some(page) = Runtime::existing().and_then(|runtime| runtime.exports.epoch()) {
+            page.tie_to_this_thread();
+        }
     }
 
     /// May this peer come in? Connections that hold no lease make room, the oldest first: their importers connect anew

@@ -453,6 +453,12 @@ impl Link {
         if self.is_gone() || self.channel.has_hung_up() { Err(self.exporter_gone()) } else { Ok(()) }
     }
 
+    /// Is it known, without asking the kernel, that the exporter has not ended? Where it has, and that can be known by
+    /// anybody, this is false.
+    pub(crate) fn is_known_to_live(&self) -> bool {
+        !self.is_gone() && self.channel.exporter_lives() == Some(true)
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

@@ -10,6 +10,7 @@
 //! code or blocks on a send. The messages are specified in `docs/protocol.md`.
 
 mod address;
+mod alive;
 mod allow;
 mod apart;
 mod channel;

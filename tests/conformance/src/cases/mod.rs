@@ -73,7 +73,8 @@ themes! {
         no_notice_after_the_mappings_end,
         memory_given_to_somebody_else,
         exporter_does_not_answer,
-        exporter_that_does_not_answer_delays_no_other;
+        exporter_that_does_not_answer_delays_no_other,
+        exporter_killed_from_that_moment_on;
     lifetimes:
         still_held_names_the_holder,
         never_opened_says_so,

@@ -230,6 +230,23 @@ pub fn exporter_that_does_not_answer_delays_no_other(context: &Context) -> Outco
     })
 }
 
+/// From the moment on at which anybody can know that an exporter was killed, nothing of it is opened, also not what is open
+/// here: what tells an importer so by itself must not be later than the exporter's parent.
+pub fn exporter_killed_from_that_moment_on(context: &Context) -> Outcome {
+    let ipc = context.ipc();
+    for _ in 0..20 {
+        let mut exporter = context.agent()?;
+        let descriptor = exporter.export("e", &pattern(64))?;
+        let id = exporter.peer().id();
+        let mapping = ipc.open(&descriptor).at_home()?;
+        drop(ipc.open(&descriptor).at_home()?);
+        exporter.kill()?;
+        is_gone(ipc.open(&descriptor).at_home(), id)?;
+        drop(mapping);
+    }
+    Ok(())
+}
+
 fn is_gone<T>(result: Result<T, Error>, id: u32) -> Outcome {
     let phrases = [&*id.to_string(), "has ended"];
     refused_as_one_of(result, "opening memory of a process that has ended", &["ExporterGone"], &phrases)
