@@ -31,7 +31,7 @@ fn allocate(out: Out<u64>, size: usize, pool: Option<u64>, target: &Target) -> R
         return Err(Status::OUT_OF_MEMORY);
     }
     let id = memory.next_id();
-    let offset = pool.take(size)?;
+    let offset = pool.take(machine, size)?;
     let base = pool.base + offset;
     if node(target)? {
         // The place is the graph's from now on; there is memory once it runs.

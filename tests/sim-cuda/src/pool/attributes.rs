@@ -6,7 +6,7 @@ use device_ipc_mock_engine::{Access, Address};
 
 use crate::entry::driver;
 use crate::ffi::{AccessDesc, In, Location, Out};
-use crate::memory::{PAGE, device_of};
+use crate::memory::device_of;
 use crate::simulator::{Simulator, simulator};
 use crate::status::{Result, Status};
 use crate::vmm::{access, flags_of};
@@ -17,7 +17,8 @@ fn attribute(simulator: &Simulator, pool: u64, attribute: c_int) -> Result<u64> 
     Ok(match attribute {
         1..=3 => pool.reuse[attribute as usize - 1] as u64,
         4 => pool.release_threshold,
-        5 | 6 => pool.most_used.next_multiple_of(PAGE),
+        5 => pool.chunks.reserved(),
+        6 => pool.most_reserved,
         7 => pool.used,
         8 => pool.most_used,
         _ => return Err(Status::INVALID_VALUE),
@@ -32,7 +33,8 @@ driver! {
         match attribute {
             1..=3 => pool.reuse[attribute as usize - 1] = Out::from_address(value.address()).get()?,
             4 => pool.release_threshold = value.get()?,
-            6 | 8 if value.get()? == 0 => pool.most_used = pool.used,
+            6 if value.get()? == 0 => pool.most_reserved = pool.chunks.reserved(),
+            8 if value.get()? == 0 => pool.most_used = pool.used,
             _ => return Err(Status::INVALID_VALUE),
         }
         Ok(())
@@ -50,8 +52,8 @@ driver! {
     /// Says what devices may do with all of a pool's memory.
     fn cuMemPoolSetAccess(handle: u64, descriptions: In<AccessDesc>, count: usize) {
         let simulator = simulator()?;
-        let objects = simulator.objects();
-        let pool = objects.pools.get(handle)?;
+        let mut objects = simulator.objects();
+        let pool = objects.pools.get_mut(handle)?;
         for index in 0..count {
             let description = descriptions.at(index)?;
             let device = device_of(description.location)?;
@@ -62,7 +64,7 @@ driver! {
             if device == pool.device && access.is_none() {
                 return Err(Status::INVALID_DEVICE);
             }
-            simulator.machine.set_access(Address::new(pool.base), pool.size, device, access)?;
+            pool.set_access(&simulator.machine, device, access)?;
         }
         Ok(())
     }

@@ -80,8 +80,10 @@ driver! {
         Ok(())
     }
 
-    /// Gives unused memory back; there is none that is kept.
-    fn cuMemPoolTrimTo(handle: u64, _keep: usize) {
-        simulator()?.objects().pools.get(handle).map(drop)
+    /// Gives unused memory back until the pool has no more than that.
+    fn cuMemPoolTrimTo(handle: u64, keep: usize) {
+        let simulator = simulator()?;
+        simulator.objects().pools.get_mut(handle)?.chunks.trim(&simulator.machine, keep as u64);
+        Ok(())
     }
 }

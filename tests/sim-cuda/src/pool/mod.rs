@@ -1,10 +1,12 @@
 //! Memory pools ("Stream Ordered Memory Allocator" in `cuda.h`).
 //!
-//! A pool is one block of physical memory that is used where it is written. Its first page holds the number by which it is
-//! known again. Nobody tells an importer that an allocation which it was given has gone: as on a GPU it reads what is there.
+//! A pool is one block of physical memory, whose pages come and go at the pool's addresses. The first page holds the number
+//! by which the pool is known again. An importer has the whole block, and nobody tells it that an allocation which it was
+//! given has gone: as on a GPU it reads what is there.
 
 mod allocation;
 mod attributes;
+mod chunks;
 mod life;
 mod sharing;
 
@@ -14,13 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use device_ipc_mock_engine::{Access, Address, BlockId, Machine};
 
-use crate::gaps::Gaps;
 use crate::memory::PAGE;
 use crate::simulator::next_handle;
 use crate::status::{Result, Status};
-
-/// Allocations of pools begin at multiples of this.
-const UNIT: u64 = 512;
+use chunks::Chunks;
 
 /// A pool, own or imported.
 #[derive(Debug)]
@@ -29,6 +28,8 @@ pub(crate) struct Pool {
     block: BlockId,
     base: u64,
     size: u64,
+    /// Bytes from the base on that stay mapped.
+    mapped: u64,
     nonce: u64,
     handle_types: c_int,
     is_default: bool,
@@ -36,11 +37,13 @@ pub(crate) struct Pool {
     exported: bool,
     /// Destroyed by its owner; goes with the last allocation.
     destroyed: bool,
-    gaps: Gaps,
+    /// Its memory; an imported pool has none of its own.
+    chunks: Chunks,
     /// Allocations, or imported pointers.
     live: u64,
     used: u64,
     most_used: u64,
+    most_reserved: u64,
     release_threshold: u64,
     reuse: [c_int; 3],
 }
@@ -107,10 +110,9 @@ impl PoolTable {
     ) -> Result<u64> {
         let info = machine.block_info(block)?;
         let base = machine.reserve(info.size, PAGE)?;
-        machine.map_block(base, info.size, 0, block)?;
-        if let Some(home) = info.device {
-            machine.set_access(base, info.size, home, Some(Access::ReadWrite))?;
-        }
+        // An importer has everything that there is, or will be.
+        let mapped = if imported { info.size } else { PAGE };
+        machine.map_block(base, mapped, 0, block)?;
         // A pool of a device that this process does not see can be imported, and opened to one that it sees.
         let device = info.device.unwrap_or(0);
         let mut pool = Pool {
@@ -118,19 +120,24 @@ impl PoolTable {
             block,
             base: base.get(),
             size: info.size,
+            mapped,
             nonce: 0,
             handle_types,
             is_default,
             imported,
             exported: false,
             destroyed: false,
-            gaps: Gaps::new(PAGE, info.size),
+            chunks: Chunks::new(base.get(), block, info.size),
             live: 0,
             used: 0,
             most_used: 0,
+            most_reserved: 0,
             release_threshold: 0,
             reuse: [1; 3],
         };
+        if let Some(home) = info.device {
+            pool.set_access(machine, home, Some(Access::ReadWrite))?;
+        }
         if imported {
             pool.nonce = pool.number().load(Ordering::Acquire);
             let is_it = |(_, known): &(&u64, &Pool)| known.imported && known.nonce == pool.nonce;
@@ -152,8 +159,8 @@ impl PoolTable {
     /// Takes an allocation back.
     pub(crate) fn give_back(&mut self, machine: &Machine, handle: u64, offset: u64, size: u64) {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
-        pool.gaps.give_back(offset, size, UNIT);
-        pool.used -= size.next_multiple_of(UNIT);
+        pool.chunks.give_back(machine, offset, size, pool.release_threshold);
+        pool.used -= Chunks::rounded(size);
         self.let_go(machine, handle);
     }
 
@@ -168,7 +175,7 @@ impl PoolTable {
     /// Takes a destroyed pool away once nothing of it is left.
     fn settle(&mut self, machine: &Machine, handle: u64) {
         if self.pools.get(&handle).is_some_and(|pool| pool.destroyed && pool.live == 0)
-            && let Some(pool) = self.pools.remove(&handle)
+            && let Some(mut pool) = self.pools.remove(&handle)
         {
             if pool.imported {
                 self.closed.insert(handle);
@@ -179,8 +186,9 @@ impl PoolTable {
 }
 
 impl Pool {
-    fn unmap(&self, machine: &Machine) {
-        let _ = machine.unmap_blocks(Address::new(self.base), self.size);
+    fn unmap(&mut self, machine: &Machine) {
+        self.chunks.release_all(machine);
+        let _ = machine.unmap_blocks(Address::new(self.base), self.mapped);
         let _ = machine.unreserve(Address::new(self.base), self.size);
         let _ = machine.release_block(self.block);
     }
@@ -192,11 +200,18 @@ impl Pool {
         unsafe { AtomicU64::from_ptr(self.base as *mut u64) }
     }
 
-    fn take(&mut self, size: u64) -> Result<u64> {
-        let offset = self.gaps.take(size, UNIT).ok_or(Status::OUT_OF_MEMORY)?;
+    /// Says what a device may do with all of its memory.
+    fn set_access(&mut self, machine: &Machine, device: usize, access: Option<Access>) -> Result {
+        machine.set_access(Address::new(self.base), self.mapped, device, access)?;
+        self.chunks.set_access(machine, device, access)
+    }
+
+    fn take(&mut self, machine: &Machine, size: u64) -> Result<u64> {
+        let offset = self.chunks.take(machine, size)?;
         self.live += 1;
-        self.used += size.next_multiple_of(UNIT);
+        self.used += Chunks::rounded(size);
         self.most_used = self.most_used.max(self.used);
+        self.most_reserved = self.most_reserved.max(self.chunks.reserved());
         Ok(offset)
     }
 }

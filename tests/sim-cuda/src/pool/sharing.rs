@@ -57,7 +57,8 @@ driver! {
         if !pool.exported {
             return Err(Status::INVALID_VALUE);
         }
-        let words = [POINTER_MAGIC, pool.nonce, offset, block.size];
+        let physical = pool.chunks.physical(offset).ok_or(Status::INVALID_VALUE)?;
+        let words = [POINTER_MAGIC, pool.nonce, physical, block.size];
         let mut reserved = [0; 64];
         for (at, word) in words.into_iter().enumerate() {
             reserved[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
