@@ -251,7 +251,9 @@ driver! {
     /// Retains the primary context, and makes it if there is none.
     fn cuDevicePrimaryCtxRetain(out: Out<u64>, number: c_int) {
         let device = device(number)?;
-        let mut objects = simulator()?.objects();
+        let simulator = simulator()?;
+        let _changing = lock(&simulator.changing[device]);
+        let mut objects = simulator.objects();
         let primary = &mut objects.primaries[device];
         let context = match &primary.context {
             Some(context) => {
@@ -273,8 +275,10 @@ driver! {
     /// Releases it; the last release takes everything that it has.
     fn cuDevicePrimaryCtxRelease_v2(number: c_int) {
         let device = device(number)?;
+        let simulator = simulator()?;
+        let _changing = lock(&simulator.changing[device]);
         let last = {
-            let mut objects = simulator()?.objects();
+            let mut objects = simulator.objects();
             let primary = &mut objects.primaries[device];
             primary.retained = primary.retained.checked_sub(1).ok_or(Status::INVALID_CONTEXT)?;
             primary.retained == 0
@@ -284,7 +288,9 @@ driver! {
 
     /// Takes everything that it has, however often it is retained.
     fn cuDevicePrimaryCtxReset_v2(number: c_int) {
-        reset_primary(device(number)?)
+        let device = device(number)?;
+        let _changing = lock(&simulator()?.changing[device]);
+        reset_primary(device)
     }
 
     /// Whether there is one.

@@ -25,6 +25,8 @@ pub(crate) struct Simulator {
     pub(crate) machine: Arc<Machine>,
     /// How many devices this process sees.
     pub(crate) devices: usize,
+    /// For each device, held while its primary context comes or goes: who retains it meanwhile gets the next one.
+    pub(crate) changing: Vec<Mutex<()>>,
     objects: Mutex<Objects>,
 }
 
@@ -100,7 +102,8 @@ pub(crate) fn initialise() -> Result {
         pools: PoolTable::new(devices),
         ..Objects::default()
     };
-    let _ = SIMULATOR.set(Simulator { config, machine, devices, objects: Mutex::new(objects) });
+    let changing = (0..devices).map(|_| Mutex::default()).collect();
+    let _ = SIMULATOR.set(Simulator { config, machine, devices, changing, objects: Mutex::new(objects) });
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use device_ipc_core::{DeviceMemory, DeviceOrdinal};
 use device_ipc_cuda::CudaBackend;
+use libloading::Library;
 
 const ROUNDS: usize = 3000;
 
@@ -38,4 +39,45 @@ fn streams_are_destroyed_while_memory_is_freed() {
     for _ in 0..2 {
         both.recv_timeout(Duration::from_secs(60)).expect("both threads come to an end");
     }
+}
+
+#[test]
+fn a_context_that_another_thread_releases_last_is_there_for_who_retains_it() {
+    let installed = support::Installed::new();
+    // SAFETY: the simulator, whose initialisers do nothing.
+    let driver = Arc::new(unsafe { Library::new(installed.library()) }.expect("the simulator"));
+    assert_eq!(call(&driver, "cuInit", 0, 0), 0);
+    let (done, both) = channel();
+    for _ in 0..2 {
+        let (driver, done) = (Arc::clone(&driver), done.clone());
+        std::thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                let (mut context, mut stream) = (0, 0);
+                let out = |value: &mut usize| std::ptr::from_mut(value) as usize;
+                let made = [
+                    call(&driver, "cuDevicePrimaryCtxRetain", out(&mut context), 0),
+                    call(&driver, "cuCtxSetCurrent", context, 0),
+                    call(&driver, "cuStreamCreate", out(&mut stream), 1),
+                    call(&driver, "cuStreamDestroy_v2", stream, 0),
+                    call(&driver, "cuDevicePrimaryCtxRelease_v2", 0, 0),
+                ];
+                if made != [0; 5] {
+                    let _ = done.send(Err(made));
+                    return;
+                }
+            }
+            let _ = done.send(Ok(()));
+        });
+    }
+    for _ in 0..2 {
+        let ended = both.recv_timeout(Duration::from_secs(60)).expect("both threads come to an end");
+        assert_eq!(ended, Ok(()), "what each of the calls said");
+    }
+}
+
+/// A function of the driver that takes no more than two words.
+fn call(driver: &Library, name: &str, first: usize, second: usize) -> i32 {
+    type Function = unsafe extern "C" fn(usize, usize) -> i32;
+    // SAFETY: words, or ints in words, as the functions above take them; what they write to is there during the call.
+    unsafe { driver.get::<Function>(name.as_bytes()).expect("the simulator has it")(first, second) }
 }
