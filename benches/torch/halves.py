@@ -1,4 +1,4 @@
-"""The model of `rpc_rounds.py`, in a module of its own: RPC sends the class by its name, and both processes import it."""
+"""The model of `rpc_rounds.py`, in a module of its own: RPC sends its class by name, and both processes import it."""
 
 import torch
 

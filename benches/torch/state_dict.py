@@ -3,7 +3,7 @@
 A sample is the time from before `put` until the receiver has all tensors and its acknowledgement has been taken.
 
     state_dict_64_first      16 floats each, which PyTorch's allocator packs into few allocations; none is open yet
-    state_dict_64_again      the same dict once more: the receiver has kept what it got, and finds all of it in its cache
+    state_dict_64_again      the same dict once more: the receiver has kept what it got, and finds all in its cache
     state_dict_1mib_first    1 MiB each
     state_dict_1mib_again
 

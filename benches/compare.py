@@ -1,0 +1,232 @@
+"""Measures the same work with device-ipc and with PyTorch on this machine, and prints one table of both, in Markdown.
+
+    cargo build --release -p device-ipc-cli
+    python3 benches/compare.py [--quick] [--program PATH] [--python PATH] [--output FILE]
+
+Without PyTorch or a GPU it says so, and prints what there is. Results that lie in files already are taken by `--ours
+FILE` (what `device-ipc bench --json FILE` wrote) and `--torch FILE` (what `benches/torch/run.py --output FILE` wrote).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+PROGRAM_VARIABLE = "DEVICE_IPC_BIN"
+# Both sides end by deadlines of their own, row by row; these are for what hangs all the same.
+PROGRAM_SECONDS = 1800
+TORCH_SECONDS = 1200
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row of the table: a line of our report and a row of PyTorch's that are the same work."""
+
+    title: str
+    row: str
+    case: str
+    torch: str
+    # So many times faster ours shall be.
+    goal: float | None
+
+
+PAIRS: tuple[Pair, ...] = ()
+
+
+class Failed(Exception):
+    """One side gave nothing to compare; the text says why."""
+
+
+def lines_of(document: object) -> dict[tuple[str, str], dict[str, object]]:
+    """The measurements of our report by row and case.
+
+    Raises `Failed` for what is no report.
+    """
+    lines = document.get("lines") if isinstance(document, dict) else None
+    if not isinstance(lines, list):
+        raise Failed("the report of device-ipc bench has no list 'lines': was it written by another version?")
+    return {(line["row"], line["case"]): line for line in lines}
+
+
+def joined(
+    lines: dict[tuple[str, str], dict[str, object]], rows: Sequence[dict[str, object]], pairs: Sequence[Pair]
+) -> list[dict[str, object]]:
+    """Both sides of each pair: what was measured, the ratio of the medians, and what is missing, in words."""
+    by_name = {row["row"]: row for row in rows}
+    table = []
+    for pair in pairs:
+        line, row = lines.get((pair.row, pair.case)), by_name.get(pair.torch)
+        ours = line.get("ours") if line else None
+        theirs = row if row and row["median"] else None
+        missing = []
+        if line is None:
+            missing.append("ours: not in the report")
+        elif not ours:
+            missing.append(f"ours: {line.get('skipped') or 'nothing was measured'}")
+        if row is None:
+            missing.append("PyTorch: not among its rows")
+        elif not theirs:
+            missing.append(f"PyTorch: {row['error'] or 'nothing was measured'}")
+        times = theirs["median"] / ours["median"] if ours and theirs and ours["median"] else None
+        table.append(
+            {
+                "title": pair.title,
+                "ours": ours,
+                "torch": theirs,
+                "times": times,
+                "goal": pair.goal,
+                "reached": None if times is None or pair.goal is None else times >= pair.goal,
+                "missing": "; ".join(missing),
+            }
+        )
+    return table
+
+
+def time_text(nanoseconds: float) -> str:
+    """Three digits and a unit."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if nanoseconds >= factor:
+            return f"{significant(nanoseconds / factor)} {unit}"
+    return f"{significant(nanoseconds)} ns"
+
+
+def significant(value: float) -> str:
+    """Three digits of a number above 1, and two places at most."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def spread(side: dict[str, object] | None) -> str:
+    if not side:
+        return "–"
+    return f"{time_text(side['median'])} ({time_text(side['p10'])} – {time_text(side['p90'])})"
+
+
+def markdown(table: Sequence[dict[str, object]], machine: Sequence[str]) -> str:
+    """The table, the machine above it and what is missing below."""
+    text = [*machine, ""] if machine else []
+    text += [
+        "Medians, with the values that a tenth of the rounds are below and above. Times: PyTorch's median by ours.",
+        "",
+        "| work | device-ipc | PyTorch | times faster | to reach |",
+        "|---|---|---|---|---|",
+    ]
+    for entry in table:
+        times = "–" if entry["times"] is None else significant(entry["times"])
+        goal = "" if entry["goal"] is None else f"{entry['goal']:g}"
+        verdict = {None: "", True: ": reached", False: ": **not reached**"}[entry["reached"]]
+        text.append(
+            f"| {entry['title']} | {spread(entry['ours'])} | {spread(entry['torch'])} | {times} | {goal}{verdict} |"
+        )
+    missing = [f"- {entry['title']}: {entry['missing']}" for entry in table if entry["missing"]]
+    if missing:
+        text += ["", "Not compared:", "", *missing]
+    return "\n".join(text) + "\n"
+
+
+def machine_of(rows: Sequence[dict[str, object]]) -> list[str]:
+    """What PyTorch said of the machine, where it measured anything."""
+    for row in rows:
+        if row["devices"]:
+            cards = max((row["devices"] for row in rows), key=len)
+            return [
+                f"{' and '.join(cards)}, driver {row['driver']}, PyTorch {row['torch']}, its CUDA {row['cuda']}"
+            ]
+    return []
+
+
+def program_path(given: str | None) -> Path:
+    """The program: the option, else the variable, else where Cargo puts it."""
+    if given:
+        return Path(given)
+    if variable := os.environ.get(PROGRAM_VARIABLE):
+        return Path(variable)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", FOLDER.parent / "target"))
+    return target / "release" / "device-ipc"
+
+
+def run_ours(program: Path, backend: str | None, extra: Sequence[str]) -> object:
+    """Our report, by running the program. Its progress goes to standard error."""
+    if not program.is_file():
+        raise Failed(
+            f"there is no program at {program}: cargo build --release -p device-ipc-cli, or name it by --program or "
+            f"{PROGRAM_VARIABLE}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [str(program), "bench", "--json", str(report), *extra]
+        if backend:
+            command += ["--backend", backend]
+        try:
+            done = subprocess.run(command, stdout=sys.stderr, timeout=PROGRAM_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"device-ipc bench did not end within {PROGRAM_SECONDS} s") from error
+        if not report.is_file():
+            raise Failed(f"device-ipc bench wrote no report (status {done.returncode}); its error stands above")
+        return json.loads(report.read_text())
+
+
+def run_torch(python: str, quick: bool) -> list[dict[str, object]]:
+    """PyTorch's rows, by running its scripts."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows.jsonl"
+        command = [python, str(FOLDER / "torch" / "run.py"), "--output", str(output)]
+        command += ["--quick"] if quick else []
+        try:
+            # A status of 1 says that rows are missing; each says why.
+            subprocess.run(command, stdout=subprocess.DEVNULL, timeout=TORCH_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"benches/torch/run.py did not end within {TORCH_SECONDS} s") from error
+        except OSError as error:
+            raise Failed(f"{python} cannot be started: {error}") from error
+        if not output.is_file():
+            raise Failed("benches/torch/run.py wrote no rows; its error stands above")
+        return rows_of(output.read_text())
+
+
+def rows_of(text: str) -> list[dict[str, object]]:
+    """The rows in the text that `run.py` writes."""
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="few rounds: whether it works, not how fast it is")
+    add("--program", metavar="PATH", help=f"the program (default: ${PROGRAM_VARIABLE}, else target/release/device-ipc)")
+    add("--backend", default="cuda", metavar="NAME", help="our backend (default: %(default)s)")
+    add("--python", default=sys.executable, metavar="PATH", help="the python that has PyTorch")
+    add("--ours", type=Path, metavar="FILE", help="our report, instead of measuring")
+    add("--torch", type=Path, metavar="FILE", help="PyTorch's rows, instead of measuring")
+    add("--output", type=Path, metavar="FILE", help="also write the table to this file")
+    add("arguments", nargs="*", help="after --: more arguments for device-ipc bench")
+    arguments = parser.parse_args()
+    try:
+        if arguments.ours:
+            report = json.loads(arguments.ours.read_text())
+        else:
+            report = run_ours(program_path(arguments.program), arguments.backend, arguments.arguments)
+        lines = lines_of(report)
+        if arguments.torch:
+            rows = rows_of(arguments.torch.read_text())
+        else:
+            rows = run_torch(arguments.python, arguments.quick)
+    except (Failed, OSError, ValueError) as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    text = markdown(joined(lines, rows, PAIRS), machine_of(rows))
+    print(text, end="")
+    if arguments.output:
+        arguments.output.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

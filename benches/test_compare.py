@@ -1,0 +1,133 @@
+"""The joining of both sides' results: python3 -m unittest discover benches"""
+
+import json
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import compare
+from compare import Failed, Pair
+
+PAIR = Pair("one tensor", "hand_over", "one way", "one_tensor_queue", 30.0)
+
+
+def side(median):
+    return {"median": median, "p10": median * 0.9, "p90": median * 1.5, "samples": 9}
+
+
+def line(ours, **more):
+    return {"row": "hand_over", "case": "one way", "ours": ours, **more}
+
+
+def row(median, error=None, devices=()):
+    more = {"torch": "2.11.0", "cuda": "13.0", "driver": "580.159.04", "devices": list(devices), "error": error}
+    spread = {"median": median, "p10": median and median * 0.5, "p90": median and median * 2}
+    return {"row": "one_tensor_queue", "side": "torch", "samples": [], "bytes": 80, "details": {}, **spread, **more}
+
+
+class Joining(unittest.TestCase):
+    def entry(self, lines, rows):
+        [entry] = compare.joined(compare.lines_of({"lines": lines}), rows, [PAIR])
+        return entry
+
+    def test_the_ratio_is_of_the_medians_and_judged_by_the_goal(self):
+        entry = self.entry([line(side(4_000.0))], [row(121_000.0)])
+        self.assertEqual((entry["times"], entry["reached"], entry["missing"]), (30.25, True, ""))
+        self.assertIs(self.entry([line(side(4_100.0))], [row(121_000.0)])["reached"], False)
+
+    def test_a_side_that_is_missing_says_why_and_nothing_is_judged(self):
+        for lines, rows, reason in (
+            ([], [row(1.0)], "ours: not in the report"),
+            ([line(None, skipped="there is one card")], [row(1.0)], "ours: there is one card"),
+            ([line(None)], [row(1.0)], "ours: nothing was measured"),
+            ([line(side(1.0))], [], "PyTorch: not among its rows"),
+            ([line(side(1.0))], [row(None, error="killed at its deadline")], "PyTorch: killed at its deadline"),
+        ):
+            with self.subTest(reason):
+                entry = self.entry(lines, rows)
+                self.assertEqual((entry["times"], entry["reached"], entry["missing"]), (None, None, reason))
+
+    def test_both_missing_sides_are_named(self):
+        missing = self.entry([], [])["missing"]
+        self.assertEqual(missing, "ours: not in the report; PyTorch: not among its rows")
+
+    def test_what_is_no_report_is_refused(self):
+        for document in ({}, [], {"lines": 3}, None):
+            with self.assertRaisesRegex(Failed, "no list 'lines'"):
+                compare.lines_of(document)
+
+    def test_no_pair_stands_twice(self):
+        ours = [(pair.row, pair.case, pair.torch) for pair in compare.PAIRS]
+        self.assertEqual(len(ours), len(set(ours)))
+
+    def test_every_pair_names_a_row_that_a_script_prints(self):
+        sys.path.insert(0, str(compare.FOLDER / "torch"))
+        try:
+            import run
+
+            known = {name for script, _ in run.SCRIPTS for name in __import__(script).ROWS}
+        finally:
+            sys.path.pop(0)
+        self.assertLessEqual({pair.torch for pair in compare.PAIRS}, known)
+
+
+class Table(unittest.TestCase):
+    def test_a_row_has_both_sides_with_their_spread_and_the_verdict(self):
+        entries = compare.joined({("hand_over", "one way"): line(side(4_000.0))}, [row(121_000.0)], [PAIR])
+        text = compare.markdown(entries, ["NVIDIA H200"])
+        expected = (
+            "| one tensor | 4.00 µs (3.60 µs – 6.00 µs) | 121 µs (60.5 µs – 242 µs) | 30.2 | 30: reached |"
+        )
+        self.assertIn(expected, text)
+        self.assertTrue(text.startswith("NVIDIA H200\n\n"))
+        self.assertNotIn("Not compared", text)
+
+    def test_what_is_missing_stands_below(self):
+        text = compare.markdown(compare.joined({}, [], [PAIR]), [])
+        self.assertIn("| one tensor | – | – | – | 30 |", text)
+        self.assertIn("Not compared:\n\n- one tensor: ours: not in the report; PyTorch: not among its rows\n", text)
+
+    def test_times_have_three_digits_and_a_unit(self):
+        cases = {0.4: "0.40 ns", 104.6: "105 ns", 1_500: "1.50 µs", 38_000_000: "38.0 ms", 2.3145e9: "2.31 s"}
+        for nanoseconds, text in cases.items():
+            self.assertEqual(compare.time_text(nanoseconds), text)
+
+    def test_the_machine_is_told_by_a_row_that_was_measured(self):
+        self.assertEqual(compare.machine_of([row(None, error="no")]), [])
+        [text] = compare.machine_of([row(1.0, devices=["H200"]), row(1.0, devices=["H200", "H200"])])
+        self.assertEqual(text, "H200 and H200, driver 580.159.04, PyTorch 2.11.0, its CUDA 13.0")
+
+
+class Program(unittest.TestCase):
+    def test_the_option_comes_before_the_variable_and_that_before_cargos_place(self):
+        with mock.patch.dict(os.environ, {"DEVICE_IPC_BIN": "/from/variable", "CARGO_TARGET_DIR": "/target"}):
+            self.assertEqual(compare.program_path("/option"), Path("/option"))
+            self.assertEqual(compare.program_path(None), Path("/from/variable"))
+            del os.environ["DEVICE_IPC_BIN"]
+            self.assertEqual(compare.program_path(None), Path("/target/release/device-ipc"))
+
+    def test_a_program_that_is_not_there_says_how_to_build_it(self):
+        with self.assertRaisesRegex(Failed, "cargo build --release -p device-ipc-cli"):
+            compare.run_ours(Path("/nowhere/device-ipc"), "cuda", [])
+
+    def test_the_report_of_a_program_is_read_and_its_arguments_are_passed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "device-ipc"
+            program.write_text('#!/bin/sh\nprintf \'{"lines": [], "said": "%s"}\' "$1 $4 $5 $6" > "$3"\n')
+            program.chmod(0o755)
+            report = compare.run_ours(program, "cuda", ["--rounds=3"])
+        self.assertEqual(report, {"lines": [], "said": "bench --rounds=3 --backend cuda"})
+
+    def test_a_program_that_fails_is_named_with_its_status(self):
+        with self.assertRaisesRegex(Failed, "status 1"):
+            compare.run_ours(Path("/bin/false"), None, [])
+
+    def test_rows_are_read_line_by_line(self):
+        self.assertEqual(compare.rows_of(json.dumps(row(1.0)) + "\n\n"), [row(1.0)])
+
+
+if __name__ == "__main__":
+    unittest.main()
