@@ -1,0 +1,121 @@
+"""Fills the output blocks of these pages by running their commands.
+
+    cargo build -p device-ipc-cli -p device-ipc --examples -p device-ipc-sim-ascendcl
+    python3 docs/seeds/refresh.py                    # the mock and the simulated Ascend machine
+    python3 docs/seeds/refresh.py --machine gpu      # on a machine with GPUs
+    python3 docs/seeds/refresh.py --check            # run, fail where a command fails, change nothing
+
+A block is a comment, `<!-- output: MACHINE: COMMAND -->`, and the fenced text behind it. The command is run by bash in an empty
+folder; its standard output becomes the text. A command that fails, or takes longer than two minutes, changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PAGES = Path(__file__).resolve().parent
+SECONDS = 120
+BLOCK = re.compile(r"<!-- output: (?P<machine>\w+): (?P<command>.+?) -->\n```text\n(?P<text>.*?)```\n", re.DOTALL)
+MACHINES = ("mock", "ascend", "gpu")
+
+
+class Failed(Exception):
+    """A command did not do what the page says."""
+
+
+def environment(machine: str, programs: Path) -> dict[str, str]:
+    """What a command sees: one machine, and our programs first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DEVICE_IPC_")}
+    kept["PATH"] = f"{programs}:{programs / 'examples'}:{kept.get('PATH', '')}"
+    if machine == "mock":
+        return {**kept, "DEVICE_IPC_BACKEND": "mock"}
+    if machine == "gpu":
+        return {**kept, "DEVICE_IPC_BACKEND": "cuda"}
+    library = programs / "libdevice_ipc_sim_ascendcl.so"
+    if not library.is_file():
+        raise Failed(f"{library} is not there: cargo build -p device-ipc-sim-ascendcl")
+    return {
+        **kept,
+        "DEVICE_IPC_BACKEND": "ascend",
+        "DEVICE_IPC_ASCEND_LIBRARY": str(library),
+        "DEVICE_IPC_SIM_ASCEND": "devices=2",
+    }
+
+
+def run(command: str, variables: dict[str, str]) -> str:
+    """The standard output of a command. What it leaves running is killed."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        shell = subprocess.Popen(
+            ["bash", "-o", "pipefail", "-ec", command],
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            start_new_session=True,
+        )
+        try:
+            status = shell.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"it did not end within {SECONDS} s") from error
+        finally:
+            try:
+                os.killpg(shell.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            shell.wait()
+        if status != 0:
+            raise Failed(f"it ended with status {status}; its error stands above")
+        output.seek(0)
+        return output.read().decode()
+
+
+def refreshed(page: str, machines: list[str], run_on) -> tuple[str, list[str]]:
+    """The page with the blocks of these machines filled, and what failed. `run_on(machine, command)` gives the text."""
+    failures = []
+
+    def fill(block: re.Match[str]) -> str:
+        machine, command = block["machine"], block["command"]
+        if machine not in MACHINES:
+            failures.append(f"{machine}: there is no such machine: {command}")
+        if machine not in machines:
+            return block[0]
+        try:
+            text = run_on(machine, command)
+        except Failed as reason:
+            failures.append(f"{machine}: {command}: {reason}")
+            return block[0]
+        return f"<!-- output: {machine}: {command} -->\n```text\n{text}```\n"
+
+    return BLOCK.sub(fill, page), failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="default: mock and ascend")
+    parser.add_argument("--programs", type=Path, metavar="FOLDER", help="where Cargo put them (default: target/debug)")
+    parser.add_argument("--check", action="store_true", help="run everything, and change nothing")
+    arguments = parser.parse_args()
+    machines = arguments.machine or ["mock", "ascend"]
+    target = Path(os.environ.get("CARGO_TARGET_DIR", PAGES.parent.parent / "target"))
+    programs = (arguments.programs or target / "debug").resolve()
+    failures = []
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text()
+        filled, failed = refreshed(text, machines, lambda machine, command: run(command, environment(machine, programs)))
+        failures += [f"{path.name}: {failure}" for failure in failed]
+        if not arguments.check and filled != text:
+            path.write_text(filled)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
