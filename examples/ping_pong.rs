@@ -1,0 +1,153 @@
+//! Ping-pong by a device map: what lies on the first card is opened on the second one by the peer, which changes it in place
+//! across cards and answers with a tensor of its own card, which is opened on the first by the inverse of the map. With one
+//! card both are that one. Runs on the mock where there is no accelerator:
+//!
+//! ```text
+//! cargo run --example ping_pong
+//! ```
+
+use std::io::{BufRead, BufReader, Write, stdin};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use device_ipc::{DeviceMap, Dtype, Error, Export, Ipc, Mapping, Message, Received, Stream};
+
+const ROUNDS: usize = 10;
+const SIDE: usize = 1000;
+const TIME: Duration = Duration::from_secs(60);
+
+fn ping() -> Result<()> {
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let far = if ipc.devices()?.len() > 1 { 1 } else { 0 };
+    let stream = ipc.create_stream(0)?;
+    let name = format!("ping-pong-{}", std::process::id());
+    let listener = ipc.listen(&name).device_map(DeviceMap::new().insert(0u32, far)?).start()?;
+    let mut peer = Role::start("pong")?;
+    peer.tell(&name)?;
+    peer.tell(&far.to_string())?;
+    let channel = listener.accept(TIME)?;
+
+    let values: Vec<f32> = (0..SIDE * SIDE).map(|index| (index % 1000) as f32).collect();
+    let tensor = std::sync::Arc::new(ipc.allocate(0, (SIDE * SIDE * size_of::<f32>()) as u64)?);
+    tensor.view_mut::<f32>(&stream)?.copy_from(&values)?;
+    let export = ipc.share(tensor.clone()).dtype(Dtype::F32).shape([SIDE as u64; 2]).start()?;
+    let begun = Instant::now();
+    for round in 1..=ROUNDS {
+        channel.send(Message::new().tensor(&export).ready_on(&stream), TIME)?;
+        let answer = open_only(&channel.receive(TIME)?, &stream)?;
+        ensure!(answer.device().get() == 0, "the answer was opened on device {}", answer.device());
+        let first = answer.view::<f32, _>(&stream)?.to_vec()?[1];
+        ensure!(first == 1.0 + round as f32, "round {round}: the answer begins with {first}");
+        answer.release(&stream)?;
+    }
+    println!(
+        "[ping] {ROUNDS} rounds from device 0 to device {far} and back, checked on the host: {:.1} ms",
+        begun.elapsed().as_secs_f64() * 1e3
+    );
+    channel.close(TIME)?;
+    peer.finish()?;
+    let after = tensor.view::<f32>(&stream)?.to_vec()?;
+    let changed = values.iter().zip(&after).all(|(before, after)| before + ROUNDS as f32 == *after);
+    ensure!(changed, "not every number has grown by {ROUNDS}");
+    println!("[ping] every number has grown by {ROUNDS}, in place");
+    Ok(())
+}
+
+fn pong() -> Result<()> {
+    let mut lines = stdin().lock().lines();
+    let name = lines.next().context("the name of the channel did not come")??;
+    let device: u32 = lines.next().context("the device did not come")??.parse()?;
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let stream = ipc.create_stream(device)?;
+    let channel = ipc.connect(&name).timeout(TIME).start()?; // no map of its own: the inverse of the peer's
+    let (mine, export) = answer_tensor(&ipc, device)?;
+    loop {
+        let received = match channel.receive(TIME) {
+            Ok(received) => received,
+            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let mapping = open_only(&received, &stream)?;
+        ensure!(mapping.device().get() == device, "the tensor was opened on device {}", mapping.device());
+        mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
+        mine.view_mut::<f32>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
+        mapping.release(&stream)?;
+        received.reply(Message::new().tensor(&export).ready_on(&stream), TIME)?;
+    }
+}
+
+fn answer_tensor(ipc: &Ipc, device: u32) -> Result<(std::sync::Arc<device_ipc::Buffer>, Export)> {
+    let mine = std::sync::Arc::new(ipc.allocate(device, (SIDE * SIDE * size_of::<f32>()) as u64)?);
+    let export = ipc.share(mine.clone()).dtype(Dtype::F32).shape([SIDE as u64; 2]).start()?;
+    Ok((mine, export))
+}
+
+/// Opens the message's tensor on the device that the map names; `stream`, which is of that device, waits until it is ready.
+fn open_only(received: &Received, stream: &Stream) -> Result<Mapping> {
+    let [tensor] = received.tensors() else {
+        bail!("a message has one tensor, not {}", received.tensors().len());
+    };
+    ensure!(tensor.device() == Some(stream.device()), "the map names {:?}", tensor.device());
+    Ok(tensor.open().on(stream)?)
+}
+
+/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
+struct Role {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Role {
+    fn start(role: &str) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting another process of this program")?;
+        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        Ok(Self { input: child.stdin.take(), child, lines })
+    }
+
+    /// A line for its standard input.
+    fn tell(&mut self, line: &str) -> Result<()> {
+        let input = self.input.as_mut().context("it is told no more")?;
+        writeln!(input, "{line}").context("telling another process")
+    }
+
+    /// Waits for its end, which has to be a good one.
+    fn finish(mut self) -> Result<()> {
+        drop(self.input.take());
+        // Its output ends when it does.
+        match self.lines.recv_timeout(TIME) {
+            Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
+            Ok(line) => bail!("process {} said {line:?}, which nobody expected", self.child.id()),
+        }
+        let status = self.child.wait()?;
+        ensure!(status.success(), "process {} failed: {status}", self.child.id());
+        Ok(())
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        None => ping(),
+        Some("pong") => pong(),
+        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+    }
+}

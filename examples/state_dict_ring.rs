@@ -1,0 +1,162 @@
+//! A trainer hands its weights to two readers, version after version, through a ring: memory that is shared once and then
+//! re-used. A bucket is written again only when both readers' streams have passed it. Runs on the mock where there is no
+//! accelerator:
+//!
+//! ```text
+//! cargo run --example state_dict_ring
+//! ```
+
+use std::io::{BufRead, BufReader, Read, Write, stdin};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use device_ipc::{Dtype, Ipc, RingDescriptor, RingReadSlot, Stream, TensorLayout, TensorTable};
+
+const READERS: usize = 2;
+const SLOTS: u32 = 2;
+const VERSIONS: u64 = 6;
+const LAYERS: [(&str, [u64; 2]); 4] =
+    [("embed", [64, 32]), ("layer.0", [32, 32]), ("layer.1", [32, 32]), ("head", [32, 10])];
+const TIME: Duration = Duration::from_secs(60);
+
+fn trainer() -> Result<()> {
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let stream = ipc.create_stream(0)?;
+    let table = packed()?;
+    let bytes = table.region_bytes().next_multiple_of(256) * u64::from(SLOTS);
+    let mut ring = ipc.ring(ipc.allocate(0, bytes)?).slots(SLOTS).start()?;
+    let mut readers = (0..READERS).map(|_| Role::start("reader")).collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.tell(&ring.descriptor().to_string(), &table.to_bytes())?;
+    }
+    ring.wait_readers(READERS, TIME)?;
+    println!("[trainer] {} tensors, {SLOTS} slots, {} readers", table.len(), ring.readers());
+
+    for version in 0..VERSIONS {
+        let mut slot = ring.write(&stream)?; // the stream waits for the readers of what the slot held
+        for (name, offset, layout) in table.iter() {
+            let bytes = offset..offset + layout.span_bytes()?;
+            let numbers = weights(name, version, layout.span_bytes()? as usize / size_of::<f32>());
+            slot.view_mut_of::<f32, _>(bytes, &stream)?.copy_from(&numbers)?;
+        }
+        slot.publish(&stream)?;
+    }
+    for reader in readers {
+        reader.finish()?;
+    }
+    ring.close(TIME)?;
+    println!("[trainer] {VERSIONS} versions were published, and both readers have checked them all");
+    Ok(())
+}
+
+/// Where each tensor lies in a slot.
+fn packed() -> Result<TensorTable> {
+    let layers =
+        LAYERS.into_iter().map(|(name, shape)| Ok((name, TensorLayout::contiguous(Dtype::F32, shape)?)));
+    Ok(TensorTable::packed(256, layers.collect::<Result<Vec<_>>>()?)?)
+}
+
+/// A tensor is filled with a number that tells it and the version.
+fn weights(name: &str, version: u64, count: usize) -> Vec<f32> {
+    let index = LAYERS.iter().position(|(layer, _)| *layer == name).unwrap_or(LAYERS.len());
+    vec![(version * 100 + index as u64) as f32; count]
+}
+
+fn reader() -> Result<()> {
+    let mut line = String::new();
+    let mut input = stdin().lock();
+    input.read_line(&mut line).context("reading the ring's descriptor")?;
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes).context("reading the table of tensors")?;
+    let (descriptor, table): (RingDescriptor, _) = (line.trim().parse()?, TensorTable::from_bytes(&bytes)?);
+
+    let ipc = Ipc::builder().allow_simulated(true).auto()?;
+    let stream = ipc.create_stream(0)?;
+    let mut reader = ipc.join(&descriptor).timeout(TIME).on(&stream)?;
+    for version in 0..VERSIONS {
+        let slot = reader.next(&stream)?; // the stream waits for the publication
+        check(&slot, &table, version, &stream)?;
+        slot.release(&stream)?; // acknowledged when the stream gets here
+    }
+    reader.close();
+    println!("checked {VERSIONS} versions of {} tensors", LAYERS.len());
+    Ok(())
+}
+
+fn check(slot: &RingReadSlot, table: &TensorTable, version: u64, stream: &Stream) -> Result<()> {
+    ensure!(slot.sequence() == version, "version {} came in place of {version}", slot.sequence());
+    for (name, _) in LAYERS {
+        let (offset, layout) = table.get(name).with_context(|| format!("{name} is not in the table"))?;
+        let seen = slot.view_of::<f32, _>(offset..offset + layout.span_bytes()?, stream)?.to_vec()?;
+        ensure!(
+            seen == weights(name, version, seen.len()),
+            "{name} of version {version} holds {:?}, …",
+            &seen[..4]
+        );
+    }
+    Ok(())
+}
+
+/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
+struct Role {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Role {
+    fn start(role: &str) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting another process of this program")?;
+        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        Ok(Self { input: child.stdin.take(), child, lines })
+    }
+
+    /// All of its standard input: a line, then bytes. A descriptor does not go into the arguments, which every user can
+    /// read.
+    fn tell(&mut self, line: &str, bytes: &[u8]) -> Result<()> {
+        let mut input = self.input.take().context("it was told before")?;
+        writeln!(input, "{line}").and_then(|()| input.write_all(bytes)).context("telling another process")
+    }
+
+    /// Waits for its end, which has to be a good one.
+    fn finish(mut self) -> Result<()> {
+        drop(self.input.take());
+        // Its output ends when it does.
+        loop {
+            match self.lines.recv_timeout(TIME) {
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
+                Ok(line) => println!("[process {}] {line}", self.child.id()),
+            }
+        }
+        let status = self.child.wait()?;
+        ensure!(status.success(), "process {} failed: {status}", self.child.id());
+        Ok(())
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        None => trainer(),
+        Some("reader") => reader(),
+        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+    }
+}
