@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+# Of the report that `device-ipc bench --json` writes.
+SCHEMA = 1
 PROGRAM_VARIABLE = "DEVICE_IPC_BIN"
 # Both sides end by deadlines of their own, row by row; these are for what hangs all the same.
 PROGRAM_SECONDS = 1800
@@ -38,7 +40,30 @@ class Pair:
     goal: float | None
 
 
-PAIRS: tuple[Pair, ...] = ()
+# PyTorch's transport is compared and not the tutorial's whole rounds, whose layers compute the same on both sides.
+PAIRS = (
+    Pair(
+        "a tensor handed over and acknowledged",
+        "hand-over",
+        "an export that the receiver knows",
+        "one_tensor_queue",
+        30,
+    ),
+    Pair(
+        "the same, shared anew each time",
+        "hand-over",
+        "shared anew each time, in memory that the receiver has open",
+        "one_tensor_queue",
+        30,
+    ),
+    Pair("the same through a ring, the receiver spins", "ring", "a spinning receiver", "one_tensor_queue", 100),
+    Pair("1000 tensors of 64 B, first time", "state-dict", "64 B each, first time", "state_dict_64_first", 40),
+    Pair("the same again", "state-dict", "64 B each, again", "state_dict_64_again", 100),
+    Pair("1000 tensors of 1 MiB, first time", "state-dict", "1 MiB each, first time", "state_dict_1mib_first", 40),
+    Pair("the same again", "state-dict", "1 MiB each, again", "state_dict_1mib_again", 100),
+    Pair("ten rounds over two cards, 4 MB each way: CUDA RPC", "device-map", "ten rounds", "rpc_transport_cuda", 2),
+    Pair("the same rounds: RPC through the CPU", "device-map", "ten rounds", "rpc_transport_cpu", 34),
+)
 
 
 class Failed(Exception):
@@ -53,11 +78,30 @@ def lines_of(document: object) -> dict[tuple[str, str], dict[str, object]]:
     lines = document.get("lines") if isinstance(document, dict) else None
     if not isinstance(lines, list):
         raise Failed("the report of device-ipc bench has no list 'lines': was it written by another version?")
+    if document.get("schema") != SCHEMA:
+        found = document.get("schema")
+        raise Failed(f"the report of device-ipc bench has layout {found}, and this script knows {SCHEMA}")
     return {(line["row"], line["case"]): line for line in lines}
 
 
+def not_judged(report: dict[str, object], rows: Sequence[dict[str, object]]) -> str | None:
+    """Why the two sides tell nothing of each other, if they do not."""
+    machine = report.get("machine") or {}
+    if not machine.get("hardware"):
+        return f"ours ran on {machine.get('backend')}, which is no hardware"
+    if not machine.get("optimised"):
+        return "ours was built without --release"
+    drivers = {row["driver"] for row in rows if row["median"] and row["driver"]}
+    if any(driver not in str(machine.get("driver")) for driver in drivers):
+        return f"ours ran with {machine.get('driver')}, and PyTorch with {' and '.join(sorted(drivers))}"
+    return None
+
+
 def joined(
-    lines: dict[tuple[str, str], dict[str, object]], rows: Sequence[dict[str, object]], pairs: Sequence[Pair]
+    lines: dict[tuple[str, str], dict[str, object]],
+    rows: Sequence[dict[str, object]],
+    pairs: Sequence[Pair],
+    judged: bool = True,
 ) -> list[dict[str, object]]:
     """Both sides of each pair: what was measured, the ratio of the medians, and what is missing, in words."""
     by_name = {row["row"]: row for row in rows}
@@ -83,11 +127,17 @@ def joined(
                 "torch": theirs,
                 "times": times,
                 "goal": pair.goal,
-                "reached": None if times is None or pair.goal is None else times >= pair.goal,
+                "reached": times >= pair.goal if judged and times is not None and pair.goal is not None else None,
                 "missing": "; ".join(missing),
             }
         )
     return table
+
+
+def alone(rows: Sequence[dict[str, object]], pairs: Sequence[Pair]) -> list[dict[str, object]]:
+    """PyTorch's rows that nothing of ours stands beside."""
+    paired = {pair.torch for pair in pairs}
+    return [row for row in rows if row["row"] not in paired]
 
 
 def time_text(nanoseconds: float) -> str:
@@ -109,8 +159,10 @@ def spread(side: dict[str, object] | None) -> str:
     return f"{time_text(side['median'])} ({time_text(side['p10'])} – {time_text(side['p90'])})"
 
 
-def markdown(table: Sequence[dict[str, object]], machine: Sequence[str]) -> str:
-    """The table, the machine above it and what is missing below."""
+def markdown(
+    table: Sequence[dict[str, object]], machine: Sequence[str], others: Sequence[dict[str, object]] = ()
+) -> str:
+    """The table, the machine above it; below it PyTorch's other rows, and what is missing."""
     text = [*machine, ""] if machine else []
     text += [
         "Medians, with the values that a tenth of the rounds are below and above. Times: PyTorch's median by ours.",
@@ -125,21 +177,31 @@ def markdown(table: Sequence[dict[str, object]], machine: Sequence[str]) -> str:
         text.append(
             f"| {entry['title']} | {spread(entry['ours'])} | {spread(entry['torch'])} | {times} | {goal}{verdict} |"
         )
+    if others:
+        text += ["", "PyTorch's other rows:", "", "| row | PyTorch |", "|---|---|"]
+        text += [f"| {row['row']} | {spread(row) if row['median'] else row['error']} |" for row in others]
     missing = [f"- {entry['title']}: {entry['missing']}" for entry in table if entry["missing"]]
     if missing:
         text += ["", "Not compared:", "", *missing]
     return "\n".join(text) + "\n"
 
 
-def machine_of(rows: Sequence[dict[str, object]]) -> list[str]:
-    """What PyTorch said of the machine, where it measured anything."""
-    for row in rows:
-        if row["devices"]:
-            cards = max((row["devices"] for row in rows), key=len)
-            return [
-                f"{' and '.join(cards)}, driver {row['driver']}, PyTorch {row['torch']}, its CUDA {row['cuda']}"
-            ]
-    return []
+def machines_of(report: dict[str, object], rows: Sequence[dict[str, object]]) -> list[str]:
+    """What each side says of where it ran, where it measured anything."""
+    machine = report.get("machine") or {}
+    text = []
+    if machine:
+        text.append(
+            f"- device-ipc {machine.get('version')} at {machine.get('commit')}, {machine.get('date')}: "
+            f"{machine.get('backend')} ({machine.get('driver')}), {' and '.join(machine.get('devices') or [])}"
+        )
+    measured = [row for row in rows if row["devices"]]
+    if measured:
+        cards, first = max((row["devices"] for row in measured), key=len), measured[0]
+        text.append(
+            f"- PyTorch {first['torch']} (CUDA {first['cuda']}): driver {first['driver']}, {' and '.join(cards)}"
+        )
+    return text
 
 
 def program_path(given: str | None) -> Path:
@@ -221,7 +283,11 @@ def main() -> int:
     except (Failed, OSError, ValueError) as reason:
         print(f"error: {reason}", file=sys.stderr)
         return 1
-    text = markdown(joined(lines, rows, PAIRS), machine_of(rows))
+    reason = not_judged(report, rows)
+    head = machines_of(report, rows)
+    if reason:
+        head.append(f"- **Not judged**: {reason}.")
+    text = markdown(joined(lines, rows, PAIRS, reason is None), head, alone(rows, PAIRS))
     print(text, end="")
     if arguments.output:
         arguments.output.write_text(text)

@@ -30,7 +30,7 @@ def row(median, error=None, devices=()):
 
 class Joining(unittest.TestCase):
     def entry(self, lines, rows):
-        [entry] = compare.joined(compare.lines_of({"lines": lines}), rows, [PAIR])
+        [entry] = compare.joined(compare.lines_of({"schema": 1, "lines": lines}), rows, [PAIR])
         return entry
 
     def test_the_ratio_is_of_the_medians_and_judged_by_the_goal(self):
@@ -58,6 +58,31 @@ class Joining(unittest.TestCase):
         for document in ({}, [], {"lines": 3}, None):
             with self.assertRaisesRegex(Failed, "no list 'lines'"):
                 compare.lines_of(document)
+
+    def test_a_report_of_another_layout_is_refused(self):
+        with self.assertRaisesRegex(Failed, "layout 2, and this script knows 1"):
+            compare.lines_of({"schema": 2, "lines": []})
+
+    def test_rows_of_pytorch_without_a_partner_are_kept(self):
+        others = [{**row(1_000.0), "row": "event_export"}, {**row(None, error="no card"), "row": "other"}]
+        found = compare.alone([row(1.0), *others], [PAIR])
+        self.assertEqual([each["row"] for each in found], ["event_export", "other"])
+        text = compare.markdown([], [], found)
+        self.assertIn("| event_export | 1.00 µs (500 ns – 2.00 µs) |\n| other | no card |", text)
+
+    def test_sides_of_different_machines_are_not_judged(self):
+        machine = {"hardware": True, "optimised": True, "backend": "cuda", "driver": "driver 580.159.04, CUDA 13.0"}
+
+        def reason(**changed):
+            return compare.not_judged({"machine": {**machine, **changed}}, [row(1.0)])
+
+        self.assertIsNone(reason())
+        self.assertIn("no hardware", reason(hardware=False, backend="mock"))
+        self.assertIn("--release", reason(optimised=False))
+        self.assertIn("PyTorch with 580.159.04", reason(driver="driver 570.1, CUDA 12.8"))
+        lines = compare.lines_of({"schema": 1, "lines": [line(side(4_000.0))]})
+        [entry] = compare.joined(lines, [row(121_000.0)], [PAIR], judged=False)
+        self.assertEqual((entry["times"], entry["reached"]), (30.25, None))
 
     def test_no_pair_stands_twice(self):
         ours = [(pair.row, pair.case, pair.torch) for pair in compare.PAIRS]
@@ -96,9 +121,12 @@ class Table(unittest.TestCase):
             self.assertEqual(compare.time_text(nanoseconds), text)
 
     def test_the_machine_is_told_by_a_row_that_was_measured(self):
-        self.assertEqual(compare.machine_of([row(None, error="no")]), [])
-        [text] = compare.machine_of([row(1.0, devices=["H200"]), row(1.0, devices=["H200", "H200"])])
-        self.assertEqual(text, "H200 and H200, driver 580.159.04, PyTorch 2.11.0, its CUDA 13.0")
+        self.assertEqual(compare.machines_of({}, [row(None, error="no")]), [])
+        [text] = compare.machines_of({}, [row(1.0, devices=["H200"]), row(1.0, devices=["H200", "H200"])])
+        self.assertEqual(text, "- PyTorch 2.11.0 (CUDA 13.0): driver 580.159.04, H200 and H200")
+        machine = {"version": "0.1.0", "commit": "abc", "date": "today", "backend": "mock", "driver": "engine 1"}
+        [text] = compare.machines_of({"machine": {**machine, "devices": ["Mock"]}}, [])
+        self.assertEqual(text, "- device-ipc 0.1.0 at abc, today: mock (engine 1), Mock")
 
 
 class Program(unittest.TestCase):

@@ -84,7 +84,7 @@ class Supervision(unittest.TestCase):
     def test_a_child_that_outlives_its_worker_is_killed(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "pid"
-            child = "import time; time.sleep(600)"
+            child = "import time; time.sleep(100)"
             code = (
                 f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}]); "
                 f"open({str(file)!r}, 'w').write(str(child.pid))"
