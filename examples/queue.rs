@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Channel, Dtype, Error, Ipc, Message, Received, Stream};
+use device_ipc::{Channel, Dtype, Error, Ipc, Listener, Message, Received, Stream};
 
 const TENSORS: usize = 8;
 const SHAPE: [u64; 2] = [4, 5];
@@ -25,9 +25,15 @@ fn producer() -> Result<()> {
     let listener = ipc.listen(&name).start()?;
     let mut consumer = Role::start("consumer")?;
     consumer.tell(&name)?;
+    let outcome = produce(&ipc, &listener, &stream);
+    consumer.finish()?; // where it failed, its own error says more
+    outcome
+}
+
+fn produce(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
     let channel = listener.accept(TIME)?;
     for number in 0..TENSORS {
-        put(&ipc, &channel, number, &stream)?;
+        put(ipc, &channel, number, stream)?;
     }
     for number in 0..TENSORS {
         let sum: f32 = std::str::from_utf8(channel.receive(TIME)?.bytes())?.parse()?;
@@ -35,8 +41,7 @@ fn producer() -> Result<()> {
         println!("[producer] tensor {number}: the consumer's sum is {sum}");
         ensure!(sum == expected, "tensor {number} has the sum {expected}, and the consumer saw {sum}");
     }
-    channel.close(TIME)?;
-    consumer.finish()
+    Ok(channel.close(TIME)?)
 }
 
 /// Memory, export and tensor end here, as far as the producer is concerned: the message keeps them for the consumer.
