@@ -1,13 +1,21 @@
 //! The program on the simulator of Ascend's ACL: the same commands that a user gives on a server.
 
+mod support;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, install};
 use serde_json::Value;
+use support::{Folder, Terminal};
 
 /// Runs the program on a machine that this text describes; where the tests were not built, there is no simulator.
 fn device_ipc(machine: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Output> {
+    let output = command(machine, arguments)?.envs(environment.iter().copied()).output();
+    Some(output.expect("the program runs"))
+}
+
+fn command(machine: &str, arguments: &[&str]) -> Option<Command> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     if !directory.is_dir() {
         eprintln!("skipped: the simulator of ACL is where the tests were built");
@@ -17,15 +25,14 @@ fn device_ipc(machine: &str, arguments: &[&str], environment: &[(&str, &str)]) -
     std::fs::create_dir_all(&directory).expect("the tests' directory can be written");
     let library = install(&directory, Cann::V9_1).expect("the simulator can be copied");
     let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .env(MACHINE_VARIABLE, machine)
         .env("DEVICE_IPC_ASCEND_LIBRARY", library)
         .env("DEVICE_IPC_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
-        .env_remove("DEVICE_IPC_BACKEND")
-        .envs(environment.iter().copied())
-        .output();
-    Some(output.expect("the program runs"))
+        .env_remove("DEVICE_IPC_BACKEND");
+    Some(command)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -81,4 +88,39 @@ fn devices_are_listed_or_the_reason_why_not() {
     let Some(output) = device_ipc("stub", &arguments, &[]) else { return };
     let out = text(&output.stdout);
     assert!(out.contains("stub library"), "{out} {}", text(&output.stderr));
+}
+
+#[test]
+fn a_tensor_goes_to_another_terminal_on_another_card() {
+    let machine = "soc=910b;devices=2";
+    let folder = Folder::new();
+    let file = folder.text("w.ipc");
+    let start = |arguments: &[&str]| command(machine, arguments).map(Terminal::start);
+    let Some(mut sender) = start(&["send", "--file", &file, "--receivers", "3"]) else { return };
+    sender.until("wrote");
+    let run = |arguments: &[&str]| start(arguments).expect("as before").end().good();
+    let received = run(&["recv", "--file", &file, "--device", "1", "--add", "1"]);
+    assert!(
+        received.contains("device=ascend:1 (across cards)") && received.contains("mean=2.000000"),
+        "{received}"
+    );
+    let at = format!("@{file}");
+    assert!(run(&["attach", &at, "add", "3"]).contains("mean=5.000000"));
+    assert!(run(&["attach", &at, "--device", "1", "fill", "0"]).contains("mean=0.000000"));
+    assert!(sender.end().good().contains("mean delta=-1.000000"));
+}
+
+#[test]
+fn the_doctor_tries_every_card_and_names_the_stub() {
+    let arguments = ["doctor", "--backend", "ascend", "--json"];
+    let Some(output) = device_ipc("soc=910b;devices=2", &arguments, &[]) else { return };
+    let report = json(&output);
+    let trips =
+        report["checks"].as_array().expect("a list").iter().filter(|one| one["check"] == "round trip");
+    assert_eq!(trips.clone().count(), 4, "{report}");
+    assert!(trips.into_iter().all(|trip| trip["verdict"] == "ok"), "{report}");
+    let Some(output) = device_ipc("stub", &["doctor", "--quick"], &[]) else { return };
+    let out = text(&output.stdout);
+    assert!(output.status.code() == Some(1) && out.contains("problem  library of ascend"), "{out}");
+    assert!(out.contains("stub library") && out.contains("devlib"), "{out}");
 }

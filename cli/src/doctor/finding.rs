@@ -49,7 +49,9 @@ impl fmt::Display for Finding {
             Verdict::Warning => "warning",
             Verdict::Problem => "problem",
         };
-        write!(f, "{verdict:8} {}: {}", self.check, self.found)?;
+        // What a program said may have several lines.
+        let found = self.found.replace('\n', "\n         ");
+        write!(f, "{verdict:8} {}: {found}", self.check)?;
         match &self.change {
             Some(change) => write!(f, "\n         -> {change}"),
             None => Ok(()),

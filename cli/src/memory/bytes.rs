@@ -29,6 +29,10 @@ impl<'m> DeviceBytes<'m> {
         Self { _keeper: std::marker::PhantomData, range, stream }
     }
 
+    pub(crate) fn len(&self) -> u64 {
+        self.range.len
+    }
+
     /// A part of them.
     pub(crate) fn part(&self, offset: u64, len: u64) -> Result<Self> {
         let range = self.range.slice(offset, len).context("a tensor that leaves its region")?;

@@ -10,10 +10,13 @@ use super::{DeviceBytes, element_bytes, values};
 /// How many values are shown.
 const SHOWN: usize = 8;
 
+/// The mean of more bytes is nobody's first question, and takes its time.
+const MAX_MEAN_BYTES: u64 = 1024 * 1024 * 1024;
+
 /// The mean of a tensor and its first values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Summary {
-    /// `None` for elements that are no plain numbers, and for a tensor with gaps.
+    /// `None` for elements that are no plain numbers, for a tensor with gaps, and for one of more than 1 GiB.
     pub(crate) mean: Option<f64>,
     first: Vec<String>,
     more: bool,
@@ -35,8 +38,10 @@ impl Summary {
 
     fn of_numbers(bytes: &DeviceBytes<'_>, dtype: Dtype, with_mean: bool) -> Result<Self> {
         let element = dtype.bytes().unwrap_or(1) as usize;
+        let with_mean = with_mean && bytes.len() <= MAX_MEAN_BYTES;
         let (mut sum, mut count, mut first) = (with_mean.then_some(0.0), 0, Vec::new());
-        bytes.read(|piece| {
+        let read = if with_mean { bytes.len() } else { bytes.len().min((SHOWN * element) as u64) };
+        bytes.part(0, read)?.read(|piece| {
             sum = sum.and_then(|sum| Some(sum + values::sum(dtype, piece)?));
             count += piece.len() / element;
             if first.is_empty() {
@@ -45,7 +50,7 @@ impl Summary {
             Ok(())
         })?;
         let mean = sum.filter(|_| count > 0).map(|sum| sum / count as f64);
-        Ok(Self { mean, more: count > first.len(), first })
+        Ok(Self { mean, more: bytes.len() > (first.len() * element) as u64, first })
     }
 }
 

@@ -18,6 +18,7 @@ pub(super) fn on_signals(tell: Sender<Told>) -> Result<()> {
             if !std::mem::take(&mut first) {
                 let _ = emulate_default_handler(signal);
             }
+            eprintln!("stopping; once more to end at once");
             let _ = tell.send(Told::Stop(signal_name(signal).unwrap_or("a signal")));
         }
     });

@@ -1,0 +1,78 @@
+//! `doctor` on this machine, with the mock. Its checks, one by one, are tested where they are.
+
+mod support;
+
+use serde_json::Value;
+use support::{Terminal, device_ipc};
+
+fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut command = device_ipc();
+    command
+        .arg("doctor")
+        .args(arguments)
+        .env("DEVICE_IPC_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+        .env("DEVICE_IPC_ASCEND_LIBRARY", "/nowhere/libascendcl.so")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("ASCEND_RT_VISIBLE_DEVICES")
+        .envs(environment.iter().copied());
+    let ended = Terminal::start(command).end();
+    (ended.status.code(), ended.out)
+}
+
+fn checks(text: &str) -> Vec<Value> {
+    let report: Value = serde_json::from_str(text).expect("JSON");
+    report["checks"].as_array().expect("a list").clone()
+}
+
+fn verdicts<'a>(checks: &'a [Value], name: &str) -> Vec<&'a str> {
+    checks.iter().filter(|one| one["check"] == name).filter_map(|one| one["verdict"].as_str()).collect()
+}
+
+#[test]
+fn a_second_process_is_tried_on_each_device_and_across() {
+    let (code, text) = doctor(&["--backend", "mock", "--json"], &[]);
+    assert_eq!(code, Some(0), "{text}");
+    let checks = checks(&text);
+    assert_eq!(verdicts(&checks, "round trip"), ["ok"; 4], "{text}");
+    assert_eq!(verdicts(&checks, "sealed memory (memfd_create)"), ["ok"]);
+    let (code, text) =
+        doctor(&["--backend", "mock", "--quick"], &[("DEVICE_IPC_MOCK", "devices=2;peers=0>1")]);
+    assert_eq!(code, Some(0));
+    assert!(
+        !text.contains("round trip") && text.contains("do not reach each other's memory: 1 -> 0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_does_not_work_is_a_problem_with_its_reason_and_the_exit_code_tells() {
+    let broken = [("DEVICE_IPC_MOCK", "devices=1;fault=open:1")];
+    let (code, text) = doctor(&["--backend", "mock", "--json"], &broken);
+    assert_eq!(code, Some(1), "{text}");
+    let checks = checks(&text);
+    let trip = checks.iter().find(|one| one["check"] == "round trip").expect("it was tried");
+    assert!(trip["found"].as_str().is_some_and(|found| found.contains("injected fault")), "{trip}");
+    assert!(
+        trip["change"].as_str().is_some_and(|change| change.contains("device-ipc demo --backend mock")),
+        "{trip}"
+    );
+
+    let (code, text) = doctor(&["--quick", "--backend", "cuda"], &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("problem  library of cuda") && text.contains("/nowhere/libcuda.so.1"), "{text}");
+
+    let (code, text) = doctor(&["--quick"], &[("CUDA_VISIBLE_DEVICES", "-1")]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("hides every GPU") && text.contains("-> unset CUDA_VISIBLE_DEVICES"), "{text}");
+
+    let (code, text) = doctor(&["--quick"], &[("DEVICE_IPC_SOCKET_DIR", "/nowhere/sockets")]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("-> mkdir -p /nowhere/sockets"), "{text}");
+}
+
+#[test]
+fn an_unknown_backend_is_an_error() {
+    let mut command = device_ipc();
+    command.args(["doctor", "--backend", "acme"]);
+    assert!(Terminal::start(command).end().bad().contains("no backend is called \"acme\""));
+}
