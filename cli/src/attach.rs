@@ -1,19 +1,16 @@
 //! `device-ipc attach`: one thing done to a tensor of another process.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Result, bail};
-use device_ipc::{AllowList, Descriptor, ListedExport, list_exports};
+use device_ipc::Descriptor;
 use serde_json::{Value, json};
 
+use crate::exporter;
 use crate::memory::{Opened, Place};
 use crate::output::line;
 use crate::recv::write_out;
 use crate::road::descriptor_of;
-
-/// How long the exporter may take to say what it knows of the export.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -95,7 +92,7 @@ fn info(descriptor: &Descriptor, offline: bool) -> Result<()> {
     if offline {
         return line(serde_json::to_string_pretty(&json!({ "descriptor": view }))?);
     }
-    let (exporter, problem) = ask(descriptor, &view)?;
+    let (exporter, problem) = ask(descriptor)?;
     line(serde_json::to_string_pretty(&json!({ "descriptor": view, "exporter": exporter }))?)?;
     match problem {
         Some(problem) => bail!("{problem}"),
@@ -104,24 +101,20 @@ fn info(descriptor: &Descriptor, offline: bool) -> Result<()> {
 }
 
 /// What the exporter says of the export, and what is wrong with it.
-fn ask(descriptor: &Descriptor, view: &Value) -> Result<(Value, Option<String>)> {
-    let (process, number) = (descriptor.exporter(), &view["exporter"]["export"]);
-    let listed = list_exports(None, &AllowList::own_user(), PATIENCE)?;
-    let Some(listed) = listed.into_iter().flatten().find(|one| one.process == *process) else {
+fn ask(descriptor: &Descriptor) -> Result<(Value, Option<String>)> {
+    let Some(process) = exporter::find(descriptor)? else {
         let why = format!(
             "no process answers for this descriptor: its exporter (process {} of its pid namespace) has ended, is another \
              user's, or is in another network namespace (DEVICE_IPC_SOCKET_DIR)",
-            process.pid
+            descriptor.exporter().pid
         );
         return Ok((json!({ "state": "no answer" }), Some(why)));
     };
-    let is_it = |export: &&ListedExport| serde_json::to_value(export.export).is_ok_and(|one| one == *number);
-    let pid = listed.pid;
-    let (state, export) = match listed.exports.iter().find(is_it) {
-        Some(export) if !export.dropped => ("sharing", Some(export)),
-        export => ("dropped", export),
-    };
-    let problem = (state == "dropped")
-        .then(|| format!("process {pid} has dropped this export; ask it for a new descriptor"));
-    Ok((json!({ "state": state, "pid": pid, "program": listed.program, "export": export }), problem))
+    let export = exporter::export(&process, descriptor)?;
+    let (pid, program) = (process.pid, &process.program);
+    let shared = export.is_some_and(|export| !export.dropped);
+    let state = if shared { "sharing" } else { "dropped" };
+    let problem =
+        (!shared).then(|| format!("process {pid} has dropped this export; ask it for a new descriptor"));
+    Ok((json!({ "state": state, "pid": pid, "program": program, "export": export }), problem))
 }

@@ -7,6 +7,7 @@ mod choose;
 mod demo;
 mod devices;
 mod doctor;
+mod exporter;
 mod memory;
 mod output;
 mod progress;

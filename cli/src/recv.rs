@@ -57,13 +57,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return receive(arguments, &descriptor, |_| Ok(())).map(drop);
     };
     let mut sender = join(arguments, address)?;
-    let outcome = over_tcp(arguments, &mut sender).with_context(|| format!("receiving from {address}"));
+    let outcome = over_tcp(arguments, &mut sender);
     if let Err(error) = &outcome {
         // The sender's transcript shall say why. It may be gone already.
         let failed = FromReceiver::Failed { error: format!("{error:#}") };
         let _ = sender.say(&failed, Some(Instant::now() + HANDSHAKE));
     }
-    outcome
+    outcome.with_context(|| format!("receiving from {address}"))
 }
 
 /// By any road but TCP.

@@ -5,6 +5,7 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use data_encoding::BASE64URL_NOPAD;
 use rustix::process::Signal;
 use support::{Folder, Terminal, device_ipc, run, send_by_file, start};
 
@@ -201,4 +202,64 @@ fn what_cannot_be_sent_or_opened_is_refused_before_anything_is_shared() {
     // None of them had it open.
     sender.signal(Signal::TERM);
     assert!(sender.end().good().contains("nobody has opened it yet"));
+}
+
+/// The descriptor with other bytes at this place, and a checksum that fits.
+fn altered(file: &str, place: std::ops::Range<usize>) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut bytes = BASE64URL_NOPAD.decode(text.trim().trim_start_matches("dipc.").as_bytes()).unwrap();
+    bytes[place].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    let end = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
+    bytes[end..].copy_from_slice(&checksum);
+    format!("dipc.{}", BASE64URL_NOPAD.encode(&bytes))
+}
+
+#[test]
+fn a_descriptor_of_another_host_or_with_another_token_is_refused_with_the_reason() {
+    let folder = Folder::new();
+    let (sender, file) = send_by_file(&folder, &["--receivers", "0"]);
+    // Places as in docs/descriptor.md: host and boot id, then the token.
+    let elsewhere = altered(&file, 33..65);
+    let error = run(["recv", "--descriptor", &elsewhere]).bad();
+    assert!(error.contains("made on another host"), "{error}");
+    let forged = altered(&file, 101..117);
+    let error = run(["recv", "--descriptor", &forged]).bad();
+    assert!(error.contains("does not know the descriptor's token"), "{error}");
+    sender.signal(Signal::TERM);
+    assert!(sender.end().good().contains("nobody has opened it yet"));
+}
+
+#[test]
+fn devices_are_numbered_by_each_side_and_the_bytes_stay_where_they_are() {
+    let folder = Folder::new();
+    let (sender, file) = send_by_file(&folder, &["--device", "1", "--receivers", "1"]);
+    let seeing = |visible: &str, arguments: &[&str]| {
+        let mut command = device_ipc();
+        command.args(["recv", "--file", &file]).args(arguments);
+        command.env("DEVICE_IPC_MOCK", format!("devices=2;visible={visible}"));
+        Terminal::start(command).end()
+    };
+    let error = seeing("0", &[]).bad();
+    assert!(error.contains("which this process does not see"), "{error}");
+    let received = seeing("1", &[]).good();
+    assert!(received.contains("device=mock:0 (its home)"), "{received}");
+    sender.end().good();
+}
+
+#[test]
+fn a_sender_in_a_socket_directory_is_found_by_its_descriptor() {
+    let folder = Folder::new();
+    let file = folder.text("w.ipc");
+    let mut command = device_ipc();
+    command.args(["send", "--file", &file, "--receivers", "2"]).env("DEVICE_IPC_SOCKET_DIR", folder.path(""));
+    let mut sender = Terminal::start(command);
+    sender.until("wrote");
+    let at = format!("@{file}");
+    assert!(run(["attach", &at, "info"]).good().contains("\"sharing\""));
+    let error = run(["send", "--file", &file]).bad();
+    assert!(error.contains(&format!("process {} shares by", sender.pid())), "{error}");
+    run(["attach", &at, "fill", "0"]).good();
+    run(["recv", "--file", &file]).good();
+    assert!(sender.end().good().contains("afterwards: mean=0.000000"));
 }

@@ -169,7 +169,7 @@ fn a_receiver_that_dies_or_fails_is_told_of_by_the_sender() {
     // It never had the tensor open, so the sender goes on.
     let error = run(["recv", "--connect", &address, "--key-file", &key, "--device", "5"]).bad();
     assert!(error.contains("--device 5"), "{error}");
-    sender.until("failed: receiving from");
+    sender.until("failed: --device 5");
     let mut receiver = start(["recv", "--connect", &address, "--key-file", &key, "--hold", "60"]);
     receiver.until("holding it");
     let pid = receiver.pid();

@@ -33,24 +33,27 @@ pub(super) fn peer_access(library: &Library) -> Option<Finding> {
     ))
 }
 
-/// What the variables that hide devices say.
-pub(super) fn visible(facts: &Facts) -> Vec<Finding> {
-    let variables: [(&'static str, fn(&'static str, &str) -> Finding); 4] = [
-        ("CUDA_VISIBLE_DEVICES", cuda),
-        ("NVIDIA_VISIBLE_DEVICES", container),
-        ("ASCEND_RT_VISIBLE_DEVICES", ascend),
-        ("ASCEND_VISIBLE_DEVICES", container),
-    ];
+/// A variable that hides devices: the backend, its name, and what its value means.
+type Variable = (&'static str, &'static str, fn(&'static str, &str) -> Finding);
+
+const VARIABLES: [Variable; 4] = [
+    ("cuda", "CUDA_VISIBLE_DEVICES", cuda),
+    ("cuda", "NVIDIA_VISIBLE_DEVICES", container),
+    ("ascend", "ASCEND_RT_VISIBLE_DEVICES", ascend),
+    ("ascend", "ASCEND_VISIBLE_DEVICES", container),
+];
+
+/// What the variables that hide devices say, of the backends that matter.
+pub(super) fn visible(facts: &Facts, concerns: impl Fn(&str) -> bool) -> Vec<Finding> {
+    let variables = VARIABLES.iter().filter(|(backend, ..)| concerns(backend));
     let set: Vec<Finding> = variables
-        .into_iter()
-        .filter_map(|(name, look)| facts.variable(name).map(|value| look(name, value)))
+        .clone()
+        .filter_map(|(_, name, look)| facts.variable(name).map(|value| look(name, value)))
         .collect();
-    if set.is_empty() {
-        let names: Vec<&str> = variables.map(|(name, _)| name).to_vec();
-        return vec![Finding::ok(
-            "visible devices",
-            format!("no variable hides any ({} are not set)", names.join(", ")),
-        )];
+    let names: Vec<&str> = variables.map(|(_, name, _)| *name).collect();
+    if set.is_empty() && !names.is_empty() {
+        let found = format!("no variable hides any ({} are not set)", names.join(", "));
+        return vec![Finding::ok("visible devices", found)];
     }
     set
 }
@@ -140,10 +143,12 @@ mod tests {
             ("NVIDIA_VISIBLE_DEVICES", "void", Verdict::Warning),
             ("NVIDIA_VISIBLE_DEVICES", "all", Verdict::Ok),
         ] {
-            let findings = visible(&Machine::new().with_variable(name, value).facts);
+            let findings = visible(&Machine::new().with_variable(name, value).facts, |_| true);
             assert_eq!(findings.len(), 1);
             assert_eq!((findings[0].check, findings[0].verdict), (name, verdict), "{value:?}");
         }
-        assert_eq!(visible(&Machine::new().facts)[0].verdict, Verdict::Ok);
+        assert_eq!(visible(&Machine::new().facts, |_| true)[0].verdict, Verdict::Ok);
+        let hidden = Machine::new().with_variable("CUDA_VISIBLE_DEVICES", "-1");
+        assert_eq!(visible(&hidden.facts, |name| name == "mock").len(), 0);
     }
 }

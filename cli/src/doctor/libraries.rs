@@ -1,7 +1,6 @@
 //! The vendors' libraries: there, of which version, or why not.
 
-use anyhow::Result;
-use device_ipc::{Backends, DeviceInfo, Unavailable};
+use device_ipc::{Backends, DeviceInfo, Error, Unavailable};
 
 use super::facts::Facts;
 use super::finding::Finding;
@@ -36,23 +35,23 @@ impl Library {
 }
 
 /// All backends, or one.
-pub(super) fn of_this_machine(only: Option<&str>) -> Result<Vec<Library>> {
+pub(super) fn of_this_machine(only: Option<&str>) -> Vec<Library> {
     let backends = Backends::registered();
     let mut libraries = Vec::new();
     for status in backends.available() {
         if only.is_some_and(|only| only != status.name) {
             continue;
         }
-        let state = match status.state {
-            Ok(devices) => Ok(usable(&backends, status.name, devices)?),
-            Err(reason) => Err(reason),
-        };
+        let state = status.state.and_then(|devices| {
+            let failed = |error: Error| Unavailable::Failed { detail: error.to_string() };
+            usable(&backends, status.name, devices).map_err(failed)
+        });
         libraries.push(Library { name: status.name, state });
     }
-    Ok(libraries)
+    libraries
 }
 
-fn usable(backends: &Backends, name: &str, devices: Vec<DeviceInfo>) -> Result<Usable> {
+fn usable(backends: &Backends, name: &str, devices: Vec<DeviceInfo>) -> Result<Usable, Error> {
     let backend = backends.named(name)?;
     let row = |from: &DeviceInfo| {
         devices.iter().map(|to| backend.peer_access(from.ordinal, to.ordinal)).collect::<Result<_, _>>()

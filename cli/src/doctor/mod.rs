@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut report = Report { problems: 0, warnings: 0, checks: Vec::new() };
     let wanted = arguments.backend.as_deref();
     let facts = Facts::of_this_machine();
-    let libraries = libraries::of_this_machine(wanted)?;
+    let libraries = libraries::of_this_machine(wanted);
     let tell = |report: &mut Report, finding: Finding| {
         report.problems += usize::from(finding.verdict == Verdict::Problem);
         report.warnings += usize::from(finding.verdict == Verdict::Warning);
@@ -93,11 +93,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Everything that can be seen without trying.
 fn look(facts: &Facts, libraries: &[Library], wanted: Option<&str>) -> Vec<Finding> {
+    let concerns = |name: &str| wanted.is_none_or(|wanted| wanted == name);
     let mut findings = libraries::check(facts, libraries, wanted);
     findings.extend(libraries.iter().filter_map(devices::peer_access));
-    findings.extend(devices::visible(facts));
-    findings.extend(nvidia::check(facts));
-    findings.extend(ascend::check(facts, libraries));
+    findings.extend(devices::visible(facts, concerns));
+    if concerns("cuda") {
+        findings.extend(nvidia::check(facts));
+    }
+    if concerns("ascend") {
+        findings.extend(ascend::check(facts, libraries));
+    }
     findings.extend(system::check(facts));
     findings
 }

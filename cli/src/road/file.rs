@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{AllowList, Descriptor, list_exports};
+use device_ipc::Descriptor;
 
 use super::read_text;
+use crate::exporter;
 
 /// How often it is looked whether the file is there.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// How long the process that wrote an earlier file may take to say that it lives.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A file that holds a descriptor. Dropping it removes the file, if it is still this one.
 #[derive(Debug)]
@@ -64,12 +62,12 @@ fn is_left_over(path: &Path) -> Result<bool> {
     let Some(descriptor) = descriptor else {
         bail!("{shown} is there already and holds no descriptor, so it is left as it is; take another name");
     };
-    for process in list_exports(None, &AllowList::own_user(), PATIENCE)?.into_iter().flatten() {
-        if process.process == *descriptor.exporter() {
-            bail!("process {} shares by {shown} already; stop it, or take another name", process.pid);
+    match exporter::find(&descriptor)? {
+        Some(process) => {
+            bail!("process {} shares by {shown} already; stop it, or take another name", process.pid)
         }
+        None => Ok(true),
     }
-    Ok(true)
 }
 
 /// Reads a descriptor's file, and waits for it where it is not there yet, or still empty.
