@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn error(outcome: Result<Sealed>) -> String {
-        format!("{:#}", outcome.err().expect("it is refused"))
+        format!("{:#}", outcome.expect_err("it is refused"))
     }
 
     #[test]
@@ -234,5 +234,23 @@ mod tests {
         let far = Wire::new(listener.accept().unwrap().0).unwrap();
         let at_once = Instant::now() + Duration::from_millis(50);
         assert!(error(serve(far, &Key::new(b"a key"), at_once)).contains("in time"));
+    }
+
+    #[test]
+    fn a_byte_now_and_then_gains_no_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = Wire::new(listener.accept().unwrap().0).unwrap();
+        let begun = Instant::now();
+        let slow = std::thread::spawn(move || {
+            // Until the other side has closed.
+            while near.write_all(b"d").is_ok() && begun.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let refused = error(serve(far, &Key::new(b"a key"), begun + Duration::from_millis(500)));
+        assert!(refused.contains("in time"), "{refused}");
+        slow.join().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

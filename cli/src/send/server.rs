@@ -120,7 +120,7 @@ impl Shared {
     fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
         let deadline = Instant::now() + HANDSHAKE;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let remembered = stream.try_clone().and_then(|clone| {
+        let remembered = stream.try_clone().map(|clone| {
             let mut strangers = self.strangers();
             strangers.push_back((number, clone));
             if strangers.len() > MAX_STRANGERS
@@ -128,7 +128,6 @@ impl Shared {
             {
                 let _ = oldest.shutdown(Shutdown::Both);
             }
-            Ok(())
         });
         let shared = Arc::clone(self);
         let started = remembered.and_then(|()| {
