@@ -121,6 +121,18 @@ mod tests {
         bytes
     }
 
+    #[test]
+    fn messages_arrive_in_their_order_and_none_twice() {
+        let (near, mut far) = pair();
+        let mut bytes = sent(&[b"one", b"two"]);
+        bytes.extend_from_within(bytes.len() / 2..);
+        far.write_all(&bytes).unwrap();
+        let mut client = Sealed::new(near, vec![1; 32], Role::Client);
+        assert_eq!(client.receive(soon()).unwrap(), b"one");
+        assert_eq!(client.receive(soon()).unwrap(), b"two");
+        assert!(client.receive(soon()).unwrap_err().to_string().contains("changed on its way"));
+    }
+
     fn received(bytes: &[u8], role: Role) -> Result<Vec<u8>> {
         let (near, mut far) = pair();
         far.write_all(bytes).unwrap();
