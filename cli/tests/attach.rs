@@ -2,9 +2,10 @@
 
 mod support;
 
+use device_ipc::{Access, Dtype, Error, Ipc, mock::MockBackend};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, run, send_by_file};
+use support::{Folder, Terminal, device_ipc, run, send_by_file};
 
 fn attach(file: &str, action: &[&str]) -> String {
     run(["attach", &format!("@{file}")].iter().chain(action)).good()
@@ -84,5 +85,47 @@ fn a_descriptor_is_described_without_its_secret_with_and_without_its_exporter() 
     for action in [&["read"][..], &["fill", "0"], &["add", "1"]] {
         let error = run(["attach", &format!("@{kept}")].iter().chain(action)).bad();
         assert!(error.contains("has ended, and its exports with it"), "{error}");
+    }
+}
+
+/// Of a program that is not ours: without a layout, with gaps between the elements, read-only.
+#[test]
+fn what_other_programs_share_is_taken_as_they_share_it() {
+    let machine = "devices=1;handles=fds";
+    let ipc = Ipc::with_backend(MockBackend::from_spec(machine).unwrap());
+    let attach = |descriptor: &str, action: &[&str]| {
+        let mut command = device_ipc();
+        command.args(["attach", descriptor]).args(action).env("DEVICE_IPC_MOCK", machine);
+        Terminal::start(command).end()
+    };
+
+    let bytes = ipc.share(ipc.allocate(0, 7).unwrap()).start().unwrap();
+    let at = bytes.descriptor().to_string();
+    assert!(attach(&at, &["fill", "254"]).good().contains("7 bytes device=mock:0"));
+    assert!(attach(&at, &["add", "3"]).good().contains("values=[1, 1, 1, 1, 1, 1, 1]"), "they are uint8");
+
+    for (dtype, said) in [(Dtype::F32, "not contiguous"), (Dtype::I32, "gaps between its elements")] {
+        let layout = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(dtype).shape([2, 2]).strides([4, 1]);
+        let gaps = layout.start().unwrap();
+        let at = gaps.descriptor().to_string();
+        let read = attach(&at, &["read"]).good();
+        assert!(read.contains("shape=[2, 2]") && !read.contains("mean"), "{read}");
+        let error = attach(&at, &["add", "1"]).bad();
+        assert!(error.contains(said), "{error}");
+    }
+
+    let kind = ipc
+        .backend()
+        .handle_kinds()
+        .into_iter()
+        .find(|kind| kind.read_only)
+        .expect("one that can be read-only");
+    let memory = ipc.allocate_as(0, 64, kind.kind).unwrap();
+    let read_only = ipc.share(memory).access(Access::ReadOnly).start().map_err(Error::from).unwrap();
+    let at = read_only.descriptor().to_string();
+    assert!(attach(&at, &["read"]).good().contains("64 bytes"));
+    for action in [&["fill", "1"][..], &["add", "1"]] {
+        let error = attach(&at, action).bad();
+        assert!(error.contains("shared read-only, and read-write was asked for"), "{error}");
     }
 }
