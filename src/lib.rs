@@ -28,6 +28,44 @@
 //! # }
 //! ```
 //!
+//! # Rings
+//!
+//! For hand-overs that repeat: memory that is shared once, in slots that are written again and again. No host waits.
+//!
+//! ```
+//! use std::time::Duration;
+//! use device_ipc::{Error, Ipc, RingDescriptor};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The writer.
+//! let ipc = Ipc::builder().allow_simulated(true).auto()?;
+//! let stream = ipc.create_stream(0)?;
+//! let mut ring = ipc.ring(ipc.allocate(0, 2 * 1024)?).slots(2).start()?;
+//! let line = ring.descriptor().to_string(); // travels by any road
+//!
+//! // A reader: another process, or this one.
+//! let descriptor: RingDescriptor = line.parse()?;
+//! let reading = ipc.create_stream(0)?;
+//! let mut reader = ipc.join(&descriptor).on(&reading)?;
+//!
+//! ring.wait_readers(1, Duration::from_secs(30))?;
+//! for bucket in 0..5 {
+//!     // The stream waits until every reader has passed what the slot held.
+//!     let mut slot = ring.write(&stream)?;
+//!     slot.view_mut::<f32, _>(&stream)?.copy_from(&[bucket as f32; 256])?;
+//!     slot.publish(&stream)?;
+//!
+//!     let slot = reader.next(&reading)?; // the stream waits for the publication
+//!     assert_eq!(slot.view::<f32, _>(&reading)?.to_vec()?, [bucket as f32; 256]);
+//!     slot.check()?; // an error if the writer had died before it published this
+//!     slot.release(&reading)?; // the slot may be written again when the stream gets here
+//! }
+//! drop(ring);
+//! assert!(matches!(reader.next(&reading), Err(Error::RingClosed { .. })));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Where to look
 //!
 //! | to | see |
@@ -35,6 +73,7 @@
 //! | choose a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
 //! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
+//! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::join`], [`RingReader`]; or a bare [`Timeline`] |
 //! | send a descriptor | [`Descriptor`]: bytes, or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
 //! | write a backend | [`backend`] for the contract, [`Registration`] to make it known |

@@ -16,6 +16,7 @@ use crate::import::{Mapping, OpenBuilder};
 use crate::interop::Region;
 use crate::placement::DeviceMap;
 use crate::stream::AsStream;
+use crate::timeline::Timeline;
 
 /// How many slots a ring has unless said otherwise: one is read while the other is written.
 const SLOTS: u32 = 2;
@@ -66,16 +67,16 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     /// [`ShareError`], which holds the owner and the reason: [`Error::InvalidRegion`] where the memory is too small for the
     /// slots, or there are none or too many of them; else those of [`ShareBuilder::start`](crate::ShareBuilder::start).
     pub fn start(self) -> Result<Ring, ShareError<O>> {
-        let (slots, on_host) = match self.checked() {
+        let (slots, own) = match self.checked() {
             Ok(checked) => checked,
             Err(error) => return Err(self.share.refuse(error)),
         };
         let export = self.share.start()?;
-        Ok(Ring::new(export, Arc::clone(self.backend), slots, (on_host, self.timeout)))
+        Ok(Ring::new(export, Arc::clone(self.backend), slots, own, self.timeout))
     }
 
-    /// Where the slots lie, and whether the host does the waiting.
-    fn checked(&self) -> Result<(Slots, bool)> {
+    /// Where the slots lie, and the counter of the writer's own streams; `None` where the host does the waiting.
+    fn checked(&self) -> Result<(Slots, Option<Timeline>)> {
         let (range, count) = (self.region.range, self.slots);
         check_backend("the memory", self.region.backend, self.backend.info().name)?;
         if !(1..=MAX_RING_SLOTS).contains(&count) {
@@ -89,7 +90,9 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
                 range.len
             ))
         })?;
-        Ok((slots, has_no_timelines(&**self.backend, range.device)?))
+        let on_host = has_no_timelines(&**self.backend, range.device)?;
+        let own = if on_host { None } else { Some(Timeline::own(self.backend)?) };
+        Ok((slots, own))
     }
 }
 

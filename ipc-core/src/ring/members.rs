@@ -142,6 +142,11 @@ impl Members {
         }
     }
 
+    /// The first sequence whose bytes the host has not told of.
+    pub(super) fn told(&self) -> u64 {
+        self.lock().told.next()
+    }
+
     /// Nothing more is published: readers are told, and their streams that wait for more go on once all has arrived.
     pub(super) fn close(&self) {
         let mut state = self.lock();

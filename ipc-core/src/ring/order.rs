@@ -12,6 +12,11 @@ impl InOrder {
         Self { next, early: Vec::new() }
     }
 
+    /// The first that is not done.
+    pub(super) const fn next(&self) -> u64 {
+        self.next
+    }
+
     /// Notes that a sequence is done; the first that is not.
     pub(super) fn done(&mut self, sequence: u64) -> u64 {
         self.early.push(sequence);

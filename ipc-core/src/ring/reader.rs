@@ -58,6 +58,9 @@ struct Releases {
     taken: Taken,
     /// The stream that signalled last.
     last_stream: Option<StreamKey>,
+    /// Counts the releases that came before those of older slots, and the stream that did so last.
+    own: Option<Timeline>,
+    last_marked: Option<StreamKey>,
     /// For slots that are dropped.
     own_stream: Option<Box<dyn DeviceStream>>,
 }
@@ -96,7 +99,13 @@ impl RingReader {
             writer,
             on_host,
             timeout,
-            releases: Mutex::new(Releases { taken: Taken::from(start), last_stream: None, own_stream: None }),
+            releases: Mutex::new(Releases {
+                taken: Taken::from(start),
+                last_stream: None,
+                own: None,
+                last_marked: None,
+                own_stream: None,
+            }),
             released: Condvar::new(),
             owner: Owner::current(),
         };
@@ -313,7 +322,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The stream tells the writer, or the event of a later release does together with an older one.
+    /// The stream tells the writer; of a slot that is not the oldest, the stream that releases the oldest does.
     fn signal_release(
         &self,
         releases: &mut Releases,
@@ -322,23 +331,21 @@ impl Inner {
     ) -> Result<()> {
         let key = StreamKey::of(stream);
         if sequence != releases.taken.first() {
-            let event = event_on(&*self.backend, stream)?;
-            let state = event.map_or(State::Released, |event| State::ReleasedOn(key, event));
-            releases.taken.set(sequence, state);
+            let value = self.mark(releases, stream)?;
+            releases.taken.set(sequence, State::ReleasedOn(key, value));
             return Ok(());
         }
-        let mut together = 0;
+        let (mut together, mut behind) = (0, None);
         for state in releases.taken.behind_first() {
-            if let State::ReleasedOn(on, event) = state
+            if let State::ReleasedOn(on, value) = state
                 && *on != key
             {
-                match event.wait_on(stream) {
-                    // The vendor has no way to wait for another device on this one.
-                    Err(Error::WrongStream { .. }) => event.synchronize(self.timeout)?,
-                    waits => waits?,
-                }
+                behind = behind.max(Some(*value));
             }
             together += 1;
+        }
+        if let (Some(own), Some(value)) = (&releases.own, behind) {
+            own.wait_for_own(value, stream)?;
         }
         let same = releases.last_stream == Some(key);
         match self.timeline.signal_behind(sequence + 1 + together as u64, stream, same) {
@@ -349,6 +356,20 @@ impl Inner {
         releases.taken.forget(together);
         releases.last_stream = Some(key);
         Ok(())
+    }
+
+    /// Counts on when the stream gets here, and streams that did so before have; the count.
+    fn mark(&self, releases: &mut Releases, stream: BorrowedStream<'_>) -> Result<u64> {
+        let own = match releases.own.take() {
+            Some(own) => own,
+            None => Timeline::own(&self.backend)?,
+        };
+        let (key, value) = (StreamKey::of(stream), own.last_signalled() + 1);
+        let marked = own.signal_behind(value, stream, releases.last_marked == Some(key));
+        releases.own = Some(own);
+        marked?;
+        releases.last_marked = Some(key);
+        Ok(value)
     }
 
     /// A thread of the library tells the writer, when the stream has got there.

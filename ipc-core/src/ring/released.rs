@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 
 use super::writer::StreamKey;
-use crate::backend::DeviceEvent;
 
 /// The sequences that a reader has taken, and of which the writer has not been told that they are released.
 #[derive(Debug)]
@@ -25,8 +24,8 @@ pub(super) enum State {
     Dropped,
     /// The host tells of it when the stream that releases it has got there.
     Passing,
-    /// A stream releases it, and this event says when it has got there.
-    ReleasedOn(StreamKey, Box<dyn DeviceEvent>),
+    /// This stream releases it, and the reader's own counter has this value when it has got there.
+    ReleasedOn(StreamKey, u64),
     /// It has been released, and nothing more is to be waited for.
     Released,
 }

@@ -23,7 +23,7 @@ use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::Element;
-use crate::timeline::{TIMELINE_END, pause};
+use crate::timeline::{TIMELINE_END, Timeline, pause};
 
 /// A ring, seen from its writer: memory that is shared once, in slots that are written again and again.
 ///
@@ -45,8 +45,10 @@ pub struct Ring {
     known: Vec<Arc<Member>>,
     version: u64,
     next: u64,
+    /// The stream that published last.
     last_stream: Option<StreamKey>,
-    on_host: bool,
+    /// Counts publications for the writer's own streams; `None` where the host does the waiting.
+    own: Option<Timeline>,
     timeout: Duration,
     owner: Owner,
 }
@@ -80,7 +82,8 @@ impl Ring {
         export: Export,
         backend: Arc<dyn DeviceIpc>,
         slots: Slots,
-        (on_host, timeout): (bool, Duration),
+        own: Option<Timeline>,
+        timeout: Duration,
     ) -> Self {
         let members = Arc::new(Members::new());
         let memory = export.descriptor().clone();
@@ -99,7 +102,7 @@ impl Ring {
             version: 0,
             next: 0,
             last_stream: None,
-            on_host,
+            own,
             timeout,
             owner: Owner::current(),
         }
@@ -113,7 +116,7 @@ impl Ring {
     /// Does the host do the waiting, as the device has no timelines? Then [`write`](Self::write) waits, and a publication is told
     /// of by a thread of the library.
     pub const fn waits_on_host(&self) -> bool {
-        self.on_host
+        self.own.is_none()
     }
 
     /// The sequence that is published next: how many publications there have been.
@@ -178,7 +181,7 @@ impl Ring {
             return Err(Error::TimelineValue { value: self.next + 1, why });
         }
         self.members.update(&mut self.known, &mut self.version);
-        if self.on_host {
+        if self.waits_on_host() {
             self.wait_writable(self.timeout)?;
         } else if let Some(before) = self.slots.takes_the_place_of(self.next) {
             self.stream_waits_for_release_of(before, stream)?;
@@ -189,6 +192,12 @@ impl Ring {
     }
 
     fn stream_waits_for_release_of(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+        if let Some(own) = &self.own
+            && self.last_stream != Some(StreamKey::of(stream))
+        {
+            // Behind what another stream of this process wrote there.
+            own.wait_for_own(sequence + 1, stream)?;
+        }
         for member in &self.known {
             // Who has released it already, or has gone, costs no driver call.
             if member.position().is_none_or(|position| position > sequence) {
@@ -212,7 +221,8 @@ impl Ring {
         self.owner.check()?;
         let Some(before) = self.slots.takes_the_place_of(self.next) else { return Ok(()) };
         let begun = Instant::now();
-        while self.known.iter().any(|member| member.position().is_some_and(|position| position <= before)) {
+        let is_held = |member: &Arc<Member>| member.position().is_some_and(|position| position <= before);
+        while self.known.iter().any(is_held) || (self.waits_on_host() && self.members.told() <= before) {
             let waited = begun.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {
@@ -230,7 +240,7 @@ impl Ring {
     fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        if self.on_host {
+        if self.waits_on_host() {
             self.publish_on_host(sequence, stream)?;
         } else {
             self.signal_all(sequence, stream)?;
@@ -266,6 +276,14 @@ impl Ring {
                     member.dismiss();
                 }
                 kill_point!("exporter:ring-signalled");
+            }
+            if let Some(own) = self.own.as_ref().filter(|own| own.last_signalled() <= sequence)
+                && let Err(error) = own.signal_behind(sequence + 1, stream, same)
+            {
+                if told == 0 {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "streams that write the ring are no longer ordered among each other");
             }
             // Who has joined in between begins with this one.
             if self.members.advance(sequence, self.version) {

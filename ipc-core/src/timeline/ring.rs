@@ -1,10 +1,12 @@
 //! What a ring asks of a lease's words beyond the two counters: where a reader begins, how many publications there will have
 //! been, and a counter that one side ends for itself.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::page::Word;
-use super::{End, NOT_ENDED, TIMELINE_END, Timeline};
+use super::{End, NOT_ENDED, Side, TIMELINE_END, Timeline, WordPage};
+use crate::backend::DeviceIpc;
 use crate::error::Result;
 use crate::stream::BorrowedStream;
 
@@ -98,18 +100,31 @@ impl Timeline {
     /// Signals when the stream gets there, and not before what was signalled on other streams has arrived. `same` where the
     /// stream is the one that signalled last.
     pub(crate) fn signal_behind(&self, value: u64, stream: BorrowedStream<'_>, same: bool) -> Result<()> {
-        if !same && !self.has_arrived() {
-            self.wait_for_own(stream)?;
+        if !same {
+            self.wait_for_own(value, stream)?;
         }
         self.signal(value, &stream)
     }
 
-    /// The stream waits until everything that this side has signalled has arrived.
-    fn wait_for_own(&self, stream: BorrowedStream<'_>) -> Result<()> {
+    /// The stream waits until this side's own counter is `value`, or what it will be when everything has arrived that was
+    /// signalled. No driver call where it is already.
+    pub(crate) fn wait_for_own(&self, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let ends = &*self.ends;
         ends.check_usable(stream)?;
-        let last = self.last_signalled();
-        ends.submit(ends.outgoing(), stream, |timelines, word, stream| wait(timelines, word, last, stream))
+        let value = value.min(self.last_signalled());
+        if ends.page.word(ends.slot, ends.outgoing()).load(Ordering::Acquire) >= value {
+            return Ok(());
+        }
+        ends.submit(ends.outgoing(), stream, |timelines, word, stream| wait(timelines, word, value, stream))
+    }
+}
+
+/// Of this process alone.
+impl Timeline {
+    /// A counter that nobody else sees: it orders streams of this process among each other.
+    pub(crate) fn own(backend: &Arc<dyn DeviceIpc>) -> Result<Self> {
+        let place = (WordPage::create()?, 0);
+        Ok(Self::new(place, Side::Exporter, Arc::clone(backend), std::process::id()))
     }
 }
 

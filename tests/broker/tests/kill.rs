@@ -22,9 +22,10 @@ fn rounds() -> usize {
 }
 
 fn points_of(side: &str) -> impl Iterator<Item = &'static str> {
-    // Those of copies are visited in staged.rs.
-    let visited = |point: &&str| point.starts_with(side) && !point.contains(":staging-");
-    let points: Vec<_> = KILL_POINTS.iter().copied().filter(visited).collect();
+    // Those of copies and of rings are visited in staged.rs and rings.rs.
+    let elsewhere = |point: &str| point.contains(":staging-") || point.contains(":ring-");
+    let is_ours = |point: &&str| point.starts_with(side) && !elsewhere(point);
+    let points: Vec<_> = KILL_POINTS.iter().copied().filter(is_ours).collect();
     assert!(points.len() > 5, "the points of the {side} are listed by their side");
     points.into_iter()
 }

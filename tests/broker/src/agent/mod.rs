@@ -6,6 +6,7 @@ mod exports;
 mod forked;
 mod imports;
 mod process;
+mod rings;
 mod staged;
 mod timelines;
 
@@ -43,6 +44,7 @@ struct Agent {
     gates: HashMap<String, Sender<()>>,
     connections: Vec<Connection>,
     swarm: Vec<rustix::process::Pid>,
+    rings: rings::Rings,
 }
 
 /// A command's words: the names first, then `key=value`.
@@ -145,6 +147,23 @@ impl Agent {
             "share-borrowed" => self.share_borrowed(&words),
             "pattern" => self.pattern(&words),
             "sum" => self.sum(&words),
+            "ring" => self.ring(&words),
+            "ring-readers" => self.ring_readers(&words),
+            "ring-count" => self.ring_count(),
+            "ring-publish" => self.ring_publish(&words),
+            "ring-write" => self.ring_write(),
+            "ring-writable" => self.ring_writable(&words),
+            "ring-behind" => self.ring_behind(),
+            "ring-dismiss" => self.ring_dismiss(&words),
+            "ring-close" => self.ring_close(&words),
+            "ring-join" => self.ring_join(&words),
+            "ring-next" => self.ring_next(),
+            "ring-release" => self.ring_release(),
+            "ring-check" => self.ring_check(),
+            "ring-drop-slots" => self.ring_drop_slots(),
+            "ring-leave" => self.ring_leave(),
+            "ring-read" => self.ring_read(&words),
+            "ring-forget" => self.ring_forget(),
             other => panic!("the agent knows no {other:?}"),
         }
     }

@@ -1,0 +1,170 @@
+//! What an agent does with rings. Its slots hold 1024 bytes, each of which is the sequence's last.
+
+use std::time::Duration;
+
+use device_ipc_core::{Error, Result, Ring, RingReadSlot, RingReader};
+
+use super::{Agent, Words};
+
+/// Bytes of a slot.
+const SLOT: u64 = 1024;
+
+/// What an agent has of rings.
+#[derive(Default)]
+pub(super) struct Rings {
+    ring: Option<Ring>,
+    reader: Option<RingReader>,
+    /// Slots that were taken, the oldest first.
+    slots: Vec<RingReadSlot>,
+}
+
+impl Agent {
+    /// `ring SLOTS [timeout=MS]`: the descriptor.
+    pub(super) fn ring(&mut self, words: &Words<'_>) -> Result<String> {
+        let slots = words.number(0) as u32;
+        let memory = self.ipc().allocate(0, u64::from(slots) * SLOT)?;
+        let timeout = words.number_of("timeout").map_or(Duration::from_secs(10), Duration::from_millis);
+        let ring = self.ipc().ring(memory).slots(slots).timeout(timeout).start()?;
+        let descriptor = ring.descriptor().to_string();
+        self.rings.ring = Some(ring);
+        Ok(descriptor)
+    }
+
+    /// `ring-readers COUNT MS`: waits for so many.
+    pub(super) fn ring_readers(&mut self, words: &Words<'_>) -> Result<String> {
+        self.writer().wait_readers(words.number(0), words.time(1))?;
+        Ok(String::new())
+    }
+
+    /// `ring-count`: how many readers there are.
+    pub(super) fn ring_count(&mut self) -> Result<String> {
+        Ok(self.writer().readers().to_string())
+    }
+
+    /// `ring-publish COUNT [pause=US]`: so many sequences; the stream pauses within each.
+    pub(super) fn ring_publish(&mut self, words: &Words<'_>) -> Result<String> {
+        let stream = self.stream()?;
+        for _ in 0..words.number(0) {
+            let mut slot = self.writer().write(&stream)?;
+            let byte = slot.sequence() as u8;
+            slot.view_mut_of::<u8, _>(0..SLOT / 2, &stream)?.fill_bytes(byte)?;
+            stream.delay(Duration::from_micros(words.number_of("pause").unwrap_or(0)))?;
+            slot.view_mut_of::<u8, _>(SLOT / 2..SLOT, &stream)?.fill_bytes(byte)?;
+            slot.publish(&stream)?;
+        }
+        Ok(String::new())
+    }
+
+    /// `ring-write`: a slot that is given back.
+    pub(super) fn ring_write(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        Ok(self.writer().write(&stream)?.sequence().to_string())
+    }
+
+    /// `ring-writable MS`: waits on the host for the next slot.
+    pub(super) fn ring_writable(&mut self, words: &Words<'_>) -> Result<String> {
+        self.writer().wait_writable(words.time(0))?;
+        Ok(String::new())
+    }
+
+    /// `ring-behind`: process and sequence of each reader that the next write waits for.
+    pub(super) fn ring_behind(&mut self) -> Result<String> {
+        let behind = self.writer().readers_behind();
+        Ok(behind.iter().map(|one| format!("{}:{}", one.pid, one.sequence)).collect::<Vec<_>>().join(" "))
+    }
+
+    /// `ring-dismiss PID`
+    pub(super) fn ring_dismiss(&mut self, words: &Words<'_>) -> Result<String> {
+        let pid = words.number(0) as u32;
+        let behind = self.writer().readers_behind();
+        let reader = behind.iter().find(|one| one.pid == pid).expect("it is behind");
+        Ok(self.writer().dismiss(reader.lease).to_string())
+    }
+
+    /// `ring-close MS`
+    pub(super) fn ring_close(&mut self, words: &Words<'_>) -> Result<String> {
+        self.rings.ring.take().expect("there is a ring").close(words.time(0))?;
+        Ok(String::new())
+    }
+
+    /// `ring-join DESCRIPTOR`: the sequence that it begins with.
+    pub(super) fn ring_join(&mut self, words: &Words<'_>) -> Result<String> {
+        let stream = self.stream()?;
+        let descriptor = words.name(0).parse()?;
+        let reader = self.ipc().join(&descriptor).on(&stream)?;
+        let start = reader.sequence().to_string();
+        self.rings.reader = Some(reader);
+        Ok(start)
+    }
+
+    /// `ring-next`: takes a slot, whose sequence is the answer.
+    pub(super) fn ring_next(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        let slot = self.reader().next(&stream)?;
+        let sequence = slot.sequence().to_string();
+        self.rings.slots.push(slot);
+        Ok(sequence)
+    }
+
+    /// `ring-release`: the oldest slot that was taken.
+    pub(super) fn ring_release(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        self.rings.slots.remove(0).release(&stream)?;
+        Ok(String::new())
+    }
+
+    /// `ring-check`: the oldest slot that was taken.
+    pub(super) fn ring_check(&mut self) -> Result<String> {
+        self.rings.slots[0].check()?;
+        Ok(String::new())
+    }
+
+    /// `ring-drop-slots`
+    pub(super) fn ring_drop_slots(&mut self) -> Result<String> {
+        self.rings.slots.clear();
+        Ok(String::new())
+    }
+
+    /// `ring-leave`
+    pub(super) fn ring_leave(&mut self) -> Result<String> {
+        self.rings.slots.clear();
+        self.rings.reader = None;
+        Ok(String::new())
+    }
+
+    /// `ring-read COUNT MS`: takes so many sequences, copies each on the stream and releases it; then looks at the copies. The
+    /// sequence after the last.
+    pub(super) fn ring_read(&mut self, words: &Words<'_>) -> Result<String> {
+        let stream = self.stream()?;
+        let mut copies = Vec::new();
+        for _ in 0..words.number(0) {
+            let copy = self.ipc().allocate(0, SLOT)?;
+            let slot = self.reader().wait_next(words.time(1))?;
+            copy.view_mut::<u8>(&stream)?.copy_from_device(&slot.view::<u8, _>(&stream)?)?;
+            copies.push((slot.sequence(), copy));
+            slot.release(&stream)?;
+        }
+        stream.synchronize()?;
+        for (sequence, copy) in copies {
+            let bytes = copy.view::<u8>(&stream)?.to_vec()?;
+            if bytes.iter().any(|byte| *byte != sequence as u8) {
+                return Err(Error::Protocol(format!("sequence {sequence} is torn: {bytes:?}")));
+            }
+        }
+        Ok(self.reader().sequence().to_string())
+    }
+
+    /// `ring-forget`: everything, without waiting.
+    pub(super) fn ring_forget(&mut self) -> Result<String> {
+        self.rings = Rings::default();
+        Ok(String::new())
+    }
+
+    fn writer(&mut self) -> &mut Ring {
+        self.rings.ring.as_mut().expect("there is a ring")
+    }
+
+    fn reader(&mut self) -> &mut RingReader {
+        self.rings.reader.as_mut().expect("it has joined")
+    }
+}

@@ -1,0 +1,357 @@
+//! Rings: either side is killed at every point of a ring's life, a reader never reads, and the others get every sequence, in
+//! order, with the bytes that were published; afterwards everybody has what it had before.
+//!
+//! `DEVICE_IPC_KILL_ROUNDS` says how many rounds there are at each point.
+
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within,
+};
+use device_ipc_core::KILL_POINTS;
+
+/// Hosts do the waiting.
+const NO_TIMELINES: &str = "devices=2;timelines=off";
+/// And there are no events either.
+const NO_EVENTS: &str = "devices=2;timelines=off;events=off";
+
+const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES, NO_EVENTS];
+
+/// What waits for somebody who has gone goes on in this time.
+const SOON: Duration = Duration::from_secs(5);
+
+fn rounds() -> usize {
+    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
+    rounds.map_or(3, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
+}
+
+fn points_of(side: &str) -> Vec<&'static str> {
+    let of_side = |point: &&str| point.starts_with(&format!("{side}:ring-"));
+    let points: Vec<_> = KILL_POINTS.iter().copied().filter(of_side).collect();
+    assert!(points.len() >= 5, "the points of the {side} are listed by their side");
+    points
+}
+
+/// A process that has done once what a driver may do behind work that waits.
+fn ready(machine: &str, dies_at: Option<&str>) -> Child {
+    let mut child = match dies_at {
+        Some(point) => agent!(machine, dies_at: Some(point)),
+        None => agent!(machine),
+    };
+    child.ok("warm-up");
+    child.ok("cache 0 0");
+    child
+}
+
+#[test]
+fn two_readers_get_every_sequence_with_its_bytes() {
+    for machine in MACHINES {
+        let mut writer = ready(machine, None);
+        let mut readers = [ready(machine, None), ready(machine, None)];
+        for slots in [1, 2, 3] {
+            let descriptor = writer.ok(&format!("ring {slots}"));
+            for reader in &mut readers {
+                assert_eq!(reader.ok(&format!("ring-join {descriptor}")), "0", "{machine}");
+            }
+            writer.ok("ring-readers 2 10000");
+            readers.iter_mut().for_each(|reader| reader.tell("ring-read 30 15000"));
+            writer.ok("ring-publish 30 pause=100");
+            for reader in &mut readers {
+                assert_eq!(reader.hear(), Answer::Done("30".into()), "{machine}, {slots} slots");
+                reader.ok("ring-leave");
+            }
+            writer.ok("ring-close 10000");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_joins_late_begins_with_what_comes_next_and_one_that_leaves_holds_up_nobody() {
+    for machine in MACHINES {
+        let mut writer = ready(machine, None);
+        let mut readers = [ready(machine, None), ready(machine, None)];
+        let descriptor = writer.ok("ring 2");
+        // Nobody is there to be waited for.
+        writer.ok("ring-publish 5");
+        assert_eq!(readers[0].ok(&format!("ring-join {descriptor}")), "5", "{machine}");
+        writer.ok("ring-publish 2");
+        assert_eq!(readers[1].ok(&format!("ring-join {descriptor}")), "7", "{machine}");
+        assert_eq!(readers[0].ok("ring-read 2 10000"), "7");
+        writer.ok("ring-publish 1");
+        assert_eq!(readers[0].ok("ring-read 1 10000"), "8");
+        // It leaves with a publication that it has not taken.
+        readers[1].ok("ring-leave");
+        eventually("one has left", "1".to_owned(), || writer.ok("ring-count"));
+        writer.ok("ring-publish 1");
+        assert_eq!(readers[0].ok("ring-read 1 10000"), "9");
+        writer.ok("ring-publish 1");
+        assert_eq!(readers[0].ok("ring-read 1 10000"), "10");
+        readers[0].ok("ring-leave");
+        writer.ok("ring-close 10000");
+    }
+}
+
+#[test]
+fn a_closed_ring_gives_what_was_published_and_then_says_so() {
+    for machine in MACHINES {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        writer.ok("ring-publish 2 pause=20000");
+        writer.tell("ring-close 15000");
+        assert_eq!(reader.ok("ring-read 2 10000"), "2", "{machine}");
+        let text = reader.fails("ring-read 1 10000", "RingClosed");
+        assert!(text.contains(&writer.id().to_string()), "{text}");
+        reader.ok("ring-leave");
+        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+        reader.fails(&format!("ring-join {descriptor}"), "ExportDropped");
+    }
+}
+
+#[test]
+fn a_stream_that_waits_for_a_publication_goes_on_when_the_ring_is_closed() {
+    for machine in [PINNING, CUDA] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        reader.ok("ring-next");
+        reader.tell("sync");
+        reader.says_nothing_for(Duration::from_millis(50));
+        writer.tell("ring-close 15000");
+        assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+        reader.fails("ring-check", "RingClosed");
+        reader.ok("ring-leave");
+        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+    }
+}
+
+#[test]
+fn a_reader_that_never_reads_is_named_and_can_be_dismissed() {
+    for machine in [PINNING, CUDA, NO_TIMELINES] {
+        let mut writer = ready(machine, None);
+        let [mut idle, mut busy] = [ready(machine, None), ready(machine, None)];
+        let descriptor = writer.ok("ring 2 timeout=300");
+        idle.ok(&format!("ring-join {descriptor}"));
+        busy.ok(&format!("ring-join {descriptor}"));
+        writer.ok("ring-publish 2");
+        assert_eq!(busy.ok("ring-read 2 10000"), "2");
+        eventually("it alone is behind", format!("{}:0", idle.id()), || writer.ok("ring-behind"));
+        let text = writer.fails("ring-writable 100", "Timeout");
+        assert!(text.contains(&format!("process {} (", idle.id())), "{text}");
+        assert!(text.contains("sequence 0"), "{text}");
+        if machine == NO_TIMELINES {
+            let text = writer.fails("ring-write", "Timeout");
+            assert!(text.contains(&idle.id().to_string()), "{text}");
+        } else {
+            writer.ok("ring-publish 1");
+            writer.tell("sync");
+            writer.says_nothing_for(Duration::from_millis(50));
+            // What is submitted behind a stream that waits can be let go, as the process is not held.
+            idle.ok("ring-next");
+            idle.ok("ring-release");
+            assert_eq!(within(SOON, "the stream", || writer.hear()), Answer::Done(String::new()));
+        }
+        let held = idle.ok("ring-next");
+        writer.tell(&format!("ring-dismiss {}", idle.id()));
+        match writer.hear() {
+            Answer::Done(was_there) => assert_eq!(was_there, "true"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(writer.ok("ring-count"), "1");
+        let text = idle.fails("ring-check", "DismissedFromRing");
+        assert!(text.contains("join again"), "{held}: {text}");
+        idle.fails("ring-release", "DismissedFromRing");
+        idle.fails("ring-next", "DismissedFromRing");
+        idle.ok("ring-leave");
+        let (next, published) = if machine == NO_TIMELINES { (2, 1) } else { (3, 1) };
+        if next == 3 {
+            assert_eq!(busy.ok("ring-read 1 10000"), "3");
+        }
+        assert_eq!(idle.ok(&format!("ring-join {descriptor}")), next.to_string());
+        writer.ok(&format!("ring-publish {published}"));
+        for reader in [&mut idle, &mut busy] {
+            assert_eq!(reader.ok("ring-read 1 10000"), (next + 1).to_string());
+            reader.ok("ring-leave");
+        }
+        writer.ok("ring-close 10000");
+    }
+}
+
+#[test]
+fn slots_that_are_all_held_are_an_error_and_dropped_ones_count_as_released() {
+    for machine in [PINNING, CUDA, NO_TIMELINES] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        writer.ok("ring-publish 2");
+        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
+        let text = reader.fails("ring-next", "RingSlotsHeld");
+        assert!(text.contains("all 2 slots"), "{text}");
+        reader.ok("ring-drop-slots");
+        eventually("nobody is behind", String::new(), || writer.ok("ring-behind"));
+        writer.ok("ring-publish 2");
+        assert_eq!(reader.ok("ring-read 2 10000"), "4", "{machine}");
+        reader.ok("ring-leave");
+        writer.ok("ring-close 10000");
+    }
+}
+
+/// A survivor, and what it had.
+fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
+    eventually(&format!("{when}: leases"), 0, || survivor.counter("leases"));
+    eventually(&format!("{when}: exports"), 0, || survivor.counter("exports"));
+    eventually(&format!("{when}: bytes mapped"), 0, || survivor.counter("mapped_bytes"));
+    eventually(&format!("{when}: descriptors"), before.descriptors.clone(), || survivor.census().descriptors);
+}
+
+fn readers_die(machine: &str) {
+    let mut writer = ready(machine, None);
+    writer.ok("ring 2");
+    writer.ok("ring-close 10000");
+    let before = writer.census();
+    for point in points_of("importer") {
+        for round in 0..rounds() {
+            let when = format!("{machine} {point} round {round}");
+            // At the first visit of the point, or later.
+            let visit = if point.ends_with("joined") || point.ends_with("left") { 1 } else { 1 + round % 3 };
+            let mut dies = ready(machine, Some(&format!("{point}={visit}")));
+            let mut lives = ready(machine, None);
+            let descriptor = writer.ok("ring 2");
+            assert_eq!(lives.ok(&format!("ring-join {descriptor}")), "0");
+            dies.tell(&format!("ring-join {descriptor}"));
+            if !point.ends_with("joined") {
+                assert_eq!(dies.hear(), Answer::Done("0".into()), "{when}");
+                writer.ok("ring-readers 2 10000");
+                dies.tell("ring-read 4 10000");
+            }
+            lives.tell("ring-read 12 15000");
+            writer.tell("ring-publish 12 pause=100");
+            if point.ends_with("left") {
+                assert_eq!(dies.hear(), Answer::Done("4".into()), "{when}");
+                dies.tell("ring-leave");
+            }
+            dies.is_killed();
+            let published = within(SOON, &when, || writer.hear());
+            assert_eq!(published, Answer::Done(String::new()), "{when}");
+            assert_eq!(within(SOON, &when, || lives.hear()), Answer::Done("12".into()), "{when}");
+            eventually(&when, "1".to_owned(), || writer.ok("ring-count"));
+            lives.ok("ring-leave");
+            within(SOON, &when, || writer.ok("ring-close 10000"));
+            drop(lives);
+            leaves_nothing(&mut writer, &before, &when);
+        }
+    }
+}
+
+fn writers_die(machine: &str) {
+    let mut readers = [ready(machine, None), ready(machine, None)];
+    for reader in &mut readers {
+        // Its first link and words are made with somebody who goes.
+        let mut other = ready(machine, None);
+        let descriptor = other.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        other.ok("ring-publish 1");
+        reader.ok("ring-read 1 10000");
+        reader.ok("ring-leave");
+        other.ok("ring-close 10000");
+        drop(other);
+        eventually("it is forgotten", 0, || reader.counter("mapped_bytes"));
+    }
+    let before: Vec<_> = readers.iter_mut().map(|reader| reader.census()).collect();
+    for point in points_of("exporter") {
+        for round in 0..rounds() {
+            let when = format!("{machine} {point} round {round}");
+            let once = point.ends_with("joined") || point.ends_with("closed");
+            let visit = if once { 1 } else { 1 + round };
+            let mut writer = ready(machine, Some(&format!("{point}={visit}")));
+            let descriptor = writer.ok("ring 2");
+            for reader in &mut readers {
+                reader.tell(&format!("ring-join {descriptor}"));
+                let joined = within(SOON, &when, || reader.hear());
+                if !point.ends_with("joined") {
+                    assert_eq!(joined, Answer::Done("0".into()), "{when}");
+                }
+            }
+            if !point.ends_with("joined") {
+                writer.ok("ring-readers 2 10000");
+                // A stream of each waits for what is not published any more.
+                readers.iter_mut().for_each(|reader| reader.tell("ring-read 8 10000"));
+                writer.tell("ring-publish 8 pause=100");
+                if point.ends_with("closed") {
+                    assert_eq!(writer.hear(), Answer::Done(String::new()), "{when}");
+                    writer.tell("ring-close 100");
+                }
+                writer_died(&when, &mut writer, &mut readers, point, visit);
+            }
+            writer.is_killed();
+            for (reader, before) in readers.iter_mut().zip(&before) {
+                reader.ok("ring-forget");
+                leaves_nothing(reader, before, &when);
+            }
+        }
+    }
+}
+
+/// Each reader has read all that it could, and says why no more; nothing of it was torn.
+fn writer_died(when: &str, writer: &mut Child, readers: &mut [Child; 2], point: &str, visit: usize) {
+    let _ = (writer.id(), visit);
+    for reader in readers {
+        match within(SOON, when, || reader.hear()) {
+            Answer::Done(all) => assert!(point.ends_with("closed") && all == "8", "{when}: {all}"),
+            Answer::Failed(failure) => {
+                let gone = failure.variant == "ExporterGone";
+                // Memory that has been taken away says so itself.
+                let revoked = when.starts_with(REVOKING) && failure.text.contains("Revoked");
+                assert!(gone || revoked, "{when}: {failure:?}");
+            }
+            ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
+        }
+    }
+}
+
+#[test]
+fn readers_that_die_anywhere_leave_nothing_and_hold_up_nobody() {
+    [PINNING, NO_TIMELINES].into_iter().for_each(readers_die);
+}
+
+#[test]
+fn readers_that_die_anywhere_leave_nothing_and_hold_up_nobody_on_cuda() {
+    readers_die(CUDA);
+}
+
+#[test]
+fn readers_that_die_anywhere_leave_nothing_in_a_writer_that_revokes() {
+    readers_die(REVOKING);
+}
+
+#[test]
+fn writers_that_die_anywhere_leave_nothing_in_their_readers() {
+    [PINNING, NO_TIMELINES].into_iter().for_each(writers_die);
+}
+
+#[test]
+fn writers_that_die_anywhere_leave_nothing_in_their_readers_on_cuda() {
+    writers_die(CUDA);
+}
+
+#[test]
+fn a_stream_that_waits_for_a_writer_that_is_killed_goes_on_and_its_slot_says_so() {
+    for machine in [PINNING, CUDA] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        writer.ok("ring-publish 1");
+        writer.ok("sync");
+        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
+        reader.tell("sync");
+        reader.says_nothing_for(Duration::from_millis(50));
+        writer.kill();
+        assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+        // The first had been published.
+        reader.ok("ring-check");
+        reader.ok("ring-release");
+        reader.fails("ring-check", "ExporterGone");
+        reader.fails("ring-next", "ExporterGone");
+        reader.ok("ring-leave");
+    }
+}
