@@ -206,6 +206,9 @@ impl Served {
                 Err(error) => return self.broke_the_rules(&error.to_string()),
             };
             self.read_in_period += 1;
+            if let Some(runtime) = Runtime::existing() {
+                runtime.metrics.messages_total.add(1);
+            }
             // No request carries descriptors; whatever came along is closed here.
             drop(packet.fds);
             let next = match decode(&packet.bytes) {

@@ -76,6 +76,8 @@ metrics! {
     counter staged_chunks_ahead_total;
     /// Bytes of host memory set aside for such copies.
     gauge staging_bytes;
+    /// Messages that this process's broker has received.
+    counter messages_total;
 }
 
 /// One number.

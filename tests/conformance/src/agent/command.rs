@@ -164,6 +164,28 @@ pub enum Command {
     Exit,
     /// Limits the host memory of copies to other processes.
     StagingLimits { chunk_bytes: u64, total_bytes: u64 },
+    /// Makes a channel, to whoever listens under a name or by listening there.
+    Channel { name: String, under: String, listens: bool, map: Vec<(u32, u32)>, timeout: Duration },
+    /// Sends bytes and exports by a channel; their tensors are ready when the stream of a device gets there.
+    Send { by: String, bytes: Vec<u8>, of: Vec<String>, ready_on: Option<u32>, timeout: Duration },
+    /// Receives a message by a channel, and tells its bytes.
+    Receive { name: String, by: String, timeout: Duration },
+    /// Opens a tensor of a message; where its channel's device map says, unless a place is named.
+    OpenReceived { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
+    /// The device that a channel's device map opens the first tensor of a message on.
+    DeviceOfReceived { of: String },
+    /// Answers a message with bytes and exports.
+    Answer { of: String, bytes: Vec<u8>, tensors: Vec<String>, timeout: Duration },
+    /// Have the tensors of a message been written, or may they still be?
+    CheckReceived { of: String },
+    /// Drops a message, and what of it has not been opened.
+    Discard { name: String },
+    /// Drops a channel; or closes it, and waits until everything has been taken.
+    CloseChannel { name: String, timeout: Option<Duration> },
+    /// Receives messages by a channel, opens what they hold and drops it, and answers each with its bytes, so many times.
+    Echo { by: String, times: u32, answers: bool, timeout: Duration },
+    /// How many requests it has sent to brokers.
+    Requests,
 }
 
 /// What an agent answers, where it could do what it was told.

@@ -2,6 +2,7 @@
 //!
 //! With it a case about two or three processes stands in one function, in the order in which things happen.
 
+mod channels;
 mod command;
 mod server;
 

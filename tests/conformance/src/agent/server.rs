@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Access, AsStream, Buffer, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
-    Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, ReceivedHandle, Region, Result,
-    StagingLimits, Stream, Timeline, ViewMut,
+    Access, AsStream, Buffer, Channel, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
+    Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, Received, ReceivedHandle, Region,
+    Result, StagingLimits, Stream, Timeline, ViewMut,
 };
 
 use super::command::{Answer, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
@@ -39,15 +39,17 @@ pub(crate) fn run(context: &Context) -> Outcome {
     }
 }
 
-struct Server<'a> {
+pub(super) struct Server<'a> {
     context: &'a Context,
-    ipc: Ipc,
-    exports: HashMap<String, Export>,
+    pub(super) ipc: Ipc,
+    pub(super) exports: HashMap<String, Export>,
     mappings: HashMap<String, Mapping>,
     buffers: HashMap<String, Arc<Buffer>>,
     streams: HashMap<u32, Stream>,
     timelines: HashMap<String, Timeline>,
     events: HashMap<String, Box<dyn DeviceEvent>>,
+    pub(super) channels: HashMap<String, Channel>,
+    pub(super) received: HashMap<String, Received>,
 }
 
 impl<'a> Server<'a> {
@@ -61,6 +63,8 @@ impl<'a> Server<'a> {
             streams: HashMap::new(),
             timelines: HashMap::new(),
             events: HashMap::new(),
+            channels: HashMap::new(),
+            received: HashMap::new(),
         }
     }
 
@@ -174,11 +178,11 @@ impl<'a> Server<'a> {
             Command::ExportEvent { name } => {
                 Ok(Answer::Bytes(named(&self.events, &name).export()?.as_slice().to_vec()))
             }
-            other => panic!("the agent does not know what to do with {other:?}"),
+            other => self.obey_about_channels(other),
         }
     }
 
-    fn stream(&mut self, device: u32) -> Result<Stream> {
+    pub(super) fn stream(&mut self, device: u32) -> Result<Stream> {
         if let Some(known) = self.streams.get(&device) {
             return Ok(known.clone());
         }
@@ -260,6 +264,10 @@ impl<'a> Server<'a> {
                 builder.mapped_by(&pairs.iter().try_fold(DeviceMap::new(), insert)?)?
             }
         };
+        Ok(self.keep_mapping(name, mapping))
+    }
+
+    pub(super) fn keep_mapping(&mut self, name: String, mapping: Mapping) -> Answer {
         let mapped = Mapped {
             address: mapping.range().ptr.get(),
             len: mapping.len(),
@@ -271,7 +279,7 @@ impl<'a> Server<'a> {
             is_copy: mapping.is_copy(),
         };
         self.mappings.insert(name, mapping);
-        Ok(Answer::Mapping(mapped))
+        Answer::Mapping(mapped)
     }
 
     fn read<T: Element>(&mut self, name: &str) -> Result<Vec<T>> {
