@@ -332,11 +332,13 @@ impl WatchedSocket for Connection {
     fn hung_up(&self) {
         let words = {
             let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-            let reached = self.peers_word(Slot::Ready).load(Ordering::Acquire);
-            self.reached.store(if reached < TIMELINE_END { reached } else { 0 }, Ordering::Release);
-            if self.gone.swap(true, Ordering::AcqRel) {
+            // Its process and its socket both end.
+            if self.has_gone() {
                 return;
             }
+            let reached = self.peers_word(Slot::Ready).load(Ordering::Acquire);
+            self.reached.store(if reached < TIMELINE_END { reached } else { 0 }, Ordering::Release);
+            self.gone.store(true, Ordering::Release);
             words.clone()
         };
         if let Some(words) = words {

@@ -592,7 +592,8 @@ fn metrics(count: impl FnOnce(&Metrics)) {
 impl Entry {
     fn granted(&self, lease: LeaseId) -> Option<Granted> {
         let shared = Arc::clone(self.shared.as_ref()?);
-        let (keep, region) = (!self.recalled, self.region);
+        // Whoever opens what has been dropped, by a grant, hears of no drop later.
+        let (keep, region) = (!self.recalled && !self.dropped, self.region);
         Some(Granted { lease, keep, borrowed: self.borrowed.clone(), region, shared })
     }
 

@@ -22,6 +22,9 @@ use crate::runtime::Runtime;
 /// So many grants that are over may wait to be told to an exporter.
 pub(crate) const MOST_WAITING: usize = 64;
 
+/// So many are told at a time.
+const MOST_TOLD: usize = 1024;
+
 /// How long an exporter may take to be connected to, so that a grant can be given back.
 const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -76,7 +79,7 @@ impl HeldGrant {
         let mut all = imports.lock_ended();
         let waiting = all.entry(self.descriptor.exporter).or_default();
         waiting.push(ended);
-        waiting.len() >= MOST_WAITING
+        waiting.len().is_multiple_of(MOST_WAITING)
     }
 }
 
@@ -157,8 +160,9 @@ impl ImportTable {
     /// Tells an exporter which grants are over.
     pub(super) fn give_back_over(&self, link: &Link, exporter: &ProcessIdentity) {
         let waiting = self.lock_ended().remove(exporter);
-        let grants = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token));
-        link.end_grants(grants.collect());
+        let grants: Vec<_> = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token)).collect();
+        // A packet takes more of them, and there are rarely so many.
+        grants.chunks(MOST_TOLD).for_each(|some| link.end_grants(some.to_vec()));
     }
 
     /// The exporter has gone, and its exports with it.

@@ -259,7 +259,7 @@ themes! {
         one_way_leaves_no_grants,
         stream_waits_for_ready,
         streams_signal_in_turn,
-        ready_without_timelines,
+        host_waits_for_ready,
         sender_killed_while_a_stream_waits,
         sender_killed,
         sender_that_ends_takes_its_exports,
