@@ -21,7 +21,7 @@ impl Agent {
         Ok(self.keep(words.name(0), mapping))
     }
 
-    fn keep(&mut self, name: &str, mapping: Mapping) -> String {
+    pub(super) fn keep(&mut self, name: &str, mapping: Mapping) -> String {
         let range = mapping.range();
         self.mappings.insert(name.to_owned(), mapping);
         format!("{} {}", range.ptr, range.len)

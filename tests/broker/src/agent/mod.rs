@@ -2,6 +2,7 @@
 //!
 //! What it is not asked for comes as `event …`.
 
+mod channels;
 mod exports;
 mod forked;
 mod imports;
@@ -45,6 +46,7 @@ struct Agent {
     connections: Vec<Connection>,
     swarm: Vec<rustix::process::Pid>,
     rings: rings::Rings,
+    channels: channels::Channels,
 }
 
 /// A command's words: the names first, then `key=value`.
@@ -164,6 +166,19 @@ impl Agent {
             "ring-leave" => self.ring_leave(),
             "ring-read" => self.ring_read(&words),
             "ring-forget" => self.ring_forget(),
+            "listen" => self.listen(&words),
+            "unlisten" => self.unlisten(&words),
+            "accept" => self.accept(&words),
+            "connect" => self.connect(&words),
+            "send" => self.send_message(&words),
+            "receive" => self.receive(&words),
+            "open-received" => self.open_received(&words),
+            "discard" => self.discard(&words),
+            "close-channel" => self.close_channel(&words),
+            "drop-channel" => self.drop_channel(&words),
+            "channel-on-gone" => self.channel_on_gone(&words),
+            "squat" => self.squat(&words),
+            "squatted" => self.squatted(),
             other => panic!("the agent knows no {other:?}"),
         }
     }

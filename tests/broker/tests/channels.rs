@@ -1,0 +1,469 @@
+//! Channels whose other end dies at every point of the protocol, lies, stands still, forks, or is somebody else.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    Answer, Census, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent, eventually,
+    shared_memory_objects, within,
+};
+use device_ipc_core::{CHANNEL_KILL_POINTS, ProcessIdentity};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::Serialize;
+
+/// The survivor's error comes in this time, whatever it waits for.
+const ERROR_DEADLINE: Duration = Duration::from_secs(5);
+
+fn rounds() -> usize {
+    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
+    rounds.map_or(3, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
+}
+
+/// A name that no other test has.
+fn name(what: &str) -> String {
+    format!("broker-{}-{what}", std::process::id())
+}
+
+/// What the survivor had before the first death.
+struct Before {
+    census: Census,
+    allocated: u64,
+}
+
+impl Before {
+    fn of(child: &mut Child) -> Self {
+        Self { census: child.census(), allocated: child.allocated() }
+    }
+
+    /// It has what it had.
+    #[track_caller]
+    fn is_now(&self, when: &str, child: &mut Child) {
+        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
+        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
+        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
+        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
+        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
+            let mut now = child.census();
+            // The machine starts a stream's thread with its first work; one less is no leak.
+            now.threads = now.threads.max(self.census.threads);
+            now
+        });
+        assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
+    }
+}
+
+/// Connects the two; `survivor` listens.
+fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
+    other.tell(&format!("connect {under} c 20000"));
+    survivor.ok(&format!("accept {under} c 20000"));
+    assert!(matches!(other.hear(), Answer::Done(_)));
+}
+
+/// A survivor that has done everything once, and waits for whoever comes.
+fn survivor(machine: &str, under: &str) -> (Child, Before) {
+    let mut survivor = agent!(machine);
+    survivor.ok("cache 0 0");
+    survivor.ok(&format!("listen {under}"));
+    let mut other = agent!(machine);
+    other.ok("cache 0 0");
+    connect(&mut survivor, &mut other, under);
+    for (from, to) in [(0, 1), (1, 0)] {
+        let [one, two] = [&mut survivor, &mut other];
+        let (from, to) = if (from, to) == (0, 1) { (one, two) } else { (two, one) };
+        from.share("warm 4096");
+        from.ok("send c 100000 20000 tensor=warm drops=1 ready=1");
+        assert_eq!(to.ok("receive c m 20000"), "100000 1");
+        to.ok("open-received m warm");
+        to.ok("touch warm");
+        to.ok("drop warm");
+        to.ok("discard m");
+    }
+    survivor.ok("drop-channel c");
+    let before = survivor.census().of_kind("socket");
+    drop(other);
+    // Its channel, its link to our broker and ours to its.
+    eventually("the first peer is forgotten", before - 2, || survivor.census().of_kind("socket").min(before - 2).max(before - 3));
+    let mut settled = survivor.census();
+    eventually("the survivor has settled", true, || {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = survivor.census();
+        let same = now == settled;
+        settled = now;
+        same
+    });
+    let before = Before::of(&mut survivor);
+    (survivor, before)
+}
+
+/// Kills the other end at every point, round after round, under one survivor.
+fn others_die(machine: &str) {
+    let under = name(if machine == PINNING { "pinning" } else { "revoking" });
+    let (mut survivor, before) = survivor(machine, &under);
+    for point in CHANNEL_KILL_POINTS {
+        for round in 0..rounds() {
+            let when = format!("{machine} {point} round {round}");
+            let mut victim = agent!(machine, dies_at: Some(point));
+            victim.ok("cache 0 0");
+            within(DEADLINE, &when, || one_dies(point, &under, &mut survivor, &mut victim));
+            drop(victim);
+            before.is_now(&when, &mut survivor);
+        }
+    }
+}
+
+fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) {
+    let (role, _) = point.split_once(':').expect("the role stands first");
+    match role {
+        "connector" => {
+            victim.tell(&format!("connect {under} c 20000"));
+            if point == "connector:welcomed" {
+                survivor.ok(&format!("accept {under} c 20000"));
+                return ends(survivor, "PeerGone");
+            }
+            victim.is_killed();
+            // One that said hello may be accepted before its end is noticed.
+            match survivor.ask(&format!("accept {under} c 200")) {
+                Answer::Done(_) => ends(survivor, "PeerGone"),
+                Answer::Failed(failure) => assert_eq!(failure.variant, "Timeout", "{}", failure.text),
+                Answer::Ended(_) => panic!("the survivor survives"),
+            }
+        }
+        "acceptor" => {
+            let other = format!("{under}-victim");
+            victim.ok(&format!("listen {other}"));
+            victim.tell(&format!("accept {other} c 20000"));
+            match survivor.ask(&format!("connect {other} c 1000")) {
+                Answer::Done(_) => ends(survivor, "PeerGone"),
+                Answer::Failed(failure) => assert_eq!(failure.variant, "NobodyListens", "{}", failure.text),
+                Answer::Ended(_) => panic!("the survivor survives"),
+            }
+            victim.is_killed();
+        }
+        "sender" => {
+            connect(survivor, victim, under);
+            survivor.ok("channel-on-gone c");
+            victim.share("x 8192");
+            victim.tell("send c 5 20000 tensor=x drops=1 ready=1");
+            victim.is_killed();
+            assert_eq!(survivor.event("gone"), "gone c PeerGone");
+            if point == "sender:sent" {
+                assert_eq!(survivor.ok("receive c m 5000"), "5 1");
+                let error = survivor.ask("open-received m x");
+                let gone = |failure: &str| matches!(failure, "ExporterGone" | "PeerGone");
+                assert!(matches!(&error, Answer::Failed(failure) if gone(&failure.variant)), "{error:?}");
+                survivor.ok("discard m");
+            }
+            ends(survivor, "PeerGone");
+        }
+        "receiver" => {
+            connect(survivor, victim, under);
+            survivor.share("x 8192");
+            survivor.ok("send c 5 20000 tensor=x drops=1 ready=1");
+            let commands: &[&str] = match point {
+                "receiver:received" => &["receive c m 20000"],
+                "receiver:discarding" => &["receive c m 20000", "discard m"],
+                _ => &["receive c m 20000", "open-received m x"],
+            };
+            let (last, first) = commands.split_last().expect("there is one");
+            first.iter().for_each(|command| drop(victim.ok(command)));
+            victim.tell(last);
+            victim.is_killed();
+            ends(survivor, "PeerGone");
+        }
+        "channel" => {
+            connect(survivor, victim, under);
+            survivor.share("x 8192");
+            survivor.ok("send c 5 20000 tensor=x drops=1 ready=1");
+            victim.ok("send c 3 20000");
+            victim.tell("drop-channel c");
+            victim.is_killed();
+            // It had said that nothing more comes.
+            assert_eq!(survivor.ok("receive c m 5000"), "3 0");
+            survivor.ok("discard m");
+            ends(survivor, "ChannelClosed");
+        }
+        other => panic!("no test for the points of the {other}"),
+    }
+}
+
+/// Everything on the survivor's channel ends with this error.
+fn ends(survivor: &mut Child, variant: &str) {
+    within(ERROR_DEADLINE, "the error of a receive", || survivor.fails("receive c m 20000", variant));
+    within(ERROR_DEADLINE, "the error of a send", || {
+        eventually("sends fail", true, || {
+            matches!(survivor.ask("send c 1 20000"), Answer::Failed(failure) if failure.variant == variant)
+        });
+    });
+    survivor.ok("drop-channel c");
+}
+
+#[test]
+fn whoever_dies_takes_nothing_along_where_importers_pin() {
+    others_die(PINNING);
+}
+
+#[test]
+fn whoever_dies_takes_nothing_along_where_exporters_revoke() {
+    others_die(REVOKING);
+}
+
+// What an end says, from the words of docs/channel.md.
+
+#[derive(Serialize)]
+struct Hello {
+    program: String,
+    backend: String,
+    process: ProcessIdentity,
+    devices: Vec<()>,
+    map: Vec<()>,
+    limit: u64,
+}
+
+fn hello() -> Hello {
+    Hello {
+        program: "raw".into(),
+        backend: "mock".into(),
+        process: ProcessIdentity::current().expect("/proc is there"),
+        devices: Vec::new(),
+        map: Vec::new(),
+        limit: 1 << 20,
+    }
+}
+
+fn greeting(version: u16, hello: &Hello) -> Vec<u8> {
+    let mut packet = b"dipcchan".to_vec();
+    packet.extend(version.to_le_bytes());
+    packet.push(0);
+    packet.extend(postcard::to_stdvec(hello).expect("it can be encoded"));
+    packet
+}
+
+fn address(under: &str) -> Vec<u8> {
+    format!("device-ipc.{}.{under}", rustix::process::geteuid().as_raw()).into_bytes()
+}
+
+/// A raw end whose hello has been answered, and its page.
+fn greeted(child: &mut Child, under: &str) -> (Connection, OwnedFd) {
+    let raw = Connection::to(&address(under)).expect("it listens");
+    raw.send_bytes(&greeting(1, &hello()), &[]).expect("it reads");
+    child.ok(&format!("accept {under} c 20000"));
+    match raw.receive(DEADLINE) {
+        Received::Packet(bytes, mut fds) => {
+            assert_eq!(&bytes[..11], b"dipcchan\x01\x00\x00", "a hello of version 1");
+            assert_eq!(fds.len(), 1, "the page of words");
+            (raw, fds.remove(0))
+        }
+        other => panic!("no hello, but {other:?}"),
+    }
+}
+
+fn file(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+    let file = memfd_create("raw", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
+    rustix::io::pwrite(&file, bytes, 0).expect("it takes them");
+    fcntl_add_seals(&file, seals).expect("it can be sealed");
+    file
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// A varint of the wire format.
+fn varint(number: u64) -> Vec<u8> {
+    postcard::to_stdvec(&number).expect("it can be encoded")
+}
+
+#[test]
+fn who_is_no_channel_or_another_version_is_told_apart_and_concerns_nobody_else() {
+    let mut child = agent!(PINNING);
+    let under = name("greetings");
+    child.ok(&format!("listen {under}"));
+    // Silent ones hold up nobody.
+    let silent: Vec<_> = (0..3).map(|_| Connection::to(&address(&under)).expect("it listens")).collect();
+    let raw = Connection::to(&address(&under)).expect("it listens");
+    raw.send_bytes(b"GET / HTTP/1.1", &[]).expect("it reads");
+    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("no channel's"));
+    let newer = Connection::to(&address(&under)).expect("it listens");
+    newer.send_bytes(&greeting(2, &hello()), &[]).expect("it reads");
+    let text = child.fails(&format!("accept {under} c 20000"), "Protocol");
+    assert!(text.contains("version 2") && text.contains("version 1") && text.contains("in this process"), "{text}");
+    // It learns the version from the answer, whatever follows.
+    match newer.receive(DEADLINE) {
+        Received::Packet(bytes, _) => assert_eq!(&bytes[..10], b"dipcchan\x01\x00"),
+        other => panic!("no answer, but {other:?}"),
+    }
+    let liar = Connection::to(&address(&under)).expect("it listens");
+    let mut other = hello();
+    other.process.pid = 1;
+    liar.send_bytes(&greeting(1, &other), &[]).expect("it reads");
+    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("the kernel says"));
+    let (raw, _page) = greeted(&mut child, &under);
+    raw.send_bytes(&[0, 0, 0, 0, 0, 0, 1], &[]).expect("it reads");
+    assert_eq!(child.ok("receive c m 20000"), "2 0");
+    drop(silent);
+}
+
+/// Each of them breaks the channel off, with a reason, and nothing else.
+#[test]
+fn messages_that_are_none_break_the_channel_off() {
+    let mut child = agent!(PINNING);
+    let under = name("garbage");
+    child.ok(&format!("listen {under}"));
+    let third = agent!(PINNING).share("x 4096");
+    let granted = {
+        // Not a reply, ready, no grants that are over, one tensor with a grant, of another process.
+        let mut packet = vec![0, 0, 0, 0, 1, 0];
+        packet.extend(varint(third.to_bytes().len() as u64));
+        packet.extend(third.to_bytes());
+        packet.push(1);
+        packet.extend(Forged::of(&third).token());
+        packet
+    };
+    let head = |items: u64| [vec![0, 0, 0, 0], varint(items)].concat();
+    let in_file = |bytes: u64| [vec![1], varint(bytes)].concat();
+    let empty = [0_u8; 4];
+    let cases: Vec<(Vec<u8>, Vec<OwnedFd>, &str)> = vec![
+        (vec![9, 9, 9], vec![], "no message"),
+        (head(1 << 40), vec![], "no head"),
+        (head(1025), vec![], "no head"),
+        (granted, vec![], "another process shares"),
+        ([vec![0, 0], varint(1 << 62), vec![0, 0]].concat(), vec![], "value that no word has"),
+        (head(0), vec![file(b"x", SEALS)], "does not speak of"),
+        (in_file(1 << 40), vec![file(b"x", SEALS)], "agreed on"),
+        (in_file(4), vec![file(&empty, SealFlags::SHRINK)], "no sealed memory file"),
+        (in_file(4), vec![file(&[0; 5], SEALS)], "other than 4 bytes"),
+        (in_file(4), vec![file(&empty, SEALS), file(&empty, SEALS)], "2 descriptors for one"),
+        (in_file(3), vec![file(&[0xff; 3], SEALS)], "no head"),
+        ([in_file(4), vec![0]].concat(), vec![file(&empty, SEALS)], "follows the size"),
+        (vec![2, 0], vec![], "follows its end"),
+        (vec![0; 70_000], vec![], "larger than packets"),
+        (vec![0; 200_000], vec![], "larger than packets"),
+    ];
+    let before = {
+        let (raw, _page) = greeted(&mut child, &under);
+        drop(raw);
+        child.ok("drop-channel c");
+        child.census().all_descriptors()
+    };
+    for (packet, fds, why) in cases {
+        let (raw, _page) = greeted(&mut child, &under);
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        raw.send_bytes(&packet, &fds).expect("it reads");
+        raw.send_bytes(&[0, 0, 0, 0, 0], &[]).expect("it is still open");
+        let text = child.fails("receive c m 20000", "Protocol");
+        assert!(text.contains(why), "{why}: {text}");
+        assert_eq!(child.fails("receive c m 20000", "Protocol"), text, "it stays so");
+        child.fails("send c 1 20000", "Protocol");
+        raw.is_closed_within(DEADLINE);
+        child.ok("drop-channel c");
+    }
+    eventually("nothing is left of them", true, || child.census().all_descriptors() <= before);
+}
+
+/// A message whose file does not come, as nobody sent one, is lost alone: this process may have no descriptors left.
+#[test]
+fn a_message_that_lost_its_file_is_lost_alone() {
+    let mut child = agent!(PINNING);
+    let under = name("lost");
+    child.ok(&format!("listen {under}"));
+    let (raw, _page) = greeted(&mut child, &under);
+    raw.send_bytes(&[1, 4], &[]).expect("it reads");
+    raw.send_bytes(&[0, 0, 0, 0, 0, 7], &[]).expect("it reads");
+    assert!(child.fails("receive c m 20000", "Io").contains("ulimit -n"));
+    raw.send_bytes(&[0, 0, 0, 0, 0, 0], &[]).expect("it reads");
+    // The second, whose one byte is not what the agent expects of its own messages, shows that the channel goes on.
+    assert!(matches!(child.ask("receive c m 20000"), Answer::Ended(_)), "the agent looks at the bytes");
+}
+
+/// A forked child has copies of nothing: the channel ends with its parent, and in the child every call says so.
+#[test]
+fn a_forked_child_keeps_no_channel_open() {
+    let mut near = agent!(PINNING);
+    let mut far = agent!(PINNING);
+    let under = name("fork");
+    near.ok(&format!("listen {under}"));
+    connect(&mut near, &mut far, &under);
+    near.share("x 4096");
+    near.ok("send c 3 20000 tensor=x");
+    assert_eq!(far.ok("receive c m 20000"), "3 1");
+    far.ok("listen far");
+    far.ok("fork");
+    for what in ["listen", "connect", "accept", "reply", "open-received", "send", "receive", "close-channel"] {
+        far.event(&format!("child {what} Forked"));
+    }
+    // The parent's goes on, and ends with it, though the child lives.
+    far.ok("send c 4 20000");
+    assert_eq!(near.ok("receive c m 20000"), "4 0");
+    far.kill();
+    near.fails("receive c m 20000", "PeerGone");
+}
+
+/// A name that another user has taken is noticed before anything is said.
+#[test]
+fn a_squatter_is_told_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs to be root to become somebody else");
+        return;
+    }
+    let (mut squatter, mut victim) = (agent!(PINNING), agent!(PINNING));
+    let under = name("squat");
+    squatter.ok("become 65534 65534");
+    squatter.ok(&format!("squat {under}"));
+    let text = victim.fails(&format!("connect {under} c 1000"), "NotPermitted");
+    assert!(text.contains("user 65534") && text.contains("IpcBuilder::allow"), "{text}");
+    assert_eq!(squatter.ok("squatted"), "0");
+    // Whoever is allowed on both sides is let in.
+    let (mut stranger, mut allowing) = (agent!(PINNING), agent!(PINNING));
+    stranger.ok("become 65534 65534");
+    stranger.ok("ipc allow-uid=0");
+    stranger.ok(&format!("listen {under}"));
+    stranger.tell(&format!("accept {under} c 20000"));
+    victim.fails(&format!("connect {under} c 1000 user=65534"), "NotPermitted");
+    allowing.ok("ipc allow-uid=65534");
+    allowing.ok(&format!("connect {under} c 20000 user=65534"));
+    assert!(matches!(stranger.hear(), Answer::Done(_)));
+    allowing.ok("send c 2 1000");
+    assert_eq!(stranger.ok("receive c m 20000"), "2 0");
+}
+
+/// A user who is not allowed is told so, and the listener goes on waiting.
+#[test]
+fn a_stranger_is_not_let_in() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs to be root to become somebody else");
+        return;
+    }
+    let (mut listener, mut stranger, mut friend) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
+    let under = name("stranger");
+    listener.ok(&format!("listen {under}"));
+    stranger.ok("become 65534 65534");
+    stranger.ok("ipc allow-uid=0");
+    listener.tell(&format!("accept {under} c 20000"));
+    let text = stranger.fails(&format!("connect {under} c 5000 user=0"), "NotPermitted");
+    assert!(text.contains("does not allow user 65534"), "{text}");
+    friend.ok(&format!("connect {under} c 20000"));
+    assert_eq!(listener.hear(), Answer::Done(friend.id().to_string()));
+}
+
+/// In a directory the socket is a file: one that a dead process left is taken over, a living one's is not, and it goes with
+/// its listener.
+#[test]
+fn a_file_of_a_dead_listener_is_no_obstacle() {
+    let directory = std::env::temp_dir().join(name("directory"));
+    std::fs::create_dir(&directory).expect("it is new");
+    let settings = format!("ipc directory={}", directory.display());
+    let (mut first, mut second, mut client) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
+    for child in [&mut first, &mut second, &mut client] {
+        child.ok(&settings);
+    }
+    first.ok("listen files");
+    let text = second.fails("listen files", "ChannelNameInUse");
+    assert!(text.contains(&first.id().to_string()), "{text}");
+    first.kill();
+    second.ok("listen files");
+    client.tell("connect files c 20000");
+    second.ok("accept files c 20000");
+    assert_eq!(client.hear(), Answer::Done(second.id().to_string()));
+    second.ok("unlisten files");
+    let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").flatten().collect();
+    assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("files")), "{left:?}");
+    std::fs::remove_dir_all(&directory).expect("it can be removed");
+}
