@@ -146,8 +146,8 @@ impl<'a> ConnectBuilder<'a> {
         }
         let hello = Greeting::Hello(own.clone()).encode()?;
         match socket::send(socket.fd(), &hello, &[]) {
-            Ok(()) => {}
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(None),
+            // A listener that refuses has said so before it closed.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
             Err(error) => return Err(Error::io(format!("saying hello to {:?}", self.name), error)),
         }
         kill_point!("connector:said-hello");
@@ -183,7 +183,8 @@ fn answer(socket: &Socket, listener: &PeerCredentials, deadline: Deadline) -> Re
     loop {
         match socket::receive(socket.fd(), &mut Vec::new()) {
             Ok(packet) => return Ok(packet),
-            Err(Errno::CONNRESET) => return Ok(None),
+            // It has closed over our hello. What it had said before is still there.
+            Err(Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => {
                 let waited = socket::wait_until(socket.fd(), PollFlags::IN, deadline.at);
                 if !waited.map_err(|error| Error::io("waiting for the listener", error))? {

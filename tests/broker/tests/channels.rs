@@ -82,7 +82,9 @@ fn survivor(machine: &str, under: &str) -> (Child, Before) {
     let before = survivor.census().of_kind("socket");
     drop(other);
     // Its channel, its link to our broker and ours to its.
-    eventually("the first peer is forgotten", before - 2, || survivor.census().of_kind("socket").min(before - 2).max(before - 3));
+    eventually("the first peer is forgotten", before - 2, || {
+        survivor.census().of_kind("socket").min(before - 2).max(before - 3)
+    });
     let mut settled = survivor.census();
     eventually("the survivor has settled", true, || {
         std::thread::sleep(Duration::from_millis(50));
@@ -190,9 +192,11 @@ fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) 
 fn ends(survivor: &mut Child, variant: &str) {
     within(ERROR_DEADLINE, "the error of a receive", || survivor.fails("receive c m 20000", variant));
     within(ERROR_DEADLINE, "the error of a send", || {
-        eventually("sends fail", true, || {
-            matches!(survivor.ask("send c 1 20000"), Answer::Failed(failure) if failure.variant == variant)
-        });
+        eventually(
+            "sends fail",
+            true,
+            || matches!(survivor.ask("send c 1 20000"), Answer::Failed(failure) if failure.variant == variant),
+        );
     });
     survivor.ok("drop-channel c");
 }
@@ -284,7 +288,10 @@ fn who_is_no_channel_or_another_version_is_told_apart_and_concerns_nobody_else()
     let newer = Connection::to(&address(&under)).expect("it listens");
     newer.send_bytes(&greeting(2, &hello()), &[]).expect("it reads");
     let text = child.fails(&format!("accept {under} c 20000"), "Protocol");
-    assert!(text.contains("version 2") && text.contains("version 1") && text.contains("in this process"), "{text}");
+    assert!(
+        text.contains("version 2") && text.contains("version 1") && text.contains("in this process"),
+        "{text}"
+    );
     // It learns the version from the answer, whatever follows.
     match newer.receive(DEADLINE) {
         Received::Packet(bytes, _) => assert_eq!(&bytes[..10], b"dipcchan\x01\x00"),
@@ -386,8 +393,11 @@ fn a_forked_child_keeps_no_channel_open() {
     assert_eq!(far.ok("receive c m 20000"), "3 1");
     far.ok("listen far");
     far.ok("fork");
-    for what in ["listen", "connect", "accept", "reply", "open-received", "send", "receive", "close-channel"] {
-        far.event(&format!("child {what} Forked"));
+    let events = far.take_events();
+    for what in ["listen", "connect", "accept", "reply", "open-received", "send", "receive", "close-channel"]
+    {
+        let told = format!("child {what} Forked");
+        assert!(events.contains(&told), "{told} is not among {events:?}");
     }
     // The parent's goes on, and ends with it, though the child lives.
     far.ok("send c 4 20000");

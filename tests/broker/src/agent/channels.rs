@@ -108,7 +108,8 @@ impl Agent {
     /// `channel-on-gone CHANNEL`: an event `gone CHANNEL VARIANT`.
     pub(super) fn channel_on_gone(&mut self, words: &Words<'_>) -> Result<String> {
         let name = words.name(0).to_owned();
-        self.channels.channels[&name].on_gone(move |error| say(&format!("event gone {name} {}", variant(error))));
+        self.channels.channels[&name]
+            .on_gone(move |error| say(&format!("event gone {name} {}", variant(error))));
         Ok(String::new())
     }
 
