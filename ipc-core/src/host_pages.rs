@@ -126,7 +126,9 @@ impl HostPages {
             match used_for {
                 Use::Words => timelines_of(&**backend, device)?.register(device, self.base(), self.len())?,
                 Use::Copies => {
+                    check_room_for_copies(self.len())?;
                     backend.memory().pin_host(device, self.base(), self.len())?;
+                    PINNED.fetch_add(self.len(), Ordering::AcqRel);
                     DevicePtr::new(self.mapped().address as u64)
                 }
             }
@@ -160,8 +162,27 @@ static RETIRED: Mutex<Vec<(Mapped, Vec<Registered>)>> = Mutex::new(Vec::new());
 /// Timelines of this process that have not ended.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// So many bytes may be kept for as long as timelines are live.
-const MOST_RETIRED: usize = 64 << 20;
+/// Bytes that are pinned for copies, those of retired pages too.
+static PINNED: AtomicUsize = AtomicUsize::new(0);
+
+/// So many bytes may be pinned for copies while timelines are live.
+const MOST_PINNED: usize = 64 << 20;
+
+/// So many bytes may be kept for as long as timelines are live: those of copies, and as many for words.
+const MOST_RETIRED: usize = 2 * MOST_PINNED;
+
+/// While timelines are live no device forgets pages, so few are made known to one; copies then go without.
+fn check_room_for_copies(len: usize) -> Result<()> {
+    let pinned = PINNED.load(Ordering::Acquire);
+    if LIVE.load(Ordering::Acquire) == 0 || pinned + len <= MOST_PINNED {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        backend: "this process",
+        what: format!("pin {len} bytes for a copy"),
+        why: format!("{pinned} are pinned, and are kept until no timeline is live"),
+    })
+}
 
 /// A timeline has begun.
 pub(crate) fn timeline_begun() {
@@ -210,7 +231,10 @@ fn take_down(mapped: Mapped, registered: Vec<Registered>) {
             match (used_for, backend.timelines()) {
                 (Use::Words, Some(timelines)) => timelines.unregister(device, pages),
                 (Use::Words, None) => Ok(()),
-                (Use::Copies, _) => backend.memory().unpin_host(device, pages),
+                (Use::Copies, _) => {
+                    PINNED.fetch_sub(mapped.len, Ordering::AcqRel);
+                    backend.memory().unpin_host(device, pages)
+                }
             }
         };
         if let Err(error) = synchronized.and(forgotten) {

@@ -332,3 +332,26 @@ fn an_importer_that_stands_still_gives_way_to_those_who_wait() {
     standing.release();
     eventually("holders", 0, || exporter.holders("x"));
 }
+
+/// To unpin pages, drivers wait for streams. One that waits for a timeline may wait for what the library's worker does next.
+#[test]
+fn copies_do_not_hold_up_the_worker_while_a_stream_waits_for_a_timeline() {
+    const MACHINE: &str = "devices=2;memory=1GiB";
+    const LARGE: u64 = 17 << 20;
+    let mut exporter = agent!(MACHINE);
+    let mut importer = agent!(MACHINE);
+    let timeline = exporter.share("t 4096");
+    let descriptor = exporter.share(&format!("x {LARGE}"));
+    importer.ok(&format!("open t {timeline}"));
+    importer.ok("timeline t");
+    exporter.ok("timelines t 1 10000");
+    importer.ok("wait t 1");
+    for number in 0..10 {
+        importer.ok(&format!("copy y{number} {descriptor}"));
+    }
+    importer.ok("close-unused 5000");
+    exporter.ok("close-unused 5000");
+    exporter.ok("signal t 1");
+    importer.ok("sync");
+    eventually("holders", 0, || exporter.holders("x"));
+}
