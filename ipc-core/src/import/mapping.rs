@@ -208,8 +208,7 @@ impl Mapping {
     /// # Errors
     ///
     /// [`Error::Unsupported`] where the mapping's device has no timelines, and for a [copy](Self::is_copy);
-    /// [`Error::ExporterGone`],
-    /// [`Error::ExportDropped`], and what else a message to the exporter can meet.
+    /// [`Error::ExporterGone`], [`Error::ExportDropped`], and what else a message to the exporter can meet.
     pub fn timeline(&self) -> Result<Timeline> {
         self.owner.check()?;
         timelines_of(&*self.parts().backend, self.device())?;
