@@ -21,7 +21,7 @@ const HALF: u64 = SLOT / 2;
 const MOST_READERS: usize = 4;
 
 /// How long everything may take that was submitted.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What is tried, one after the other, by one thread.
 #[derive(Clone, Debug)]
@@ -221,11 +221,15 @@ fn holds(machine: &str, slots: u32, steps: &[Step]) {
     for step in steps {
         model.run(step).unwrap_or_else(|error| panic!("{step:?}: {error}"));
     }
-    model.finish().expect("the end");
+    if let Err(error) = model.finish() {
+        // A stream that waits for ever holds up every other case of this process too: there is nothing to be shrunk.
+        eprintln!("{machine}, {slots} slots, {steps:#?}: {error}");
+        std::process::exit(1);
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_nobody_reads_another_sequence(slots in 1..=4_u32, steps in vec(step(), 1..60)) {

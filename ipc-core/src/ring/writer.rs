@@ -252,7 +252,13 @@ impl Ring {
 
     fn signal_all(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let key = StreamKey::of(stream);
-        let same = self.last_stream == Some(key);
+        if let Some(own) = &self.own
+            && self.last_stream != Some(key)
+        {
+            // Behind the publications on other streams. Not by the readers' words: one that leaves ends its own, and what
+            // passes too early there would set it back.
+            own.wait_for_own(sequence, stream)?;
+        }
         let mut told = 0;
         loop {
             self.members.update(&mut self.known, &mut self.version);
@@ -260,7 +266,7 @@ impl Ring {
                 if member.timeline.last_signalled() > sequence || member.position().is_none() {
                     continue;
                 }
-                match member.timeline.signal_behind(sequence + 1, stream, same) {
+                match member.timeline.signal(sequence + 1, &stream) {
                     Ok(()) => told += 1,
                     // It has gone in between.
                     Err(_) if member.position().is_none() => continue,
@@ -278,7 +284,7 @@ impl Ring {
                 kill_point!("exporter:ring-signalled");
             }
             if let Some(own) = self.own.as_ref().filter(|own| own.last_signalled() <= sequence)
-                && let Err(error) = own.signal_behind(sequence + 1, stream, same)
+                && let Err(error) = own.signal(sequence + 1, &stream)
             {
                 if told == 0 {
                     return Err(error);
