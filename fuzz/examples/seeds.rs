@@ -20,6 +20,9 @@ fn main() -> Result<()> {
         ("protocol_request", fuzzing::request_seeds()),
         ("protocol_reply", fuzzing::reply_seeds()),
         ("channel", fuzzing::channel_seeds()),
+        ("bundle_binary", fuzzing::bundle_seeds()),
+        ("bundle_text", fuzzing::bundle_text_seeds()),
+        ("tensor_table", fuzzing::tensor_table_seeds()),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);

@@ -426,12 +426,52 @@ pub enum Error {
         /// Its program, as it calls itself.
         program: String,
     },
+
+    /// A tensor of a bundle. Nothing of the bundle has been shared or opened.
+    #[error("the tensor {tensor:?} of the bundle: {source}")]
+    InBundle {
+        /// The name of the first tensor that it concerns.
+        tensor: String,
+        /// What is the matter with it.
+        source: Box<Error>,
+    },
+
+    /// There is no tensor of this name.
+    #[error("there is no tensor called {name:?}: {known}")]
+    NoSuchTensor {
+        /// The name asked for.
+        name: String,
+        /// Which there are, in words.
+        known: String,
+    },
 }
 
 impl Error {
     /// A failed system call or input/output.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Io { what: what.into(), source: source.into() }
+    }
+
+    /// What is the matter, whichever tensor of a bundle it concerns: the innermost error of
+    /// [`InBundle`](Self::InBundle), else the error itself.
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::InBundle { source, .. } => source.cause(),
+            other => other,
+        }
+    }
+
+    /// The same about a tensor, unless it is about the exporting process or the time.
+    pub(crate) fn of_tensor(self, tensor: &str) -> Self {
+        match self {
+            Self::InBundle { .. }
+            | Self::ExporterGone { .. }
+            | Self::Timeout { .. }
+            | Self::Protocol(_)
+            | Self::Io { .. }
+            | Self::Forked => self,
+            other => Self::InBundle { tensor: tensor.to_owned(), source: Box::new(other) },
+        }
     }
 
     pub(crate) fn wrong_token(pid: u32) -> Self {

@@ -1,16 +1,17 @@
 //! What the fuzz targets in `fuzz/` call: the readers of everything that comes from another process.
 //!
 //! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
-//! where the bytes are handled otherwise than `docs/descriptor.md` and `docs/protocol.md` say.
+//! where the bytes are handled otherwise than `docs/descriptor.md`, `docs/bundle.md` and `docs/protocol.md` say.
 
 use data_encoding::BASE64URL_NOPAD;
 
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Token};
+use crate::bundle::{BundleDescriptor, Contents, Part};
 use crate::descriptor::{DescribedExtent, Descriptor, ExportId, FORMAT_VERSION, TEXT_PREFIX};
 use crate::device::{DeviceIdentity, HostId};
 use crate::process::ProcessIdentity;
-use crate::tensor::{Dtype, TensorLayout};
+use crate::tensor::{Dtype, NamedTensor, TensorLayout, TensorTable};
 
 pub use crate::broker::fuzzing::{Exporter, Importer, reply, request};
 
@@ -21,11 +22,16 @@ pub type Seed = (&'static str, Vec<u8>);
 pub fn descriptor(bytes: &[u8]) {
     // The checksum keeps chance away from what stands behind it, so it is set right for a second try.
     read_descriptor(bytes);
+    read_descriptor(&repaired(bytes));
+}
+
+/// The same bytes with the checksum that they ought to have.
+fn repaired(bytes: &[u8]) -> Vec<u8> {
     let mut repaired = bytes.to_vec();
     if let Some((covered, checksum)) = repaired.split_last_chunk_mut::<4>() {
         *checksum = crc32fast::hash(covered).to_le_bytes();
-        read_descriptor(&repaired);
     }
+    repaired
 }
 
 fn read_descriptor(bytes: &[u8]) {
@@ -132,6 +138,128 @@ pub(crate) fn plain_descriptor() -> Descriptor {
     }
 }
 
+/// A bundle of 3 tensors in 2 allocations of one device and 2 neighbours of another.
+pub(crate) fn plain_bundle() -> BundleDescriptor {
+    let extent = DescribedExtent { size: 1 << 20, generation: 7 };
+    let part = |export: u64, regions| Part {
+        home: DeviceIdentity::Uuid([0x33 + export as u8; 16]),
+        export: ExportId(export),
+        token: Token::from_bytes(std::array::from_fn(|index| 0xa0 + (16 * export) as u8 + index as u8)),
+        ready: export == 1,
+        regions,
+    };
+    let layout = |dtype, shape: &[u64]| TensorLayout::contiguous(dtype, shape).expect("a seed is a layout");
+    let tensor = |name: &str, offset, layout| NamedTensor { name: name.into(), offset, layout };
+    let tensors = vec![
+        tensor("embed.weight", 256, layout(Dtype::BF16, &[128, 64])),
+        tensor("layers.0.bias", 0, layout(Dtype::F32, &[64])),
+        tensor("head", (1 << 20) - 512, layout(Dtype::F8_E4M3FN, &[2, 2048])),
+    ];
+    let plain = plain_descriptor();
+    BundleDescriptor::new(Contents {
+        backend: plain.backend,
+        exporter: SOMEBODY,
+        broker: plain.broker,
+        access: Access::ReadWrite,
+        parts: vec![part(1, vec![vec![extent], vec![extent]]), part(2, vec![vec![extent; 2]])],
+        table: TensorTable::checked(tensors).expect("a seed is a table"),
+        regions: vec![0, 1, 2],
+    })
+}
+
+/// The binary form of a bundle; what can be read is written so that it reads the same.
+pub fn bundle(bytes: &[u8]) {
+    read_bundle(bytes);
+    read_bundle(&repaired(bytes));
+}
+
+fn read_bundle(bytes: &[u8]) {
+    let Ok(read) = BundleDescriptor::from_bytes(bytes) else { return };
+    let written = read.to_bytes();
+    assert!(written.len() <= bytes.len(), "a later minor version may be longer, never shorter");
+    assert_eq!(BundleDescriptor::from_bytes(&written).as_ref(), Ok(&read));
+    assert_eq!(read.to_string().parse::<BundleDescriptor>().expect("it was just written"), read);
+    show_bundle(&read);
+}
+
+/// Everything that a receiver might ask of a bundle before it opens it.
+pub(crate) fn show_bundle(read: &BundleDescriptor) {
+    assert!(!read.is_empty() && read.allocations() >= read.homes().len());
+    for (name, layout) in read.tensors() {
+        assert_eq!(read.layout(name), Some(layout));
+        assert!(read.home(name).is_some());
+        let _ = (layout.elements(), layout.is_contiguous(), layout.span_bytes());
+    }
+    let _ = (format!("{read:?}"), read.view());
+}
+
+/// The text form of a bundle.
+pub fn bundle_text(text: &str) {
+    let Ok(read) = text.parse::<BundleDescriptor>() else { return };
+    assert_eq!(BundleDescriptor::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
+    show_bundle(&read);
+}
+
+/// The binary form of a table of tensors.
+pub fn tensor_table(bytes: &[u8]) {
+    for bytes in [bytes, &repaired(bytes)] {
+        let Ok(read) = TensorTable::from_bytes(bytes) else { continue };
+        assert_eq!(TensorTable::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
+        assert!(read.check_fits(read.region_bytes()).is_ok());
+        assert!(read.iter().all(|(name, offset, layout)| read.get(name) == Some((offset, layout))));
+    }
+}
+
+/// Seeds of [`bundle`].
+pub fn bundle_seeds() -> Vec<Seed> {
+    bundles().into_iter().map(|(name, bundle)| (name, bundle.to_bytes())).collect()
+}
+
+/// Seeds of [`bundle_text`].
+pub fn bundle_text_seeds() -> Vec<Seed> {
+    bundles().into_iter().map(|(name, bundle)| (name, bundle.to_string().into_bytes())).collect()
+}
+
+/// Seeds of [`tensor_table`].
+pub fn tensor_table_seeds() -> Vec<Seed> {
+    let table = |bundle: &BundleDescriptor| bundle.contents().table.to_bytes();
+    let mut seeds: Vec<Seed> = bundles().iter().map(|(name, bundle)| (*name, table(bundle))).collect();
+    seeds.push(("empty", TensorTable::default().to_bytes()));
+    seeds
+}
+
+fn bundles() -> Vec<(&'static str, BundleDescriptor)> {
+    let plain = plain_bundle();
+    let contents = plain.contents();
+    let one = Contents { parts: contents.parts[..1].to_vec(), ..contents.clone() };
+    let table = |tensors: &[NamedTensor]| TensorTable::checked(tensors.to_vec()).expect("a seed is a table");
+    let tensors = contents.table.tensors();
+    let layouts = described().into_iter().filter_map(|(name, descriptor)| Some((name, descriptor.layout?)));
+    let layouts: Vec<_> =
+        layouts.map(|(name, layout)| NamedTensor { name: name.into(), offset: 64, layout }).collect();
+    let extent = contents.parts[0].regions[0][0];
+    let many = Part { regions: vec![vec![extent]; 40], ..contents.parts[0].clone() };
+    let bundle = BundleDescriptor::new;
+    vec![
+        ("one-device", bundle(Contents { table: table(&tensors[..2]), regions: vec![0, 1], ..one.clone() })),
+        (
+            "every-layout",
+            bundle(Contents { regions: vec![1; layouts.len()], table: table(&layouts), ..one.clone() }),
+        ),
+        ("read-only", bundle(Contents { access: Access::ReadOnly, ..contents.clone() })),
+        (
+            "many-regions",
+            bundle(Contents {
+                parts: vec![many],
+                table: table(&tensors[..2]),
+                regions: vec![0, 39],
+                ..contents.clone()
+            }),
+        ),
+        ("plain", plain),
+    ]
+}
+
 fn described() -> Vec<(&'static str, Descriptor)> {
     let plain = plain_descriptor();
     let layout = |dtype, shape: &[u64], strides: &[u64]| {
@@ -194,6 +322,23 @@ mod tests {
             let text = str::from_utf8(&text).unwrap();
             text.parse::<Descriptor>().unwrap_or_else(|error| panic!("{name}: {error}"));
             descriptor_text(text);
+        }
+    }
+
+    #[test]
+    fn every_seed_of_a_bundle_or_a_table_is_one() {
+        for (name, bytes) in bundle_seeds() {
+            BundleDescriptor::from_bytes(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            bundle(&bytes);
+        }
+        for (name, text) in bundle_text_seeds() {
+            let text = str::from_utf8(&text).unwrap();
+            text.parse::<BundleDescriptor>().unwrap_or_else(|error| panic!("{name}: {error}"));
+            bundle_text(text);
+        }
+        for (name, bytes) in tensor_table_seeds() {
+            TensorTable::from_bytes(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            tensor_table(&bytes);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::backend::{DeviceIpc, HandleKind};
 use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
+use crate::bundle::{BundleBuilder, BundleDescriptor, BundleOpenBuilder};
 use crate::channel::{ConnectBuilder, ListenBuilder};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
@@ -16,6 +17,7 @@ use crate::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::import::OpenBuilder;
 use crate::interop::{DeviceOwner, Region};
 use crate::memory::{Buffer, Stream};
+use crate::placement::{DeviceMap, DeviceName};
 use crate::ring::{JoinBuilder, RingBuilder, RingDescriptor};
 use crate::select::{BackendStatus, Backends};
 use crate::stream::AsStream;
@@ -100,6 +102,29 @@ impl Ipc {
     pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
         let region = owner.region();
         ShareBuilder::new(self, owner, region)
+    }
+
+    /// Shares many named tensors at once, in any number of allocations on any of the devices.
+    ///
+    /// ```no_run
+    /// # use device_ipc_core::{Dtype, Ipc, Result, TensorLayout};
+    /// # fn share(ipc: &Ipc) -> Result<()> {
+    /// let mut bundle = ipc.bundle();
+    /// let layers = bundle.memory(ipc.allocate(0, 4096)?);
+    /// bundle.tensor("w", layers, 0, TensorLayout::contiguous(Dtype::F32, [16, 16])?)?;
+    /// bundle.tensor("b", layers, 1024, TensorLayout::contiguous(Dtype::F32, [16])?)?;
+    /// let export = bundle.start()?;
+    /// println!("{}", export.descriptor());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bundle(&self) -> BundleBuilder<'_> {
+        BundleBuilder::new(self)
+    }
+
+    /// Opens all tensors of a bundle of another process, on the devices that the builder's last call says, or none of them.
+    pub fn open_bundle<'a>(&'a self, descriptor: &'a BundleDescriptor) -> BundleOpenBuilder<'a> {
+        BundleOpenBuilder::new(self, descriptor, self.shared.timeout)
     }
 
     /// Shares memory whose owner the library cannot keep: that of an engine with an allocator of its own.
@@ -208,6 +233,14 @@ impl Ipc {
     }
 
     /// Where this process sees a device that a map names by its identity.
+    /// The device that a map names for memory that lives on `home`.
+    pub(crate) fn mapped_device(&self, map: &DeviceMap, home: DeviceIdentity) -> Result<DeviceOrdinal> {
+        match map.device_for(home)? {
+            DeviceName::Ordinal(ordinal) => Ok(ordinal),
+            DeviceName::Identity(identity) => self.ordinal_of(identity),
+        }
+    }
+
     pub(crate) fn ordinal_of(&self, identity: DeviceIdentity) -> Result<DeviceOrdinal> {
         let found = self.devices()?.iter().find(|device| device.identity == identity);
         found.map(|device| device.ordinal).ok_or_else(|| {

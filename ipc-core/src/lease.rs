@@ -62,6 +62,14 @@ impl Holders {
     }
 }
 
+impl Holders {
+    /// Those of a further part of the same bundle, which is opened as often as all of it.
+    pub(crate) fn add(&mut self, others: Self) {
+        self.now.extend(others.now);
+        self.ever = self.ever.max(others.ever);
+    }
+}
+
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.now.is_empty() {

@@ -6,8 +6,8 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users hold | [`Ipc`], [`Export`], [`Mapping`], [`Buffer`], [`Stream`] |
-//! | above them | [`Channel`], [`Listener`] |
+//! | what users hold | [`Ipc`], [`Export`], [`Mapping`], [`BundleExport`], [`BundleMapping`], [`Buffer`], [`Stream`] |
+//! | above them | [`Ring`], [`RingReader`], [`Channel`], [`Listener`] |
 //! | the two sides | `export` (what is shared, who holds it), `import` (what is open, the cache) |
 //! | between processes | [`descriptor`], [`broker`] |
 //! | what a vendor provides | [`backend`], made known by [`select`] |
@@ -19,6 +19,7 @@
 mod address;
 pub mod backend;
 pub mod broker;
+mod bundle;
 mod channel;
 mod control;
 pub mod descriptor;
@@ -51,6 +52,10 @@ pub use backend::{
     Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
 };
 pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
+pub use bundle::{
+    BUNDLE_TEXT_PREFIX, BundleBuilder, BundleDescriptor, BundleError, BundleExport, BundleMapping,
+    BundleOpenBuilder, BundleView, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS, MemoryId,
+};
 pub use channel::{
     Channel, ConnectBuilder, ListenBuilder, Listener, MAX_MESSAGE_TENSORS, Message, OpenReceived, Received,
     ReceivedTensor,
@@ -62,7 +67,7 @@ pub use descriptor::{Descriptor, DescriptorError, ExportId};
 pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
 pub use error::{Error, Result, VendorError, VendorStatus};
 pub use export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
-pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError};
+pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError, Tensor};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 #[cfg(feature = "kill-points")]
@@ -79,5 +84,5 @@ pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
 pub use staging::StagingLimits;
 pub use stream::{AsStream, BorrowedStream};
-pub use tensor::{Dtype, Element, LayoutError, TensorLayout};
+pub use tensor::{Dtype, Element, LayoutError, TensorLayout, TensorTable};
 pub use timeline::{TIMELINE_END, Timeline};

@@ -46,6 +46,10 @@ impl Buffer {
         self.range
     }
 
+    pub(crate) const fn as_region(&self) -> &[DeviceRange] {
+        std::slice::from_ref(&self.range)
+    }
+
     /// The elements, to be read by work on `stream`.
     ///
     /// # Errors

@@ -15,9 +15,9 @@ use super::channel::{Channel, Deadline};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
 use super::protocol::{PageId, Reply, Request, RequestId};
-use super::{AllowList, ExportNotices, Grant, Refusal, Token};
+use super::{AllowList, BrokerAddress, ExportNotices, Grant, MAX_HANDLES, Refusal, Token};
 use crate::backend::{Access, DeviceIpc};
-use crate::descriptor::{Descriptor, ExportId, MAX_EXTENTS};
+use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::import::LeaseKey;
@@ -63,11 +63,15 @@ struct Notices {
 }
 
 impl Link {
-    /// Connects, and makes sure that the exporter is the descriptor's before anything secret is sent.
-    pub(crate) fn connect(descriptor: &Descriptor, allow: &AllowList, deadline: Deadline) -> Result<Self> {
+    /// Connects, and makes sure that the exporter is the one that is expected before anything secret is sent.
+    pub(crate) fn connect(
+        expected: &ProcessIdentity,
+        broker: &BrokerAddress,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let expected = Some(&descriptor.exporter);
-        let (channel, exporter) = Channel::connect(&descriptor.broker, expected, allow, deadline)?;
+        let (channel, exporter) = Channel::connect(broker, Some(expected), allow, deadline)?;
         Ok(Self {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
@@ -208,8 +212,8 @@ impl Link {
                 Reply::Handles { request: answered, handles } if answered == request => {
                     first_handles.extend(handles);
                     first_fds.extend(fds);
-                    if first_handles.len() > MAX_EXTENTS || first_fds.len() > MAX_EXTENTS {
-                        let error = Error::Protocol(format!("it sends more than {MAX_EXTENTS} handles"));
+                    if first_handles.len() > MAX_HANDLES || first_fds.len() > MAX_HANDLES {
+                        let error = Error::Protocol(format!("it sends more than {MAX_HANDLES} handles"));
                         return Err(self.ended_by(error));
                     }
                 }

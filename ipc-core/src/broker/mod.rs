@@ -43,7 +43,8 @@ pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
 pub(crate) use poller::{ConnectionId, Notice, Poller, WatchedSocket};
 pub(crate) use protocol::{
-    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, Refusal, Reply, Request, RequestId, short_name,
+    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, Refusal, Reply, Request, RequestId,
+    WireHandle, short_name,
 };
 pub(crate) use socket::PeerCredentials;
 pub(crate) use token::Token;

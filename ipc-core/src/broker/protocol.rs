@@ -116,6 +116,9 @@ pub struct ListedHolder {
 pub(crate) const LISTED_EXPORTS: usize = 32;
 pub(crate) const LISTED_HOLDERS: usize = 16;
 
+/// How many handles a lease brings at most: the allocations of a bundle on one device.
+pub(crate) const MAX_HANDLES: usize = 1 << 16;
+
 /// Tells answers apart; the importer counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RequestId(pub(crate) u64);

@@ -51,7 +51,7 @@ const MAX_PEER_BYTES: usize = 64;
 const MAX_PAGES: usize = 256;
 
 /// How many handles travel in one packet, so that it stays far below the longest.
-const MAX_HANDLES: usize = 512;
+const HANDLES_OF_A_PACKET: usize = 512;
 
 /// What to do with the connection next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -442,7 +442,7 @@ impl Served {
         let mut fds = Vec::new();
         let mut packet = Vec::new();
         for (allocation, exported) in &handles {
-            if fds.len() + exported.fds.len() > MAX_FDS || packet.len() >= MAX_HANDLES {
+            if fds.len() + exported.fds.len() > MAX_FDS || packet.len() >= HANDLES_OF_A_PACKET {
                 let handles = std::mem::take(&mut packet);
                 let next = self.send(&Reply::Handles { request, handles }, &fds);
                 if next != Next::Keep {

@@ -118,7 +118,7 @@ impl Connection {
                 return Err(self.break_off("its message grants what another process shares".into()));
             }
             let held = grant.map(|token| {
-                HeldGrant::new(descriptor.clone(), token, self.id, self.ipc.allow_list().clone())
+                HeldGrant::new(&descriptor.named(), token, self.id, self.ipc.allow_list().clone())
             });
             let place = self.place(runtime, map.as_ref(), &descriptor);
             tensors.push(ReceivedTensor::new(Arc::clone(self), descriptor, held, head.ready, place));

@@ -89,20 +89,21 @@ struct Head {
 /// An allocation of the region.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct ExtentEntry {
+pub(crate) struct ExtentEntry {
     size: U64,
     generation: U64,
+}
+
+impl ExtentEntry {
+    pub(crate) fn new(extent: &DescribedExtent) -> Self {
+        Self { size: U64::new(extent.size), generation: U64::new(extent.generation) }
+    }
 }
 
 impl Descriptor {
     /// The binary form.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (home_kind, home, home_physical) = match self.home {
-            DeviceIdentity::Uuid(uuid) => (HOME_UUID, uuid, 0),
-            DeviceIdentity::HostPhysical { host, physical } => {
-                (HOME_HOST_PHYSICAL, *host.as_bytes(), physical)
-            }
-        };
+        let (home_kind, home, home_physical) = home_fields(self.home);
         let mut flags = 0;
         flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
         flags |= if self.ready { FLAG_READY } else { 0 };
@@ -138,10 +139,7 @@ impl Descriptor {
             len: U64::new(self.len),
             extents: U16::new(self.extents.len() as u16),
             backend_bytes: self.backend.len() as u8,
-            address_kind: match self.broker {
-                BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
-                BrokerAddress::Path(_) => ADDRESS_PATH,
-            },
+            address_kind: address_kind(&self.broker),
             address_bytes: address.len() as u8,
             dtype: self.layout.as_ref().map_or(0, |layout| layout.dtype().code()),
             storage_format: 0,
@@ -152,8 +150,7 @@ impl Descriptor {
         bytes.extend_from_slice(self.backend.as_bytes());
         bytes.extend_from_slice(address);
         for extent in &self.extents {
-            let entry = ExtentEntry { size: U64::new(extent.size), generation: U64::new(extent.generation) };
-            bytes.extend_from_slice(entry.as_bytes());
+            bytes.extend_from_slice(ExtentEntry::new(extent).as_bytes());
         }
         if let Some(layout) = &self.layout {
             for number in layout.shape().iter().chain(layout.strides()) {
@@ -175,13 +172,10 @@ impl Descriptor {
     /// [`DescriptorError`] with what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
         let (head, mut body) = checked_parts(bytes)?;
-        let backend = str::from_utf8(take(&mut body, usize::from(head.backend_bytes))?)
-            .ok()
-            .filter(|name| is_backend_name(name))
-            .ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))?
-            .to_owned();
-        let broker = read_address(head, take(&mut body, usize::from(head.address_bytes))?)?;
-        let extents = read_extents(head, &mut body)?;
+        let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
+        let address = take(&mut body, usize::from(head.address_bytes))?;
+        let broker = read_address(head.address_kind, address)?;
+        let extents = read_extents(usize::from(head.extents.get()), &mut body)?;
         let layout = read_layout(head, &mut body)?;
         let region_end = head.offset.get().checked_add(head.len.get());
         let allocated = extents.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
@@ -198,7 +192,7 @@ impl Descriptor {
         let flags = head.flags.get();
         Ok(Self {
             backend,
-            home: read_home(head)?,
+            home: read_home(head.home_kind, head.home, head.home_physical.get())?,
             exporter: ProcessIdentity {
                 host: HostId::from_bytes(head.host),
                 boot: head.boot,
@@ -261,7 +255,7 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     Ok((head, &covered[size_of::<Head>()..]))
 }
 
-fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
+pub(crate) fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
     let (taken, rest) = body
         .split_at_checked(bytes)
         .ok_or_else(|| bad("length", "its fields need more bytes than there are"))?;
@@ -269,25 +263,43 @@ fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorErr
     Ok(taken)
 }
 
-fn read_home(head: &Head) -> Result<DeviceIdentity, DescriptorError> {
-    match head.home_kind {
-        HOME_UUID => Ok(DeviceIdentity::Uuid(head.home)),
-        HOME_HOST_PHYSICAL => Ok(DeviceIdentity::HostPhysical {
-            host: HostId::from_bytes(head.home),
-            physical: head.home_physical.get(),
-        }),
+/// The kind, the identity and the physical id.
+pub(crate) fn home_fields(home: DeviceIdentity) -> (u8, [u8; 16], u32) {
+    match home {
+        DeviceIdentity::Uuid(uuid) => (HOME_UUID, uuid, 0),
+        DeviceIdentity::HostPhysical { host, physical } => (HOME_HOST_PHYSICAL, *host.as_bytes(), physical),
+    }
+}
+
+pub(crate) fn read_home(kind: u8, home: [u8; 16], physical: u32) -> Result<DeviceIdentity, DescriptorError> {
+    match kind {
+        HOME_UUID => Ok(DeviceIdentity::Uuid(home)),
+        HOME_HOST_PHYSICAL => Ok(DeviceIdentity::HostPhysical { host: HostId::from_bytes(home), physical }),
         other => Err(bad("home device", &format!("kind {other} of identity is not known"))),
     }
 }
 
-fn read_address(head: &Head, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
+pub(crate) const fn address_kind(address: &BrokerAddress) -> u8 {
+    match address {
+        BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
+        BrokerAddress::Path(_) => ADDRESS_PATH,
+    }
+}
+
+pub(crate) fn read_backend(bytes: &[u8]) -> Result<String, DescriptorError> {
+    let name = str::from_utf8(bytes).ok().filter(|name| is_backend_name(name));
+    let name = name.ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))?;
+    Ok(name.to_owned())
+}
+
+pub(crate) fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
     if bytes.is_empty() || bytes.len() > MAX_ADDRESS_BYTES {
         return Err(bad(
             "socket address",
             &format!("it has {} bytes, not 1 to {MAX_ADDRESS_BYTES}", bytes.len()),
         ));
     }
-    match head.address_kind {
+    match kind {
         ADDRESS_ABSTRACT => Ok(BrokerAddress::Abstract(bytes.to_vec())),
         ADDRESS_PATH if bytes[0] == b'/' && !bytes.contains(&0) => {
             Ok(BrokerAddress::Path(std::ffi::OsString::from_vec(bytes.to_vec()).into()))
@@ -297,8 +309,8 @@ fn read_address(head: &Head, bytes: &[u8]) -> Result<BrokerAddress, DescriptorEr
     }
 }
 
-fn read_extents(head: &Head, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, DescriptorError> {
-    let count = usize::from(head.extents.get());
+/// The allocations of a region.
+pub(crate) fn read_extents(count: usize, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, DescriptorError> {
     if count == 0 || count > MAX_EXTENTS {
         return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
     }
@@ -348,6 +360,6 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
     (1..=MAX_BACKEND_BYTES).contains(&name.len()) && name.bytes().all(good)
 }
 
-fn bad(field: &'static str, why: &str) -> DescriptorError {
+pub(crate) fn bad(field: &'static str, why: &str) -> DescriptorError {
     DescriptorError::BadField { field, why: why.to_owned() }
 }

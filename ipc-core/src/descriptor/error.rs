@@ -51,7 +51,10 @@ pub enum DescriptorError {
         extra: usize,
     },
     /// Larger than any descriptor.
-    #[error("{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES})")]
+    #[error(
+        "{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES}, a bundle's or a table's {})",
+        crate::tensor::MAX_TABLE_BYTES
+    )]
     TooLarge {
         /// How many bytes.
         found: usize,
@@ -76,4 +79,42 @@ pub enum DescriptorError {
     /// The bytes do not begin as the descriptor of a ring does.
     #[error("these bytes are no ring's descriptor; that of an export alone goes to Ipc::open")]
     NotRing,
+    /// The bytes or the text are no bundle's descriptor.
+    #[error(
+        "this is no device-ipc bundle: its text begins with {:?}, its bytes with \"DIPB\"",
+        crate::bundle::BUNDLE_TEXT_PREFIX
+    )]
+    NotBundle,
+    /// The bytes are no table of tensors.
+    #[error("these bytes are no device-ipc table of tensors: one begins with \"DIPT\"")]
+    NotTable,
+    /// A table of tensors or a bundle in another layout.
+    #[error(
+        "the {what} has format {found}, and this library reads {known}; update device-ipc in the {} process",
+        if found.major > known.major { "receiving" } else { "exporting" }
+    )]
+    OtherFormat {
+        /// Which of them.
+        what: &'static str,
+        /// Its format.
+        found: FormatVersion,
+        /// The one that this library reads.
+        known: FormatVersion,
+    },
+    /// A tensor of a table or a bundle cannot be called so.
+    #[error("a tensor cannot be called {name:?}: {why}")]
+    TensorName {
+        /// The name, or its beginning.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The layout of a tensor of a table or a bundle makes no sense, or does not fit.
+    #[error("the tensor {name:?} makes no sense: {source}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: LayoutError,
+    },
 }

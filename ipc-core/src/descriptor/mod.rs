@@ -9,22 +9,28 @@
 mod binary;
 mod error;
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;
 mod text;
 mod view;
 
 use std::fmt;
 
+use crate::address::Extent;
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Token};
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
 use crate::tensor::TensorLayout;
 
+pub(crate) use binary::{
+    ExtentEntry, address_kind, bad, home_fields, read_address, read_backend, read_extents, read_home, take,
+};
 pub use binary::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 pub use error::DescriptorError;
 pub use text::TEXT_PREFIX;
+pub(crate) use text::text_and_serde;
 pub use view::DescriptorView;
+pub(crate) use view::{AllocationView, ExporterView};
 
 /// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it by any road, and give it to
 /// [`Ipc::open`](crate::Ipc::open).
@@ -54,6 +60,34 @@ pub(crate) struct DescribedExtent {
     pub(crate) size: u64,
     /// The vendor's number of it, 0 where there is none.
     pub(crate) generation: u64,
+}
+
+impl DescribedExtent {
+    pub(crate) fn of(extent: &Extent) -> Self {
+        let generation = extent.generation.map_or(0, |generation| generation.0);
+        Self { size: extent.allocation.len, generation }
+    }
+}
+
+/// What opening needs of whatever names an export: a descriptor, or a part of a bundle.
+#[derive(Clone, Copy)]
+pub(crate) struct NamedExport<'a> {
+    pub(crate) backend: &'a str,
+    pub(crate) home: DeviceIdentity,
+    pub(crate) exporter: ProcessIdentity,
+    pub(crate) broker: &'a BrokerAddress,
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) access: Access,
+    /// The allocations of each region; a region is opened as one range.
+    pub(crate) regions: &'a [Vec<DescribedExtent>],
+}
+
+impl<'a> NamedExport<'a> {
+    /// The exporter, and where its broker is.
+    pub(crate) const fn broker(&self) -> (&ProcessIdentity, &'a BrokerAddress) {
+        (&self.exporter, self.broker)
+    }
 }
 
 /// The number of an export in its process; never given twice.
@@ -100,6 +134,19 @@ impl Descriptor {
     /// Element type, shape and strides, where the exporter stated them.
     pub const fn layout(&self) -> Option<&TensorLayout> {
         self.layout.as_ref()
+    }
+
+    pub(crate) fn named(&self) -> NamedExport<'_> {
+        NamedExport {
+            backend: &self.backend,
+            home: self.home,
+            exporter: self.exporter,
+            broker: &self.broker,
+            export: self.export,
+            token: self.token,
+            access: self.access,
+            regions: std::slice::from_ref(&self.extents),
+        }
     }
 
     /// For people: everything but the secret, ready for JSON.

@@ -11,7 +11,7 @@ use super::*;
 use crate::device::HostId;
 use crate::tensor::{Dtype, MAX_DIMENSIONS};
 
-fn identity() -> impl Strategy<Value = ProcessIdentity> {
+pub(crate) fn identity() -> impl Strategy<Value = ProcessIdentity> {
     (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<(u64, u64, u32, u64)>()).prop_map(
         |(host, boot, (pid_namespace, net_namespace, pid, start_time))| ProcessIdentity {
             host: HostId::from_bytes(host),
@@ -24,7 +24,7 @@ fn identity() -> impl Strategy<Value = ProcessIdentity> {
     )
 }
 
-fn home() -> impl Strategy<Value = DeviceIdentity> {
+pub(crate) fn home() -> impl Strategy<Value = DeviceIdentity> {
     prop_oneof![
         any::<[u8; 16]>().prop_map(DeviceIdentity::Uuid),
         any::<([u8; 16], u32)>().prop_map(|(host, physical)| DeviceIdentity::HostPhysical {
@@ -34,7 +34,7 @@ fn home() -> impl Strategy<Value = DeviceIdentity> {
     ]
 }
 
-fn broker() -> impl Strategy<Value = BrokerAddress> {
+pub(crate) fn broker() -> impl Strategy<Value = BrokerAddress> {
     prop_oneof![
         vec(any::<u8>(), 1..=107).prop_map(BrokerAddress::Abstract),
         vec(1_u8.., 0..=106).prop_map(|mut name| {
@@ -58,7 +58,7 @@ fn region() -> impl Strategy<Value = (Vec<DescribedExtent>, u64, u64)> {
 }
 
 /// A tensor, before it is known whether it fits the region.
-fn layout() -> impl Strategy<Value = TensorLayout> {
+pub(crate) fn layout() -> impl Strategy<Value = TensorLayout> {
     let dtype = proptest::sample::select(Dtype::ALL);
     let dimensions = vec((0_u64..6, 0_u64..50), 0..=5);
     let many = vec((Just(1_u64), any::<u64>()), MAX_DIMENSIONS);
@@ -94,7 +94,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
 }
 
 /// A secret's bytes, as somebody might write them.
-fn spellings(secret: &[u8]) -> Vec<String> {
+pub(crate) fn spellings(secret: &[u8]) -> Vec<String> {
     let decimal: Vec<String> = secret.iter().map(u8::to_string).collect();
     let mut spellings = vec![HEXLOWER.encode(secret), HEXUPPER.encode(secret)];
     spellings.extend([BASE64.encode(secret), BASE64_NOPAD.encode(secret), BASE64URL_NOPAD.encode(secret)]);

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::Descriptor;
+use super::{DescribedExtent, Descriptor, ExportId};
+use crate::broker::BrokerAddress;
+use crate::process::ProcessIdentity;
 use crate::tensor::TensorLayout;
 
 /// Everything in a descriptor but its secret. Serialise it as JSON to read it.
@@ -20,13 +22,13 @@ pub struct DescriptorView<'a> {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct AllocationView {
+pub(crate) struct AllocationView {
     size_bytes: u64,
     generation: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct ExporterView {
+pub(crate) struct ExporterView {
     pid: u32,
     start_time_ticks: u64,
     pid_namespace: u64,
@@ -34,12 +36,35 @@ struct ExporterView {
     host: String,
     boot: String,
     socket: String,
-    export: u64,
+    /// Of a bundle each part has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    export: Option<u64>,
+}
+
+impl AllocationView {
+    pub(crate) fn new(extent: &DescribedExtent) -> Self {
+        let generation = Some(extent.generation).filter(|generation| *generation != 0);
+        Self { size_bytes: extent.size, generation }
+    }
+}
+
+impl ExporterView {
+    pub(crate) fn new(exporter: &ProcessIdentity, broker: &BrokerAddress, export: Option<ExportId>) -> Self {
+        Self {
+            pid: exporter.pid,
+            start_time_ticks: exporter.start_time,
+            pid_namespace: exporter.pid_namespace,
+            net_namespace: exporter.net_namespace,
+            host: exporter.host.to_string(),
+            boot: crate::device::HostId::from_bytes(exporter.boot).to_string(),
+            socket: broker.to_string(),
+            export: export.map(|export| export.0),
+        }
+    }
 }
 
 impl<'a> DescriptorView<'a> {
     pub(super) fn new(descriptor: &'a Descriptor) -> Self {
-        let exporter = &descriptor.exporter;
         Self {
             backend: &descriptor.backend,
             home: descriptor.home.to_string(),
@@ -47,25 +72,9 @@ impl<'a> DescriptorView<'a> {
             length_bytes: descriptor.len,
             access: descriptor.access.to_string(),
             carries_ready_event: descriptor.ready,
-            allocations: descriptor
-                .extents
-                .iter()
-                .map(|extent| AllocationView {
-                    size_bytes: extent.size,
-                    generation: Some(extent.generation).filter(|generation| *generation != 0),
-                })
-                .collect(),
+            allocations: descriptor.extents.iter().map(AllocationView::new).collect(),
             tensor: descriptor.layout.as_ref(),
-            exporter: ExporterView {
-                pid: exporter.pid,
-                start_time_ticks: exporter.start_time,
-                pid_namespace: exporter.pid_namespace,
-                net_namespace: exporter.net_namespace,
-                host: exporter.host.to_string(),
-                boot: crate::device::HostId::from_bytes(exporter.boot).to_string(),
-                socket: descriptor.broker.to_string(),
-                export: descriptor.export.0,
-            },
+            exporter: ExporterView::new(&descriptor.exporter, &descriptor.broker, Some(descriptor.export)),
         }
     }
 }

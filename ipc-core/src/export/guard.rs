@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::exposure::Exposure;
 use crate::broker::Deadline;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::lease::Holders;
 use crate::process::Owner;
@@ -23,12 +23,13 @@ use crate::timeline::Timeline;
 pub struct Export {
     descriptor: Descriptor,
     exposure: Exposure,
-    owner: Owner,
+    published: Published,
 }
 
 impl Export {
     pub(super) fn new(descriptor: Descriptor, exposure: Exposure) -> Self {
-        Self { descriptor, exposure, owner: Owner::current() }
+        let published = Published::new(descriptor.export);
+        Self { descriptor, exposure, published }
     }
 
     /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
@@ -43,9 +44,7 @@ impl Export {
 
     /// Who holds the export now.
     pub fn holders(&self) -> Holders {
-        Runtime::of_guard(&self.owner)
-            .map(|runtime| runtime.exports.holders(self.descriptor.export))
-            .unwrap_or_default()
+        self.published.holders()
     }
 
     /// The timelines of those importers that have asked for one ([`Mapping::timeline`](crate::Mapping::timeline)), in the
@@ -56,7 +55,7 @@ impl Export {
     ///
     /// [`Error::Timeout`], which says how many there are; [`Error::Forked`].
     pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
-        self.owner.check()?;
+        self.published.owner.check()?;
         let runtime = Runtime::get()?;
         let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
@@ -72,9 +71,7 @@ impl Export {
     ///
     /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder.
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
-        self.owner.check()?;
-        let runtime = Runtime::get()?;
-        let waited = runtime.exports.wait_released(self.descriptor.export, Deadline::after(timeout).at);
+        let waited = self.published.wait_released(Deadline::after(timeout))?;
         waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
     }
 
@@ -96,21 +93,63 @@ impl Export {
     /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
     /// [`Error::Unsupported`], at once, for [`Hanging::FreeAnyway`] with handles whose importers pin the memory.
     pub fn close_with(self, timeout: Duration, hanging: Hanging) -> Result<()> {
+        close_all(vec![self.published], timeout, hanging)
+    }
+}
+
+/// An export in the table, until this is dropped; an [`Export`] has one, a bundle one for each device.
+#[derive(Debug)]
+pub(crate) struct Published {
+    export: ExportId,
+    owner: Owner,
+}
+
+impl Published {
+    pub(crate) fn new(export: ExportId) -> Self {
+        Self { export, owner: Owner::current() }
+    }
+
+    pub(crate) fn holders(&self) -> Holders {
+        Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
+    }
+
+    /// Waits until somebody has opened it and nobody holds it any longer; else who does.
+    pub(crate) fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
         self.owner.check()?;
-        let runtime = Runtime::get()?;
-        let export = self.descriptor.export;
-        if hanging == Hanging::FreeAnyway {
-            runtime.exports.check_revokes(export)?;
+        Ok(Runtime::get()?.exports.wait_released(self.export, deadline.at))
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if let Some(runtime) = Runtime::of_guard(&self.owner) {
+            runtime.exports.drop_export(self.export);
         }
-        drop(self);
-        let waited = runtime.exports.wait_retired(export, Deadline::after(timeout).at);
-        waited.map_err(|holders| {
+    }
+}
+
+/// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
+pub(crate) fn close_all(published: Vec<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
+    let deadline = Deadline::after(timeout);
+    let runtime = Runtime::get()?;
+    for one in &published {
+        one.owner.check()?;
+        if hanging == Hanging::FreeAnyway {
+            runtime.exports.check_revokes(one.export)?;
+        }
+    }
+    let exports: Vec<ExportId> = published.iter().map(|one| one.export).collect();
+    drop(published);
+    let mut held = None;
+    for export in exports {
+        if let Err(holders) = runtime.exports.wait_retired(export, deadline.at) {
             if hanging == Hanging::FreeAnyway {
                 runtime.exports.end_leases(export);
             }
-            still_held(timeout, holders)
-        })
+            held.get_or_insert_with(Holders::default).add(holders);
+        }
     }
+    held.map_or(Ok(()), |holders| Err(still_held(timeout, holders)))
 }
 
 /// Somebody holds it; or nobody does, and its owner takes its time.
@@ -134,12 +173,4 @@ pub enum Hanging {
     /// It is freed. Only for kinds of handle whose importers lose their mappings then
     /// ([`Lifetime::Revokes`](crate::Lifetime::Revokes)); their work that still uses it fails.
     FreeAnyway,
-}
-
-impl Drop for Export {
-    fn drop(&mut self) {
-        if let Some(runtime) = Runtime::of_guard(&self.owner) {
-            runtime.exports.drop_export(self.descriptor.export);
-        }
-    }
 }

@@ -8,14 +8,14 @@ mod shared;
 mod table;
 
 pub use exposure::{Exposing, Exposure};
-pub(crate) use guard::still_held;
 pub use guard::{Export, Hanging};
+pub(crate) use guard::{Published, close_all, still_held};
 pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
-pub(crate) use share::{check_backend, copy_and_wait};
+pub(crate) use share::{check_backend, check_read_only, check_region, copy_and_wait, offset_in, ready_event};
 pub(crate) use shared::Shared;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use table::NewExport;
 pub(crate) use table::{Bearer, ChannelId};
-pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
+pub(crate) use table::{
+    ExportTable, Granted, Importer, LocalGrant, NewExport, OpenRequest, TimelineObserver, stale,
+};

@@ -149,19 +149,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let backend = self.ipc.backend();
         let name = backend.info().name;
         let range = region.range;
-        check_backend("the memory", region.backend, name)?;
-        if range.ptr.is_null() {
-            return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
-        }
-        if range.len == 0 {
-            return Err(Error::InvalidRegion("it has no bytes; share at least one".into()));
-        }
-        if range.end().is_none() {
-            return Err(Error::InvalidRegion(format!(
-                "{} bytes at {} leave the address space",
-                range.len, range.ptr
-            )));
-        }
+        check_region(name, &region)?;
         if runtime.imports.holds(range) {
             return Err(Error::SharedOn { ptr: range.ptr });
         }
@@ -180,7 +168,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         if self.exposing != Exposing::Allow {
             exposure.check_exact()?;
         }
-        let ready = self.ready.map(|stream| self.ready_event(stream)).transpose()?.flatten();
+        let ready = self.ready.map(|stream| ready_event(self.ipc, stream)).transpose()?.flatten();
         let broker = runtime.poller.listen(self.ipc.socket_directory())?;
         let token = Token::random()?;
         let descriptor = Descriptor {
@@ -194,13 +182,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             ready: ready.is_some(),
             offset,
             len: range.len,
-            extents: extents
-                .iter()
-                .map(|extent| DescribedExtent {
-                    size: extent.allocation.len,
-                    generation: extent.generation.map_or(0, |generation| generation.0),
-                })
-                .collect(),
+            extents: extents.iter().map(DescribedExtent::of).collect(),
             layout,
         };
         let bytes = descriptor.to_bytes().len();
@@ -219,11 +201,11 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let export = NewExport {
             borrowed,
             backend: name,
-            region: range,
+            bytes: range.len,
             access: self.access,
             allow: self.ipc.allow_list().clone(),
             token,
-            shared: Shared { ready, allocations, owner: None },
+            shared: Shared { ready, allocations, regions: [range].into(), owner: None },
         };
         Ok(Prepared { runtime, descriptor, export, exposure })
     }
@@ -249,20 +231,6 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let layout = layout.with_offset(self.offset)?;
         layout.check_fits(self.region.range.len)?;
         Ok(Some(layout))
-    }
-
-    /// The event that importers wait for, or `None` where the stream has been waited for on the host.
-    fn ready_event(&self, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
-        let backend = self.ipc.backend();
-        check_backend("the stream", stream.backend(), backend.info().name)?;
-        if !backend.capabilities(stream.device())?.ipc_events {
-            backend.memory().synchronize(stream)?;
-            return Ok(None);
-        }
-        let event = backend.create_event(stream.device())?;
-        event.record(stream)?;
-        let handle = event.export()?;
-        Ok(Some(ReadyEvent { event, handle }))
     }
 }
 
@@ -297,8 +265,41 @@ pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> 
     Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
 }
 
+/// Is it memory at all, before the driver is asked?
+pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
+    let range = region.range;
+    check_backend("the memory", region.backend, backend)?;
+    if range.ptr.is_null() {
+        return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
+    }
+    if range.len == 0 {
+        return Err(Error::InvalidRegion("it has no bytes; share at least one".into()));
+    }
+    if range.end().is_none() {
+        return Err(Error::InvalidRegion(format!(
+            "{} bytes at {} leave the address space",
+            range.len, range.ptr
+        )));
+    }
+    Ok(())
+}
+
+/// The event that importers wait for, or `None` where the stream has been waited for on the host.
+pub(crate) fn ready_event(ipc: &Ipc, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+    let backend = ipc.backend();
+    check_backend("the stream", stream.backend(), backend.info().name)?;
+    if !backend.capabilities(stream.device())?.ipc_events {
+        backend.memory().synchronize(stream)?;
+        return Ok(None);
+    }
+    let event = backend.create_event(stream.device())?;
+    event.record(stream)?;
+    let handle = event.export()?;
+    Ok(Some(ReadyEvent { event, handle }))
+}
+
 /// Read-only is a promise that the hardware keeps, or none.
-fn check_read_only(backend: &'static str, allocations: &[Arc<Allocation>]) -> Result<()> {
+pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocation>]) -> Result<()> {
     let writable = allocations.iter().map(|allocation| allocation.kind()).find(|kind| !kind.read_only);
     let Some(kind) = writable else { return Ok(()) };
     Err(Error::Unsupported {
@@ -360,7 +361,7 @@ pub(crate) fn copy_and_wait(
 }
 
 /// The offset of the region in its first allocation, once the backend's answer has been checked.
-fn offset_in(range: DeviceRange, extents: &[crate::address::Extent]) -> Result<u64> {
+pub(crate) fn offset_in(range: DeviceRange, extents: &[crate::address::Extent]) -> Result<u64> {
     let misfit =
         || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
     let first = extents.first().ok_or_else(misfit)?.allocation;
@@ -386,6 +387,10 @@ pub struct ShareError<O> {
 }
 
 impl<O> ShareError<O> {
+    pub(crate) const fn new(error: Error, owner: O) -> Self {
+        Self { error, owner: Mutex::new(owner) }
+    }
+
     /// Why.
     pub const fn error(&self) -> &Error {
         &self.error

@@ -12,7 +12,10 @@ use crate::runtime::Runtime;
 /// What an export keeps alive. Fields are dropped in this order: the memory goes last.
 pub(crate) struct Shared {
     pub(crate) ready: Option<ReadyEvent>,
+    /// Those of all regions, one region after the other.
     pub(crate) allocations: Vec<Arc<Allocation>>,
+    /// The regions in this process's address space.
+    pub(crate) regions: Box<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
     pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
 }

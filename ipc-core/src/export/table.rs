@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::BorrowedMemory;
 use super::shared::{Allocation, AllocationKey, Shared, allocation_key};
-use crate::address::{DeviceRange, Extent};
+use crate::address::Extent;
 use crate::backend::{Access, DeviceIpc, Lifetime};
 use crate::broker::{
     AllocationId, AllowList, ConnectionId, Epoch, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
@@ -49,7 +49,8 @@ struct Entry {
     token: Token,
     backend: &'static str,
     since: Instant,
-    region: DeviceRange,
+    /// Of all its regions.
+    bytes: u64,
     access: Access,
     allow: AllowList,
     leases: HashMap<LeaseId, Lease>,
@@ -86,7 +87,8 @@ struct Lease {
 pub(crate) struct NewExport {
     pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) backend: &'static str,
-    pub(crate) region: DeviceRange,
+    /// Of all its regions.
+    pub(crate) bytes: u64,
     pub(crate) access: Access,
     pub(crate) allow: AllowList,
     pub(crate) token: Token,
@@ -113,7 +115,6 @@ pub(crate) struct Granted {
     pub(crate) keep: bool,
     /// To be looked at before the grant is sent.
     pub(crate) borrowed: Option<BorrowedMemory>,
-    pub(crate) region: DeviceRange,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -121,7 +122,6 @@ pub(crate) struct Granted {
 pub(crate) struct LocalGrant {
     pub(crate) lease: LeaseId,
     pub(crate) borrowed: Option<BorrowedMemory>,
-    pub(crate) region: DeviceRange,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -191,7 +191,7 @@ impl ExportTable {
             token: new.token,
             backend: new.backend,
             since: Instant::now(),
-            region: new.region,
+            bytes: new.bytes,
             access: new.access,
             allow: new.allow,
             leases: HashMap::new(),
@@ -206,7 +206,7 @@ impl ExportTable {
         metrics(|metrics| {
             metrics.exports_total.add(1);
             metrics.exports.add(1);
-            metrics.exported_bytes.add(entry.region.len);
+            metrics.exported_bytes.add(entry.bytes);
         });
         state.exports.insert(id, entry);
         id
@@ -240,12 +240,7 @@ impl ExportTable {
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
-        Ok(LocalGrant {
-            lease,
-            borrowed: entry.borrowed.clone(),
-            region: entry.region,
-            shared: Arc::clone(shared),
-        })
+        Ok(LocalGrant { lease, borrowed: entry.borrowed.clone(), shared: Arc::clone(shared) })
     }
 
     /// The page that tells importers of drops.
@@ -386,7 +381,7 @@ impl ExportTable {
             let mut state = runtime.exports.lock();
             if let Some(entry) = state.exports.remove(&export) {
                 runtime.metrics.exports.subtract(1);
-                runtime.metrics.exported_bytes.subtract(entry.region.len);
+                runtime.metrics.exported_bytes.subtract(entry.bytes);
             }
             runtime.exports.changed.notify_all();
         });
@@ -568,7 +563,7 @@ impl State {
         let holder = Holder {
             pid: importer.credentials.pid,
             program: importer.program,
-            bytes: entry.region.len,
+            bytes: entry.bytes,
             since: Instant::now(),
         };
         entry
@@ -593,8 +588,8 @@ impl Entry {
     fn granted(&self, lease: LeaseId) -> Option<Granted> {
         let shared = Arc::clone(self.shared.as_ref()?);
         // Whoever opens what has been dropped, by a grant, hears of no drop later.
-        let (keep, region) = (!self.recalled && !self.dropped, self.region);
-        Some(Granted { lease, keep, borrowed: self.borrowed.clone(), region, shared })
+        let keep = !self.recalled && !self.dropped;
+        Some(Granted { lease, keep, borrowed: self.borrowed.clone(), shared })
     }
 
     fn connections(&self) -> Vec<ConnectionId> {
@@ -615,7 +610,7 @@ impl Entry {
         ListedExport {
             export,
             backend: self.backend.to_owned(),
-            bytes: self.region.len,
+            bytes: self.bytes,
             age_ms: self.since.elapsed().as_millis() as u64,
             opened: self.opened,
             dropped: self.dropped,

@@ -13,8 +13,8 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::table::ImportTable;
-use crate::broker::{AllowList, Deadline, Link, Token};
-use crate::descriptor::{Descriptor, ExportId};
+use crate::broker::{AllowList, BrokerAddress, Deadline, Link, Token};
+use crate::descriptor::{ExportId, NamedExport};
 use crate::export::ChannelId;
 use crate::process::{Owner, ProcessIdentity};
 use crate::runtime::Runtime;
@@ -46,7 +46,9 @@ pub(super) type AllEnded = HashMap<ProcessIdentity, Vec<Ended>>;
 
 /// A grant, until it is used. Dropping it gives it back.
 pub(crate) struct HeldGrant {
-    descriptor: Descriptor,
+    exporter: ProcessIdentity,
+    broker: BrokerAddress,
+    export: ExportId,
     token: Token,
     channel: ChannelId,
     allow: AllowList,
@@ -55,8 +57,10 @@ pub(crate) struct HeldGrant {
 }
 
 impl HeldGrant {
-    pub(crate) fn new(descriptor: Descriptor, token: Token, channel: ChannelId, allow: AllowList) -> Self {
-        Self { descriptor, token, channel, allow, held: AtomicBool::new(true), owner: Owner::current() }
+    pub(crate) fn new(named: &NamedExport<'_>, token: Token, channel: ChannelId, allow: AllowList) -> Self {
+        let (exporter, broker, export) = (named.exporter, named.broker.clone(), named.export);
+        let (held, owner) = (AtomicBool::new(true), Owner::current());
+        Self { exporter, broker, export, token, channel, allow, held, owner }
     }
 
     /// The token that opens the export, as long as the grant has not been used.
@@ -75,9 +79,9 @@ impl HeldGrant {
         if !self.held.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let ended = Ended { channel: self.channel, export: self.descriptor.export, token: self.token };
+        let ended = Ended { channel: self.channel, export: self.export, token: self.token };
         let mut all = imports.lock_ended();
-        let waiting = all.entry(self.descriptor.exporter).or_default();
+        let waiting = all.entry(self.exporter).or_default();
         waiting.push(ended);
         waiting.len().is_multiple_of(MOST_WAITING)
     }
@@ -89,15 +93,16 @@ impl Drop for HeldGrant {
             return;
         }
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
-        let (descriptor, token) = (self.descriptor.clone(), self.token);
-        if descriptor.exporter == runtime.identity && runtime.poller.listens_at(&descriptor.broker) {
-            return runtime.exports.end_grant(descriptor.export, token);
+        let (export, token) = (self.export, self.token);
+        if self.exporter == runtime.identity && runtime.poller.listens_at(&self.broker) {
+            return runtime.exports.end_grant(export, token);
         }
-        let allow = self.allow.clone();
+        let (exporter, broker, allow) = (self.exporter, self.broker.clone(), self.allow.clone());
         runtime.worker.submit(move || {
-            let connected = runtime.imports.link(&descriptor, &allow, Deadline::after(GIVE_BACK_DEADLINE));
+            let connected =
+                runtime.imports.link((&exporter, &broker), &allow, Deadline::after(GIVE_BACK_DEADLINE));
             match connected {
-                Ok((link, _)) => link.end_grants(vec![(descriptor.export, token)]),
+                Ok((link, _)) => link.end_grants(vec![(export, token)]),
                 // It ends with the channel.
                 Err(error) => tracing::debug!(%error, "a grant could not be given back"),
             }

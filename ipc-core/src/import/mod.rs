@@ -4,13 +4,18 @@ mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;
 mod grant;
+mod held;
 mod mapping;
 mod open;
 mod table;
+mod tensor;
 
 pub use cache::CacheLimits;
 pub use mapping::{Mapping, ReleaseError};
 pub use open::OpenBuilder;
+pub use tensor::Tensor;
 
 pub(crate) use grant::{HeldGrant, MOST_WAITING};
+pub(crate) use held::Held;
+pub(crate) use open::OpenExport;
 pub(crate) use table::{ImportTable, LeaseKey};

@@ -1,21 +1,20 @@
 //! How a mapping is made.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::grant::HeldGrant;
-use super::mapping::{Hold, Mapping, MappingParts};
+use super::held::{Held, HeldParts, Hold};
+use super::mapping::Mapping;
 use super::table::Wanted;
-use crate::address::DeviceRange;
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Deadline, Refusal};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, NamedExport};
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
-use crate::placement::{DeviceMap, DeviceName};
+use crate::placement::DeviceMap;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::staging::{Incoming, copy_in, copy_within};
@@ -136,10 +135,7 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home by a position, or a device that
     /// this process does not see; those of [`on_device`](Self::on_device).
     pub fn mapped_by(self, map: &DeviceMap) -> Result<Mapping> {
-        let device = match map.device_for(self.descriptor.home)? {
-            DeviceName::Ordinal(ordinal) => ordinal,
-            DeviceName::Identity(identity) => self.ipc.ordinal_of(identity)?,
-        };
+        let device = self.ipc.mapped_device(map, self.descriptor.home)?;
         self.on_device(device)
     }
 
@@ -150,143 +146,28 @@ impl<'a> OpenBuilder<'a> {
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<Mapping> {
         let deadline = Deadline::after(self.timeout);
-        let runtime = Runtime::get()?;
-        let backend = self.ipc.backend();
-        let descriptor = self.descriptor;
-        let name = backend.info().name;
-        check_backend("the descriptor", &descriptor.backend, name)?;
-        if device.index() >= devices.len() {
-            return Err(Error::NoSuchDevice { backend: name, ordinal: device, count: devices.len() });
-        }
-        let access = self.access.unwrap_or(descriptor.access);
-        let for_writing = access.is_writable() && self.staging != Staging::Always;
-        if for_writing && !descriptor.access.is_writable() {
-            return Err(Error::AccessDenied { wanted: access, granted: descriptor.access });
-        }
-        check_reachable(descriptor, &runtime.identity)?;
-        let mapped = match self.staging {
-            Staging::Always => self.copied(runtime, device, access),
-            _ => self.mapped(runtime, device, self.home_among(devices), access, deadline),
+        let named = self.descriptor.named();
+        let home = self.home_among(devices);
+        let access = self.access.unwrap_or(named.access);
+        let (ipc, timeout, grant, alone) = (self.ipc, self.timeout, self.grant, self.alone);
+        let opening = OpenExport { ipc, named, device, home, access, timeout, deadline, grant, alone };
+        let held = match self.staging {
+            Staging::Always => opening.copied(self.descriptor.len),
+            _ => opening.held(&|_, error| error),
         };
-        let mapping = match mapped {
+        let held = match held {
             Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
                 tracing::debug!(%error, "the memory is copied, as it cannot be opened");
-                self.copied(runtime, device, access)?
+                opening.copied(self.descriptor.len)?
             }
-            mapped => mapped?,
+            held => held?,
         };
-        kill_point!("importer:mapped");
+        let mapping = Mapping::new(held, self.descriptor)?;
         match stream {
-            Some(stream) => mapping.wait_ready_on(stream)?,
-            None => mapping.wait_ready(deadline.left())?,
+            Some(stream) => mapping.held().wait_ready_on(stream)?,
+            None => mapping.held().wait_ready(deadline.left())?,
         }
         Ok(mapping)
-    }
-
-    fn mapped(
-        &self,
-        runtime: &'static Runtime,
-        device: DeviceOrdinal,
-        home: Option<DeviceOrdinal>,
-        access: Access,
-        deadline: Deadline,
-    ) -> Result<Mapping> {
-        let (backend, descriptor) = (self.ipc.backend(), self.descriptor);
-        let at_home = home == Some(device);
-        let mapping = if let Some(granted) = self.granted_locally(runtime, access)? {
-            let hold = Hold::Local(granted.lease, granted.shared);
-            Mapping::new(self.parts(granted.region, access, at_home, hold))
-        } else {
-            if let Some(home) = home
-                && !backend.peer_access(device, home)?
-            {
-                return Err(Error::NoPeerAccess { from: device, to: descriptor.home });
-            }
-            let allow = self.ipc.allow_list();
-            let (grant, alone) = (self.grant, self.alone);
-            let wanted = Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone };
-            let (key, lease) = runtime.imports.acquire(&wanted)?;
-            // Checked against the driver's answer below, once the hold has its guard.
-            let mapped = lease.mapped;
-            Mapping::new(self.parts(mapped, access, at_home, Hold::Remote(key, lease))).narrowed()?
-        };
-        if mapping.device() != device {
-            return Err(Error::Unsupported {
-                backend: backend.info().name,
-                what: format!("open memory of this very process on device {device}"),
-                why: format!(
-                    "within one process there is one address; open it at home (device {}) and enable peer access, or take \
-                     a copy (OpenBuilder::or_staged)",
-                    mapping.device()
-                ),
-            });
-        }
-        Ok(mapping)
-    }
-
-    /// A copy of the bytes, on the device.
-    fn copied(&self, runtime: &'static Runtime, device: DeviceOrdinal, access: Access) -> Result<Mapping> {
-        let (backend, descriptor) = (self.ipc.backend(), self.descriptor);
-        let buffer = match self.granted_locally(runtime, Access::ReadOnly)? {
-            Some(granted) => {
-                // Ends the lease however the copy goes.
-                let hold = Hold::Local(granted.lease, granted.shared);
-                let original = Mapping::new(self.parts(granted.region, Access::ReadOnly, true, hold));
-                original.wait_ready(self.timeout)?;
-                copy_within(backend, granted.region, device)?
-            }
-            None => {
-                let (allow, timeout, grant) = (self.ipc.allow_list(), self.timeout, self.grant);
-                let incoming = Incoming { backend, descriptor, device, grant, allow, timeout };
-                copy_in(&incoming)?
-            }
-        };
-        Ok(Mapping::new(self.parts(buffer.range(), access, true, Hold::Copy(buffer))))
-    }
-
-    fn parts(&self, range: DeviceRange, access: Access, at_home: bool, hold: Hold) -> MappingParts {
-        MappingParts {
-            backend: Arc::clone(self.ipc.backend()),
-            descriptor: self.descriptor.clone(),
-            range,
-            access,
-            at_home,
-            timeout: self.timeout,
-            hold,
-        }
-    }
-
-    /// In the exporting process itself there is nothing to open.
-    fn granted_locally(&self, runtime: &Runtime, access: Access) -> Result<Option<LocalGrant>> {
-        let descriptor = self.descriptor;
-        if descriptor.exporter != runtime.identity {
-            return Ok(None);
-        }
-        if !runtime.poller.listens_at(&descriptor.broker) {
-            return Err(Error::Unsupported {
-                backend: self.ipc.backend().info().name,
-                what: "open memory that another copy of device-ipc shares in this very process".into(),
-                why: "drivers do not open a process's own handles; use the address that it was shared by"
-                    .into(),
-            });
-        }
-        let token = self.grant.and_then(HeldGrant::token).unwrap_or(descriptor.token);
-        let request = OpenRequest { export: descriptor.export, token, access };
-        match runtime.exports.grant_locally(request) {
-            Ok(granted) => {
-                if let Some(grant) = self.grant {
-                    grant.used_up();
-                }
-                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
-                    runtime.exports.release(descriptor.export, granted.lease, End::Released);
-                    return Err(Error::StaleGeneration(detail));
-                }
-                Ok(Some(granted))
-            }
-            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: descriptor.exporter.pid }),
-            Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
-            Err(_) => Err(Error::wrong_token(descriptor.exporter.pid)),
-        }
     }
 
     fn home_among(&self, devices: &[DeviceInfo]) -> Option<DeviceOrdinal> {
@@ -296,6 +177,142 @@ impl<'a> OpenBuilder<'a> {
     fn home_not_visible(&self) -> Error {
         let home: DeviceIdentity = self.descriptor.home;
         Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
+    }
+}
+
+/// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
+pub(crate) struct OpenExport<'a> {
+    pub(crate) ipc: &'a Ipc,
+    pub(crate) named: NamedExport<'a>,
+    pub(crate) device: DeviceOrdinal,
+    /// The home among this process's devices.
+    pub(crate) home: Option<DeviceOrdinal>,
+    pub(crate) access: Access,
+    pub(crate) timeout: Duration,
+    pub(crate) deadline: Deadline,
+    pub(crate) grant: Option<&'a HeldGrant>,
+    pub(crate) alone: bool,
+}
+
+impl OpenExport<'_> {
+    /// Opens it, ready or not. `blame` says of an error which region it concerns.
+    pub(crate) fn held(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
+        let Self { ipc, named, device, home, access, timeout, deadline, grant, alone } = *self;
+        let runtime = Runtime::get()?;
+        let backend = ipc.backend();
+        if access.is_writable() && !named.access.is_writable() {
+            return Err(Error::AccessDenied { wanted: access, granted: named.access });
+        }
+        self.check(runtime)?;
+        let held = |device, hold| {
+            let (backend, export) = (backend.clone(), named.export);
+            let at_home = home == Some(device);
+            Held::new(HeldParts { backend, export, device, access, at_home, timeout, hold })
+        };
+        let held = if let Some(granted) = self.granted_locally(runtime)? {
+            let there = granted.shared.regions[0].device;
+            held(there, Hold::Local(granted.lease, granted.shared))
+        } else {
+            if let Some(home) = home
+                && !backend.peer_access(device, home)?
+            {
+                return Err(Error::NoPeerAccess { from: device, to: named.home });
+            }
+            let allow = ipc.allow_list();
+            let descriptor = named;
+            let wanted =
+                Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
+            let (key, lease) = runtime.imports.acquire(&wanted)?;
+            // Checked against the driver's answer below, once the hold has its guard.
+            let there = lease.mapped[0].device;
+            held(there, Hold::Remote(key, lease))
+        };
+        if held.device() != device {
+            return Err(Error::Unsupported {
+                backend: backend.info().name,
+                what: format!("open memory of this very process on device {device}"),
+                why: format!(
+                    "within one process there is one address; open it at home (device {}) and enable peer access, or take \
+                     a copy (OpenBuilder::or_staged)",
+                    held.device()
+                ),
+            });
+        }
+        kill_point!("importer:mapped");
+        Ok(held)
+    }
+
+    /// A copy of the export's only region, of so many bytes, on the device.
+    pub(crate) fn copied(&self, bytes: u64) -> Result<Held> {
+        let Self { ipc, named, device, access, timeout, grant, .. } = *self;
+        let runtime = Runtime::get()?;
+        let backend = ipc.backend();
+        self.check(runtime)?;
+        let held = |device, access, hold| {
+            let (backend, export) = (backend.clone(), named.export);
+            Held::new(HeldParts { backend, export, device, access, at_home: true, timeout, hold })
+        };
+        let reading = Self { access: Access::ReadOnly, ..*self };
+        let buffer = match reading.granted_locally(runtime)? {
+            Some(granted) => {
+                let original = granted.shared.regions[0];
+                // Ends the lease however the copy goes.
+                let hold = Hold::Local(granted.lease, granted.shared);
+                let kept = held(original.device, Access::ReadOnly, hold);
+                kept.wait_ready(timeout)?;
+                copy_within(backend, original, device)?
+            }
+            None => {
+                let allow = ipc.allow_list();
+                copy_in(&Incoming { backend, named, bytes, device, grant, allow, timeout })?
+            }
+        };
+        kill_point!("importer:mapped");
+        Ok(held(device, access, Hold::Copy(buffer)))
+    }
+
+    /// What can be told before anybody is asked.
+    fn check(&self, runtime: &Runtime) -> Result<()> {
+        let name = self.ipc.backend().info().name;
+        check_backend("the descriptor", self.named.backend, name)?;
+        let count = self.ipc.devices()?.len();
+        if self.device.index() >= count {
+            return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
+        }
+        check_reachable(&self.named, &runtime.identity)
+    }
+
+    /// In the exporting process itself there is nothing to open.
+    fn granted_locally(&self, runtime: &Runtime) -> Result<Option<LocalGrant>> {
+        let (named, access) = (&self.named, self.access);
+        if named.exporter != runtime.identity {
+            return Ok(None);
+        }
+        if !runtime.poller.listens_at(named.broker) {
+            return Err(Error::Unsupported {
+                backend: self.ipc.backend().info().name,
+                what: "open memory that another copy of device-ipc shares in this very process".into(),
+                why: "drivers do not open a process's own handles; use the address that it was shared by"
+                    .into(),
+            });
+        }
+        let token = self.grant.and_then(HeldGrant::token).unwrap_or(named.token);
+        let request = OpenRequest { export: named.export, token, access };
+        match runtime.exports.grant_locally(request) {
+            Ok(granted) => {
+                if let Some(grant) = self.grant {
+                    grant.used_up();
+                }
+                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
+                    runtime.exports.release(named.export, granted.lease, End::Released);
+                    return Err(Error::StaleGeneration(detail));
+                }
+                Ok(Some(granted))
+            }
+            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
+            Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
+            Err(_) => Err(Error::wrong_token(named.exporter.pid)),
+        }
     }
 }
 
@@ -311,7 +328,7 @@ const fn is_out_of_reach(error: &Error) -> bool {
 }
 
 /// What can be told of the exporter without asking it.
-fn check_reachable(descriptor: &Descriptor, local: &ProcessIdentity) -> Result<()> {
+fn check_reachable(descriptor: &NamedExport<'_>, local: &ProcessIdentity) -> Result<()> {
     let exporter = &descriptor.exporter;
     if exporter.boot != local.boot {
         return Err(if exporter.host == local.host {

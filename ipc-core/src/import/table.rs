@@ -14,8 +14,10 @@ use super::cache::{Cache, CacheLimits, Cached};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, ReceivedHandle};
-use crate::broker::{AllocationId, AllowList, Deadline, ExportNotices, Gate, Grant, Link, Token};
-use crate::descriptor::{Descriptor, ExportId};
+use crate::broker::{
+    AllocationId, AllowList, BrokerAddress, Deadline, ExportNotices, Gate, Grant, Link, Token, WireHandle,
+};
+use crate::descriptor::{DescribedExtent, ExportId, NamedExport};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
@@ -82,13 +84,14 @@ pub(super) struct Lease {
     epoch: AtomicU64,
     /// The memory is not the exporter's own, which is asked whenever it is opened.
     borrowed: bool,
-    /// The allocations as the driver mapped them.
-    pub(super) mapped: DeviceRange,
+    /// The allocations of each region as the driver mapped them.
+    pub(super) mapped: Box<[DeviceRange]>,
     pub(super) ready: Option<Ready>,
     /// Made when it is first asked for.
     timeline: Mutex<Option<Timeline>>,
-    /// `None` once it has been closed: at the lease's end, or by force after the exporter's.
-    range: Mutex<Option<(RangeKey, Arc<OpenRange>)>>,
+    /// The driver's mappings of the regions. Empty once they have been closed: at the lease's end, or by force after the
+    /// exporter's.
+    ranges: Mutex<Vec<HeldRange>>,
     /// The driver's mapping was closed while mappings were still alive.
     revoked: AtomicBool,
 }
@@ -117,6 +120,9 @@ impl Ready {
     }
 }
 
+/// A hold on a driver's mapping.
+type HeldRange = (RangeKey, Arc<OpenRange>);
+
 /// The driver's mapping.
 #[derive(Debug)]
 struct OpenRange {
@@ -128,7 +134,7 @@ struct OpenRange {
 /// What an open needs to know.
 pub(super) struct Wanted<'a> {
     pub(super) backend: &'a Arc<dyn DeviceIpc>,
-    pub(super) descriptor: &'a Descriptor,
+    pub(super) descriptor: NamedExport<'a>,
     pub(super) device: DeviceOrdinal,
     pub(super) home: Option<DeviceOrdinal>,
     pub(super) access: Access,
@@ -138,6 +144,8 @@ pub(super) struct Wanted<'a> {
     pub(super) alone: bool,
     /// The right to open the export once more, whatever has become of it.
     pub(super) grant: Option<&'a HeldGrant>,
+    /// Says of an error which region it concerns.
+    pub(super) blame: &'a dyn Fn(usize, Error) -> Error,
 }
 
 impl Wanted<'_> {
@@ -180,7 +188,7 @@ impl Lease {
     }
 
     /// May it be used by newcomers?
-    fn check_for_newcomers(&self, descriptor: &Descriptor, deadline: Deadline) -> Result<()> {
+    fn check_for_newcomers(&self, token: Token, deadline: Deadline) -> Result<()> {
         let pid = self.key.exporter.pid;
         if self.link.is_gone() {
             return Err(self.link.exporter_gone());
@@ -188,7 +196,7 @@ impl Lease {
         if self.notices.is_dropped() {
             return Err(Error::ExportDropped { pid });
         }
-        if self.token != descriptor.token {
+        if self.token != token {
             return Err(Error::wrong_token(pid));
         }
         if self.borrowed {
@@ -220,7 +228,7 @@ impl Cached for Lease {
     }
 
     fn bytes(&self) -> u64 {
-        self.mapped.len
+        self.mapped.iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
 }
 
@@ -256,7 +264,7 @@ impl ImportTable {
             let grant = wanted.grant.filter(|grant| grant.token().is_some());
             let checked = match grant {
                 Some(_) => lease.check_for_bearers(wanted),
-                None => lease.check_for_newcomers(descriptor, wanted.deadline),
+                None => lease.check_for_newcomers(descriptor.token, wanted.deadline),
             };
             if let Err(error) = checked {
                 runtime.worker.submit(move || self.release(&key, lease));
@@ -269,7 +277,7 @@ impl ImportTable {
             }
         }
         let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
-        tracing::debug!(pid, %export, %device, bytes = descriptor.len, was_open, "opened");
+        tracing::debug!(pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
         Ok((key, lease))
     }
 
@@ -299,17 +307,16 @@ impl ImportTable {
         self.close_idle_of(exporter);
         let mut closed = 0;
         for lease in self.leases.live() {
-            if lease.key.exporter == *exporter
-                && !lease.revoked.swap(true, Ordering::AcqRel)
-                && let Some((key, range)) = lease.lock_range().take()
-            {
-                let synchronized = range.backend.synchronize_device(range.range.device);
-                if let Err(error) = synchronized {
-                    tracing::warn!(%error, "the device could not be waited for before its mappings were closed");
-                }
-                self.ranges.release(&key, range, OpenRange::close);
-                closed += 1;
+            if lease.key.exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
+                continue;
             }
+            let ranges = std::mem::take(&mut *lease.lock_ranges());
+            let Some((_, first)) = ranges.first() else { continue };
+            if let Err(error) = first.backend.synchronize_device(first.range.device) {
+                tracing::warn!(%error, "the device could not be waited for before its mappings were closed");
+            }
+            self.release_ranges(ranges);
+            closed += 1;
         }
         closed
     }
@@ -332,17 +339,17 @@ impl ImportTable {
     }
 
     fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
-        let (link, is_new) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
+        let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, key) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
-            Err(Error::OverlapsInUse { .. }) => {
+            Err(error) if matches!(error.cause(), Error::OverlapsInUse { .. }) => {
                 Runtime::get()?.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.close_idle_of(&wanted.descriptor.exporter);
                 self.begin_over(&link, wanted, key)
             }
             // A busy exporter may have closed a connection that held no lease.
             Err(Error::ExporterGone { .. }) if !is_new => {
-                let (link, _) = self.link(wanted.descriptor, wanted.allow, wanted.deadline)?;
+                let (link, _) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
                 self.begin_over(&link, wanted, key)
             }
             begun => begun,
@@ -350,7 +357,7 @@ impl ImportTable {
     }
 
     fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
-        let descriptor = wanted.descriptor;
+        let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notice about it is missed.
         let notices = link.expect_notices(key);
@@ -387,21 +394,69 @@ impl ImportTable {
         grant: Grant,
         fds: Vec<OwnedFd>,
     ) -> Result<Lease> {
-        check_grant(wanted.descriptor, &grant, fds.len())?;
-        let allocations = grant.handles.iter().map(|handle| handle.allocation).collect();
-        let key = RangeKey { exporter: lease_key.exporter, allocations, on: lease_key.on };
-        let mut fds = fds.into_iter();
-        let handles = grant.handles.into_iter().map(|handle| ReceivedHandle {
-            kind: handle.kind,
-            bytes: handle.bytes,
-            fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
-            size: handle.size,
-            generation: handle.generation,
-            home: wanted.home,
-            exporter: wanted.descriptor.exporter,
+        let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
+        check_grant(wanted, &handles, fds.len())?;
+        let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
+        // Closes what has been opened where something fails behind it.
+        let mut opened = Opening { table: self, ranges: Vec::with_capacity(wanted.descriptor.regions.len()) };
+        for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+            let handles = handles.by_ref().take(region.len());
+            let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
+                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
+                // silence or answer does not.
+                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                error => error,
+            });
+            opened.ranges.push(range.map_err(|error| (wanted.blame)(index, error))?);
+        }
+        kill_point!("importer:opened");
+        if confirm {
+            // What the driver opened may already have been something else.
+            link.confirm(id, wanted.deadline)?;
+        }
+        let ready = event.map(|handle| ready(wanted, link, id, &handle)).transpose()?;
+        let ranges = opened.into_ranges();
+        Ok(Lease {
+            id,
+            key: lease_key.clone(),
+            token: wanted.descriptor.token,
+            link: Arc::clone(link),
+            notices,
+            epoch: AtomicU64::new(epoch),
+            borrowed: confirm,
+            mapped: ranges.iter().map(|(_, open)| open.range).collect(),
+            ready,
+            timeline: Mutex::default(),
+            ranges: Mutex::new(ranges),
+            revoked: AtomicBool::new(false),
+        })
+    }
+
+    /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
+    fn open_region(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        handles: impl Iterator<Item = WireHandle>,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<HeldRange> {
+        let mut allocations = Vec::new();
+        let received = handles.map(|handle| {
+            allocations.push(handle.allocation);
+            ReceivedHandle {
+                kind: handle.kind,
+                bytes: handle.bytes,
+                fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
+                size: handle.size,
+                generation: handle.generation,
+                home: wanted.home,
+                exporter: wanted.descriptor.exporter,
+            }
         });
+        let received: Vec<_> = received.collect();
+        let key = RangeKey { exporter: lease_key.exporter, allocations, on: lease_key.on };
         let open = || {
-            let opened = wanted.backend.open(handles.collect(), wanted.device, wanted.access)?;
+            let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
             if let Some(runtime) = Runtime::existing() {
                 runtime.metrics.driver_opens_total.add(1);
                 runtime.metrics.mapped_bytes.add(opened.range.len);
@@ -409,49 +464,19 @@ impl ImportTable {
             let (backend, range) = (Arc::clone(wanted.backend), opened.range);
             Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
         };
-        let opened = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close);
-        let (range, _) = opened.map_err(|error| match error {
-            // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
-            // silence or answer does not.
-            Error::Vendor(_) => link.confirm(grant.lease, wanted.deadline).err().unwrap_or(error),
-            error => error,
-        })?;
-        kill_point!("importer:opened");
-        if grant.confirm {
-            // What the driver opened may already have been something else.
-            if let Err(error) = link.confirm(grant.lease, wanted.deadline) {
-                self.ranges.release(&key, range, OpenRange::close);
-                return Err(error);
-            }
+        let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, OpenRange::close)?;
+        Ok((key, range))
+    }
+
+    fn release_ranges(&self, ranges: Vec<HeldRange>) {
+        for (key, range) in ranges {
+            self.ranges.release(&key, range, OpenRange::close);
         }
-        let ready = match grant.ready.map(|handle| ready(wanted, link, grant.lease, &handle)).transpose() {
-            Ok(ready) => ready,
-            Err(error) => {
-                self.ranges.release(&key, range, OpenRange::close);
-                return Err(error);
-            }
-        };
-        Ok(Lease {
-            id: grant.lease,
-            key: lease_key.clone(),
-            token: wanted.descriptor.token,
-            link: Arc::clone(link),
-            notices,
-            epoch: AtomicU64::new(epoch),
-            borrowed: grant.confirm,
-            mapped: range.range,
-            ready,
-            timeline: Mutex::default(),
-            range: Mutex::new(Some((key, range))),
-            revoked: AtomicBool::new(false),
-        })
     }
 
     fn end(&self, lease: &Lease) {
         lease.end_timelines();
-        if let Some((key, range)) = lease.lock_range().take() {
-            self.ranges.release(&key, range, OpenRange::close);
-        }
+        self.release_ranges(std::mem::take(&mut *lease.lock_ranges()));
         kill_point!("importer:closed");
         tracing::debug!(pid = lease.key.exporter.pid, export = %lease.key.export, "closed");
         // From here on no notice about the export comes.
@@ -461,23 +486,23 @@ impl ImportTable {
         lease.link.forget_notices(&lease.key);
     }
 
-    /// The link to the descriptor's exporter, connected unless there is one already; and whether it was connected now.
+    /// The link to an exporter, connected unless there is one already; and whether it was connected now.
     pub(crate) fn link(
         &self,
-        descriptor: &Descriptor,
+        (exporter, broker): (&ProcessIdentity, &BrokerAddress),
         allow: &AllowList,
         deadline: Deadline,
     ) -> Result<(Arc<Link>, bool)> {
         let new = || Arc::new(Gate::new(None));
-        let slot = Arc::clone(self.lock_links().entry(descriptor.exporter).or_insert_with(new));
+        let slot = Arc::clone(self.lock_links().entry(*exporter).or_insert_with(new));
         let connecting = || deadline.passed("connecting to the exporting process", "");
         let mut slot = slot.enter(deadline).ok_or_else(connecting)?;
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
             return Ok((Arc::clone(link), false));
         }
-        let connected = Link::connect(descriptor, allow, deadline);
+        let connected = Link::connect(exporter, broker, allow, deadline);
         // An exporter that cannot be reached leaves nothing behind.
-        let link = Arc::new(connected.inspect_err(|_| self.forget_link(&descriptor.exporter))?);
+        let link = Arc::new(connected.inspect_err(|_| self.forget_link(exporter))?);
         Runtime::get()?.poller.watch(&link)?;
         *slot = Some(Arc::clone(&link));
         Ok((link, true))
@@ -509,8 +534,8 @@ impl Lease {
         }
     }
 
-    fn lock_range(&self) -> MutexGuard<'_, Option<(RangeKey, Arc<OpenRange>)>> {
-        self.range.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_ranges(&self) -> MutexGuard<'_, Vec<HeldRange>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -566,16 +591,13 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The grant is the exporter's word; it must fit the descriptor.
-fn check_grant(descriptor: &Descriptor, grant: &Grant, fds: usize) -> Result<()> {
+fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
-    if grant.handles.len() != descriptor.extents.len() {
-        return misfit(format!(
-            "it sent {} handles for {} allocations",
-            grant.handles.len(),
-            descriptor.extents.len()
-        ));
+    let allocations: usize = wanted.descriptor.regions.iter().map(Vec::len).sum();
+    if handles.len() != allocations {
+        return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
     }
-    let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
+    let claimed: usize = handles.iter().map(|handle| usize::from(handle.fds)).sum();
     if claimed != fds {
         if fds < claimed {
             return Err(Error::io(
@@ -588,15 +610,41 @@ fn check_grant(descriptor: &Descriptor, grant: &Grant, fds: usize) -> Result<()>
         }
         return misfit(format!("it sent {fds} descriptors and spoke of {claimed}"));
     }
-    for (handle, extent) in grant.handles.iter().zip(&descriptor.extents) {
-        let generation = handle.generation.map_or(0, |generation| generation.0);
-        if handle.size != extent.size || generation != extent.generation {
-            return Err(Error::StaleGeneration(format!(
-                "the descriptor names an allocation of {} bytes with number {}, the exporter one of {} bytes with \
-                 number {generation}",
-                extent.size, extent.generation, handle.size
-            )));
+    let mut handles = handles.iter();
+    for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+        for (extent, handle) in region.iter().zip(handles.by_ref()) {
+            check_handle(extent, handle).map_err(|error| (wanted.blame)(index, error))?;
         }
     }
     Ok(())
+}
+
+fn check_handle(extent: &DescribedExtent, handle: &WireHandle) -> Result<()> {
+    let generation = handle.generation.map_or(0, |generation| generation.0);
+    if handle.size == extent.size && generation == extent.generation {
+        return Ok(());
+    }
+    Err(Error::StaleGeneration(format!(
+        "the descriptor names an allocation of {} bytes with number {}, the exporter one of {} bytes with number \
+         {generation}",
+        extent.size, extent.generation, handle.size
+    )))
+}
+
+/// What a lease has open so far; closed again unless all of it is.
+struct Opening<'a> {
+    table: &'a ImportTable,
+    ranges: Vec<HeldRange>,
+}
+
+impl Opening<'_> {
+    fn into_ranges(mut self) -> Vec<HeldRange> {
+        std::mem::take(&mut self.ranges)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.table.release_ranges(std::mem::take(&mut self.ranges));
+    }
 }

@@ -77,8 +77,8 @@ impl RingReader {
                     mapping.len()
                 ))
             })?;
-        let on_host = has_no_timelines(&**mapping.backend(), mapping.device())?;
-        let timeline = mapping.words()?;
+        let on_host = has_no_timelines(&**mapping.held().backend(), mapping.device())?;
+        let timeline = mapping.held().words()?;
         let writer = descriptor.writer().pid;
         let start = match timeline.start() {
             RingStart::At(start) => start,
@@ -92,7 +92,7 @@ impl RingReader {
         };
         kill_point!("importer:ring-joined");
         let inner = Inner {
-            backend: Arc::clone(mapping.backend()),
+            backend: Arc::clone(mapping.held().backend()),
             mapping: Some(mapping),
             timeline,
             slots,
@@ -536,7 +536,7 @@ impl RingReadSlot {
         bytes: Range<u64>,
         stream: &impl ViewStream<M>,
     ) -> Result<M::View<'_, T>> {
-        self.inner.mapping().check_usable_on(stream.as_stream())?;
+        self.inner.mapping().held().check_usable_on(stream.as_stream())?;
         let part = slots::part(self.range(), &bytes)?;
         // SAFETY: the slot keeps the mapping, and the view borrows the slot.
         unsafe { slots::view(part, stream) }

@@ -10,7 +10,7 @@ use super::Chunks;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
 use crate::broker::{AllowList, Deadline, Link, Reply, Request};
-use crate::descriptor::Descriptor;
+use crate::descriptor::NamedExport;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::host_pages::{HostPages, Use};
@@ -23,7 +23,9 @@ use crate::runtime::Runtime;
 /// What is to be copied, and where to.
 pub(crate) struct Incoming<'a> {
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
-    pub(crate) descriptor: &'a Descriptor,
+    pub(crate) named: NamedExport<'a>,
+    /// Of its only region, as its descriptor says.
+    pub(crate) bytes: u64,
     pub(crate) device: DeviceOrdinal,
     /// The right to open the export once more, whatever has become of it.
     pub(crate) grant: Option<&'a HeldGrant>,
@@ -69,14 +71,14 @@ impl Staging {
     fn begin(incoming: &Incoming<'_>) -> Result<Self, (Error, bool)> {
         let deadline = Deadline::after(incoming.timeout);
         let linked = Runtime::get()
-            .and_then(|runtime| runtime.imports.link(incoming.descriptor, incoming.allow, deadline));
+            .and_then(|runtime| runtime.imports.link(incoming.named.broker(), incoming.allow, deadline));
         let (link, is_new) = linked.map_err(|error| (error, true))?;
         Self::begin_over(link, incoming, deadline).map_err(|error| (error, is_new))
     }
 
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
-        let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.descriptor.token);
-        let export = incoming.descriptor.export;
+        let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.named.token);
+        let export = incoming.named.export;
         let pending = link.ask_apart(|request| Request::Stage { request, export, token }, deadline)?;
         kill_point!("importer:staging-asked");
         let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
@@ -96,7 +98,7 @@ impl Staging {
         (chunk_bytes, bytes): (u64, u64),
         file: Option<std::os::fd::OwnedFd>,
     ) -> Result<(Chunks, HostPages, bool)> {
-        let named = incoming.descriptor.len;
+        let named = incoming.bytes;
         if bytes != named {
             return Err(Error::InvalidRegion(format!(
                 "the descriptor names {named} bytes, and the exporter shares {bytes}"
@@ -156,7 +158,7 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     fn new(incoming: &Incoming<'a>) -> Result<Self> {
         let (backend, device) = (incoming.backend, incoming.device);
-        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.descriptor.len)?;
+        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.bytes)?;
         // From here on the buffer is freed by drop.
         let (range, buffer) = (buffer.range(), Some(buffer));
         let stream = backend.memory().create_stream(device)?;

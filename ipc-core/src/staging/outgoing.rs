@@ -88,8 +88,10 @@ impl Outgoing {
     ) -> Option<Arc<Self>> {
         let runtime = Runtime::existing()?;
         let backend = Arc::clone(granted.shared.allocations.first()?.backend());
-        let chunks = Chunks::new(granted.region.len, runtime.stagings.limits().chunk_bytes);
-        let (lease, range) = (granted.lease, granted.region);
+        // Nobody asks for a copy of a bundle.
+        let &[region] = &*granted.shared.regions else { return None };
+        let chunks = Chunks::new(region.len, runtime.stagings.limits().chunk_bytes);
+        let (lease, range) = (granted.lease, region);
         let state = Mutex::default();
         let outgoing = Arc::new(Self { connection, export, lease, backend, range, chunks, state });
         let this = Arc::clone(&outgoing);

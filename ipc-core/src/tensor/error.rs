@@ -64,4 +64,9 @@ pub enum LayoutError {
         /// Its strides, in elements.
         strides: Vec<u64>,
     },
+    /// A tensor was asked for where there are only bytes.
+    #[error(
+        "the exporter stated no element type for these bytes; take Mapping::view, or have it call ShareBuilder::dtype"
+    )]
+    NoTensor,
 }

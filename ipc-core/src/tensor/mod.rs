@@ -6,7 +6,14 @@
 mod dtype;
 mod error;
 mod layout;
+mod record;
+mod table;
 
 pub use dtype::{Dtype, Element};
 pub use error::LayoutError;
 pub use layout::{MAX_DIMENSIONS, TensorLayout};
+pub use record::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
+pub use table::TensorTable;
+
+pub(crate) use record::{NamedTensor, check_name};
+pub(crate) use table::{checked_count, checked_total};

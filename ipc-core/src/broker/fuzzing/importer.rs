@@ -82,7 +82,8 @@ impl Importer {
         self.scripts.send(input.to_vec()).expect("the exporter's thread runs");
         let descriptor = &self.descriptor;
         let allow = AllowList::own_user();
-        let connected = Link::connect(descriptor, &allow, Deadline::after(PATIENCE));
+        let connected =
+            Link::connect(&descriptor.exporter, &descriptor.broker, &allow, Deadline::after(PATIENCE));
         let link = match connected {
             Ok(link) => link,
             Err(error) => {

@@ -138,7 +138,7 @@ impl State {
         let holder = |(channel, since)| {
             let bearer = &self.in_flight.get(&channel)?.bearer;
             let program = format!("{}, in a message that it has not opened", bearer.program);
-            Some(Holder { pid: bearer.pid, program, bytes: entry.region.len, since })
+            Some(Holder { pid: bearer.pid, program, bytes: entry.bytes, since })
         };
         since.into_iter().filter_map(holder).collect()
     }

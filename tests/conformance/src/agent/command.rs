@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Access, Descriptor, DeviceIdentity};
+use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::check::Refusal;
@@ -80,6 +80,34 @@ pub struct Sharing {
     pub access: Option<Access>,
     /// The device whose stream the bytes are written on.
     pub ready_on: Option<u32>,
+}
+
+/// What is to be shared as a bundle.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct BundleSharing {
+    /// The buffers, or parts of them: where they begin, and how many bytes they have.
+    pub memories: Vec<(String, Option<(u64, u64)>)>,
+    /// The tensors.
+    pub tensors: Vec<BundledTensor>,
+    /// What importers may do; everything unless stated.
+    pub access: Option<Access>,
+    /// The devices whose streams the bytes are written on.
+    pub ready_on: Vec<u32>,
+}
+
+/// A tensor of a bundle.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BundledTensor {
+    /// Its name.
+    pub name: String,
+    /// The position of its memory.
+    pub memory: usize,
+    /// Where it lies in the memory, in bytes.
+    pub offset: u64,
+    /// The element type, as PyTorch writes it.
+    pub dtype: String,
+    /// The shape.
+    pub shape: Vec<u64>,
 }
 
 /// What an agent can be told. Things have names, which the case chooses.
@@ -186,6 +214,18 @@ pub enum Command {
     Echo { by: String, times: u32, answers: bool, timeout: Duration },
     /// How many requests it has sent to brokers.
     Requests,
+    /// Shares buffers as a bundle; drops what was shared by that name before.
+    ShareBundle { name: String, sharing: BundleSharing },
+    /// Drops a bundle that it shares.
+    DropBundle { name: String },
+    /// Opens a bundle of another process.
+    OpenBundle { name: String, descriptor: BundleDescriptor, place: Place },
+    /// Reads a tensor of a bundle that it has open as bytes, on its device's stream.
+    TensorBytes { name: String, tensor: String },
+    /// Submits adding to every float of a tensor.
+    TensorAdd { name: String, tensor: String, value: f32 },
+    /// Releases a bundle that it has open on a device's stream.
+    ReleaseBundle { name: String, device: u32 },
 }
 
 /// What an agent answers, where it could do what it was told.
@@ -207,6 +247,8 @@ pub enum Answer {
     Number(u64),
     /// Yes or no.
     Truth(bool),
+    /// What names a bundle.
+    Bundle(BundleDescriptor),
 }
 
 /// A mapping of an agent.

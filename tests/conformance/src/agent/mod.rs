@@ -284,6 +284,19 @@ impl Agent {
     }
 }
 
+/// The bundle that was answered with.
+///
+/// # Errors
+///
+/// [`Stop::Failed`] where it is something else.
+#[track_caller]
+pub fn bundle(answer: Answer) -> Result<BundleDescriptor, Stop> {
+    match answer {
+        Answer::Bundle(descriptor) => Ok(descriptor),
+        other => wrong(&other),
+    }
+}
+
 /// The descriptor that was answered with.
 ///
 /// # Errors

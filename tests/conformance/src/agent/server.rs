@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Access, AsStream, Buffer, Channel, DeviceEvent, DeviceMap, DeviceOrdinal, DeviceOwner, Element, Export,
-    Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity, Received, ReceivedHandle, Region,
-    Result, StagingLimits, Stream, Timeline, ViewMut,
+    Access, AsStream, Buffer, BundleExport, BundleMapping, Channel, DeviceEvent, DeviceMap, DeviceOrdinal,
+    DeviceOwner, Dtype, Element, Export, Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity,
+    Received, ReceivedHandle, Region, Result, StagingLimits, Stream, TensorLayout, Timeline, ViewMut,
 };
 
-use super::command::{Answer, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
+use super::command::{Answer, BundleSharing, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
 use crate::check::Refusal;
 use crate::context::Context;
 use crate::outcome::Outcome;
@@ -50,6 +50,8 @@ pub(super) struct Server<'a> {
     events: HashMap<String, Box<dyn DeviceEvent>>,
     pub(super) channels: HashMap<String, Channel>,
     pub(super) received: HashMap<String, Received>,
+    bundles: HashMap<String, BundleExport>,
+    opened_bundles: HashMap<String, BundleMapping>,
 }
 
 impl<'a> Server<'a> {
@@ -65,6 +67,8 @@ impl<'a> Server<'a> {
             events: HashMap::new(),
             channels: HashMap::new(),
             received: HashMap::new(),
+            bundles: HashMap::new(),
+            opened_bundles: HashMap::new(),
         }
     }
 
@@ -178,8 +182,73 @@ impl<'a> Server<'a> {
             Command::ExportEvent { name } => {
                 Ok(Answer::Bytes(named(&self.events, &name).export()?.as_slice().to_vec()))
             }
+            other => self.obey_bundle(other),
+        }
+    }
+
+    /// What concerns bundles.
+    fn obey_bundle(&mut self, command: Command) -> Result<Answer> {
+        match command {
+            Command::ShareBundle { name, sharing } => self.share_bundle(name, &sharing),
+            Command::DropBundle { name } => {
+                drop(self.bundles.remove(&name));
+                Ok(Answer::Done)
+            }
+            Command::OpenBundle { name, descriptor, place } => {
+                let ipc = self.ipc.clone();
+                let builder = ipc.open_bundle(&descriptor);
+                let mapping = match place {
+                    Place::Home => builder.at_home()?,
+                    Place::Device(device) => builder.on_device(device)?,
+                    Place::Stream(device) => builder.on(&self.stream(device)?)?,
+                    Place::Map(pairs) => {
+                        let insert = |map: DeviceMap, (home, device): &(_, u32)| map.insert(*home, *device);
+                        builder.mapped_by(&pairs.iter().try_fold(DeviceMap::new(), insert)?)?
+                    }
+                };
+                self.opened_bundles.insert(name, mapping);
+                Ok(Answer::Done)
+            }
+            Command::TensorBytes { name, tensor } => {
+                let device = named(&self.opened_bundles, &name).tensor(&tensor)?.device();
+                let stream = self.stream(device.get())?;
+                let found = named(&self.opened_bundles, &name).tensor(&tensor)?;
+                Ok(Answer::Bytes(unchecked::bytes_of(&found, &stream)?))
+            }
+            Command::TensorAdd { name, tensor, value } => {
+                let device = named(&self.opened_bundles, &name).tensor(&tensor)?.device();
+                let stream = self.stream(device.get())?;
+                let found = named(&self.opened_bundles, &name).tensor(&tensor)?;
+                found.view_mut::<f32, _>(&stream)?.add(value).map(|()| Answer::Done)
+            }
+            Command::ReleaseBundle { name, device } => {
+                let stream = self.stream(device)?;
+                taken(&mut self.opened_bundles, &name).release(&stream)?;
+                Ok(Answer::Done)
+            }
             other => self.obey_about_channels(other),
         }
+    }
+
+    fn share_bundle(&mut self, name: String, sharing: &BundleSharing) -> Result<Answer> {
+        let streams: Result<Vec<_>> = sharing.ready_on.iter().map(|device| self.stream(*device)).collect();
+        let (streams, ipc) = (streams?, self.ipc.clone());
+        let mut bundle = ipc.bundle().access(sharing.access.unwrap_or(Access::ReadWrite));
+        let mut memories = Vec::new();
+        for (of, part) in &sharing.memories {
+            let buffer = named(&self.buffers, of);
+            let (offset, len) = part.unwrap_or((0, buffer.range().len));
+            memories.push(bundle.memory(buffer.slice(offset, len)?));
+        }
+        for tensor in &sharing.tensors {
+            let dtype = Dtype::from_name(&tensor.dtype).expect("the case names a type of PyTorch's");
+            let layout = TensorLayout::contiguous(dtype, tensor.shape.as_slice())?;
+            bundle.tensor(&tensor.name, memories[tensor.memory], tensor.offset, layout)?;
+        }
+        let export = streams.iter().fold(bundle, |bundle, stream| bundle.ready_on(stream)).start()?;
+        let descriptor = export.descriptor().clone();
+        self.bundles.insert(name, export);
+        Ok(Answer::Bundle(descriptor))
     }
 
     pub(super) fn stream(&mut self, device: u32) -> Result<Stream> {

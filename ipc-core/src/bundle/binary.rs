@@ -1,0 +1,275 @@
+//! The binary form. `docs/bundle.md` is its specification; the two change together.
+
+use std::collections::HashSet;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::descriptor::{BundleDescriptor, Contents, Part};
+use crate::backend::Access;
+use crate::broker::{MAX_HANDLES, Token};
+use crate::descriptor::{
+    DescriptorError, ExportId, ExtentEntry, FormatVersion, address_kind, bad, home_fields, read_address,
+    read_backend, read_extents, read_home, take,
+};
+use crate::device::HostId;
+use crate::process::ProcessIdentity;
+use crate::tensor::{MAX_TABLE_BYTES, NamedTensor, TensorTable, checked_count, checked_total};
+
+/// The most home devices of a bundle.
+pub const MAX_BUNDLE_PARTS: usize = 64;
+
+/// The most allocations of a bundle.
+pub const MAX_BUNDLE_ALLOCATIONS: usize = MAX_HANDLES;
+
+/// The format that this library writes.
+const BUNDLE_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+
+const MAGIC: [u8; 4] = *b"DIPB";
+const CHECKSUM_BYTES: usize = 4;
+
+const FLAG_READ_ONLY: u16 = 1 << 0;
+/// Bits that a reader must know; those above it may pass over.
+const MANDATORY_FLAGS: u16 = 0x00ff;
+const PART_READY: u8 = 1 << 0;
+
+/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    major: u8,
+    minor: u8,
+    flags: U16,
+    total_bytes: U32,
+    host: [u8; 16],
+    boot: [u8; 16],
+    pid_namespace: U64,
+    net_namespace: U64,
+    pid: U32,
+    start_time: U64,
+    parts: U16,
+    backend_bytes: u8,
+    address_kind: u8,
+    address_bytes: u8,
+    tensors: U32,
+}
+
+/// What lies on one device.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct PartHead {
+    home_kind: u8,
+    home: [u8; 16],
+    home_physical: U32,
+    export: U64,
+    token: [u8; 16],
+    flags: u8,
+    regions: U32,
+}
+
+impl BundleDescriptor {
+    /// The binary form.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let contents = self.contents();
+        let total = encoded_bytes(contents);
+        let mut bytes = Vec::with_capacity(total);
+        bytes.extend_from_slice(head(contents, total).as_bytes());
+        bytes.extend_from_slice(contents.backend.as_bytes());
+        bytes.extend_from_slice(contents.broker.bytes());
+        for part in &contents.parts {
+            write_part(part, &mut bytes);
+        }
+        for (tensor, region) in contents.table.tensors().iter().zip(&contents.regions) {
+            bytes.extend_from_slice(&region.to_le_bytes());
+            tensor.write(&mut bytes);
+        }
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        debug_assert_eq!(bytes.len(), total);
+        bytes
+    }
+
+    /// Reads the binary form. The bytes may come from anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`DescriptorError`] with what is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let (head, mut body) = checked_parts(bytes)?;
+        let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
+        let broker = read_address(head.address_kind, take(&mut body, usize::from(head.address_bytes))?)?;
+        let parts = read_parts(usize::from(head.parts.get()), &mut body)?;
+        let (table, regions) = read_tensors(head.tensors.get() as usize, &parts, &mut body)?;
+        let read_only = head.flags.get() & FLAG_READ_ONLY != 0;
+        Ok(Self::new(Contents {
+            backend,
+            exporter: ProcessIdentity {
+                host: HostId::from_bytes(head.host),
+                boot: head.boot,
+                pid_namespace: head.pid_namespace.get(),
+                net_namespace: head.net_namespace.get(),
+                pid: head.pid.get(),
+                start_time: head.start_time.get(),
+            },
+            broker,
+            access: if read_only { Access::ReadOnly } else { Access::ReadWrite },
+            parts,
+            table,
+            regions,
+        }))
+    }
+}
+
+/// How many bytes the binary form has.
+pub(super) fn encoded_bytes(contents: &Contents) -> usize {
+    let region = |region: &Vec<_>| size_of::<U32>() + region.len() * size_of::<ExtentEntry>();
+    let part = |part: &Part| size_of::<PartHead>() + part.regions.iter().map(region).sum::<usize>();
+    let tensor = |tensor: &NamedTensor| size_of::<U32>() + tensor.record_bytes();
+    size_of::<Head>()
+        + contents.backend.len()
+        + contents.broker.bytes().len()
+        + contents.parts.iter().map(part).sum::<usize>()
+        + contents.table.tensors().iter().map(tensor).sum::<usize>()
+        + CHECKSUM_BYTES
+}
+
+fn head(contents: &Contents, total: usize) -> Head {
+    let exporter = &contents.exporter;
+    Head {
+        magic: MAGIC,
+        major: BUNDLE_VERSION.major,
+        minor: BUNDLE_VERSION.minor,
+        flags: U16::new(if contents.access.is_writable() { 0 } else { FLAG_READ_ONLY }),
+        total_bytes: U32::new(total as u32),
+        host: *exporter.host.as_bytes(),
+        boot: exporter.boot,
+        pid_namespace: U64::new(exporter.pid_namespace),
+        net_namespace: U64::new(exporter.net_namespace),
+        pid: U32::new(exporter.pid),
+        start_time: U64::new(exporter.start_time),
+        parts: U16::new(contents.parts.len() as u16),
+        backend_bytes: contents.backend.len() as u8,
+        address_kind: address_kind(&contents.broker),
+        address_bytes: contents.broker.bytes().len() as u8,
+        tensors: U32::new(contents.table.len() as u32),
+    }
+}
+
+fn write_part(part: &Part, bytes: &mut Vec<u8>) {
+    let (home_kind, home, physical) = home_fields(part.home);
+    let head = PartHead {
+        home_kind,
+        home,
+        home_physical: U32::new(physical),
+        export: U64::new(part.export.0),
+        token: part.token.to_bytes(),
+        flags: if part.ready { PART_READY } else { 0 },
+        regions: U32::new(part.regions.len() as u32),
+    };
+    bytes.extend_from_slice(head.as_bytes());
+    for region in &part.regions {
+        bytes.extend_from_slice(&(region.len() as u32).to_le_bytes());
+        for extent in region {
+            bytes.extend_from_slice(ExtentEntry::new(extent).as_bytes());
+        }
+    }
+}
+
+/// Head and body, once size, version, checksum and flags have been checked.
+fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
+    let found = bytes.len();
+    if found > MAX_TABLE_BYTES {
+        return Err(DescriptorError::TooLarge { found });
+    }
+    if !bytes.starts_with(&MAGIC[..found.min(MAGIC.len())]) {
+        return Err(DescriptorError::NotBundle);
+    }
+    let least = size_of::<Head>() + CHECKSUM_BYTES;
+    let truncated = || DescriptorError::Truncated { found, expected: least };
+    // The version stands at the same place in every layout, so it can be told before the rest makes sense.
+    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
+    if major != BUNDLE_VERSION.major {
+        let found = FormatVersion { major, minor };
+        return Err(DescriptorError::OtherFormat { what: "bundle", found, known: BUNDLE_VERSION });
+    }
+    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated())?;
+    let covered = checked_total(bytes, head.total_bytes.get(), least)?;
+    let unknown = head.flags.get() & MANDATORY_FLAGS & !FLAG_READ_ONLY;
+    if unknown != 0 {
+        return Err(DescriptorError::UnknownFeatures { flags: unknown });
+    }
+    Ok((head, &covered[size_of::<Head>()..]))
+}
+
+fn read_parts(count: usize, body: &mut &[u8]) -> Result<Vec<Part>, DescriptorError> {
+    if count == 0 || count > MAX_BUNDLE_PARTS {
+        return Err(bad("parts", &format!("there are {count}, not 1 to {MAX_BUNDLE_PARTS}")));
+    }
+    let mut allocations_left = MAX_BUNDLE_ALLOCATIONS;
+    let parts: Vec<_> =
+        (0..count).map(|_| read_part(&mut allocations_left, body)).collect::<Result<_, _>>()?;
+    let exports: HashSet<_> = parts.iter().map(|part| part.export).collect();
+    if exports.len() < parts.len() {
+        return Err(bad("parts", "two of them are the same export"));
+    }
+    Ok(parts)
+}
+
+fn read_part(allocations_left: &mut usize, body: &mut &[u8]) -> Result<Part, DescriptorError> {
+    let head = take(body, size_of::<PartHead>())?;
+    let head = PartHead::ref_from_bytes(head).map_err(|_| bad("parts", "one is cut off"))?;
+    if head.flags & !PART_READY != 0 {
+        return Err(DescriptorError::UnknownFeatures { flags: u16::from(head.flags) });
+    }
+    let count = head.regions.get() as usize;
+    if count == 0 {
+        return Err(bad("parts", "one has no memory"));
+    }
+    let mut regions = Vec::new();
+    for _ in 0..count {
+        let extents = take(body, size_of::<U32>())?;
+        let extents =
+            U32::ref_from_bytes(extents).map_err(|_| bad("regions", "one is cut off"))?.get() as usize;
+        *allocations_left = allocations_left
+            .checked_sub(extents)
+            .ok_or_else(|| bad("allocations", &format!("there are more than {MAX_BUNDLE_ALLOCATIONS}")))?;
+        regions.push(read_extents(extents, body)?);
+    }
+    Ok(Part {
+        home: read_home(head.home_kind, head.home, head.home_physical.get())?,
+        export: ExportId(head.export.get()),
+        token: Token::from_bytes(head.token),
+        ready: head.flags & PART_READY != 0,
+        regions,
+    })
+}
+
+/// The tensors, and the region of each.
+fn read_tensors(
+    count: usize,
+    parts: &[Part],
+    body: &mut &[u8],
+) -> Result<(TensorTable, Vec<u32>), DescriptorError> {
+    let mut region_bytes = Vec::new();
+    for region in parts.iter().flat_map(|part| &part.regions) {
+        let bytes = region.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
+        region_bytes.push(bytes.ok_or_else(|| bad("region", "its allocations do not fit 64 bits"))?);
+    }
+    if count == 0 {
+        return Err(bad("tensors", "there are none"));
+    }
+    let count = checked_count(count, body)?;
+    let (mut tensors, mut regions) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for _ in 0..count {
+        let region = take(body, size_of::<U32>())?;
+        let region = U32::ref_from_bytes(region).map_err(|_| bad("tensors", "one is cut off"))?.get();
+        let tensor = NamedTensor::read(body)?;
+        let bytes = *region_bytes.get(region as usize).ok_or_else(|| {
+            bad("tensors", &format!("one lies in region {region} of {}", region_bytes.len()))
+        })?;
+        tensor.check_fits(bytes)?;
+        tensors.push(tensor);
+        regions.push(region);
+    }
+    Ok((TensorTable::checked(tensors)?, regions))
+}

@@ -1,0 +1,402 @@
+//! What every guard of opened memory is made of: a hold on a lease, and its end in the right order.
+
+#![allow(unsafe_code, reason = "views are made of ranges that this guard keeps mapped")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::table::{Lease, LeaseKey};
+use crate::address::DeviceRange;
+use crate::backend::{Access, DeviceEvent, DeviceIpc};
+use crate::broker::{Deadline, GoneCallback};
+use crate::descriptor::ExportId;
+use crate::device::DeviceOrdinal;
+use crate::error::{Error, Result};
+use crate::export::{Shared, check_backend};
+use crate::interop::{ViewStream, ViewTypes};
+use crate::kill::kill_point;
+use crate::lease::LeaseId;
+use crate::memory::Buffer;
+use crate::process::Owner;
+use crate::runtime::Runtime;
+use crate::stream::BorrowedStream;
+use crate::tensor::{Element, LayoutError, TensorLayout};
+use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
+
+/// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
+/// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and a plain drop for
+/// everything that had been submitted to the device before it. Neither makes the caller wait.
+#[derive(Debug)]
+pub(crate) struct Held {
+    parts: Option<HeldParts>,
+    owner: Owner,
+    /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
+    seen_ready: AtomicBool,
+    callbacks: Mutex<Vec<u64>>,
+    /// The timeline where the exporter is this very process; else it is the lease's.
+    local_timeline: Mutex<Option<Timeline>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct HeldParts {
+    pub(super) backend: Arc<dyn DeviceIpc>,
+    pub(super) export: ExportId,
+    /// The device in whose address space the memory is.
+    pub(super) device: DeviceOrdinal,
+    pub(super) access: Access,
+    pub(super) at_home: bool,
+    /// How long an exporter may take to answer.
+    pub(super) timeout: Duration,
+    pub(super) hold: Hold,
+}
+
+/// What keeps the memory mapped.
+#[derive(Debug)]
+pub(crate) enum Hold {
+    /// A lease of another process's broker.
+    Remote(LeaseKey, Arc<Lease>),
+    /// The exporter is this very process.
+    Local(LeaseId, Arc<Shared>),
+    /// A copy of the only region, in a buffer of this process's own.
+    Copy(Buffer),
+}
+
+impl Hold {
+    /// The regions: as the driver mapped their allocations; in the exporting process itself, and of a copy, as they were
+    /// shared.
+    fn regions(&self) -> &[DeviceRange] {
+        match self {
+            Self::Remote(_, lease) => &lease.mapped,
+            Self::Local(_, shared) => &shared.regions,
+            Self::Copy(buffer) => buffer.as_region(),
+        }
+    }
+
+    fn is_ready_by_itself(&self) -> bool {
+        match self {
+            Self::Remote(_, lease) => lease.ready.is_none(),
+            Self::Local(_, shared) => shared.ready.is_none(),
+            Self::Copy(_) => true,
+        }
+    }
+
+    fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
+            Self::Local(_, shared) => {
+                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
+            }
+            Self::Copy(_) => Ok(()),
+        }
+    }
+
+    fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        match self {
+            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
+            Self::Local(_, shared) => {
+                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
+            }
+            Self::Copy(_) => Ok(()),
+        }
+    }
+}
+
+impl Held {
+    pub(super) fn new(parts: HeldParts) -> Self {
+        Self {
+            parts: Some(parts),
+            owner: Owner::current(),
+            seen_ready: AtomicBool::new(false),
+            callbacks: Mutex::default(),
+            local_timeline: Mutex::default(),
+        }
+    }
+
+    fn parts(&self) -> &HeldParts {
+        self.parts.as_ref().expect("taken when the mapping ends")
+    }
+
+    /// The regions; of memory of another process, with the allocations that they lie in
+    /// ([`has_allocations`](Self::has_allocations)).
+    pub(crate) fn regions(&self) -> &[DeviceRange] {
+        self.parts().hold.regions()
+    }
+
+    /// Are the regions whole allocations, as the driver mapped them?
+    pub(crate) fn has_allocations(&self) -> bool {
+        matches!(self.parts().hold, Hold::Remote(..))
+    }
+
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.parts().hold, Hold::Copy(_))
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.parts().backend
+    }
+
+    pub(crate) fn device(&self) -> DeviceOrdinal {
+        self.parts().device
+    }
+
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.parts().at_home
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        self.parts().access
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.owner.check()
+    }
+
+    pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.check_stream(stream)?;
+        if self.seen_ready.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.parts().hold.wait_ready_on(stream)
+    }
+
+    /// Waits on the host until the bytes are ready.
+    pub(crate) fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        if !self.parts().hold.is_ready_by_itself() {
+            self.parts().hold.wait_ready(timeout)?;
+            self.seen_ready.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn timeline(&self) -> Result<Timeline> {
+        self.owner.check()?;
+        timelines_of(&*self.parts().backend, self.device())?;
+        self.words()
+    }
+
+    /// The same also where only hosts can use it.
+    pub(crate) fn words(&self) -> Result<Timeline> {
+        self.owner.check()?;
+        let parts = self.parts();
+        match &parts.hold {
+            Hold::Remote(_, lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
+            Hold::Local(lease, _) => {
+                let mut own = self.local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(known) = &*own {
+                    return Ok(known.clone());
+                }
+                let (export, pid) = (parts.export, std::process::id());
+                let page = || Ok((WordPage::create()?, 0));
+                let far = Runtime::get()?.exports.timeline(export, *lease, true, page)?;
+                let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
+                let place = (Arc::clone(far.ends().page()), far.ends().slot());
+                let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
+                Ok(own.insert(near).clone())
+            }
+            Hold::Copy(_) => Err(Error::Unsupported {
+                backend: parts.backend.info().name,
+                what: "order hand-overs by a copy".into(),
+                why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
+            }),
+        }
+    }
+
+    /// Elements of the memory, to be read by work on `stream`, which waits until the bytes are ready.
+    pub(crate) fn view<T: Element, M: ViewTypes>(
+        &self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::View<'_, T>> {
+        self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        // SAFETY: the view borrows the guard, the caller names bytes in its regions, and size and alignment have been
+        // checked.
+        unsafe { stream.view(range) }
+    }
+
+    /// Elements of the memory, to be read and written by work on `stream`, which waits until the bytes are ready.
+    pub(crate) fn view_mut<T: Element, M: ViewTypes>(
+        &self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'_, T>> {
+        let granted = self.access();
+        if !granted.is_writable() {
+            return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
+        }
+        self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        // SAFETY: as in `view`; the mapping is read-write. Views are device addresses: what two streams or two
+        // processes do with them at a time is for events to order, as with all device memory.
+        unsafe { stream.view_mut(range) }
+    }
+
+    fn check_viewable<T: Element>(
+        &self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        self.check_usable_on(stream)?;
+        match layout {
+            Some(layout) if layout.dtype() != T::DTYPE => {
+                return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
+            }
+            Some(layout) if !layout.is_contiguous() => {
+                let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+                return Err(LayoutError::NotContiguous { shape, strides }.into());
+            }
+            _ => {}
+        }
+        let element = size_of::<T>() as u64;
+        if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
+            return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
+        }
+        self.wait_ready_on(stream)
+    }
+
+    /// May work on this stream use the memory now?
+    pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.owner.check()?;
+        if let Hold::Remote(_, lease) = &self.parts().hold {
+            lease.check()?;
+        }
+        self.check_stream(stream)
+    }
+
+    pub(crate) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        check_backend("the stream", stream.backend(), self.parts().backend.info().name)?;
+        if stream.device() != self.device() {
+            let (stream, expected) = (stream.device(), self.device());
+            return Err(Error::WrongStream { stream, what: "the mapping", expected });
+        }
+        Ok(())
+    }
+
+    /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
+    /// very process, for a copy, or once this guard is gone.
+    pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
+        if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
+            let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
+            self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        }
+    }
+
+    /// Ends it when the event has been reached. Without one, as by a plain drop, which waits for the whole device.
+    pub(crate) fn end_at(mut self, event: Option<Box<dyn DeviceEvent>>) {
+        let Some(event) = event else { return };
+        let Some((runtime, parts)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &parts);
+        runtime.worker.submit_when(event, move || {
+            end(near);
+            parts.let_go(runtime);
+        });
+    }
+
+    /// Ends it. The caller knows that device work with the memory has finished.
+    pub(crate) fn end_finished(mut self) {
+        let Some((runtime, parts)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &parts);
+        runtime.worker.submit(move || {
+            end(near);
+            parts.let_go(runtime);
+        });
+    }
+
+    /// Ends it, and keeps nothing open of it that nobody else uses.
+    pub(crate) fn abandon(self) {
+        let key = match &self.parts().hold {
+            Hold::Remote(key, _) => Some(key.clone()),
+            Hold::Local(..) | Hold::Copy(_) => None,
+        };
+        drop(self);
+        if let (Some(key), Ok(runtime)) = (key, Runtime::get()) {
+            // Behind the end that the drop has submitted.
+            runtime.worker.submit(move || runtime.imports.close_idle(&key));
+        }
+    }
+
+    /// An event that the stream reaches when it is done, where there are any.
+    pub(crate) fn released_event(&self, stream: BorrowedStream<'_>) -> Result<Option<Box<dyn DeviceEvent>>> {
+        self.owner.check()?;
+        self.check_stream(stream)?;
+        let backend = &self.parts().backend;
+        if !backend.capabilities(stream.device())?.ipc_events {
+            return Ok(None);
+        }
+        let event = backend.create_event(stream.device())?;
+        event.record(stream)?;
+        Ok(Some(event))
+    }
+
+    /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
+    /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
+    /// the poller, as the worker may be waiting for them already.
+    fn end_local_timeline(&mut self, runtime: &Runtime, parts: &HeldParts) -> Option<Timeline> {
+        let near = self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(near) = &near {
+            runtime.poller.end_once_arrived(near.clone(), parts.far_timeline(runtime));
+        }
+        near
+    }
+
+    /// Everything that has to be let go of, on the worker's thread, once device work has finished.
+    fn take_for_end(&mut self) -> Option<(&'static Runtime, HeldParts)> {
+        let parts = self.parts.take()?;
+        let Some(runtime) = Runtime::of_guard(&self.owner) else {
+            // A forked child: the driver's state is the parent's.
+            std::mem::forget(parts);
+            return None;
+        };
+        if let Hold::Remote(_, lease) = &parts.hold {
+            for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+                lease.link.forget_callback(id);
+            }
+        }
+        Some((runtime, parts))
+    }
+}
+
+/// Nobody waits by this side of a timeline any longer.
+fn end(near: Option<Timeline>) {
+    if let Some(near) = near {
+        near.ends().end(End::Released);
+    }
+}
+
+impl HeldParts {
+    /// The exporter's side of the timeline, where that is this very process.
+    fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
+        match &self.hold {
+            Hold::Local(lease, _) => runtime.exports.known_timeline(self.export, *lease),
+            Hold::Remote(..) | Hold::Copy(_) => None,
+        }
+    }
+
+    fn let_go(self, runtime: &'static Runtime) {
+        kill_point!("importer:letting-go");
+        match self.hold {
+            Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
+            Hold::Local(lease, shared) => {
+                drop(shared);
+                runtime.exports.release(self.export, lease, End::Released);
+            }
+            Hold::Copy(buffer) => drop(buffer),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some((runtime, parts)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &parts);
+        runtime.worker.submit(move || {
+            if let Err(error) = parts.backend.synchronize_device(parts.device) {
+                tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+            }
+            end(near);
+            parts.let_go(runtime);
+        });
+    }
+}
