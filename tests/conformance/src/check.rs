@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use device_ipc_core::{DescriptorError, Error, ShareError};
+use device_ipc_core::{BundleError, DescriptorError, Error, ShareError};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Outcome, fail};
@@ -34,6 +34,12 @@ impl From<Error> for Refusal {
 impl From<DescriptorError> for Refusal {
     fn from(error: DescriptorError) -> Self {
         Self::from(Error::from(error))
+    }
+}
+
+impl From<BundleError> for Refusal {
+    fn from(error: BundleError) -> Self {
+        Self::from(error.error())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Buffer, Export, HandleKind, Ipc, Mapping, Stream};
+use device_ipc_core::{Buffer, Dtype, Export, HandleKind, Ipc, Mapping, Region, Stream, Tensor};
 
 use crate::check;
 use crate::context::Context;
@@ -77,6 +77,11 @@ impl Memory {
     /// [`Stop::Failed`] with the library's error.
     pub fn share(&self) -> Result<Export, Stop> {
         Ok(self.ipc.share(Arc::clone(&self.buffer)).start()?)
+    }
+
+    /// Its region, for an owner that keeps the buffer.
+    pub fn buffer_region(&self, context: &Context) -> Region {
+        Region::new(context.backend().info().name, self.buffer.range()).with_allocation(self.buffer.range())
     }
 
     /// Shares a part of it.
@@ -188,4 +193,21 @@ pub fn float_bytes(floats: &[f32]) -> Vec<u8> {
 /// [`Stop::Failed`] with the library's error.
 pub fn bytes_of(mapping: &Mapping, stream: &Stream) -> Result<Vec<u8>, Stop> {
     Ok(mapping.view::<u8, _>(stream)?.to_vec()?)
+}
+
+/// The bytes of a tensor of bytes or floats.
+///
+/// # Errors
+///
+/// The library's.
+///
+/// # Panics
+///
+/// For a tensor of another type.
+pub fn tensor_bytes(tensor: &Tensor<'_>, stream: &Stream) -> device_ipc_core::Result<Vec<u8>> {
+    match tensor.dtype() {
+        Dtype::U8 => tensor.view::<u8, _>(stream)?.to_vec(),
+        Dtype::F32 => Ok(float_bytes(&tensor.view::<f32, _>(stream)?.to_vec()?)),
+        other => panic!("cases make tensors of bytes and floats, not of {other}"),
+    }
 }

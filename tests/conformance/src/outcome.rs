@@ -3,7 +3,9 @@
 use std::fmt;
 use std::panic::Location;
 
-use device_ipc_core::{DescriptorError, Error, LayoutError, ReleaseError, ShareError, Unavailable};
+use device_ipc_core::{
+    BundleError, DescriptorError, Error, LayoutError, ReleaseError, ShareError, Unavailable,
+};
 
 use crate::process::ReceiveError;
 
@@ -67,10 +69,17 @@ failures! {
     serde_json::Error, " of a message";
 }
 
-impl From<ReleaseError> for Stop {
+impl<M> From<ReleaseError<M>> for Stop {
     #[track_caller]
-    fn from(error: ReleaseError) -> Self {
+    fn from(error: ReleaseError<M>) -> Self {
         Self::failed(format_args!("unexpected error of a release: {error}"))
+    }
+}
+
+impl From<BundleError> for Stop {
+    #[track_caller]
+    fn from(error: BundleError) -> Self {
+        Self::failed(format_args!("unexpected error of a bundle: {error}"))
     }
 }
 

@@ -8,9 +8,11 @@ mod server;
 
 use std::time::Duration;
 
-use device_ipc_core::{Descriptor, DeviceIdentity, HandleKind};
+use device_ipc_core::{BundleDescriptor, Descriptor, DeviceIdentity, HandleKind};
 
-pub use command::{Answer, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
+pub use command::{
+    Answer, BundleSharing, BundledTensor, Command, Copying, Mapped, Opening, Place, Reply, Sharing,
+};
 pub(crate) use server::run;
 
 use crate::check::Refusal;

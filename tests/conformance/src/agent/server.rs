@@ -13,6 +13,7 @@ use device_ipc_core::{
 use super::command::{Answer, BundleSharing, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
 use crate::check::Refusal;
 use crate::context::Context;
+use crate::flows::tensor_bytes;
 use crate::outcome::Outcome;
 use crate::unchecked;
 
@@ -213,7 +214,7 @@ impl<'a> Server<'a> {
                 let device = named(&self.opened_bundles, &name).tensor(&tensor)?.device();
                 let stream = self.stream(device.get())?;
                 let found = named(&self.opened_bundles, &name).tensor(&tensor)?;
-                Ok(Answer::Bytes(unchecked::bytes_of(&found, &stream)?))
+                Ok(Answer::Bytes(tensor_bytes(&found, &stream)?))
             }
             Command::TensorAdd { name, tensor, value } => {
                 let device = named(&self.opened_bundles, &name).tensor(&tensor)?.device();

@@ -1,0 +1,654 @@
+//! Many named tensors in one descriptor: opened at once, or not at all.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{
+    Access, BundleDescriptor, BundleExport, Counters, DeviceMap, Dtype, Error, Hanging, Ipc, TensorLayout,
+    TensorTable, counters,
+};
+
+use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place, bundle};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, happens_soon, pattern, tensor_bytes};
+use crate::{Context, Outcome, Stop, fail, unchecked};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+fn bytes_of_shape(shape: &[u64]) -> Result<TensorLayout, Stop> {
+    Ok(TensorLayout::contiguous(Dtype::U8, shape)?)
+}
+
+fn tensor(name: impl Into<String>, memory: usize, offset: u64, dtype: &str, shape: &[u64]) -> BundledTensor {
+    BundledTensor { name: name.into(), memory, offset, dtype: dtype.into(), shape: shape.to_vec() }
+}
+
+/// Has an agent share these buffers, whole.
+#[track_caller]
+fn share(agent: &mut Agent, of: &[&str], tensors: Vec<BundledTensor>) -> Result<BundleDescriptor, Stop> {
+    let memories = of.iter().map(|name| ((*name).to_owned(), None)).collect();
+    let sharing = BundleSharing { memories, tensors, ..Default::default() };
+    bundle(agent.must(&Command::ShareBundle { name: "b".into(), sharing })?)
+}
+
+/// An agent with three buffers of 4096 bytes, `m0` to `m2`, and a bundle of one tensor of bytes in each, `t0` to `t2`.
+fn three_tensors(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
+    let mut exporter = context.agent()?;
+    for index in 0..3 {
+        exporter.allocate(&format!("m{index}"), 0, &pattern(4096 + index)[index..])?;
+    }
+    let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
+    let descriptor = share(&mut exporter, &["m0", "m1", "m2"], tensors)?;
+    Ok((exporter, descriptor))
+}
+
+/// An agent with a buffer of 4096 bytes on each of the first two devices, and a bundle of both: `near` on device 0 and
+/// `far` on device 1.
+fn on_two_devices(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
+    let mut exporter = context.agent()?;
+    exporter.allocate("near", 0, &pattern(4096))?;
+    exporter.allocate("far", 1, &pattern(4097)[1..])?;
+    let tensors = vec![tensor("near", 0, 0, "uint8", &[4096]), tensor("far", 1, 0, "uint8", &[64, 64])];
+    let descriptor = share(&mut exporter, &["near", "far"], tensors)?;
+    Ok((exporter, descriptor))
+}
+
+/// Waits until the library has come this far; it works on threads of its own.
+#[track_caller]
+fn until(what: &str, done: impl Fn(Counters) -> bool) -> Outcome {
+    let end = Instant::now() + SOON;
+    while !done(counters()) {
+        that(Instant::now() < end, format!("{what} should happen soon; the counters are {:?}", counters()))?;
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Nothing is mapped any longer, and the driver closed what it had opened.
+#[track_caller]
+fn nothing_stays_open() -> Outcome {
+    until("the close of everything that was opened", |seen| {
+        seen.driver_closes_total == seen.driver_opens_total && seen.mapped_bytes == 0
+    })
+}
+
+/// Thousands of tensors in three allocations are one request, one answer and three driver calls, and nothing when they are
+/// opened again.
+pub fn thousands_of_tensors_in_few_allocations(context: &Context) -> Outcome {
+    const TENSORS: usize = 3000;
+    let contents: Vec<Vec<u8>> = (0..3).map(|index| pattern(64_000 + index)[index..].to_vec()).collect();
+    let mut exporter = context.agent()?;
+    for (index, bytes) in contents.iter().enumerate() {
+        exporter.allocate(&format!("m{index}"), 0, bytes)?;
+    }
+    let place = |index: usize| (index % 3, (index / 3) * 64);
+    let tensors = (0..TENSORS).map(|index| {
+        let (memory, offset) = place(index);
+        tensor(format!("layers.{index}.weight"), memory, offset as u64, "float32", &[4, 4])
+    });
+    let descriptor = share(&mut exporter, &["m0", "m1", "m2"], tensors.collect())?;
+    equal((descriptor.len(), descriptor.allocations()), (TENSORS, 3), "tensors, and allocations that they lie in")?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    let cost = |seen: Counters| (seen.requests_total, seen.driver_opens_total, seen.driver_closes_total);
+    equal(cost(counters()), (1, 3, 0), "requests to the exporter, driver's opens and closes")?;
+    equal((mapping.len(), mapping.iter().len()), (TENSORS, TENSORS), "the number of tensors")?;
+    for (index, (name, found)) in mapping.iter().enumerate() {
+        that(name == format!("layers.{index}.weight"), format!("tensor {index} is called {name}"))?;
+        that(found.shape() == [4, 4] && found.dtype() == Dtype::F32, "it has its shape and element type")?;
+        // Reading all of them takes long where a read waits for its stream.
+        if index % 61 == 0 {
+            let (memory, offset) = place(index);
+            let expected = &contents[memory][offset..offset + 64];
+            same(&tensor_bytes(&found, &stream)?, expected, format!("the bytes of tensor {index}"))?;
+        }
+    }
+    for round in 0..3 {
+        let again = ipc.open_bundle(&descriptor).on(&stream)?;
+        let last = again.tensor("layers.2999.weight")?;
+        same(&tensor_bytes(&last, &stream)?, &contents[2][63_936..], format!("the last tensor in round {round}"))?;
+    }
+    equal(cost(counters()), (1, 3, 0), "the same when it was opened three times again")
+}
+
+/// Hundreds of allocations are still one request; their handles come in as many packets as file descriptors need.
+pub fn many_allocations(context: &Context) -> Outcome {
+    const ALLOCATIONS: usize = 300;
+    let mut exporter = context.agent()?;
+    let names: Vec<String> = (0..ALLOCATIONS).map(|index| format!("m{index}")).collect();
+    let bytes = pattern(512 + ALLOCATIONS);
+    for (index, name) in names.iter().enumerate() {
+        exporter.allocate(name, 0, &bytes[index..index + 512])?;
+    }
+    let of: Vec<&str> = names.iter().map(String::as_str).collect();
+    let tensors = names.iter().enumerate().map(|(index, name)| tensor(name.as_str(), index, 0, "uint8", &[512]));
+    let descriptor = share(&mut exporter, &of, tensors.collect())?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    equal(counters().requests_total, 1, "requests to the exporter")?;
+    equal(counters().driver_opens_total as usize, descriptor.allocations(), "driver's opens, one for each allocation")?;
+    that(descriptor.allocations() > 1, "blocks of the size of half a kilobyte should not all be one allocation")?;
+    for index in (0..ALLOCATIONS).step_by(23).chain([ALLOCATIONS - 1]) {
+        let found = tensor_bytes(&mapping.tensor(&names[index])?, &stream)?;
+        same(&found, &bytes[index..index + 512], format!("the bytes of allocation {index}"))?;
+    }
+    mapping.release(&stream)?;
+    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    nothing_stays_open()
+}
+
+/// Memory that is put in twice, or in parts that overlap, is one allocation for importers, and its bytes count once.
+pub fn shared_memory_is_listed_once(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let mut bundle = memory.ipc.bundle();
+    // Later parts first: the order in which they are put in is no matter.
+    for (index, (offset, len)) in [(2048, 2048), (0, 1024), (512, 1024), (0, 1024)].into_iter().enumerate() {
+        let part = bundle.memory(memory.buffer.slice(offset, len)?);
+        bundle.tensor(format!("{index}.last"), part, len - 16, bytes_of_shape(&[16])?)?;
+    }
+    let export = bundle.start()?;
+    let descriptor = export.descriptor();
+    equal((descriptor.allocations(), descriptor.len()), (1, 4), "allocations, and tensors in them")?;
+    let mut importer = context.agent()?;
+    let open = Command::OpenBundle { name: "b".into(), descriptor: descriptor.clone(), place: Place::Home };
+    importer.must(&open)?;
+    for (index, end) in [4096, 1024, 1536, 1024].into_iter().enumerate() {
+        let found = importer.must(&Command::TensorBytes { name: "b".into(), tensor: format!("{index}.last") })?;
+        let crate::agent::Answer::Bytes(found) = found else { return fail("the agent read no bytes") };
+        same(&found, &bytes[end - 16..end], format!("the end of part {index}"))?;
+    }
+    let held: Vec<u64> = export.holders().iter().map(|holder| holder.bytes).collect();
+    equal(held, vec![1536 + 2048], "the bytes that the importer holds, those given twice counted once")
+}
+
+/// A bundle's descriptor is the same after each of its forms; none of them says more than it should.
+pub fn forms_are_read_back(context: &Context) -> Outcome {
+    let (_exporter, descriptor) = three_tensors(context)?;
+    equal(BundleDescriptor::from_bytes(&descriptor.to_bytes()).ok().as_ref(), Some(&descriptor), "the binary form")?;
+    equal(descriptor.to_string().parse::<BundleDescriptor>()?, descriptor.clone(), "the text")?;
+    let json = serde_json::to_string(&descriptor)?;
+    equal(serde_json::from_str::<BundleDescriptor>(&json)?, descriptor.clone(), "the text in JSON")?;
+    let view = serde_json::to_string(&descriptor.view())?;
+    that(view.contains("\"t1\"") && view.contains("uint8"), format!("the view names tensors and types: {view}"))?;
+    let bytes = descriptor.to_bytes();
+    for len in 0..bytes.len() {
+        that(BundleDescriptor::from_bytes(&bytes[..len]).is_err(), format!("{len} bytes of it are no bundle"))?;
+    }
+    Ok(())
+}
+
+/// What an importer writes through a view of one tensor the exporter reads, and no other tensor changes.
+pub fn written_and_read_through_views(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 64)?;
+    let mut bundle = memory.ipc.bundle();
+    let all = bundle.memory(Arc::clone(&memory.buffer));
+    for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let layout = TensorLayout::contiguous(Dtype::F32, [2, 8])?;
+        bundle.tensor(name, all, index as u64 * 64, layout)?;
+    }
+    let export = bundle.start()?;
+    let mut importer = context.agent()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    importer.must(&Command::TensorAdd { name: "b".into(), tensor: "b".into(), value: 2.0 })?;
+    importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+    export.wait_released(SOON)?;
+    let expected = [[OLD; 16].as_slice(), &[OLD + 2.0; 16], &[OLD; 32]].concat();
+    same(&memory.floats()?, &expected, "all the floats after the importer wrote one tensor")
+}
+
+/// A view has the tensor's element type, has no gaps, and is taken on a stream of its device.
+pub fn what_a_view_refuses(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let mut bundle = memory.ipc.bundle();
+    let all = bundle.memory(Arc::clone(&memory.buffer));
+    bundle.tensor("floats", all, 0, TensorLayout::contiguous(Dtype::F32, [16])?)?;
+    bundle.tensor("gaps", all, 0, TensorLayout::strided(Dtype::U8, [4, 4], [8, 1])?)?;
+    bundle.tensor("odd", all, 1, TensorLayout::contiguous(Dtype::F32, [4])?)?;
+    bundle.tensor("float8", all, 0, TensorLayout::contiguous(Dtype::F8_E4M3FN, [4])?)?;
+    bundle.tensor("later", all, 64, bytes_of_shape(&[16])?.with_offset(8)?)?;
+    let export = bundle.start()?;
+    let (ipc, stream) = (&memory.ipc, &memory.stream);
+    let mapping = ipc.open_bundle(export.descriptor()).on(stream)?;
+    let as_bytes = mapping.tensor("floats")?.view::<u8, _>(stream);
+    refused(as_bytes.map(drop), "a view of another type", "Layout", &["float32", "uint8"])?;
+    refused(mapping.tensor("gaps")?.view::<u8, _>(stream).map(drop), "a view with gaps", "Layout", &["not contiguous"])?;
+    refused(mapping.tensor("odd")?.view::<f32, _>(stream).map(drop), "a view at an odd address", "Layout", &["aligned"])?;
+    refused(mapping.tensor("float8")?.view::<u8, _>(stream).map(drop), "float8 as bytes", "Layout", &["float8_e4m3fn"])?;
+    let gaps = mapping.tensor("gaps")?;
+    equal(gaps.range().len, 3 * 8 + 4, "the bytes from the first element to the end of the last")?;
+    let later = mapping.tensor("later")?;
+    same(&tensor_bytes(&later, stream)?, &pattern(4096)[72..88], "the bytes of a tensor that begins behind its region's")
+}
+
+/// Read-only is what importers get, and what they may ask for.
+pub fn read_only_is_kept(context: &Context) -> Outcome {
+    let kind = context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
+    let bytes = pattern(4096);
+    let memory = Memory::of_kind(context, kind.kind, &bytes)?;
+    let share = |access| -> Result<BundleExport, Stop> {
+        let mut bundle = memory.ipc.bundle().access(access);
+        bundle.owned("w", Arc::clone(&memory.buffer), Some(bytes_of_shape(&[4096])?))?;
+        Ok(bundle.start()?)
+    };
+    let (locked, open) = (share(Access::ReadOnly)?, share(Access::ReadWrite)?);
+    equal(locked.descriptor().access(), Access::ReadOnly, "the access that the descriptor tells")?;
+    let ipc = &memory.ipc;
+    let wanted = ipc.open_bundle(locked.descriptor()).access(Access::ReadWrite).at_home();
+    refused(wanted, "opening for writing what is read-only", "InBundle", &["\"w\"", "shared read-only"])?;
+    for mapping in [
+        ipc.open_bundle(locked.descriptor()).at_home()?,
+        ipc.open_bundle(open.descriptor()).access(Access::ReadOnly).at_home()?,
+    ] {
+        equal(mapping.access(), Access::ReadOnly, "the access of the mapping")?;
+        let tensor = mapping.tensor("w")?;
+        let written = tensor.view_mut::<u8, _>(&memory.stream);
+        refused(written.map(drop), "a view for writing", "AccessDenied", &["read-only"])?;
+        same(&tensor_bytes(&tensor, &memory.stream)?, &bytes, "the bytes")?;
+    }
+    Ok(())
+}
+
+/// A name that is not in the bundle is an error that says so.
+pub fn unknown_name(context: &Context) -> Outcome {
+    let (_exporter, descriptor) = three_tensors(context)?;
+    let ipc = context.ipc();
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let phrases = ["\"t3\"", "there are 3", "\"t0\""];
+    refused(mapping.tensor("t3"), "a tensor of another name", "NoSuchTensor", &phrases)?;
+    equal(descriptor.layout("t3"), None, "its layout")?;
+    that(mapping.tensor("t2").is_ok(), "the tensors that there are can be had")
+}
+
+/// A tensor that makes no sense is refused by its name, and is not put in; what was put in before is shared.
+pub fn senseless_tensors_leave_the_rest(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let mut bundle = memory.ipc.bundle();
+    let all = bundle.memory(Arc::clone(&memory.buffer));
+    bundle.tensor("good", all, 0, bytes_of_shape(&[4096])?)?;
+    let mut refuse = |name: &str, offset, layout, what: &str, phrases: &[&str]| {
+        refused(bundle.tensor(name, all, offset, layout), what, "Descriptor", phrases)
+    };
+    refuse("good", 0, bytes_of_shape(&[1])?, "the same name again", &["\"good\"", "called so"])?;
+    refuse("", 0, bytes_of_shape(&[1])?, "no name", &["at least one byte"])?;
+    refuse(&"n".repeat(1025), 0, bytes_of_shape(&[1])?, "a long name", &["at most 1024 bytes"])?;
+    refuse("long", 1, bytes_of_shape(&[4096])?, "a tensor behind the end", &["\"long\"", "4097 bytes", "4096 bytes"])?;
+    refuse("far", u64::MAX, bytes_of_shape(&[1])?, "a place without an end", &["\"far\"", "64 bits"])?;
+    let stranger = memory.ipc.bundle().memory(Arc::clone(&memory.buffer));
+    let result = bundle.tensor("w", stranger, 0, bytes_of_shape(&[1])?);
+    refused(result, "memory of another bundle", "InvalidRegion", &["\"w\"", "another bundle"])?;
+    let untyped = bundle.owned("untyped", Arc::clone(&memory.buffer), None);
+    let Err(untyped) = untyped else { return fail("an owner without an element type needs a layout") };
+    refused(Err::<(), _>(untyped.error()), "no type", "Layout", &["element type"])?;
+    equal(untyped.into_owner().range(), memory.buffer.range(), "the owner that is given back")?;
+    let export = bundle.start()?;
+    equal(export.descriptor().tensors().map(|(name, _)| name).collect(), vec!["good"], "the tensors")
+}
+
+/// Where memory cannot be shared, the error names the first tensor in it, nothing is shared, and everything that was put in
+/// comes back.
+pub fn failed_start_gives_everything_back(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let (witness, dropped) = Witness::of(&memory);
+    let mut bundle = memory.ipc.bundle();
+    refused(memory.ipc.bundle().start(), "a bundle without tensors", "InvalidRegion", &["at least one tensor"])?;
+    let host = vec![0_u8; 4096];
+    let device = memory.buffer.range().device;
+    let address = device_ipc_core::DevicePtr::new(host.as_ptr() as u64);
+    let range = device_ipc_core::DeviceRange::new(device, address, 4096);
+    let region = device_ipc_core::Region::new(context.backend().info().name, range);
+    bundle.owned("good", Arc::clone(&memory.buffer), Some(bytes_of_shape(&[4096])?))?;
+    let owner = unchecked::owned(witness, memory.buffer_region(context));
+    bundle.owned("kept", owner, Some(bytes_of_shape(&[1])?))?;
+    bundle.owned("bad", unchecked::not_owned(region), Some(bytes_of_shape(&[16])?))?;
+    let Err(failed) = bundle.start() else { return fail("host memory should not be shared") };
+    refused(Err::<(), _>(failed.error()), "host memory in a bundle", "InBundle", &["\"bad\""])?;
+    that(matches!(failed.error().cause(), Error::NotDeviceMemory { .. }), "the cause is that of a plain share")?;
+    equal(counters().exports, 0, "exports after a bundle that failed")?;
+    that(dropped.recv_timeout(SHORT).is_err(), "the owners are kept by the error")?;
+    let again = failed.into_builder(&memory.ipc);
+    that(again.start().is_err(), "the builder that came back has the same memory in it")?;
+    that(dropped.recv_timeout(SOON).is_ok(), "the owners go with the error")
+}
+
+/// Where the exporter's allocation is another than the descriptor's, the error names the first tensor in it, and nothing is
+/// opened of the others.
+pub fn stale_tensor_is_named(context: &Context) -> Outcome {
+    let (_exporter, descriptor) = three_tensors(context)?;
+    let altered = altered(&descriptor, |bytes, parts| {
+        // Behind the head of the part: each region is its number of allocations, and size and number of each.
+        let generation = parts + 50 + 20 + 4 + 8;
+        bytes[generation] ^= 1;
+    })?;
+    let name = altered.tensors().nth(1).map(|(name, _)| name.to_owned()).unwrap_or_default();
+    let ipc = context.ipc();
+    let result = ipc.open_bundle(&altered).at_home();
+    let Err(error) = result else { return fail("an allocation of another number should be refused") };
+    that(matches!(error.cause(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
+    let second = first_in_the_second_region(&descriptor, &name)?;
+    refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
+    nothing_stays_open()?;
+    equal(counters().driver_opens_total, 0, "driver's opens: the handles were looked at first")
+}
+
+/// The name of the only tensor in the second region, by its address: regions are listed in the order of their addresses.
+fn first_in_the_second_region(descriptor: &BundleDescriptor, fallback: &str) -> Result<String, Stop> {
+    let view = serde_json::to_value(descriptor.view())?;
+    let tensors = view["tensors"].as_array().cloned().unwrap_or_default();
+    let found = tensors.iter().find(|tensor| tensor["region"] == 1).and_then(|tensor| tensor["name"].as_str());
+    Ok(found.unwrap_or(fallback).to_owned())
+}
+
+/// The same descriptor with other bytes and a checksum that fits; the second number is where the parts begin.
+fn altered(
+    descriptor: &BundleDescriptor,
+    alter: impl FnOnce(&mut Vec<u8>, usize),
+) -> Result<BundleDescriptor, Stop> {
+    let mut bytes = descriptor.to_bytes();
+    let parts = 81 + usize::from(bytes[74]) + usize::from(bytes[76]);
+    alter(&mut bytes, parts);
+    let covered = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..covered]);
+    bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
+    Ok(BundleDescriptor::from_bytes(&bytes)?)
+}
+
+/// Where the memory on one device is refused, what was opened on the other is closed again, and the error names the first
+/// tensor that cannot be had.
+pub fn refused_part_leaves_nothing_open(context: &Context) -> Outcome {
+    context.two_devices()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    // The second part stands behind the only region of the first; its token behind its home and its export.
+    let altered = altered(&descriptor, |bytes, parts| bytes[parts + 50 + 20 + 29] ^= 1)?;
+    let ipc = context.ipc();
+    let result = ipc.open_bundle(&altered).at_home();
+    refused(result, "a bundle with a wrong token", "InBundle", &["\"far\"", "token"])?;
+    nothing_stays_open()?;
+    equal(counters().driver_opens_total, 1, "driver's opens: the first part was opened before")?;
+    let good = ipc.open_bundle(&descriptor).at_home()?;
+    equal(good.len(), 2, "the tensors of the bundle as it was made")
+}
+
+/// A bundle that was dropped cannot be opened, by those who had it open neither; the error names a tensor.
+pub fn dropped_bundle(context: &Context) -> Outcome {
+    let (mut exporter, descriptor) = three_tensors(context)?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    let result = ipc.open_bundle(&descriptor).at_home();
+    refused(result, "opening a dropped bundle", "InBundle", &["\"t0\"", "dropped", "new descriptor"])?;
+    same(&tensor_bytes(&mapping.tensor("t1")?, &stream)?, &pattern(4097)[1..], "what is still open")?;
+    mapping.release(&stream)?;
+    nothing_stays_open()
+}
+
+/// A descriptor that names other pieces of memory than the export has is refused, also where the export is open already.
+pub fn altered_memory_is_refused(context: &Context) -> Outcome {
+    let (mut exporter, descriptor) = three_tensors(context)?;
+    let ipc = context.ipc();
+    let open = ipc.open_bundle(&descriptor).at_home()?;
+    // A region less, with the tensors moved to the first.
+    let less = |bytes: &mut Vec<u8>, parts: usize| {
+        bytes[parts + 46] = 2;
+        bytes.drain(parts + 50 + 40..parts + 50 + 60);
+        let mut at = parts + 50 + 40;
+        for _ in 0..3 {
+            bytes[at..at + 4].fill(0);
+            at += 4 + 20 + 2 + 16;
+        }
+        let total = bytes.len() as u32;
+        bytes[8..12].copy_from_slice(&total.to_le_bytes());
+    };
+    let altered = altered(&descriptor, less)?;
+    refused(ipc.open_bundle(&altered).at_home(), "other memory than is open", "InBundle", &["\"t0\"", "pieces"])?;
+    drop(open);
+    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    nothing_stays_open()
+}
+
+/// A bundle over two devices has a lease for each, and its tensors are where they live.
+pub fn two_devices_at_home(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let homes: Vec<_> = descriptor.homes().collect();
+    equal(homes, devices.iter().map(|device| device.identity).collect(), "the homes that the descriptor names")?;
+    equal(descriptor.home("far"), Some(devices[1].identity), "the home of a tensor")?;
+    let ipc = context.ipc();
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    that(mapping.is_at_home(), "it is opened at home")?;
+    let seen = counters();
+    equal((seen.requests_total, seen.driver_opens_total), (2, 2), "requests to the exporter, and driver's opens")?;
+    let on = mapping.devices();
+    equal(on, devices.iter().map(|device| device.ordinal).collect(), "the devices of the mapping")?;
+    for (index, (name, bytes)) in [("near", &pattern(4096)[..]), ("far", &pattern(4097)[1..])].into_iter().enumerate() {
+        let tensor = mapping.tensor(name)?;
+        equal(tensor.device(), devices[index].ordinal, "the device of a tensor")?;
+        let stream = ipc.create_stream(devices[index].ordinal)?;
+        same(&tensor_bytes(&tensor, &stream)?, bytes, "its bytes")?;
+        let other = ipc.create_stream(devices[1 - index].ordinal)?;
+        refused(tensor.view::<u8, _>(&other).map(drop), "a view on the other device", "WrongStream", &["device"])?;
+    }
+    drop(ipc.open_bundle(&descriptor).at_home()?);
+    equal(counters().requests_total, 2, "requests after it was opened again")
+}
+
+/// Everything on one stream's device, where that one reaches the other.
+pub fn two_devices_on_one(context: &Context) -> Outcome {
+    let devices = context.two_peers()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(devices[1].ordinal)?;
+    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    equal(mapping.devices(), vec![devices[1].ordinal], "the devices of the mapping")?;
+    that(!mapping.is_at_home(), "one of the tensors is not at home")?;
+    same(&tensor_bytes(&mapping.tensor("near")?, &stream)?, &pattern(4096), "the bytes of the other device")?;
+    same(&tensor_bytes(&mapping.tensor("far")?, &stream)?, &pattern(4097)[1..], "the bytes at home")?;
+    Ok(mapping.release(&stream)?)
+}
+
+/// By a device map each tensor is opened where the map says for its home; a home that is not in it is an error that names
+/// the tensor.
+pub fn two_devices_by_a_map(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let home = |map: DeviceMap, index: usize| map.insert(devices[index].identity, devices[index].ordinal);
+    let half = home(DeviceMap::new(), 0)?;
+    let result = ipc.open_bundle(&descriptor).mapped_by(&half);
+    let name = devices[1].identity.to_string();
+    refused(result, "a home that is not in the map", "InBundle", &["\"far\"", &name, "DeviceMap::insert"])?;
+    nothing_stays_open()?;
+    let mapping = ipc.open_bundle(&descriptor).mapped_by(&home(half, 1)?)?;
+    equal(mapping.tensor("far")?.device(), devices[1].ordinal, "the device that the map names")
+}
+
+/// Released on a stream of one device, what is mapped on the other ends too.
+pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (mut exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let streams = [ipc.create_stream(devices[0].ordinal)?, ipc.create_stream(devices[1].ordinal)?];
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    drop(mapping.tensor("near")?.view::<u8, _>(&streams[0])?);
+    drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
+    mapping.order_after_ready(&streams[1])?;
+    mapping.release(&streams[0])?;
+    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    nothing_stays_open()?;
+    // One that is mapped on the first device alone comes back from a stream of the second.
+    let (_exporter, descriptor) = three_tensors(context)?;
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let Err(failed) = mapping.release(&streams[1]) else { return fail("a stream of another device should be refused") };
+    refused(Err::<(), _>(failed.error()), "a stream of another device", "WrongStream", &["device 1", "device 0"])?;
+    same(&tensor_bytes(&failed.into_mapping().tensor("t0")?, &streams[0])?, &pattern(4096), "what came back")
+}
+
+/// In the exporting process itself nothing is opened: the tensors are where they were put in.
+pub fn own_process(context: &Context) -> Outcome {
+    let bytes = pattern(4096);
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let export = whole(&memory.ipc, &memory)?;
+    let mapping = memory.ipc.open_bundle(export.descriptor()).on(&memory.stream)?;
+    let expected = memory.buffer.range().slice(1024, 2048);
+    equal(Some(mapping.tensor("middle")?.range()), expected, "the tensor's address, which is the original's")?;
+    same(&tensor_bytes(&mapping.tensor("middle")?, &memory.stream)?, &bytes[1024..3072], "its bytes")?;
+    equal(export.holders().iter().len(), 1, "the number of holders, this process itself")?;
+    let seen = counters();
+    equal((seen.requests_total, seen.driver_opens_total), (0, 0), "requests to an exporter, and driver's opens")?;
+    mapping.release(&memory.stream)?;
+    export.wait_released(SOON)?;
+    Ok(export.close(SOON)?)
+}
+
+/// A bundle of the whole buffer and one tensor of bytes, `middle`.
+fn whole(ipc: &Ipc, memory: &Memory) -> Result<BundleExport, Stop> {
+    let mut bundle = ipc.bundle();
+    let all = bundle.memory(Arc::clone(&memory.buffer));
+    bundle.tensor("middle", all, 1024, bytes_of_shape(&[2048])?)?;
+    Ok(bundle.start()?)
+}
+
+/// The importer's stream waits on the device until the exporter's stream has written all of it.
+pub fn stream_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_events()?;
+    let memory = Memory::with_bytes(context, 0, &[1; 4096])?;
+    let mut importer = context.agent()?;
+    importer.must(&Command::Prepare { device: 0 })?;
+    memory.stream.delay(Duration::from_millis(300))?;
+    memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2)?;
+    let mut bundle = memory.ipc.bundle();
+    for (index, name) in ["a", "b"].into_iter().enumerate() {
+        let part = memory.buffer.slice(2048 * index as u64, 2048)?;
+        bundle.owned(name, part, Some(bytes_of_shape(&[2048])?))?;
+    }
+    let export = bundle.ready_on(&memory.stream).start()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    for name in ["a", "b"] {
+        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: name.into() })?;
+        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
+        same(&read, &[2; 2048], "the bytes, which the exporter's stream wrote late")?;
+    }
+    Ok(())
+}
+
+/// What lies on a device is ready when the stream of that device gets there: each part has its own event.
+pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
+    context.needs_events()?;
+    context.two_devices()?;
+    let memories = [Memory::with_bytes(context, 0, &[1; 64])?, Memory::with_bytes(context, 1, &[1; 64])?];
+    let mut importer = context.agent()?;
+    for (index, memory) in memories.iter().enumerate() {
+        importer.must(&Command::Prepare { device: index as u32 })?;
+        memory.stream.delay(Duration::from_millis(200))?;
+        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2 + index as u8)?;
+    }
+    let mut bundle = memories[0].ipc.bundle();
+    for (index, memory) in memories.iter().enumerate() {
+        bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
+    }
+    let export = bundle.ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    for index in 0..2 {
+        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
+        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
+        same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
+    }
+    let mut twice = memories[0].ipc.bundle();
+    twice.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
+    let result = twice.ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
+    refused(result, "two streams of one device", "Unsupported", &["two streams of device 0"])
+}
+
+/// Who holds a bundle is named, and the owners are kept until they let go.
+pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let (witness, dropped) = Witness::of(&memory);
+    let mut bundle = memory.ipc.bundle();
+    let owner = unchecked::owned(witness, memory.buffer_region(context));
+    bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
+    let export = bundle.start()?;
+    equal(export.holders().opened(), 0, "how often it has been opened")?;
+    refused(export.wait_released(SHORT), "nobody has opened it", "StillHeld", &["nobody has opened it yet"])?;
+    let mut importer = context.agent()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    let id = importer.peer().id().to_string();
+    refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
+    refused(export.close_with(SHORT, Hanging::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
+    that(dropped.recv_timeout(SHORT).is_err(), "the owner is kept for the importer")?;
+    importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+    that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
+}
+
+/// The leases of a killed importer end.
+pub fn importer_killed(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let export = whole(&memory.ipc, &memory)?;
+    let mut importer = context.agent()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    equal(export.holders().iter().len(), 1, "the number of holders")?;
+    importer.kill()?;
+    export.wait_released(SOON)?;
+    Ok(export.close(SOON)?)
+}
+
+/// An importer is told of the exporter's end, once, and opens nothing of it any more.
+pub fn exporter_killed(context: &Context) -> Outcome {
+    let (exporter, descriptor) = three_tensors(context)?;
+    let ipc = context.ipc();
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let (sender, gone) = channel();
+    mapping.on_gone(move |error| drop(sender.send(error.to_string())));
+    exporter.kill()?;
+    let told = gone.recv_timeout(SOON);
+    that(told.is_ok_and(|told| told.contains("has ended")), "on_gone should be told that the exporter has ended")?;
+    refused(ipc.open_bundle(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
+    drop(mapping);
+    happens_soon("the close of what was open", || Ok(counters().mapped_bytes == 0))
+}
+
+/// An allocation that is open by a plain export needs no driver call for a bundle, nor the other way round.
+pub fn shares_the_open_allocation_with_a_plain_export(context: &Context) -> Outcome {
+    let (mut exporter, descriptor) = three_tensors(context)?;
+    let plain = exporter.share("m1", Default::default())?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open(&plain).on(&stream)?;
+    let bundle = ipc.open_bundle(&descriptor).on(&stream)?;
+    let seen = counters();
+    equal((seen.requests_total, seen.driver_opens_total), (2, 3), "requests to the exporter, and driver's opens")?;
+    equal(bundle.tensor("t1")?.range().ptr, mapping.range().ptr, "the address of the same memory")?;
+    drop(mapping);
+    same(&tensor_bytes(&bundle.tensor("t1")?, &stream)?, &pattern(4097)[1..], "the bytes when the plain one has gone")
+}
+
+/// A table of tensors travels by any road, and finds them in a mapping of one plain export.
+pub fn tensors_of_a_table_in_a_mapping(context: &Context) -> Outcome {
+    let floats = [OLD; 4];
+    let layouts = [("a", bytes_of_shape(&[5])?), ("b", TensorLayout::contiguous(Dtype::F32, [2, 2])?)];
+    let table = TensorTable::packed(16, layouts)?;
+    let mut bytes = pattern(64);
+    bytes[16..32].copy_from_slice(&float_bytes(&floats));
+    let mut exporter = context.agent()?;
+    let descriptor = exporter.export("e", &bytes)?;
+    let table = TensorTable::from_bytes(&table.to_bytes())?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
+    same(&tensor_bytes(&mapping.tensor_in(&table, "a")?, &stream)?, &bytes[..5], "the first tensor")?;
+    let second = mapping.tensor_in(&table, "b")?;
+    same(&second.view::<f32, _>(&stream)?.to_vec()?, &floats, "the second, at a multiple of the alignment")?;
+    refused(mapping.tensor_in(&table, "c"), "a name that is not in the table", "NoSuchTensor", &["\"c\""])?;
+    let large = TensorTable::packed(16, [("large", bytes_of_shape(&[65])?)])?;
+    let result = mapping.tensor_in(&large, "large");
+    refused(result, "a tensor that leaves the region", "Descriptor", &["\"large\"", "65 bytes", "64 bytes"])?;
+    refused(mapping.tensor(), "a tensor where none was stated", "Layout", &["no element type"])
+}
