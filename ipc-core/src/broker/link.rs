@@ -15,7 +15,7 @@ use super::channel::{Channel, Deadline};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
 use super::protocol::{PageId, Reply, Request, RequestId};
-use super::{AllowList, BrokerAddress, ExportNotices, Grant, MAX_HANDLES, Refusal, Token};
+use super::{AllowList, BrokerAddress, ExportNotices, Grant, MAX_HANDLES, Refusal, Token, WireHandle};
 use crate::backend::{Access, DeviceIpc};
 use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
@@ -29,6 +29,9 @@ use crate::timeline::{End, Ends, SLOTS, Side, Timeline, WordPage};
 
 /// What is run when the exporter has gone.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
+
+/// How many bytes the handles of a lease have at most.
+const MAX_HANDLE_BYTES: usize = 16 * 1024 * 1024;
 
 /// How long a lease's release may wait for an exporter that does not read.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
@@ -204,24 +207,19 @@ impl Link {
         deadline: Deadline,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         // What came in packets of its own, before the last.
-        let (mut first_handles, mut first_fds) = (Vec::new(), Vec::new());
+        let mut arrived = Arrived::default();
         loop {
             let received = self.channel.receive(&mut calls.buffer, deadline);
             let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
                 Reply::Handles { request: answered, handles } if answered == request => {
-                    first_handles.extend(handles);
-                    first_fds.extend(fds);
-                    if first_handles.len() > MAX_HANDLES || first_fds.len() > MAX_HANDLES {
-                        let error = Error::Protocol(format!("it sends more than {MAX_HANDLES} handles"));
-                        return Err(self.ended_by(error));
-                    }
+                    arrived.add(handles, fds).map_err(|error| self.ended_by(error))?;
                 }
                 Reply::Grant(mut grant) if grant.request == request => {
-                    first_handles.append(&mut grant.handles);
-                    grant.handles = first_handles;
-                    first_fds.extend(fds);
-                    return Ok((Reply::Grant(grant), first_fds));
+                    let last = std::mem::take(&mut grant.handles);
+                    arrived.add(last, fds).map_err(|error| self.ended_by(error))?;
+                    grant.handles = arrived.handles;
+                    return Ok((Reply::Grant(grant), arrived.fds));
                 }
                 Reply::Confirmed { request: answered } | Reply::Timeline { request: answered, .. }
                     if answered == request =>
@@ -524,11 +522,70 @@ impl Drop for Pending {
     }
 }
 
+/// The handles of a lease that have come so far. How many there are is the exporter's word, so it is bounded.
+#[derive(Default)]
+struct Arrived {
+    handles: Vec<WireHandle>,
+    fds: Vec<OwnedFd>,
+    bytes: usize,
+}
+
+impl Arrived {
+    fn add(&mut self, handles: Vec<WireHandle>, fds: Vec<OwnedFd>) -> Result<()> {
+        self.bytes += handles.iter().map(|handle| handle.bytes.as_slice().len()).sum::<usize>();
+        let (count, descriptors) = (self.handles.len() + handles.len(), self.fds.len() + fds.len());
+        if count > MAX_HANDLES || descriptors > MAX_HANDLES || self.bytes > MAX_HANDLE_BYTES {
+            return Err(Error::Protocol(format!(
+                "it sends more than {MAX_HANDLES} handles, or {MAX_HANDLE_BYTES} bytes of them"
+            )));
+        }
+        if self.handles.is_empty() {
+            // All of them, but for regions of many allocations.
+            (self.handles, self.fds) = (handles, fds);
+        } else {
+            self.handles.extend(handles);
+            self.fds.extend(fds);
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
             .field("exporter", &self.exporter)
             .field("gone", &self.gone)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{HandleBytes, HandleKind};
+    use crate::broker::AllocationId;
+
+    fn handles(count: usize, bytes: usize) -> Vec<WireHandle> {
+        let handle = |index| WireHandle {
+            allocation: AllocationId(index as u64),
+            kind: HandleKind(1),
+            bytes: HandleBytes::new(vec![0; bytes]),
+            fds: 0,
+            size: 1,
+            generation: None,
+        };
+        (0..count).map(handle).collect()
+    }
+
+    #[test]
+    fn an_exporter_that_sends_handles_without_end_is_stopped() {
+        let mut arrived = Arrived::default();
+        arrived.add(handles(MAX_HANDLES - 1, 0), Vec::new()).unwrap();
+        arrived.add(handles(1, 0), Vec::new()).unwrap();
+        assert!(matches!(arrived.add(handles(1, 0), Vec::new()), Err(Error::Protocol(_))));
+        assert_eq!(arrived.handles.len(), MAX_HANDLES);
+        let mut large = Arrived::default();
+        large.add(handles(16, MAX_HANDLE_BYTES / 16), Vec::new()).unwrap();
+        assert!(matches!(large.add(handles(1, 1), Vec::new()), Err(Error::Protocol(_))));
     }
 }

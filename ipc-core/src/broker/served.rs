@@ -50,6 +50,9 @@ const MAX_PEER_BYTES: usize = 64;
 /// How many pages of words one importer gets.
 const MAX_PAGES: usize = 256;
 
+/// When descriptors are sent again that the kernel did not take, as too many are on their way already.
+const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
+
 /// How many handles travel in one packet, so that it stays far below the longest.
 const HANDLES_OF_A_PACKET: usize = 512;
 
@@ -58,7 +61,7 @@ const HANDLES_OF_A_PACKET: usize = 512;
 pub(super) enum Next {
     /// Go on.
     Keep,
-    /// Go on, but read nothing before that time.
+    /// Go on, but read and send nothing more before that time.
     Pause(Instant),
     /// The peer has ended, or broke the rules.
     Close,
@@ -161,7 +164,7 @@ impl Served {
     /// What the poller is to wait for from now on, if that has changed.
     pub(super) fn take_change_of_interest(&mut self, paused: bool) -> Option<EventFlags> {
         let reading = if paused { EventFlags::empty() } else { EventFlags::IN };
-        let writing = if self.unsent.is_empty() { EventFlags::empty() } else { EventFlags::OUT };
+        let writing = if paused || self.unsent.is_empty() { EventFlags::empty() } else { EventFlags::OUT };
         let before = std::mem::replace(&mut self.interest, reading | writing);
         (before != self.interest).then_some(self.interest)
     }
@@ -518,7 +521,7 @@ impl Served {
         if self.unsent.is_empty() {
             match socket::send(self.socket.as_fd(), &bytes, fds) {
                 Ok(()) => return Next::Keep,
-                Err(Errno::AGAIN) => {}
+                Err(Errno::AGAIN | Errno::TOOMANYREFS) => {}
                 Err(_) => return Next::Close,
             }
         }
@@ -542,6 +545,8 @@ impl Served {
             match socket::send(self.socket.as_fd(), bytes, &borrowed) {
                 Ok(()) => drop(self.unsent.pop_front()),
                 Err(Errno::AGAIN) => return Next::Keep,
+                // The user has as many descriptors on their way as the kernel allows; peers that read make room.
+                Err(Errno::TOOMANYREFS) => return Next::Pause(Instant::now() + DESCRIPTORS_RETRY),
                 Err(_) => return Next::Close,
             }
         }

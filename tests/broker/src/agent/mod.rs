@@ -2,6 +2,7 @@
 //!
 //! What it is not asked for comes as `event …`.
 
+mod bundles;
 mod channels;
 mod exports;
 mod forked;
@@ -19,8 +20,8 @@ use std::time::Duration;
 
 use device_ipc_ascend::AscendBackend;
 use device_ipc_core::{
-    AllowList, Buffer, Descriptor, DeviceIpc, DeviceOrdinal, Error, Export, Ipc, Mapping, Result, Stream,
-    Timeline, Unavailable,
+    AllowList, Buffer, BundleExport, BundleMapping, Descriptor, DeviceIpc, DeviceOrdinal, Error, Export, Ipc,
+    Mapping, Result, Stream, Timeline, Unavailable,
 };
 use device_ipc_cuda::CudaBackend;
 use device_ipc_mock::MockBackend;
@@ -47,6 +48,8 @@ struct Agent {
     swarm: Vec<rustix::process::Pid>,
     rings: rings::Rings,
     channels: channels::Channels,
+    bundles: HashMap<String, BundleExport>,
+    open_bundles: HashMap<String, BundleMapping>,
 }
 
 /// A command's words: the names first, then `key=value`.
@@ -179,6 +182,12 @@ impl Agent {
             "channel-on-gone" => self.channel_on_gone(&words),
             "squat" => self.squat(&words),
             "squatted" => self.squatted(),
+            "share-bundle" => self.share_bundle(&words),
+            "open-bundle" => self.open_bundle(&words),
+            "fill-tensor" => self.fill_tensor(&words),
+            "ends-of-tensor" => self.ends_of_tensor(&words),
+            "drop-bundle" => self.drop_bundle(&words),
+            "close-bundle" => self.close_bundle(&words),
             other => panic!("the agent knows no {other:?}"),
         }
     }

@@ -1,0 +1,93 @@
+//! Bundles of many allocations: what they cost, and what is left where one of them cannot be opened.
+
+use device_ipc_broker_tests::{Answer, DESCRIPTORS, PINNING, agent, eventually};
+use device_ipc_core::BundleDescriptor;
+
+/// Each allocation has a handle with a file descriptor, and a region may lie in many of them.
+const NEIGHBOURS: &str = "devices=2;handles=fds;neighbours=on";
+
+#[test]
+fn where_the_driver_refuses_one_allocation_its_tensor_is_named_and_nothing_stays_open() {
+    for machine in [PINNING, DESCRIPTORS] {
+        let mut exporter = agent!(machine);
+        let mut importer = agent!(&format!("{machine};fault=open:3"));
+        let before = importer.census();
+        let descriptor = exporter.ok("share-bundle x 5 4096");
+        let Answer::Failed(failure) = importer.ask(&format!("open-bundle x {descriptor}")) else {
+            panic!("{machine}: the third allocation was to be refused");
+        };
+        assert_eq!(failure.variant, "InBundle", "{}", failure.text);
+        assert!(failure.text.contains("\"t2\"") && failure.text.contains("open"), "{}", failure.text);
+        let counts = |importer: &mut device_ipc_broker_tests::Child| {
+            ["driver_opens_total", "driver_closes_total", "mapped_bytes"].map(|name| importer.counter(name))
+        };
+        assert_eq!(counts(&mut importer), [2, 2, 0], "{machine}: what was opened is closed");
+        assert_eq!(
+            importer.census().of_kind("memfd:device-ipc-mock"),
+            before.of_kind("memfd:device-ipc-mock")
+        );
+        eventually("leases of the exporter", 0, || exporter.counter("leases"));
+        assert_eq!(importer.ok(&format!("open-bundle x {descriptor}")), "5", "{machine}: it is refused once");
+        assert_eq!(counts(&mut importer)[..2], [7, 2]);
+        importer.ok("drop-bundle x");
+        exporter.ok("close-bundle x 10000");
+        assert_eq!(exporter.allocated(), 0);
+    }
+}
+
+#[test]
+fn hundreds_of_allocations_take_one_request_and_as_many_packets_as_descriptors_need() {
+    for machine in [PINNING, DESCRIPTORS] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        let descriptor = exporter.ok("share-bundle x 600 4096");
+        let before = importer.counter("requests_total");
+        assert_eq!(importer.ok(&format!("open-bundle x {descriptor}")), "600");
+        assert_eq!(importer.counter("requests_total") - before, 1, "{machine}");
+        assert_eq!(importer.counter("driver_opens_total"), 600, "{machine}");
+        importer.ok("fill-tensor x t599 7");
+        let mut another = agent!(machine);
+        another.ok(&format!("open-bundle x {descriptor}"));
+        assert_eq!(another.ok("ends-of-tensor x t599"), "7 7");
+        assert_eq!(another.ok("ends-of-tensor x t598"), "0 0");
+        drop(another);
+        importer.ok("drop-bundle x");
+        exporter.ok("close-bundle x 10000");
+        eventually("bytes mapped", 0, || importer.counter("mapped_bytes"));
+        assert_eq!(exporter.allocated(), 0);
+    }
+}
+
+#[test]
+fn memory_that_overlaps_over_many_allocations_is_one_range() {
+    let (mut exporter, mut importer) = (agent!(NEIGHBOURS), agent!(NEIGHBOURS));
+    let text = exporter.ok("share-bundle x 300 4096 neighbours=1");
+    let descriptor: BundleDescriptor = text.parse().expect("it is a bundle");
+    assert_eq!((descriptor.allocations(), descriptor.len()), (300, 2));
+    importer.ok(&format!("open-bundle x {text}"));
+    assert_eq!(importer.counter("driver_opens_total"), 1, "one call for all of them");
+    // What the tensors have in common is the last half of the first and the first half of the second.
+    importer.ok("fill-tensor x a 3");
+    assert_eq!(importer.ok("ends-of-tensor x b"), "3 0");
+    importer.ok("fill-tensor x b 4");
+    assert_eq!(importer.ok("ends-of-tensor x a"), "3 4");
+    importer.ok("drop-bundle x");
+    exporter.ok("close-bundle x 10000");
+    assert_eq!(exporter.allocated(), 0);
+}
+
+#[test]
+fn an_exporter_that_is_killed_while_a_bundle_is_open_leaves_nothing() {
+    let (mut exporter, mut importer) = (agent!(DESCRIPTORS), agent!(DESCRIPTORS));
+    let descriptor = exporter.ok("share-bundle x 20 4096");
+    importer.ok(&format!("open-bundle x {descriptor}"));
+    drop(exporter);
+    eventually("the end is noticed", "ExporterGone".to_owned(), || {
+        match importer.ask(&format!("open-bundle again {descriptor}")) {
+            Answer::Failed(failure) => failure.variant,
+            other => format!("{other:?}"),
+        }
+    });
+    importer.ok("drop-bundle x");
+    eventually("bytes mapped", 0, || importer.counter("mapped_bytes"));
+    assert_eq!(importer.census().of_kind("memfd:device-ipc-mock"), 0);
+}
