@@ -454,9 +454,9 @@ impl Error {
 
     /// What is the matter, whichever tensor of a bundle it concerns: the innermost error of
     /// [`InBundle`](Self::InBundle), else the error itself.
-    pub fn cause(&self) -> &Self {
+    pub fn innermost(&self) -> &Self {
         match self {
-            Self::InBundle { source, .. } => source.cause(),
+            Self::InBundle { source, .. } => source.innermost(),
             other => other,
         }
     }

@@ -68,7 +68,7 @@ fn show(read: &Descriptor) {
 pub fn descriptor_text(text: &str) {
     let Ok(read) = text.parse::<Descriptor>() else { return };
     let version =
-        BASE64URL_NOPAD.decode(text.trim()[TEXT_PREFIX.len()..].as_bytes()).expect("it was just read");
+        BASE64URL_NOPAD.decode(&text.trim().as_bytes()[TEXT_PREFIX.len()..]).expect("it was just read");
     if version[5] == FORMAT_VERSION.minor {
         assert_eq!(
             read.to_string(),

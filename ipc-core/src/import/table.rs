@@ -342,7 +342,7 @@ impl ImportTable {
         let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
         match self.begin_over(&link, wanted, key) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
-            Err(error) if matches!(error.cause(), Error::OverlapsInUse { .. }) => {
+            Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
                 Runtime::get()?.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.close_idle_of(&wanted.descriptor.exporter);
                 self.begin_over(&link, wanted, key)

@@ -307,7 +307,7 @@ pub fn failed_start_gives_everything_back(context: &Context) -> Outcome {
     bundle.owned("bad", unchecked::not_owned(region), Some(bytes_of_shape(&[16])?))?;
     let Err(failed) = bundle.start() else { return fail("host memory should not be shared") };
     refused(Err::<(), _>(failed.error()), "host memory in a bundle", "InBundle", &["\"bad\""])?;
-    that(matches!(failed.error().cause(), Error::NotDeviceMemory { .. }), "the cause is that of a plain share")?;
+    that(matches!(failed.error().innermost(), Error::NotDeviceMemory { .. }), "the cause is that of a plain share")?;
     equal(counters().exports, 0, "exports after a bundle that failed")?;
     that(dropped.recv_timeout(SHORT).is_err(), "the owners are kept by the error")?;
     let again = failed.into_builder(&memory.ipc);
@@ -328,7 +328,7 @@ pub fn stale_tensor_is_named(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let result = ipc.open_bundle(&altered).at_home();
     let Err(error) = result else { return fail("an allocation of another number should be refused") };
-    that(matches!(error.cause(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
+    that(matches!(error.innermost(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
     let second = first_in_the_second_region(&descriptor, &name)?;
     refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
     nothing_stays_open()?;

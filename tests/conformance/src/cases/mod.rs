@@ -24,7 +24,8 @@ themes! {
         two_receivers,
         forwarded_descriptor,
         own_process,
-        two_processes_export_to_each_other;
+        two_processes_export_to_each_other,
+        tensor_with_an_offset;
     opening:
         nested_in_one_process,
         again_after_release,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use device_ipc_core::Dtype;
 
 use crate::agent::{Command, Place};
-use crate::check::{equal, same, that};
-use crate::flows::{Memory, OLD, SOON, pattern};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, OLD, SOON, float_bytes, pattern};
 use crate::{Context, Outcome};
 
 /// The receiver reads what the sender wrote, all of it.
@@ -170,4 +170,26 @@ pub fn two_processes_export_to_each_other(context: &Context) -> Outcome {
     other.must(&Command::Shutdown { timeout: SOON })?;
     device_ipc_core::shutdown(SOON)?;
     other.exit()
+}
+
+/// A tensor that does not begin at the start of its region: the view is of its own elements, and the region stays whole.
+pub fn tensor_with_an_offset(context: &Context) -> Outcome {
+    let floats: Vec<f32> = (0..16_u8).map(f32::from).collect();
+    let memory = Memory::with_bytes(context, 0, &float_bytes(&floats))?;
+    let builder = || memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32);
+    let share = builder().shape([2, 3]).offset(5).start()?;
+    let mut receiver = context.agent()?;
+    let mapped = receiver.open("m", share.descriptor(), Place::Home)?;
+    equal(mapped.len, 64, "the bytes of the region")?;
+    equal(mapped.tensor, Some(("float32".into(), vec![2, 3])), "the tensor that the receiver is told of")?;
+    same(&receiver.floats("m")?, &floats[5..11], "the tensor's elements")?;
+    let rest = builder().offset(12).start()?;
+    receiver.open("rest", rest.descriptor(), Place::Home)?;
+    same(&receiver.floats("rest")?, &floats[12..], "without a shape, what is behind the offset")?;
+    let own = memory.ipc.open(share.descriptor()).at_home()?;
+    equal(Some(own.tensor()?.range()), memory.buffer.range().slice(20, 24), "the tensor's bytes in the own process")?;
+    let result = builder().shape([2, 3]).offset(11).start();
+    refused(result, "a tensor behind the end", "Layout", &["68 bytes", "64 bytes"])?;
+    let untyped = memory.ipc.share(Arc::clone(&memory.buffer)).offset(1).start();
+    refused(untyped, "an offset without an element type", "Layout", &["element type", "ShareBuilder::dtype"])
 }
