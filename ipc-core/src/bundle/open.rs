@@ -25,6 +25,9 @@ pub struct BundleOpenBuilder<'a> {
     timeout: Duration,
 }
 
+/// A part's home, where this process sees it, and the device to open it on.
+type Place = (Option<DeviceOrdinal>, DeviceOrdinal);
+
 impl<'a> BundleOpenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a BundleDescriptor, timeout: Duration) -> Self {
         Self { ipc, descriptor, access: None, timeout }
@@ -95,9 +98,11 @@ impl<'a> BundleOpenBuilder<'a> {
         let deadline = Deadline::after(self.timeout);
         let contents = self.descriptor.contents();
         check_backend("the bundle", &contents.backend, self.ipc.backend().info().name)?;
-        let mut opened = AllOrNothing { parts: Vec::with_capacity(contents.parts.len()) };
-        for part in 0..contents.parts.len() {
-            let held = self.open_part(contents, part, deadline, &place);
+        // Before anything is opened.
+        let places = self.places(contents, place)?;
+        let mut opened = AllOrNothing { parts: Vec::with_capacity(places.len()) };
+        for (part, place) in places.into_iter().enumerate() {
+            let held = self.open_part(contents, part, place, deadline);
             opened.parts.push(held.map_err(|error| blame(contents, part, None, error))?);
         }
         for (part, held) in opened.parts.iter().enumerate() {
@@ -110,17 +115,31 @@ impl<'a> BundleOpenBuilder<'a> {
         Ok(BundleMapping::new(self.descriptor.clone(), opened.into_parts()))
     }
 
+    /// Of each part its home, where this process sees it, and the device to open it on.
+    fn places(
+        &self,
+        contents: &Contents,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+    ) -> Result<Vec<Place>> {
+        let devices = self.ipc.devices()?;
+        let mut places = Vec::with_capacity(contents.parts.len());
+        for (index, part) in contents.parts.iter().enumerate() {
+            let home =
+                devices.iter().find(|device| device.identity == part.home).map(|device| device.ordinal);
+            let device = place(part.home, home).map_err(|error| blame(contents, index, None, error))?;
+            places.push((home, device));
+        }
+        Ok(places)
+    }
+
     fn open_part(
         &self,
         contents: &Contents,
         part: usize,
+        (home, device): Place,
         deadline: Deadline,
-        place: &impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Held> {
         let named = contents.named(part);
-        let devices = self.ipc.devices()?;
-        let home = devices.iter().find(|device| device.identity == named.home).map(|device| device.ordinal);
-        let device = place(named.home, home)?;
         let access = self.access.unwrap_or(contents.access);
         let opening = OpenExport {
             ipc: self.ipc,
