@@ -1,8 +1,9 @@
 //! Regions over many allocations: their handles and file descriptors do not fit one packet.
 
 use std::str::FromStr;
+use std::time::Duration;
 
-use device_ipc_broker_tests::{Answer, Census, Child, agent, eventually};
+use device_ipc_broker_tests::{Answer, Census, Child, Connection, Forged, agent, eventually, open_request};
 use device_ipc_core::Descriptor;
 
 /// Each allocation has a handle with a file descriptor, and a region may lie in many of them.
@@ -61,5 +62,31 @@ fn a_process_without_descriptors_for_all_the_handles_gets_an_error_and_goes_on()
     eventually("the lease is given back", 0, || exporter.holders("x"));
     importer.ok("touch small");
     importer.ok("drop small");
+    exporter.ok("close x 10000");
+}
+
+/// The kernel bounds how many descriptors of a user are on their way (`ETOOMANYREFS`, unix(7)): those who do not read take
+/// them all, and whoever asks then is served when there is room again.
+#[test]
+fn descriptors_that_the_kernel_does_not_take_now_are_sent_later() {
+    const COUNT: usize = 300;
+    let (mut exporter, mut importer) = (agent!(MANY), agent!(MANY));
+    exporter.ok("drop-capabilities");
+    let descriptor = share_many(&mut exporter, &format!("x {COUNT} 4096"));
+    let used = exporter.census().all_descriptors();
+    let limit = used + 3 * COUNT;
+    exporter.ok(&format!("limit-descriptors {limit}"));
+    let target = Forged::of(&descriptor);
+    // So many that more are on their way than the exporter may have.
+    let silent: Vec<_> = (0..=limit / COUNT).map(|_| Connection::greeted(&target)).collect();
+    for connection in &silent {
+        connection.send(&open_request(&target, 1)).expect("the exporter reads");
+    }
+    importer.tell(&format!("open x {descriptor}"));
+    importer.says_nothing_for(Duration::from_millis(200));
+    drop(silent);
+    assert!(matches!(importer.hear(), Answer::Done(_)));
+    importer.ok("touch x");
+    importer.ok("drop x");
     exporter.ok("close x 10000");
 }

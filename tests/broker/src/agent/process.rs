@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use device_ipc_core::{AllowList, Result, list_exports};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::{Agent, Words};
 use crate::raw::Connection;
@@ -54,6 +55,14 @@ pub(super) fn leave_network() -> String {
 pub(super) fn limit_descriptors(words: &Words<'_>) -> String {
     let count = Some(words.number(0) as u64);
     setrlimit(Resource::Nofile, Rlimit { current: count, maximum: count }).expect("a lower limit");
+    String::new()
+}
+
+/// What an ordinary user may do from now on; before there are other threads, which would keep what they have.
+pub(super) fn drop_capabilities() -> String {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    set_capabilities(None, sets).expect("fewer capabilities");
     String::new()
 }
 
