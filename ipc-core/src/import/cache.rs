@@ -150,6 +150,23 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         Ok((value, false))
     }
 
+    /// A hold on the thing where it is open and `usable`; opens, closes and waits for nothing.
+    pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<V>> {
+        let mut state = self.lock();
+        match state.entries.get_mut(key)? {
+            Entry::Live { value, holds } if usable(value) => {
+                *holds += 1;
+                Some(Arc::clone(value))
+            }
+            Entry::Idle { value, .. } if value.may_be_kept() && usable(value) => {
+                let value = state.take_idle(key)?;
+                state.entries.insert(key.clone(), Entry::Live { value: Arc::clone(&value), holds: 1 });
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
     /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
     /// been idle for longest is closed where the limits are passed.
     pub(super) fn release(&self, key: &K, held: Arc<V>, mut close: impl FnMut(&V)) {
@@ -348,6 +365,28 @@ mod tests {
         cache.close_idle(&1, |_| closed += 1);
         cache.close_idle(&1, |_| closed += 1);
         assert_eq!((closed, counts(&cache)), (1, (0, 0)));
+    }
+
+    #[test]
+    fn what_is_open_and_usable_is_held_and_nothing_else_happens() {
+        let cache = Cache::default();
+        assert!(cache.acquire_open(&1, |_: &Thing| true).is_none(), "it is not open");
+        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
+        assert!(cache.acquire_open(&1, |_| false).is_none(), "it is not usable");
+        let second = cache.acquire_open(&1, |_| true).unwrap();
+        cache.release(&1, held, never);
+        assert_eq!(counts(&cache), (1, 0), "the second hold counts");
+        cache.release(&1, second, never);
+        let again = cache.acquire_open(&1, |_| true).unwrap();
+        assert_eq!(counts(&cache), (1, 0), "an idle one is used again");
+        cache.release(&1, Arc::clone(&again), never);
+        again.kept.store(false, Ordering::SeqCst);
+        assert!(cache.acquire_open(&1, |_| true).is_none(), "it was revoked while it was idle");
+        let closed = AtomicUsize::new(0);
+        cache.close_idle(&1, |_| {
+            closed.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!(closed.into_inner(), 1, "it was left to be closed");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::table::{Lease, LeaseKey};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
-use crate::descriptor::ExportId;
+use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::{Shared, check_backend};
@@ -126,6 +126,14 @@ impl Held {
     /// Are the regions whole allocations, as the driver mapped them?
     pub(crate) fn has_allocations(&self) -> bool {
         matches!(self.parts().hold, Hold::Remote(..))
+    }
+
+    /// The descriptor that it was opened by, shared with others of its lease.
+    pub(super) fn share_descriptor(&self, descriptor: &Descriptor) -> Arc<Descriptor> {
+        match &self.parts().hold {
+            Hold::Remote(_, lease) => lease.share_descriptor(descriptor),
+            Hold::Local(..) | Hold::Copy(_) => Arc::new(descriptor.clone()),
+        }
     }
 
     pub(crate) fn is_copy(&self) -> bool {

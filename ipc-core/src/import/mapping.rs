@@ -1,6 +1,7 @@
 //! The receiver's guard.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::held::Held;
 use super::tensor::{Tensor, elements_of};
@@ -21,14 +22,15 @@ use crate::timeline::Timeline;
 #[derive(Debug)]
 pub struct Mapping {
     held: Held,
-    descriptor: Descriptor,
+    descriptor: Arc<Descriptor>,
     range: DeviceRange,
 }
 
 impl Mapping {
     pub(super) fn new(held: Held, descriptor: &Descriptor) -> Result<Self> {
         let range = region_of(&held, descriptor)?;
-        Ok(Self { held, descriptor: descriptor.clone(), range })
+        let descriptor = held.share_descriptor(descriptor);
+        Ok(Self { held, descriptor, range })
     }
 
     pub(crate) const fn held(&self) -> &Held {

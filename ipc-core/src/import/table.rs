@@ -5,9 +5,10 @@
 //! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::cache::{Cache, CacheLimits, Cached};
@@ -17,7 +18,7 @@ use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, Opened, Receiv
 use crate::broker::{
     AllocationId, AllowList, BrokerAddress, Deadline, ExportNotices, Gate, Grant, Link, Token, WireHandle,
 };
-use crate::descriptor::{DescribedExtent, ExportId, NamedExport};
+use crate::descriptor::{DescribedExtent, Descriptor, ExportId, NamedExport};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
@@ -41,7 +42,7 @@ pub(crate) struct ImportTable {
 type LinkSlot = Gate<Option<Arc<Link>>>;
 
 /// What a lease is found by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseKey {
     exporter: ProcessIdentity,
     export: ExportId,
@@ -50,7 +51,21 @@ pub(crate) struct LeaseKey {
     alone: u64,
 }
 
+/// By what differs between the keys of one process: every open hashes one.
+impl Hash for LeaseKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.export.0);
+        state.write_u64(u64::from(self.exporter.pid) << 32 | u64::from(self.on.device.get()));
+        state.write_u64(self.alone);
+    }
+}
+
 impl LeaseKey {
+    /// Of the lease that mappings share.
+    fn shared(named: &NamedExport<'_>, on: OnDevice) -> Self {
+        Self { exporter: named.exporter, export: named.export, on, alone: 0 }
+    }
+
     pub(crate) fn export(&self) -> ExportId {
         self.export
     }
@@ -71,12 +86,20 @@ struct OnDevice {
     access: Access,
 }
 
+impl OnDevice {
+    fn new(backend: &Arc<dyn DeviceIpc>, device: DeviceOrdinal, access: Access) -> Self {
+        Self { backend: Arc::as_ptr(backend).cast::<()>() as usize, device, access }
+    }
+}
+
 /// A lease and what it opened.
 #[derive(Debug)]
 pub(super) struct Lease {
     id: LeaseId,
     key: LeaseKey,
     token: Token,
+    /// What the first mapping was opened by; others share it.
+    descriptor: OnceLock<Arc<Descriptor>>,
     pub(super) link: Arc<Link>,
     notices: Arc<ExportNotices>,
     /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
@@ -172,6 +195,27 @@ impl Lease {
         Ok(timeline.insert(begun).clone())
     }
 
+    /// The descriptor, the first mapping's own where they are the same.
+    pub(super) fn share_descriptor(&self, descriptor: &Descriptor) -> Arc<Descriptor> {
+        let first = self.descriptor.get_or_init(|| Arc::new(descriptor.clone()));
+        if **first == *descriptor { Arc::clone(first) } else { Arc::new(descriptor.clone()) }
+    }
+
+    /// May it be used by newcomers with this token, or by who has a grant, as far as can be told without a message and without
+    /// asking the kernel?
+    fn is_usable_at_once(&self, token: Token, by_grant: bool) -> bool {
+        let may_be_opened = || {
+            by_grant
+                || !self.notices.is_dropped()
+                    && self.link.epoch().is_some_and(|epoch| epoch == self.epoch.load(Ordering::Acquire))
+        };
+        !self.borrowed
+            && self.token == token
+            && may_be_opened()
+            // Behind the others: what the exporter said before it died is not taken for what it says now.
+            && self.link.is_known_to_live()
+    }
+
     /// May it be used by who has a grant? The lease keeps the memory, and the grant says that the export may be opened.
     fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
         if self.link.is_gone() {
@@ -248,14 +292,12 @@ impl ImportTable {
     pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<(LeaseKey, Arc<Lease>)> {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
-        let on = OnDevice {
-            backend: Arc::as_ptr(wanted.backend).cast::<()>() as usize,
-            device: wanted.device,
-            access: wanted.access,
-        };
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
-        let alone = if wanted.alone { LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
-        let key = LeaseKey { exporter: descriptor.exporter, export: descriptor.export, on, alone };
+        let mut key =
+            LeaseKey::shared(&descriptor, OnDevice::new(wanted.backend, wanted.device, wanted.access));
+        if wanted.alone {
+            key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
+        }
         let open = || self.begin(wanted, &key);
         let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);
@@ -270,15 +312,40 @@ impl ImportTable {
                 runtime.worker.submit(move || self.release(&key, lease));
                 return Err(error);
             }
-            // Looked at behind the grant, so that no notice falls in between.
-            if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep()
-            {
-                self.give_back_soon(&descriptor.exporter);
-            }
+            self.settle(grant, &lease);
         }
         let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
         tracing::debug!(pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
         Ok((key, lease))
+    }
+
+    /// A hold on the lease that mappings of an export share, where there is one that can be used at once: without a message, a
+    /// call of the driver or of the kernel. Anything else, errors included, is left to [`acquire`](Self::acquire).
+    pub(super) fn acquire_open(
+        &'static self,
+        runtime: &Runtime,
+        named: &NamedExport<'_>,
+        backend: &Arc<dyn DeviceIpc>,
+        (device, access): (DeviceOrdinal, Access),
+        grant: Option<&HeldGrant>,
+    ) -> Option<(LeaseKey, Arc<Lease>)> {
+        let grant = grant.filter(|grant| grant.token().is_some());
+        let key = LeaseKey::shared(named, OnDevice::new(backend, device, access));
+        let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
+        let lease = self.leases.acquire_open(&key, usable)?;
+        runtime.metrics.opens_total.add(1);
+        runtime.metrics.cache_hits_total.add(1);
+        self.settle(grant, &lease);
+        tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
+        Some((key, lease))
+    }
+
+    /// A lease that there was already has taken the place of a grant.
+    fn settle(&'static self, grant: Option<&HeldGrant>, lease: &Lease) {
+        // Looked at behind the grant, so that no notice falls in between.
+        if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
+            self.give_back_soon(&lease.key.exporter);
+        }
     }
 
     /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
@@ -420,6 +487,7 @@ impl ImportTable {
             id,
             key: lease_key.clone(),
             token: wanted.descriptor.token,
+            descriptor: OnceLock::new(),
             link: Arc::clone(link),
             notices,
             epoch: AtomicU64::new(epoch),
