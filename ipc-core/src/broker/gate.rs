@@ -1,9 +1,10 @@
 //! A thing that one thread has at a time, and that others wait for no longer than they said.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Deadline;
+use crate::runtime::Condvar;
 
 /// As a mutex, whose lock can be waited for until a deadline.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 mod grants;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::BorrowedMemory;
@@ -18,7 +18,7 @@ use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::lease::{Holder, Holders, LeaseId};
-use crate::runtime::{Metrics, Runtime};
+use crate::runtime::{Condvar, Metrics, Runtime};
 use crate::timeline::{End, Side, Timeline, WordPage};
 
 pub(crate) use grants::{Bearer, ChannelId};

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, PoisonError};
 #[cfg(not(all(loom, test)))]
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 // The model checker decides who runs, and its waits have no timeout.
 #[cfg(all(loom, test))]
@@ -22,6 +22,8 @@ use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::broker::Deadline;
 use crate::error::Result;
+#[cfg(not(all(loom, test)))]
+use crate::runtime::Condvar;
 
 /// What can be kept.
 pub(super) trait Cached {

@@ -4,6 +4,7 @@
 //! when they are first needed. At most two: the *poller* ([`crate::broker`]), which never calls a driver, runs user
 //! code or blocks on a send, and the *worker*, which does what may block.
 
+mod condvar;
 mod fork;
 mod metrics;
 mod thread;
@@ -13,6 +14,7 @@ use std::sync::OnceLock;
 
 pub use metrics::Counters;
 
+pub(crate) use condvar::Condvar;
 pub(crate) use fork::{ClosedByFork, generation};
 pub(crate) use metrics::Metrics;
 pub(crate) use thread::spawn_without_signals;
