@@ -1,6 +1,7 @@
 //! Who a process is: exactly enough that no other process, later, elsewhere or in another container, is taken for it.
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
@@ -66,7 +67,7 @@ impl ProcessIdentity {
         if self.boot != local.boot || self.pid_namespace != local.pid_namespace {
             return false;
         }
-        match fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
+        match read_short(&format!("/proc/{}/stat", self.pid)) {
             Ok(stat) => start_time(&stat).is_ok_and(|started| started != self.start_time),
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         }
@@ -75,6 +76,13 @@ impl ProcessIdentity {
 
 fn read_text(path: &str) -> Result<String> {
     fs::read_to_string(path).map_err(|error| Error::io(format!("reading {path}"), error))
+}
+
+/// A file of a few hundred bytes, by three system calls.
+fn read_short(path: &str) -> std::io::Result<String> {
+    let mut bytes = [0; 4096];
+    let read = fs::File::open(path)?.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
 }
 
 fn inode(path: &str) -> Result<u64> {

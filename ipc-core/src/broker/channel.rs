@@ -92,13 +92,13 @@ impl Channel {
         }
     }
 
-    /// Receives a message, waiting for one.
+    /// Receives a message, waiting for one: mostly an answer, which is not there yet.
     pub(super) fn receive(&self, buffer: &mut Vec<u8>, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
         loop {
+            self.wait(PollFlags::IN, deadline)?;
             if let Some(received) = self.try_receive(buffer)? {
                 return Ok(received);
             }
-            self.wait(PollFlags::IN, deadline)?;
         }
     }
 

@@ -15,7 +15,6 @@ use crate::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::placement::DeviceMap;
-use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::staging::{Incoming, copy_in, copy_within};
 use crate::stream::{AsStream, BorrowedStream};
@@ -284,7 +283,7 @@ impl OpenExport<'_> {
         if self.device.index() >= count {
             return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
         }
-        check_reachable(&self.named, &runtime.identity)
+        check_reachable(&self.named, runtime)
     }
 
     /// In the exporting process itself there is nothing to open.
@@ -333,8 +332,8 @@ const fn is_out_of_reach(error: &Error) -> bool {
 }
 
 /// What can be told of the exporter without asking it.
-fn check_reachable(descriptor: &NamedExport<'_>, local: &ProcessIdentity) -> Result<()> {
-    let exporter = &descriptor.exporter;
+fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
+    let (exporter, local) = (&descriptor.exporter, &runtime.identity);
     if exporter.boot != local.boot {
         return Err(if exporter.host == local.host {
             Error::Rebooted
@@ -342,7 +341,7 @@ fn check_reachable(descriptor: &NamedExport<'_>, local: &ProcessIdentity) -> Res
             Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
         });
     }
-    if exporter.has_ended(local) {
+    if !runtime.imports.knows_to_live(exporter) && exporter.has_ended(local) {
         return Err(Error::ExporterGone { pid: exporter.pid });
     }
     let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));

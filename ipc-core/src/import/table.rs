@@ -582,6 +582,11 @@ impl ImportTable {
         slot.try_enter()?.as_ref().filter(|link| !link.is_gone()).cloned()
     }
 
+    /// Is there a link that tells, without asking the kernel, that the exporter has not ended?
+    pub(super) fn knows_to_live(&self, exporter: &ProcessIdentity) -> bool {
+        self.known_link(exporter).is_some_and(|link| link.is_known_to_live())
+    }
+
     /// The exporter has gone, and its socket with it.
     pub(crate) fn forget_link(&self, exporter: &ProcessIdentity) {
         self.lock_links().remove(exporter);
