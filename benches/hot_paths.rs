@@ -1,0 +1,124 @@
+//! The hot paths one by one, on the mock, for whoever changes them: `cargo bench --bench hot_paths`.
+//!
+//! What these cost beside a vendor's own calls is measured by `device-ipc bench`.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+
+use device_ipc::mock::MockBackend;
+use device_ipc::{Buffer, Descriptor, Ipc, Mapping};
+use divan::Bencher;
+
+/// Has this program be the exporter of its own measurements.
+const EXPORTER: &str = "DEVICE_IPC_BENCH_EXPORTER";
+
+const BYTES: u64 = 1 << 20;
+
+fn main() {
+    if std::env::var_os(EXPORTER).is_some() {
+        return export();
+    }
+    let (mut exporter, descriptor) = start_exporter();
+    DESCRIPTOR.set(descriptor).expect("set once");
+    divan::main();
+    // Its input is closed first, which ends it.
+    drop(exporter.stdin.take());
+    exporter.wait().expect("it can be waited for");
+}
+
+static DESCRIPTOR: OnceLock<Descriptor> = OnceLock::new();
+
+fn descriptor() -> &'static Descriptor {
+    DESCRIPTOR.get().expect("set by main")
+}
+
+/// This process's machine.
+fn ipc() -> &'static Ipc {
+    static IPC: OnceLock<Ipc> = OnceLock::new();
+    IPC.get_or_init(|| Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine")))
+}
+
+/// What keeps the export open between two measurements.
+fn open() -> &'static Mapping {
+    static OPEN: OnceLock<Mapping> = OnceLock::new();
+    OPEN.get_or_init(|| ipc().open(descriptor()).at_home().expect("opened"))
+}
+
+fn block() -> &'static Arc<Buffer> {
+    static BLOCK: OnceLock<Arc<Buffer>> = OnceLock::new();
+    BLOCK.get_or_init(|| Arc::new(ipc().allocate(0, BYTES).expect("memory")))
+}
+
+#[divan::bench]
+fn share(bencher: Bencher<'_, '_>) {
+    // The allocation has its handle, as when further parts of it are shared.
+    let first = ipc().share(Arc::clone(block())).start().expect("shared");
+    bencher.bench(|| ipc().share(Arc::clone(block())).start().expect("shared"));
+    drop(first);
+}
+
+#[divan::bench(threads = [1, 8])]
+fn open_again(bencher: Bencher<'_, '_>) {
+    open();
+    bencher.bench(|| ipc().open(descriptor()).at_home().expect("opened"));
+}
+
+#[divan::bench(threads = [1, 8])]
+fn open_again_and_drop(bencher: Bencher<'_, '_>) {
+    open();
+    bencher.bench(|| drop(ipc().open(descriptor()).at_home().expect("opened")));
+}
+
+#[divan::bench]
+fn release(bencher: Bencher<'_, '_>) {
+    let stream = ipc().create_stream(0).expect("a stream");
+    open();
+    bencher
+        .with_inputs(|| ipc().open(descriptor()).at_home().expect("opened"))
+        .bench_values(|mapping| mapping.release(&stream).expect("released"));
+}
+
+#[divan::bench]
+fn descriptor_to_bytes(bencher: Bencher<'_, '_>) {
+    bencher.bench(|| descriptor().to_bytes());
+}
+
+#[divan::bench]
+fn descriptor_from_bytes(bencher: Bencher<'_, '_>) {
+    let bytes = descriptor().to_bytes();
+    bencher.bench(|| Descriptor::from_bytes(&bytes).expect("it is read back"));
+}
+
+#[divan::bench]
+fn descriptor_to_text(bencher: Bencher<'_, '_>) {
+    bencher.bench(|| descriptor().to_string());
+}
+
+#[divan::bench]
+fn descriptor_from_text(bencher: Bencher<'_, '_>) {
+    let text = descriptor().to_string();
+    bencher.bench(|| text.parse::<Descriptor>().expect("it is read back"));
+}
+
+/// The exporter: prints a descriptor, and serves until its input ends.
+fn export() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let block = ipc.allocate(0, BYTES).expect("memory");
+    let export = ipc.share(block).start().expect("shared");
+    println!("{}", export.descriptor());
+    let _ = std::io::stdin().lock().lines().next();
+}
+
+fn start_exporter() -> (Child, Descriptor) {
+    let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+        .env(EXPORTER, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the exporter starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("piped");
+    BufReader::new(output).read_line(&mut line).expect("the exporter prints its descriptor");
+    (child, line.trim().parse().expect("a descriptor"))
+}

@@ -1,0 +1,283 @@
+//! What each operation costs, in things that can be counted: calls of the driver, requests to the exporter, system calls
+//! and heap allocations of the caller's thread. A change that makes one of them dearer has to say so here.
+
+mod allocations;
+#[path = "../support/mod.rs"]
+mod support;
+mod system_calls;
+
+use std::io::{BufRead as _, Write as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use device_ipc::mock::MockBackend;
+use device_ipc::mock::engine::Operation;
+use device_ipc::{Descriptor, Ipc, counters};
+
+use support::{Process, argument, role as role_name};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Exports of the second process.
+const EXPORTS: usize = 8;
+
+/// What an operation has cost.
+#[derive(Debug, PartialEq, Eq)]
+struct Cost {
+    /// Calls of the driver, by name.
+    driver: Vec<(&'static str, u64)>,
+    requests: u64,
+    /// Of the calling thread.
+    allocations: u64,
+}
+
+/// A process that has one machine, and counts.
+struct Counted {
+    ipc: Ipc,
+    mock: Arc<MockBackend>,
+    /// Counters are the whole process's.
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Counted {
+    fn new() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mock = MockBackend::from_spec("devices=1").expect("a machine");
+        Self { ipc: Ipc::with_backend(mock.clone()), mock, _alone: alone }
+    }
+
+    /// What it costs, with what its end leaves behind for the worker.
+    fn cost<T>(&self, operation: impl FnOnce() -> T) -> (Cost, T) {
+        settle();
+        let (driver, requests) = (self.mock.machine().counters(), counters().requests_total);
+        let allocations = allocations::of_this_thread();
+        let result = operation();
+        let allocations = allocations::of_this_thread() - allocations;
+        let requests = counters().requests_total - requests;
+        // What runs on a stream's own thread is not a call.
+        let driver = self.mock.machine().counters().since(&driver);
+        let called = driver.iter().filter(|(operation, count)| *operation != Operation::Run && *count > 0);
+        let driver = called.map(|(operation, count)| (operation.name(), count)).collect();
+        (Cost { driver, requests, allocations }, result)
+    }
+}
+
+/// The worker has nothing left to do.
+fn settle() {
+    device_ipc::close_unused(PATIENCE).expect("nothing hangs");
+}
+
+fn cost(driver: &[(&'static str, u64)], requests: u64, allocations: u64) -> Cost {
+    Cost { driver: driver.to_vec(), requests, allocations }
+}
+
+/// Allocations of a call that hands the worker so many jobs: its queue grows by a block now and then.
+#[track_caller]
+fn with_jobs(jobs: u64, allocations: u64, expected: u64) {
+    assert!((expected..=expected + jobs).contains(&allocations), "{allocations} allocations, not {expected}");
+}
+
+/// A second process with its exports: two of each of its allocations.
+fn exporter() -> (Process, Vec<Descriptor>) {
+    let process = Process::role("exporter", &[]);
+    let descriptors = (0..EXPORTS).map(|_| process.line(|line| line.parse().ok())).collect();
+    (process, descriptors)
+}
+
+#[test]
+fn what_an_export_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    // The poller, the socket and the tables.
+    drop(ipc.share(Arc::new(ipc.allocate(0, 4096).expect("memory"))).start().expect("shared"));
+    let (first, share) = counted.cost(|| ipc.share(block.clone()).start().expect("shared"));
+    assert_eq!(first, cost(&[("range_of", 1), ("export", 1)], 0, 13), "the first of an allocation");
+    let (second, another) = counted.cost(|| ipc.share(block.clone()).start().expect("shared"));
+    assert_eq!(second, cost(&[("range_of", 1)], 0, 8), "another of the same allocation");
+    let (ended, ()) = counted.cost(|| drop((share, another)));
+    assert_eq!(ended.requests, 0);
+    // The end of both is a job each.
+    with_jobs(2, ended.allocations, 2);
+}
+
+#[test]
+fn what_opening_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (process, exports) = exporter();
+    // The link.
+    let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
+    let (first, mapping) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
+    assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 35), "the first open of an allocation");
+    let (second, other) = counted.cost(|| ipc.open(&exports[1]).at_home().expect("opened"));
+    assert_eq!(second, cost(&[], 1, 16), "another export of an allocation that is open");
+    let (again, third) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
+    assert_eq!(again, cost(&[], 0, 0), "an export that is open");
+    let (released, ()) = counted.cost(|| drop(third));
+    assert_eq!(released.requests, 0);
+    with_jobs(1, released.allocations, 1);
+    drop((mapping, other, link));
+    settle();
+    process.finish();
+}
+
+#[test]
+fn what_a_release_on_a_stream_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (process, exports) = exporter();
+    let stream = ipc.create_stream(0).expect("a stream");
+    let mapping = ipc.open(&exports[0]).on(&stream).expect("opened");
+    let (again, second) = counted.cost(|| ipc.open(&exports[0]).on(&stream).expect("opened"));
+    assert_eq!(again, cost(&[], 0, 0), "an export that is open, on a stream");
+    let (released, ()) = counted.cost(|| second.release(&stream).expect("released"));
+    // The worker asks whether the event has been reached as often as it likes.
+    let submitted: Vec<_> =
+        released.driver.into_iter().filter(|(name, _)| ["create_event", "record"].contains(name)).collect();
+    assert_eq!(submitted, [("create_event", 1), ("record", 1)], "no wait, no synchronisation");
+    assert_eq!(released.requests, 0);
+    // Eleven of them are the mock's, for the event.
+    with_jobs(1, released.allocations, 13);
+    drop(mapping);
+    settle();
+    process.finish();
+}
+
+#[test]
+fn what_a_timeline_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (process, exports) = exporter();
+    let stream = ipc.create_stream(0).expect("a stream");
+    let mapping = ipc.open(&exports[0]).on(&stream).expect("opened");
+    let (begun, timeline) = counted.cost(|| mapping.timeline().expect("a timeline"));
+    assert_eq!((begun.requests, begun.driver), (1, vec![]), "the words are asked for once");
+    timeline.signal(1, &stream).expect("signalled");
+    let (signalled, ()) = counted.cost(|| timeline.signal(2, &stream).expect("signalled"));
+    // Both allocations are the mock's, for the stream's queue.
+    assert_eq!(signalled, cost(&[("write_value", 1)], 0, 2), "a signal");
+    let (waited, ()) = counted.cost(|| timeline.wait(0, &stream).expect("submitted"));
+    assert_eq!(waited, cost(&[("wait_value", 1)], 0, 2), "a wait");
+    let (asked, _) = counted.cost(|| mapping.timeline().expect("a timeline"));
+    assert_eq!(asked, cost(&[], 0, 0), "the timeline once more");
+    stream.synchronize().expect("done");
+    drop((timeline, mapping));
+    settle();
+    process.finish();
+}
+
+#[test]
+fn what_a_descriptor_costs() {
+    let _counted = Counted::new();
+    let (process, exports) = exporter();
+    let count = |operation: &dyn Fn()| {
+        let before = allocations::of_this_thread();
+        operation();
+        allocations::of_this_thread() - before
+    };
+    let (bytes, text) = (exports[0].to_bytes(), exports[0].to_string());
+    assert_eq!(count(&|| drop(exports[0].to_bytes())), 1, "one buffer");
+    assert_eq!(count(&|| drop(Descriptor::from_bytes(&bytes))), 3, "the name, the address, the allocations");
+    assert_eq!(count(&|| drop(text.parse::<Descriptor>())), 4, "and the bytes");
+    process.finish();
+}
+
+#[test]
+fn what_opening_costs_in_system_calls() {
+    let _counted = Counted::new();
+    let (process, exports) = exporter();
+    let text: Vec<String> = exports.iter().map(Descriptor::to_string).collect();
+    let mut traced = Process::role("traced", &[("DESCRIPTORS", &text.join(","))]);
+    let pid: i32 = traced.line(|line| line.strip_prefix("pid ")?.parse().ok());
+    if traced.line(|line| line.strip_prefix("traced ").map(|yes| yes == "false")) {
+        println!("skipped: this system does not permit ptrace");
+        return;
+    }
+    traced.enter();
+    let found = system_calls::trace(pid);
+    drop(traced);
+    let [share, first, second, again] = found.as_slice() else { panic!("{found:?}") };
+    let nothing: [u64; 0] = [];
+    assert_eq!(of_ours(again), nothing, "opening what is open asks the kernel nothing");
+    assert_eq!(of_ours(share), [libc::SYS_getrandom].map(number), "the token");
+    let round_trip =
+        [libc::SYS_epoll_ctl, libc::SYS_sendmsg, libc::SYS_ppoll, libc::SYS_recvmsg, libc::SYS_epoll_ctl];
+    assert_eq!(
+        of_ours(second),
+        round_trip.map(number),
+        "one round trip, with the poller kept away meanwhile"
+    );
+    let first = of_ours(first);
+    assert_eq!(first[..5], round_trip.map(number), "before the driver's calls");
+    drop(process);
+}
+
+const fn number(call: i64) -> u64 {
+    call as u64
+}
+
+/// Without what the allocator and the mock ask for: memory, and which process it is.
+fn of_ours(calls: &[u64]) -> Vec<u64> {
+    let theirs = [
+        libc::SYS_brk,
+        libc::SYS_mmap,
+        libc::SYS_munmap,
+        libc::SYS_mprotect,
+        libc::SYS_madvise,
+        libc::SYS_getpid,
+    ];
+    calls.iter().copied().filter(|call| !theirs.map(number).contains(call)).collect()
+}
+
+#[test]
+#[ignore = "what the other tests start"]
+fn role() {
+    match role_name().as_str() {
+        "exporter" => run_exporter(),
+        "traced" => run_traced(),
+        other => panic!("there is no role {other}"),
+    }
+}
+
+fn run_exporter() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let mut exports = Vec::new();
+    for _ in 0..EXPORTS / 2 {
+        let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+        for _ in 0..2 {
+            let export = ipc.share(block.clone()).start().expect("shared");
+            println!("{}", export.descriptor());
+            exports.push(export);
+        }
+    }
+    let ended = std::io::stdin().lock().lines().next();
+    assert!(ended.is_none(), "the test only closes the input");
+}
+
+/// Does the same operations, between marks.
+fn run_traced() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let texts = argument("DESCRIPTORS");
+    let exports: Vec<Descriptor> = texts.split(',').map(|text| text.parse().expect("a descriptor")).collect();
+    let shared = ipc.share(block.clone()).start().expect("shared");
+    let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
+    // SAFETY: asks for a number.
+    println!("\npid {}", unsafe { libc::gettid() });
+    println!("\ntraced {}", system_calls::be_traced());
+    std::io::stdout().flush().expect("the test reads");
+    std::io::stdin().lock().lines().next();
+    system_calls::stop();
+    let mut kept = Vec::with_capacity(4);
+    system_calls::mark();
+    let another = ipc.share(block).start().expect("shared");
+    system_calls::mark();
+    for export in [0, 1, 0] {
+        system_calls::mark();
+        kept.push(ipc.open(&exports[export]).at_home().expect("opened"));
+        system_calls::mark();
+    }
+    drop((kept, link, another, shared));
+}
