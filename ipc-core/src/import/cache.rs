@@ -212,14 +212,6 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         state.entries.iter().filter_map(idle).collect()
     }
 
-    /// Is there an open thing like this, in use or idle?
-    pub(super) fn any(&self, like: impl Fn(&V) -> bool) -> bool {
-        self.lock().entries.values().any(|entry| match entry {
-            Entry::Live { value, .. } | Entry::Idle { value, .. } => like(value),
-            Entry::Opening | Entry::Closing => false,
-        })
-    }
-
     /// Everything that is in use.
     pub(super) fn live(&self) -> Vec<Arc<V>> {
         let state = self.lock();

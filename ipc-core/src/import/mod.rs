@@ -1,5 +1,6 @@
 //! The importer's side: what is open here, how it is opened, and the guard.
 
+mod addresses;
 mod cache;
 #[cfg(all(loom, test))]
 mod cache_loom;

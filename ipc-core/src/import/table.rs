@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::addresses::Addresses;
 use super::cache::{Cache, CacheLimits, Cached};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
@@ -36,6 +37,7 @@ pub(crate) struct ImportTable {
     ranges: Cache<RangeKey, OpenRange>,
     /// Grants that are over, which their exporters have not been told yet.
     pub(super) ended: Mutex<AllEnded>,
+    addresses: Addresses,
 }
 
 /// Held while the link is being made, so that an exporter that does not answer delays no other one's opens.
@@ -398,11 +400,7 @@ impl ImportTable {
 
     /// Does this range lie in memory of another process?
     pub(crate) fn holds(&self, range: DeviceRange) -> bool {
-        let overlaps = |open: &OpenRange| match (open.range.end(), range.end()) {
-            (Some(open_end), Some(end)) => open.range.ptr < end && range.ptr < open_end,
-            _ => false,
-        };
-        self.ranges.any(overlaps)
+        self.addresses.overlap(range)
     }
 
     fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
@@ -529,6 +527,7 @@ impl ImportTable {
                 runtime.metrics.driver_opens_total.add(1);
                 runtime.metrics.mapped_bytes.add(opened.range.len);
             }
+            self.addresses.add(opened.range);
             let (backend, range) = (Arc::clone(wanted.backend), opened.range);
             Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
         };
@@ -618,6 +617,8 @@ impl OpenRange {
         if let Some(runtime) = Runtime::existing() {
             runtime.metrics.driver_closes_total.add(1);
             runtime.metrics.mapped_bytes.subtract(self.range.len);
+            // Before the driver may give the addresses to somebody else.
+            runtime.imports.addresses.remove(self.range);
         }
         if let Err(error) = self.backend.close(opened) {
             tracing::warn!(%error, "a mapping could not be closed");
