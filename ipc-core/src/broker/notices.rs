@@ -1,6 +1,5 @@
 //! What an exporter has told about one of its exports, unasked.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +10,8 @@ use crate::import::LeaseKey;
 pub(crate) struct ExportNotices {
     dropped: AtomicBool,
     recalled: AtomicBool,
-    leases: Mutex<HashSet<LeaseKey>>,
+    /// One for each device and access, so mostly one.
+    leases: Mutex<Vec<LeaseKey>>,
 }
 
 impl ExportNotices {
@@ -35,17 +35,21 @@ impl ExportNotices {
     }
 
     pub(super) fn add(&self, lease: &LeaseKey) {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert(lease.clone());
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        if !leases.contains(lease) {
+            leases.reserve_exact(1);
+            leases.push(lease.clone());
+        }
     }
 
     /// Was this the last lease?
     pub(super) fn remove(&self, lease: &LeaseKey) -> bool {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        leases.remove(lease);
+        leases.retain(|known| known != lease);
         leases.is_empty()
     }
 
     pub(super) fn leases(&self) -> Vec<LeaseKey> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

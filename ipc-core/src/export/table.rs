@@ -59,8 +59,8 @@ struct Entry {
     dropped: bool,
     /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
     recalled: bool,
-    /// For memory that is not owned here.
-    borrowed: Option<BorrowedMemory>,
+    /// For memory that is not owned here. Boxed, as few exports have it.
+    borrowed: Option<Box<BorrowedMemory>>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
     /// Hears of timelines that are taken.
@@ -199,7 +199,7 @@ impl ExportTable {
             opened: 0,
             dropped: false,
             recalled: false,
-            borrowed: new.borrowed,
+            borrowed: new.borrowed.map(Box::new),
             shared: Some(Arc::new(new.shared)),
             observer: None,
         };
@@ -240,7 +240,7 @@ impl ExportTable {
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
-        Ok(LocalGrant { lease, borrowed: entry.borrowed.clone(), shared: Arc::clone(shared) })
+        Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
     }
 
     /// The page that tells importers of drops.
@@ -256,7 +256,7 @@ impl ExportTable {
 
     /// What a borrowed export's memory was.
     pub(crate) fn borrowed(&self, export: ExportId) -> Option<BorrowedMemory> {
-        self.lock().exports.get(&export)?.borrowed.clone()
+        self.lock().exports.get(&export)?.borrowed.as_deref().cloned()
     }
 
     /// Ends a lease. The last lease of a dropped export takes its owner along.
@@ -589,7 +589,7 @@ impl Entry {
         let shared = Arc::clone(self.shared.as_ref()?);
         // Whoever opens what has been dropped, by a grant, hears of no drop later.
         let keep = !self.recalled && !self.dropped;
-        Some(Granted { lease, keep, borrowed: self.borrowed.clone(), shared })
+        Some(Granted { lease, keep, borrowed: self.borrowed.as_deref().cloned(), shared })
     }
 
     fn connections(&self) -> Vec<ConnectionId> {

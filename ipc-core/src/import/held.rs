@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::table::{Lease, LeaseKey};
+use super::table::Lease;
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
@@ -55,7 +55,7 @@ pub(crate) struct HeldParts {
 #[derive(Debug)]
 pub(crate) enum Hold {
     /// A lease of another process's broker.
-    Remote(LeaseKey, Arc<Lease>),
+    Remote(Arc<Lease>),
     /// The exporter is this very process.
     Local(LeaseId, Arc<Shared>),
     /// A copy of the only region, in a buffer of this process's own.
@@ -67,7 +67,7 @@ impl Hold {
     /// shared.
     fn regions(&self) -> &[DeviceRange] {
         match self {
-            Self::Remote(_, lease) => &lease.mapped,
+            Self::Remote(lease) => &lease.mapped,
             Self::Local(_, shared) => &shared.regions,
             Self::Copy(buffer) => buffer.as_region(),
         }
@@ -75,7 +75,7 @@ impl Hold {
 
     fn is_ready_by_itself(&self) -> bool {
         match self {
-            Self::Remote(_, lease) => lease.ready.is_none(),
+            Self::Remote(lease) => lease.ready.is_none(),
             Self::Local(_, shared) => shared.ready.is_none(),
             Self::Copy(_) => true,
         }
@@ -83,7 +83,7 @@ impl Hold {
 
     fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
-            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
+            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
             }
@@ -93,7 +93,7 @@ impl Hold {
 
     fn wait_ready(&self, timeout: Duration) -> Result<()> {
         match self {
-            Self::Remote(_, lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
+            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
             Self::Local(_, shared) => {
                 shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
             }
@@ -131,7 +131,7 @@ impl Held {
     /// The descriptor that it was opened by, shared with others of its lease.
     pub(super) fn share_descriptor(&self, descriptor: &Descriptor) -> Arc<Descriptor> {
         match &self.parts().hold {
-            Hold::Remote(_, lease) => lease.share_descriptor(descriptor),
+            Hold::Remote(lease) => lease.share_descriptor(descriptor),
             Hold::Local(..) | Hold::Copy(_) => Arc::new(descriptor.clone()),
         }
     }
@@ -188,7 +188,7 @@ impl Held {
         self.owner.check()?;
         let parts = self.parts();
         match &parts.hold {
-            Hold::Remote(_, lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
+            Hold::Remote(lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
             Hold::Local(lease, _) => {
                 let mut own = self.local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(known) = &*own {
@@ -267,7 +267,7 @@ impl Held {
     /// May work on this stream use the memory now?
     pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
-        if let Hold::Remote(_, lease) = &self.parts().hold {
+        if let Hold::Remote(lease) = &self.parts().hold {
             lease.check()?;
         }
         self.check_stream(stream)
@@ -285,7 +285,7 @@ impl Held {
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
     /// very process, for a copy, or once this guard is gone.
     pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        if let (Hold::Remote(_, lease), true) = (&self.parts().hold, self.owner.is_here()) {
+        if let (Hold::Remote(lease), true) = (&self.parts().hold, self.owner.is_here()) {
             let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
             self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
@@ -315,7 +315,7 @@ impl Held {
     /// Ends it, and keeps nothing open of it that nobody else uses.
     pub(crate) fn abandon(self) {
         let key = match &self.parts().hold {
-            Hold::Remote(key, _) => Some(key.clone()),
+            Hold::Remote(lease) => Some(lease.key.clone()),
             Hold::Local(..) | Hold::Copy(_) => None,
         };
         drop(self);
@@ -357,7 +357,7 @@ impl Held {
             std::mem::forget(parts);
             return None;
         };
-        if let Hold::Remote(_, lease) = &parts.hold {
+        if let Hold::Remote(lease) = &parts.hold {
             for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
@@ -385,7 +385,7 @@ impl HeldParts {
     fn let_go(self, runtime: &'static Runtime) {
         kill_point!("importer:letting-go");
         match self.hold {
-            Hold::Remote(key, lease) => runtime.imports.release(&key, lease),
+            Hold::Remote(lease) => runtime.imports.release(lease),
             Hold::Local(lease, shared) => {
                 drop(shared);
                 runtime.exports.release(self.export, lease, End::Released);

@@ -208,9 +208,9 @@ impl OpenExport<'_> {
             Held::new(HeldParts { backend, export, device, access, at_home, timeout, hold })
         };
         let open = || runtime.imports.acquire_open(runtime, &named, backend, (device, access), grant);
-        if let Some((key, lease)) = if alone { None } else { open() } {
+        if let Some(lease) = if alone { None } else { open() } {
             kill_point!("importer:mapped");
-            return Ok(held(device, Hold::Remote(key, lease)));
+            return Ok(held(device, Hold::Remote(lease)));
         }
         self.check(runtime)?;
         let held = if let Some(granted) = self.granted_locally(runtime)? {
@@ -226,10 +226,10 @@ impl OpenExport<'_> {
             let descriptor = named;
             let wanted =
                 Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
-            let (key, lease) = runtime.imports.acquire(&wanted)?;
+            let lease = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let there = lease.mapped[0].device;
-            held(there, Hold::Remote(key, lease))
+            held(there, Hold::Remote(lease))
         };
         if held.device() != device {
             return Err(Error::Unsupported {

@@ -98,7 +98,7 @@ impl OnDevice {
 #[derive(Debug)]
 pub(super) struct Lease {
     id: LeaseId,
-    key: LeaseKey,
+    pub(super) key: LeaseKey,
     token: Token,
     /// What the first mapping was opened by; others share it.
     descriptor: OnceLock<Arc<Descriptor>>,
@@ -291,7 +291,7 @@ impl Cached for OpenRange {
 
 impl ImportTable {
     /// A hold on the lease of the descriptor's export, begun unless there is one already.
-    pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<(LeaseKey, Arc<Lease>)> {
+    pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<Arc<Lease>> {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
@@ -311,14 +311,14 @@ impl ImportTable {
                 None => lease.check_for_newcomers(descriptor.token, wanted.deadline),
             };
             if let Err(error) = checked {
-                runtime.worker.submit(move || self.release(&key, lease));
+                runtime.worker.submit(move || self.release(lease));
                 return Err(error);
             }
             self.settle(grant, &lease);
         }
         let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
         tracing::debug!(pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
-        Ok((key, lease))
+        Ok(lease)
     }
 
     /// A hold on the lease that mappings of an export share, where there is one that can be used at once: without a message, a
@@ -330,7 +330,7 @@ impl ImportTable {
         backend: &Arc<dyn DeviceIpc>,
         (device, access): (DeviceOrdinal, Access),
         grant: Option<&HeldGrant>,
-    ) -> Option<(LeaseKey, Arc<Lease>)> {
+    ) -> Option<Arc<Lease>> {
         let grant = grant.filter(|grant| grant.token().is_some());
         let key = LeaseKey::shared(named, OnDevice::new(backend, device, access));
         let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
@@ -339,7 +339,7 @@ impl ImportTable {
         runtime.metrics.cache_hits_total.add(1);
         self.settle(grant, &lease);
         tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
-        Some((key, lease))
+        Some(lease)
     }
 
     /// A lease that there was already has taken the place of a grant.
@@ -351,8 +351,9 @@ impl ImportTable {
     }
 
     /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
-    pub(super) fn release(&self, key: &LeaseKey, lease: Arc<Lease>) {
-        self.leases.release(key, lease, |lease| self.end(lease));
+    pub(super) fn release(&self, lease: Arc<Lease>) {
+        let key = lease.key.clone();
+        self.leases.release(&key, lease, |lease| self.end(lease));
     }
 
     /// Closes a lease that nobody uses.
