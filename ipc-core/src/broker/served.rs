@@ -25,7 +25,8 @@ use crate::runtime::{ClosedByFork, Runtime};
 use crate::staging::{Outgoing, Refused};
 use crate::timeline::{End, SLOTS, Timeline, WordPage};
 
-/// How many messages may wait for a peer that does not read.
+/// How many answers may wait for a peer that does not read. Notices do not count: it has not asked for them, each export has
+/// two at most, and who is told of thousands of drops at a time may take a while to read them.
 const MAX_UNSENT: usize = 1024;
 
 /// How many leases one process may hold.
@@ -76,7 +77,8 @@ pub(super) struct Served {
     peer: PeerCredentials,
     program: Option<String>,
     leases: HashMap<LeaseId, ExportId>,
-    unsent: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    unsent: VecDeque<Unsent>,
+    unsent_answers: usize,
     /// What the poller waits for.
     interest: EventFlags,
     period: Instant,
@@ -123,6 +125,14 @@ impl Pages {
     }
 }
 
+/// A message that the peer has not made room for yet.
+#[derive(Debug)]
+struct Unsent {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    is_answer: bool,
+}
+
 /// An answer that waits. It holds nothing of the export: what that owns is not for the poller to drop.
 #[derive(Debug)]
 enum Waiting {
@@ -141,6 +151,7 @@ impl Served {
             program: None,
             leases: HashMap::new(),
             unsent: VecDeque::new(),
+            unsent_answers: 0,
             interest: EventFlags::IN,
             period: Instant::now(),
             read_in_period: 0,
@@ -525,13 +536,15 @@ impl Served {
                 Err(_) => return Next::Close,
             }
         }
-        if self.unsent.len() >= MAX_UNSENT {
+        let is_answer = !matches!(reply, Reply::Dropped { .. } | Reply::Recall { .. });
+        if is_answer && self.unsent_answers >= MAX_UNSENT {
             return self.broke_the_rules("it does not read its messages");
         }
         let owned: std::io::Result<Vec<_>> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect();
         match owned {
-            Ok(owned) => {
-                self.unsent.push_back((bytes, owned));
+            Ok(fds) => {
+                self.unsent_answers += usize::from(is_answer);
+                self.unsent.push_back(Unsent { bytes, fds, is_answer });
                 Next::Keep
             }
             Err(error) => self.broke_the_rules(&format!("its descriptors could not be kept: {error}")),
@@ -540,10 +553,13 @@ impl Served {
 
     /// Sends what had to wait.
     pub(super) fn flush(&mut self) -> Next {
-        while let Some((bytes, fds)) = self.unsent.front() {
-            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            match socket::send(self.socket.as_fd(), bytes, &borrowed) {
-                Ok(()) => drop(self.unsent.pop_front()),
+        while let Some(first) = self.unsent.front() {
+            let borrowed: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
+            match socket::send(self.socket.as_fd(), &first.bytes, &borrowed) {
+                Ok(()) => {
+                    self.unsent_answers -= usize::from(first.is_answer);
+                    self.unsent.pop_front();
+                }
                 Err(Errno::AGAIN) => return Next::Keep,
                 // The user has as many descriptors on their way as the kernel allows; peers that read make room.
                 Err(Errno::TOOMANYREFS) => return Next::Pause(Instant::now() + DESCRIPTORS_RETRY),

@@ -430,3 +430,27 @@ fn those_who_come_and_go_all_the_time_delay_nobody_for_long() {
     });
     scene.is_unharmed();
 }
+
+/// An importer of many exports is told of all their drops, however late it reads: to close its connection would end leases
+/// of memory that it still uses.
+#[test]
+fn who_reads_late_hears_of_every_drop_and_keeps_what_it_has() {
+    const EXPORTS: u64 = 2000;
+    let mut scene = Scene::new(PINNING);
+    let connection = scene.greeted();
+    for index in 0..EXPORTS {
+        let descriptor = scene.exporter.share(&format!("d{index} 64"));
+        connection.send(&open_request(&Forged::of(&descriptor), index)).expect("it listens");
+        assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
+    }
+    for index in 0..EXPORTS {
+        scene.exporter.ok(&format!("drop d{index}"));
+    }
+    for _ in 0..EXPORTS {
+        let message = connection.receive_message();
+        assert!(matches!(message, FromExporter::Dropped { .. }), "{message:?}");
+    }
+    assert!(!connection.is_closed());
+    drop(connection);
+    eventually("what the exporter has", scene.before.clone(), || scene.exporter.census());
+}
