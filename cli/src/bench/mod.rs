@@ -24,7 +24,7 @@ use crate::output::line;
 use frame::{Bench, Row};
 use line::Line;
 use machine::Machine;
-use report::Report;
+use report::{FAILED, Report};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bench.row = row.name;
         // A row that fails says why in its place, and the others are measured all the same.
         let measured = (row.run)(&bench);
-        lines.extend(measured.unwrap_or_else(|error| vec![bench.skipped("", format!("failed: {error:#}"))]));
+        lines.extend(measured.unwrap_or_else(|error| vec![bench.skipped("", format!("{FAILED}{error:#}"))]));
     }
     let report = Report::new(machine, arguments.rounds as usize, lines);
     line(report.table())?;
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.plot {
         write(path, &plot::svg(&report))?;
     }
-    let failed = |line: &&Line| line.skipped.as_ref().is_some_and(|why| why.starts_with("failed"));
+    let failed = |line: &&Line| line.skipped.as_ref().is_some_and(|why| why.starts_with(FAILED));
     match report.lines.iter().filter(failed).count() {
         0 => Ok(()),
         failed => bail!("{failed} row(s) could not be measured; the table says why"),

@@ -22,6 +22,9 @@ pub(super) struct Report {
     pub(super) lines: Vec<Line>,
 }
 
+/// How the reason begins where a row was not skipped but has failed.
+pub(super) const FAILED: &str = "failed: ";
+
 const HEADINGS: [&str; 7] = ["row", "measured", "ours", "bare", "ratio (p10 to p90)", "to reach", "reached"];
 
 impl Report {
@@ -91,6 +94,7 @@ fn cells(line: &Line) -> Vec<String> {
         |ratio| format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.p10, ratio.p90),
     );
     let reached = match (&line.skipped, line.reached) {
+        (Some(why), _) if why.starts_with(FAILED) => why.clone(),
         (Some(why), _) => format!("skipped: {why}"),
         (None, Some(true)) => "yes".into(),
         (None, Some(false)) => "NO".into(),

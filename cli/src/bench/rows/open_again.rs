@@ -38,7 +38,9 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         handle: handles[0].clone(),
         raw: Some(raw),
     };
-    if let (Err(_), Some(raw)) = (&second, state.raw.take()) {
+    if second.is_err()
+        && let Some(raw) = state.raw.take()
+    {
         bench.raw.close(raw)?;
     }
     let mut lines = Vec::new();
