@@ -73,6 +73,9 @@ fn entered(pid: i32) -> Option<u64> {
         (written, info.assume_init())
     };
     assert!(written > 0, "the kernel does not say which system call it is (Linux 5.3 does)");
-    // SAFETY: the kernel has written this member.
-    (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then(|| unsafe { info.u.entry.nr })
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return None;
+    }
+    // SAFETY: for such a stop the kernel has written this member.
+    Some(unsafe { info.u.entry.nr })
 }
