@@ -18,8 +18,9 @@ use support::{Process, argument, role as role_name};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Exports of the second process.
+/// Exports of the second process, and the place of one more, whose bytes are ready behind a stream.
 const EXPORTS: usize = 8;
+const BEHIND_A_STREAM: usize = EXPORTS;
 
 /// What an operation has cost.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,7 +82,7 @@ fn with_jobs(jobs: u64, allocations: u64, expected: u64) {
 /// A second process with its exports: two of each of its allocations.
 fn exporter() -> (Process, Vec<Descriptor>) {
     let process = Process::role("exporter", &[]);
-    let descriptors = (0..EXPORTS).map(|_| process.line(|line| line.parse().ok())).collect();
+    let descriptors = (0..=EXPORTS).map(|_| process.line(|line| line.parse().ok())).collect();
     (process, descriptors)
 }
 
@@ -119,6 +120,23 @@ fn what_opening_costs() {
     assert_eq!(released.requests, 0);
     with_jobs(1, released.allocations, 1);
     drop((mapping, other, link));
+    settle();
+    process.finish();
+}
+
+#[test]
+fn what_is_ready_is_asked_for_once() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (process, exports) = exporter();
+    let stream = ipc.create_stream(0).expect("a stream");
+    let (first, mapping) = counted.cost(|| ipc.open(&exports[BEHIND_A_STREAM]).at_home().expect("opened"));
+    assert!(first.driver.iter().any(|(name, _)| *name == "open_event"), "{first:?}");
+    let (again, second) = counted.cost(|| ipc.open(&exports[BEHIND_A_STREAM]).at_home().expect("opened"));
+    assert_eq!(again, cost(&[], 0, 0), "the host has seen it");
+    let (waiting, third) = counted.cost(|| ipc.open(&exports[BEHIND_A_STREAM]).on(&stream).expect("opened"));
+    assert_eq!(waiting, cost(&[], 0, 0), "no stream has to wait");
+    drop((mapping, second, third));
     settle();
     process.finish();
 }
@@ -252,6 +270,11 @@ fn run_exporter() {
             exports.push(export);
         }
     }
+    let stream = ipc.create_stream(0).expect("a stream");
+    let block = ipc.allocate(0, 4096).expect("memory");
+    let export = ipc.share(block).ready_on(&stream).start().expect("shared");
+    println!("{}", export.descriptor());
+    exports.push(export);
     let ended = std::io::stdin().lock().lines().next();
     assert!(ended.is_none(), "the test only closes the input");
 }

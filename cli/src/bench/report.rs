@@ -91,7 +91,7 @@ fn cells(line: &Line) -> Vec<String> {
         |summary: Option<Summary>| summary.map_or_else(|| "-".into(), |one| number(one.median, line.unit));
     let ratio = line.ratio.map_or_else(
         || "-".into(),
-        |ratio| format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.p10, ratio.p90),
+        |ratio| format!("{} ({} to {})", times(ratio.median), times(ratio.p10), times(ratio.p90)),
     );
     let reached = match (&line.skipped, line.reached) {
         (Some(why), _) if why.starts_with(FAILED) => why.clone(),
@@ -109,6 +109,11 @@ fn cells(line: &Line) -> Vec<String> {
         target(line),
         reached,
     ]
+}
+
+/// With at least two digits that count.
+fn times(ratio: f64) -> String {
+    if ratio.abs() < 0.1 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
 
 fn target(line: &Line) -> String {

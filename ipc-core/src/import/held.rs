@@ -75,7 +75,7 @@ impl Hold {
 
     fn is_ready_by_itself(&self) -> bool {
         match self {
-            Self::Remote(lease) => lease.ready.is_none(),
+            Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
             Self::Local(_, shared) => shared.ready.is_none(),
             Self::Copy(_) => true,
         }
@@ -162,7 +162,7 @@ impl Held {
 
     pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.check_stream(stream)?;
-        if self.seen_ready.load(Ordering::Acquire) {
+        if self.seen_ready.load(Ordering::Acquire) || self.parts().hold.is_ready_by_itself() {
             return Ok(());
         }
         self.parts().hold.wait_ready_on(stream)
@@ -173,6 +173,9 @@ impl Held {
         if !self.parts().hold.is_ready_by_itself() {
             self.parts().hold.wait_ready(timeout)?;
             self.seen_ready.store(true, Ordering::Release);
+            if let Hold::Remote(lease) = &self.parts().hold {
+                lease.seen_ready.store(true, Ordering::Release);
+            }
         }
         Ok(())
     }

@@ -112,6 +112,8 @@ pub(super) struct Lease {
     /// The allocations of each region as the driver mapped them.
     pub(super) mapped: Box<[DeviceRange]>,
     pub(super) ready: Option<Ready>,
+    /// Has the host seen that they are, so that no later mapping has to ask?
+    pub(super) seen_ready: AtomicBool,
     /// Made when it is first asked for.
     timeline: Mutex<Option<Timeline>>,
     /// The driver's mappings of the regions. Empty once they have been closed: at the lease's end, or by force after the
@@ -487,6 +489,7 @@ impl ImportTable {
             key: lease_key.clone(),
             token: wanted.descriptor.token,
             descriptor: OnceLock::new(),
+            seen_ready: AtomicBool::new(false),
             link: Arc::clone(link),
             notices,
             epoch: AtomicU64::new(epoch),
