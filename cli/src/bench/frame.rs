@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::line::{Line, Subject};
 use super::peer::Remote;
-use super::raw::RawSide;
+use super::raw::{RawHandle, RawSide};
 
 /// Rounds before the first that counts.
 const WARM_UP: usize = 3;
@@ -49,6 +49,17 @@ impl Bench {
     /// A second process of this program, on this device.
     pub(super) fn remote(&self, device: u32) -> Result<Remote> {
         Remote::start(self.backend(), device, &[])
+    }
+
+    /// Bare handles of blocks of the second process, which this process may open.
+    pub(super) fn raw_handles(
+        &self,
+        exporter: &mut Remote,
+        blocks: usize,
+        bytes: u64,
+    ) -> Result<Vec<RawHandle>> {
+        let peer = self.ipc.backend().local_peer_id(DeviceOrdinal::new(self.device))?;
+        exporter.raw_handles(blocks, bytes, peer)
     }
 
     /// Measures both sides in turn. Who goes first changes from round to round.

@@ -11,8 +11,8 @@ use super::super::raw::RawHandle;
 pub(in crate::bench) enum Command {
     /// Allocates so many blocks of so many bytes and shares each so many times.
     Share { blocks: usize, bytes: u64, times: usize },
-    /// Allocates further blocks and makes bare handles of them.
-    RawHandles { blocks: usize, bytes: u64 },
+    /// Allocates further blocks and makes bare handles of them, for the process that the vendor knows so.
+    RawHandles { blocks: usize, bytes: u64, peer: Vec<u8> },
     /// Ends all exports.
     Unshare,
     /// Answers on a bare socket from now on.

@@ -65,8 +65,9 @@ impl Remote {
         descriptors.iter().map(|text| Ok(text.parse()?)).collect()
     }
 
-    pub(super) fn raw_handles(&mut self, blocks: usize, bytes: u64) -> Result<Vec<RawHandle>> {
-        let Answer::Handles { handles } = self.ask(&Command::RawHandles { blocks, bytes })? else {
+    /// Bare handles for the process that the vendor's whitelist calls `peer`.
+    pub(super) fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: Vec<u8>) -> Result<Vec<RawHandle>> {
+        let Answer::Handles { handles } = self.ask(&Command::RawHandles { blocks, bytes, peer })? else {
             bail!("the second process gave no handles");
         };
         Ok(handles)

@@ -81,7 +81,7 @@ impl Server {
     fn answer(&mut self, command: &Command) -> Result<Answer> {
         match command {
             Command::Share { blocks, bytes, times } => self.share(*blocks, *bytes, *times),
-            Command::RawHandles { blocks, bytes } => self.raw_handles(*blocks, *bytes),
+            Command::RawHandles { blocks, bytes, peer } => self.raw_handles(*blocks, *bytes, peer),
             Command::Unshare => {
                 self.exports.drain(..).try_for_each(|export| export.close(PATIENCE))?;
                 Ok(Answer::Done)
@@ -133,11 +133,12 @@ impl Server {
         Ok(Answer::Shared { descriptors })
     }
 
-    fn raw_handles(&mut self, blocks: usize, bytes: u64) -> Result<Answer> {
+    fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: &[u8]) -> Result<Answer> {
         let mut handles = Vec::with_capacity(blocks);
         for _ in 0..blocks {
             let block = self.ipc.allocate(self.device, bytes)?;
             let export = self.raw.export(block.range())?;
+            self.raw.authorize(&export, peer)?;
             handles.push(export.handle.clone());
             self.raw_blocks.push((block, export));
         }

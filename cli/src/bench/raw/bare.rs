@@ -46,6 +46,10 @@ impl RawSide for Bare {
         Ok(RawExport { handle, exported: Some(exported) })
     }
 
+    fn authorize(&self, export: &RawExport, peer: &[u8]) -> Result<()> {
+        export.exported.as_ref().map_or(Ok(()), |exported| Ok(self.backend.authorize(exported, peer)?))
+    }
+
     fn unexport(&self, export: RawExport) -> Result<()> {
         export.exported.map_or(Ok(()), |exported| Ok(self.backend.unexport(exported)?))
     }

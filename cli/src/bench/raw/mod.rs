@@ -53,6 +53,9 @@ pub(super) trait RawSide: Send + Sync {
     /// From an address in it to the handle of an allocation.
     fn export(&self, range: DeviceRange) -> Result<RawExport>;
 
+    /// Lets a process open the handle, where the vendor keeps a whitelist.
+    fn authorize(&self, export: &RawExport, peer: &[u8]) -> Result<()>;
+
     /// Takes the handle back, where the vendor counts.
     fn unexport(&self, export: RawExport) -> Result<()>;
 

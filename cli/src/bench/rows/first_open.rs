@@ -57,7 +57,7 @@ fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
         first: exporter.share(BLOCKS, BYTES, 1)?,
         _open: bench.ipc.open(&trips[TRIPS]).on_device(bench.device)?,
         trips: trips[..TRIPS].to_vec(),
-        handles: exporter.raw_handles(BLOCKS, BYTES)?,
+        handles: bench.raw_handles(&mut exporter, BLOCKS, BYTES)?,
         exporter,
         trip: 0.0,
     };

@@ -27,7 +27,7 @@ struct State {
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut exporter = bench.remote(bench.device)?;
     let descriptors = exporter.share(1, BYTES, 1)?;
-    let handles = exporter.raw_handles(1, BYTES)?;
+    let handles = bench.raw_handles(&mut exporter, 1, BYTES)?;
     bench.raw.enter(bench.device)?;
     let raw = bench.raw.open(&handles[0], bench.device)?;
     let second = bench.raw.open(&handles[0], bench.device).and_then(|second| bench.raw.close(second));

@@ -88,7 +88,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
 }
 
 fn device_words(bench: &Bench, state: &mut State, subject: Subject) -> Result<Line> {
-    let handles = state.remote.raw_handles(1, BYTES)?;
+    let handles = bench.raw_handles(&mut state.remote, 1, BYTES)?;
     bench.raw.enter(bench.device)?;
     let opened: RawMapping = bench.raw.open(&handles[0], bench.device)?;
     (state.words, state.base, state.raw_next) = (Words::Device, opened.address, 1);
