@@ -2,6 +2,10 @@
 
 use std::process::Command;
 
+/// What the program is made of: a change there may be one that is not committed.
+const SOURCES: [&str; 6] =
+    ["src", "../src", "../ipc-core/src", "../backend-ascend/src", "../backend-cuda/src", "../backend-mock"];
+
 fn main() {
     println!("cargo::rerun-if-env-changed=DEVICE_IPC_COMMIT");
     if std::env::var_os("DEVICE_IPC_COMMIT").is_some() {
@@ -10,6 +14,9 @@ fn main() {
     // A change of the checked-out commit is written there.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
+    }
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
     }
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
     let changed =
