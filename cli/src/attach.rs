@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use device_ipc::Descriptor;
 use serde_json::{Value, json};
 
-use crate::exporter;
+use crate::exporter::{self, Exporter};
 use crate::memory::{Opened, Place};
 use crate::output::line;
 use crate::recv::write_out;
@@ -102,13 +102,22 @@ fn info(descriptor: &Descriptor, offline: bool) -> Result<()> {
 
 /// What the exporter says of the export, and what is wrong with it.
 fn ask(descriptor: &Descriptor) -> Result<(Value, Option<String>)> {
-    let Some(process) = exporter::find(descriptor)? else {
-        let why = format!(
-            "no process answers for this descriptor: its exporter (process {} of its pid namespace) has ended, is another \
-             user's, or is in another network namespace (DEVICE_IPC_SOCKET_DIR)",
-            descriptor.exporter().pid
-        );
-        return Ok((json!({ "state": "no answer" }), Some(why)));
+    let number = descriptor.exporter().pid;
+    let process = match exporter::find(descriptor)? {
+        Exporter::Answers(process) => process,
+        Exporter::Silent => {
+            let why = format!(
+                "process {number}, the exporter, lives and does not answer; is it stopped or very busy?"
+            );
+            return Ok((json!({ "state": "silent", "pid": number }), Some(why)));
+        }
+        Exporter::Unseen => {
+            let why = format!(
+                "no process answers for this descriptor: its exporter (process {number} of its pid namespace) has ended, is \
+                 another user's, or is in another network namespace (DEVICE_IPC_SOCKET_DIR)"
+            );
+            return Ok((json!({ "state": "no answer" }), Some(why)));
+        }
     };
     let export = exporter::export(&process, descriptor)?;
     let (pid, program) = (process.pid, &process.program);

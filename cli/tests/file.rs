@@ -204,6 +204,27 @@ fn what_cannot_be_sent_or_opened_is_refused_before_anything_is_shared() {
     assert!(sender.end().good().contains("nobody has opened it yet"));
 }
 
+#[test]
+fn a_sender_that_stands_still_is_told_from_one_that_has_ended() {
+    let folder = Folder::new();
+    let (sender, file) = send_by_file(&folder, &["--receivers", "0"]);
+    sender.signal(Signal::STOP);
+    let error = run(["recv", "--file", &file, "--timeout", "1"]).bad();
+    assert!(error.contains("did not happen within 1000 ms") && error.contains("is process"), "{error}");
+    let at = format!("@{file}");
+    let info = run(["attach", &at, "info"]);
+    assert!(info.out.contains("\"silent\""), "{info:?}");
+    assert!(
+        info.bad().contains(&format!("process {}, the exporter, lives and does not answer", sender.pid()))
+    );
+    let error = run(["send", "--file", &file]).bad();
+    assert!(error.contains(&format!("process {} shares by", sender.pid())), "{error}");
+    sender.signal(Signal::CONT);
+    run(["recv", "--file", &file]).good();
+    sender.signal(Signal::TERM);
+    sender.end().good();
+}
+
 /// The descriptor with other bytes at this place, and a checksum that fits.
 fn altered(file: &str, place: std::ops::Range<usize>) -> String {
     let text = std::fs::read_to_string(file).unwrap();

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use device_ipc::Descriptor;
 
 use super::read_text;
-use crate::exporter;
+use crate::exporter::{self, Exporter};
 
 /// How often it is looked whether the file is there.
 const LOOK: Duration = Duration::from_millis(20);
@@ -62,12 +62,12 @@ fn is_left_over(path: &Path) -> Result<bool> {
     let Some(descriptor) = descriptor else {
         bail!("{shown} is there already and holds no descriptor, so it is left as it is; take another name");
     };
-    match exporter::find(&descriptor)? {
-        Some(process) => {
-            bail!("process {} shares by {shown} already; stop it, or take another name", process.pid)
-        }
-        None => Ok(true),
-    }
+    let pid = match exporter::find(&descriptor)? {
+        Exporter::Answers(process) => process.pid,
+        Exporter::Silent => descriptor.exporter().pid,
+        Exporter::Unseen => return Ok(true),
+    };
+    bail!("process {pid} shares by {shown} already; stop it, or take another name")
 }
 
 /// Reads a descriptor's file, and waits for it where it is not there yet, or still empty.
