@@ -259,3 +259,81 @@ impl serde::de::Visitor<'_> for Bytes {
         RingDescriptor::from_bytes(bytes).map_err(E::custom)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzzing::plain_descriptor;
+
+    fn example() -> RingDescriptor {
+        let memory = Descriptor { len: 4096, offset: 0, ..plain_descriptor() };
+        let extents = vec![crate::descriptor::DescribedExtent { size: 8192, generation: 0 }];
+        RingDescriptor::new(Descriptor { extents, layout: None, ..memory }, 3, 1280).unwrap()
+    }
+
+    /// With a fitting checksum.
+    fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Result<RingDescriptor, DescriptorError> {
+        let mut bytes = example().to_bytes();
+        bytes.truncate(bytes.len() - CHECKSUM_BYTES);
+        change(&mut bytes);
+        let total = (bytes.len() + CHECKSUM_BYTES) as u32;
+        bytes[8..12].copy_from_slice(&total.to_le_bytes());
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        RingDescriptor::from_bytes(&bytes)
+    }
+
+    #[test]
+    fn all_forms_are_read_back() {
+        let ring = example();
+        assert_eq!(RingDescriptor::from_bytes(&ring.to_bytes()).as_ref(), Ok(&ring));
+        let text = ring.to_string();
+        assert!(text.starts_with("dipcr."));
+        assert_eq!(format!(" {text}\n").parse::<RingDescriptor>().unwrap(), ring);
+        let json = serde_json::to_string(&ring).unwrap();
+        assert_eq!(serde_json::from_str::<RingDescriptor>(&json).unwrap(), ring);
+        assert_eq!(&ring.to_bytes()[..4], b"DIPR");
+        assert_eq!(changed(|bytes| bytes.extend([1, 2, 3])), Ok(ring), "bytes of a later minor version");
+    }
+
+    #[test]
+    fn what_is_cut_off_damaged_or_something_else_is_refused() {
+        let bytes = example().to_bytes();
+        for len in 0..bytes.len() {
+            assert!(RingDescriptor::from_bytes(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(RingDescriptor::from_bytes(&damaged).is_err(), "bit {bit}");
+        }
+        let export = plain_descriptor();
+        assert_eq!(RingDescriptor::from_bytes(&export.to_bytes()), Err(DescriptorError::NotRing));
+        assert_eq!(parse(&export.to_string()), Err(DescriptorError::NotRingText));
+        assert!(matches!(Descriptor::from_bytes(&bytes), Err(DescriptorError::BadMagic)));
+        let long = vec![0; MAX_BYTES + 1];
+        assert!(matches!(RingDescriptor::from_bytes(&long), Err(DescriptorError::BadField { .. })));
+    }
+
+    #[test]
+    fn senseless_fields_are_refused_though_the_checksum_fits() {
+        let slots = |count: u32, each: u64| {
+            changed(|bytes| {
+                bytes[12..16].copy_from_slice(&count.to_le_bytes());
+                bytes[16..24].copy_from_slice(&each.to_le_bytes());
+            })
+        };
+        assert!(slots(16, 256).is_ok());
+        for (count, each) in
+            [(0, 256), (17, 256), (3, 0), (3, 255), (1, 4352), (1 << 17, 256), (2, u64::MAX), (2, 1 << 63)]
+        {
+            assert!(matches!(slots(count, each), Err(DescriptorError::BadField { .. })), "{count} of {each}");
+        }
+        for size in [0_u32, 1, u32::MAX] {
+            assert!(changed(|bytes| bytes[24..28].copy_from_slice(&size.to_le_bytes())).is_err(), "{size}");
+        }
+        let unknown = changed(|bytes| bytes[6] = 1);
+        assert_eq!(unknown, Err(DescriptorError::UnknownFeatures { flags: 1 }));
+        let version = changed(|bytes| bytes[4] = 2);
+        assert!(matches!(version, Err(DescriptorError::Version { .. })));
+    }
+}

@@ -226,6 +226,12 @@ pub enum Command {
     TensorAdd { name: String, tensor: String, value: f32 },
     /// Releases a bundle that it has open on a device's stream.
     ReleaseBundle { name: String, device: u32 },
+    /// Joins a ring on a device's stream; answers with the sequence that it begins with.
+    Join { descriptor: String, device: u32 },
+    /// Takes the ring's next slot on a device's stream, reads its bytes and releases it on the stream.
+    ReadNext { device: u32, timeout: Duration },
+    /// Leaves the ring.
+    LeaveRing,
 }
 
 /// What an agent answers, where it could do what it was told.

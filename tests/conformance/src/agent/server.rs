@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use device_ipc_core::{
     Access, AsStream, Buffer, BundleExport, BundleMapping, Channel, DeviceEvent, DeviceMap, DeviceOrdinal,
     DeviceOwner, Dtype, Element, Export, Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity,
-    Received, ReceivedHandle, Region, Result, StagingLimits, Stream, TensorLayout, Timeline, ViewMut,
+    Received, ReceivedHandle, Region, Result, RingReader, StagingLimits, Stream, TensorLayout, Timeline,
+    ViewMut,
 };
 
 use super::command::{Answer, BundleSharing, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
@@ -53,6 +54,7 @@ pub(super) struct Server<'a> {
     pub(super) received: HashMap<String, Received>,
     bundles: HashMap<String, BundleExport>,
     opened_bundles: HashMap<String, BundleMapping>,
+    reader: Option<RingReader>,
 }
 
 impl<'a> Server<'a> {
@@ -70,6 +72,7 @@ impl<'a> Server<'a> {
             received: HashMap::new(),
             bundles: HashMap::new(),
             opened_bundles: HashMap::new(),
+            reader: None,
         }
     }
 
@@ -131,7 +134,34 @@ impl<'a> Server<'a> {
             Command::StagingLimits { chunk_bytes, total_bytes } => {
                 device_ipc_core::set_staging_limits(StagingLimits { chunk_bytes, total_bytes }).map(done)
             }
+            Command::Join { .. } | Command::ReadNext { .. } | Command::LeaveRing => self.obey_ring(command),
             other => self.obey_order(other),
+        }
+    }
+
+    /// What concerns the ring that the agent has joined.
+    fn obey_ring(&mut self, command: Command) -> Result<Answer> {
+        match command {
+            Command::Join { descriptor, device } => {
+                let stream = self.stream(device)?;
+                let reader = self.ipc.join(&descriptor.parse()?).on(&stream)?;
+                let start = reader.sequence();
+                self.reader = Some(reader);
+                Ok(Answer::Number(start))
+            }
+            Command::ReadNext { device, timeout } => {
+                let stream = self.stream(device)?;
+                let reader = self.reader.as_mut().unwrap_or_else(|| panic!("the case never joined a ring"));
+                let slot = reader.wait_next(timeout)?;
+                let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
+                slot.check()?;
+                slot.release(&stream)?;
+                Ok(Answer::Bytes(bytes))
+            }
+            _ => {
+                self.reader = None;
+                Ok(Answer::Done)
+            }
         }
     }
 

@@ -302,4 +302,14 @@ themes! {
         exporter_killed,
         shares_the_open_allocation_with_a_plain_export,
         tensors_of_a_table_in_a_mapping;
+    rings:
+        two_readers_get_everything,
+        late_reader_begins_with_what_comes_next,
+        hosts_do_not_wait,
+        slot_dropped_unpublished,
+        reader_killed,
+        reader_that_never_reads,
+        released_out_of_order,
+        closed_after_the_last,
+        senseless_slots;
 }

@@ -1,0 +1,209 @@
+//! Rings: memory that is shared once and then written and read in turns, by streams that wait for each other, or by hosts where
+//! the device has no timelines.
+
+use std::time::Duration;
+
+use device_ipc_core::{Error, Ring, Stream};
+
+use crate::agent::{Agent, Answer, Command};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{SOON, happens_soon};
+use crate::timing::{Seen, while_delayed};
+use crate::{Context, Outcome, PATIENCE, Stop, fail};
+
+/// Bytes of a slot.
+const SLOT: u64 = 4096;
+const SHORT: Duration = Duration::from_millis(50);
+
+fn ring_of(context: &Context, slots: u32) -> Result<(Ring, Stream), Stop> {
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let ring = ipc.ring(ipc.allocate(0, SLOT * u64::from(slots))?).slots(slots).start()?;
+    Ok((ring, stream))
+}
+
+fn publish(ring: &mut Ring, stream: &Stream) -> Outcome {
+    let mut slot = ring.write(stream)?;
+    let byte = slot.sequence() as u8;
+    slot.view_mut::<u8, _>(stream)?.fill_bytes(byte)?;
+    Ok(slot.publish(stream)?)
+}
+
+fn joined(context: &Context, ring: &Ring) -> Result<(Agent, u64), Stop> {
+    let mut reader = context.agent()?;
+    reader.prepare(0)?;
+    let descriptor = ring.descriptor().to_string();
+    match reader.must(&Command::Join { descriptor, device: 0 })? {
+        Answer::Number(start) => Ok((reader, start)),
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// What the reader's next slot held, once its stream has got there; and the slot is released.
+fn read(reader: &mut Agent, sequence: u64) -> Outcome {
+    match reader.must(&Command::ReadNext { device: 0, timeout: PATIENCE })? {
+        Answer::Bytes(bytes) => {
+            same(&bytes, &vec![sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))
+        }
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// Two readers get every publication in order, through one, two and three slots.
+pub fn two_readers_get_everything(context: &Context) -> Outcome {
+    const ROUNDS: u64 = 20;
+    for slots in 1..=3 {
+        let (mut ring, stream) = ring_of(context, slots)?;
+        let mut readers = [joined(context, &ring)?.0, joined(context, &ring)?.0];
+        ring.wait_readers(2, PATIENCE)?;
+        equal(ring.readers(), 2, "the number of readers")?;
+        for sequence in 0..ROUNDS {
+            publish(&mut ring, &stream)?;
+            for reader in &mut readers {
+                read(reader, sequence)?;
+            }
+        }
+        for reader in &mut readers {
+            reader.must(&Command::LeaveRing)?;
+        }
+        ring.close(SOON)?;
+    }
+    Ok(())
+}
+
+/// A reader begins with what comes next after it has joined, also between a write and its publication.
+pub fn late_reader_begins_with_what_comes_next(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    for _ in 0..3 {
+        publish(&mut ring, &stream)?;
+    }
+    let descriptor = ring.descriptor().to_string();
+    let mut reader = context.agent()?;
+    reader.prepare(0)?;
+    let mut slot = ring.write(&stream)?;
+    slot.view_mut::<u8, _>(&stream)?.fill_bytes(3)?;
+    let start = reader.must(&Command::Join { descriptor, device: 0 })?;
+    that(matches!(start, Answer::Number(3)), format!("the reader should begin with 3, not {start:?}"))?;
+    slot.publish(&stream)?;
+    read(&mut reader, 3)
+}
+
+/// Neither side's host waits for the other side's stream, where there are timelines.
+pub fn hosts_do_not_wait(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let reading = ipc.create_stream(0)?;
+    let mut reader = ipc.join(ring.descriptor()).on(&reading)?;
+    that(!ring.waits_on_host() && !reader.waits_on_host(), "streams should do the waiting")?;
+    while_delayed("writing, publishing, taking and releasing", |delay| {
+        let begun = std::time::Instant::now();
+        let sequence = ring.sequence();
+        for _ in 0..4 {
+            stream.delay(delay / 4)?;
+            publish(&mut ring, &stream)?;
+            let slot = reader.next(&reading)?;
+            slot.release(&reading)?;
+        }
+        let seen = Seen::since(begun, Ok(()));
+        stream.synchronize()?;
+        reading.synchronize()?;
+        Ok(Seen { verdict: equal(ring.sequence(), sequence + 4, "the next sequence"), ..seen })
+    })
+}
+
+/// A slot that is given back is written again under the same sequence, and nobody has heard of it.
+pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    drop(ring.write(&stream)?);
+    that(reader.try_next()?.is_none(), "a slot that was given back should not be read")?;
+    refused(reader.wait_next(SHORT).map(drop), "the same on the host", "Timeout", &["sequence 0"])?;
+    publish(&mut ring, &stream)?;
+    equal(reader.wait_next(PATIENCE)?.sequence(), 0, "the first sequence")
+}
+
+/// A reader that is killed leaves the ring, and the others go on.
+pub fn reader_killed(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 1)?;
+    let (dies, _) = joined(context, &ring)?;
+    let (mut lives, _) = joined(context, &ring)?;
+    ring.wait_readers(2, PATIENCE)?;
+    publish(&mut ring, &stream)?;
+    read(&mut lives, 0)?;
+    dies.kill()?;
+    publish(&mut ring, &stream)?;
+    read(&mut lives, 1)?;
+    happens_soon("a ring with one reader", || Ok(ring.readers() == 1))?;
+    lives.must(&Command::LeaveRing)?;
+    Ok(ring.close(SOON)?)
+}
+
+/// Who holds the ring up is named, and can be dismissed.
+pub fn reader_that_never_reads(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 1)?;
+    let (mut idle, _) = joined(context, &ring)?;
+    ring.wait_readers(1, PATIENCE)?;
+    publish(&mut ring, &stream)?;
+    let pid = idle.peer().id();
+    let phrases = [&*format!("process {pid} "), "sequence 0"];
+    refused(ring.wait_writable(SHORT), "waiting for a reader that never reads", "Timeout", &phrases)?;
+    let behind = ring.readers_behind();
+    equal((behind.len(), behind[0].pid, behind[0].sequence), (1, pid, 0), "the reader that is behind")?;
+    that(ring.dismiss(behind[0].lease), "the reader should be one")?;
+    that(!ring.dismiss(behind[0].lease), "it should not be one any more")?;
+    publish(&mut ring, &stream)?;
+    stream.synchronize()?;
+    let told = idle.tell(&Command::ReadNext { device: 0, timeout: PATIENCE })?.result;
+    refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
+}
+
+/// Slots are released in any order, and the writer hears of it in that of the sequences.
+pub fn released_out_of_order(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let (one, other) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
+    let mut reader = ipc.join(ring.descriptor()).on(&one)?;
+    publish(&mut ring, &stream)?;
+    publish(&mut ring, &stream)?;
+    let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
+    refused(reader.wait_next(SHORT).map(drop), "a third slot of two", "RingSlotsHeld", &["all 2 slots"])?;
+    second.release(&other)?;
+    refused(ring.wait_writable(SHORT), "writing what is still held", "Timeout", &["sequence 0"])?;
+    first.release(&one)?;
+    ring.wait_writable(PATIENCE)?;
+    happens_soon("a ring that nobody holds up", || Ok(ring.readers_behind().is_empty()))
+}
+
+/// A closed ring gives what was published, and then says so.
+pub fn closed_after_the_last(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    publish(&mut ring, &stream)?;
+    drop(ring);
+    let slot = reader.wait_next(PATIENCE)?;
+    let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
+    same(&bytes, &[0; SLOT as usize], "the bytes of a closed ring's last publication")?;
+    slot.check()?;
+    slot.release(&stream)?;
+    refused(reader.next(&stream).map(drop), "what comes after the last", "RingClosed", &["closed"])
+}
+
+/// Senseless slots give the memory back, with the reason.
+pub fn senseless_slots(context: &Context) -> Outcome {
+    let ipc = context.ipc();
+    let mut memory = ipc.allocate(0, 1024)?;
+    for slots in [0, 5, 1 << 17] {
+        match ipc.ring(memory).slots(slots).start() {
+            Ok(_) => return fail(format!("{slots} slots in 1024 bytes should be refused")),
+            Err(error) => {
+                that(matches!(error.error(), Error::InvalidRegion(_)), format!("{slots} slots: {error}"))?;
+                memory = error.into_owner();
+            }
+        }
+    }
+    let ring = ipc.ring(memory).slots(4).start()?;
+    equal((ring.descriptor().slots(), ring.descriptor().slot_bytes()), (4, 256), "four slots in 1024 bytes")
+}
