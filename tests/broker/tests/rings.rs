@@ -221,6 +221,7 @@ fn readers_die(machine: &str) {
     let connected = writer.census().of_kind("socket");
     drop(other);
     eventually("the first reader is forgotten", connected - 1, || writer.census().of_kind("socket"));
+    eventually("its words are gone", 0, || writer.census().of_kind("device-ipc-words"));
     let before = writer.census();
     for point in points_of("importer") {
         for round in 0..rounds() {
@@ -264,6 +265,9 @@ fn writers_die(machine: &str) {
         let connected = reader.census().of_kind("socket");
         drop(other);
         eventually("the first writer is forgotten", connected - 1, || reader.census().of_kind("socket"));
+    }
+    for reader in &readers {
+        eventually("its words are gone", 0, || reader.census().of_kind("device-ipc-words"));
     }
     let before: Vec<_> = readers.iter_mut().map(|reader| reader.census()).collect();
     // Where hosts do the waiting no stream signals.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use device_ipc_core::{
-    BundleError, DescriptorError, Error, LayoutError, ReleaseError, ShareError, Unavailable,
+    BundleError, DescriptorError, Error, LayoutError, ReleaseError, RingReleaseError, ShareError, Unavailable,
 };
 
 use crate::process::ReceiveError;
@@ -80,6 +80,13 @@ impl From<BundleError> for Stop {
     #[track_caller]
     fn from(error: BundleError) -> Self {
         Self::failed(format_args!("unexpected error of a bundle: {error}"))
+    }
+}
+
+impl From<RingReleaseError> for Stop {
+    #[track_caller]
+    fn from(error: RingReleaseError) -> Self {
+        Self::failed(format_args!("unexpected error of a release: {error}"))
     }
 }
 
