@@ -22,6 +22,8 @@ mod listen;
 mod maps;
 mod message;
 mod name;
+#[cfg(test)]
+mod properties;
 mod receive;
 mod received;
 mod send;
