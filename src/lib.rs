@@ -74,6 +74,7 @@
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
 //! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
 //! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::join`], [`RingReader`]; or a bare [`Timeline`] |
+//! | send it to a process | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | send a descriptor | [`Descriptor`]: bytes, or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
 //! | write a backend | [`backend`] for the contract, [`Registration`] to make it known |

@@ -61,7 +61,7 @@ proptest! {
         let message = Outgoing::of(&head(tensors, true), b"bytes", 1 << 20).unwrap().packet;
         for mut packet in [message, Greeting::Hello(hello()).encode().unwrap()] {
             let at = at.index(packet.len());
-            packet[at] ^= 1 << bit;
+            packet[at] ^= 1_u8 << bit;
             fuzzing::packet(&packet);
             fuzzing::greeting(&packet);
         }

@@ -52,13 +52,16 @@ fn went_well<T>(answer: Result<T, Refusal>) -> Outcome {
     }
 }
 
+/// What either end makes of a connection: this process, the agent.
+type Both = (Result<Channel, Error>, Result<Answer, Refusal>);
+
 /// Both ends' own view of a connection.
 fn tried_pair(
     context: &Context,
     agent: &mut Agent,
     own: &[(u32, u32)],
     agents: &[(u32, u32)],
-) -> Result<(Result<Channel, Error>, Result<Answer, Refusal>), Stop> {
+) -> Result<Both, Stop> {
     let under = name("pair");
     let listener = context.ipc().listen(&under).device_map(map(own)?).start()?;
     let (map, listens) = (agents.to_vec(), false);
