@@ -64,7 +64,9 @@ pub(super) fn head(tensors: usize, grants: bool) -> Head {
 pub(super) fn hello() -> Hello {
     let devices = [1, 2].map(|byte| DeviceIdentity::Uuid([byte; 16])).to_vec();
     let map = DeviceMap::new().insert(0, devices[1]).and_then(|map| map.insert(devices[1], 0));
-    Hello::new("mock", SOMEBODY, devices, &map.expect("it is one to one"), LIMIT)
+    let mut hello = Hello::new("mock", SOMEBODY, devices, &map.expect("it is one to one"), LIMIT);
+    hello.program = "fuzzer".into();
+    hello
 }
 
 pub(crate) fn seeds() -> Vec<Seed> {
