@@ -55,6 +55,11 @@ pub enum ToExporter {
         /// Shall the exporter say by a word when the bytes are ready?
         ready: bool,
     },
+    /// Gives grants back that came with messages of channels.
+    EndGrants {
+        /// The exports' numbers, and the secrets that open them once.
+        grants: Vec<(u64, [u8; 16])>,
+    },
     /// Asks for a lease, to have the bytes copied through host memory.
     Stage {
         /// Comes back with the answer.
