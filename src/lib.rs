@@ -73,8 +73,10 @@
 //! | choose a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
 //! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
+//! | share many named tensors | [`Ipc::bundle`], [`BundleExport`]; [`Ipc::open_bundle`], [`BundleMapping`]; [`TensorTable`] |
 //! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::join`], [`RingReader`]; or a bare [`Timeline`] |
 //! | send it to a process | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
+//! | have a copy where cards do not reach each other | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes, or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
 //! | write a backend | [`backend`] for the contract, [`Registration`] to make it known |
