@@ -78,7 +78,7 @@ pub use placement::{DeviceMap, DeviceName};
 pub use process::ProcessIdentity;
 pub use ring::{
     JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor,
-    RingReadSlot, RingReader, RingReaders, RingReleaseError, RingWriteSlot,
+    RingReadSlot, RingReader, RingReaders, RingReleaseError, RingView, RingWriteSlot,
 };
 pub use runtime::Counters;
 pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};

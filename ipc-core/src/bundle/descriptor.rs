@@ -79,6 +79,11 @@ impl BundleDescriptor {
         self.contents.parts.iter().map(|part| part.home)
     }
 
+    /// The number in the exporting process of the export on each of those devices.
+    pub fn exports(&self) -> impl ExactSizeIterator<Item = ExportId> {
+        self.contents.parts.iter().map(|part| part.export)
+    }
+
     /// How many allocations the tensors lie in; each is opened once.
     pub fn allocations(&self) -> usize {
         self.contents.parts.iter().flat_map(|part| &part.regions).map(Vec::len).sum()

@@ -116,6 +116,11 @@ impl Descriptor {
         &self.exporter
     }
 
+    /// The number of the export in that process.
+    pub const fn export(&self) -> ExportId {
+        self.export
+    }
+
     /// Length of the region in bytes.
     pub const fn len(&self) -> u64 {
         self.len

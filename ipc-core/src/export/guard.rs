@@ -75,6 +75,32 @@ impl Export {
         waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
     }
 
+    /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
+    /// while it has it open is counted once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which says how many times it was; [`Error::Forked`].
+    pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
+        self.published.owner.check()?;
+        let deadline = Deadline::after(timeout);
+        let waited = Runtime::get()?.exports.wait_opened(self.descriptor.export, count, deadline.at);
+        waited.map_err(|holders| Error::Timeout {
+            what: format!("{count} openings of the export"),
+            after: timeout,
+            detail: format!("; it has been opened {} times", holders.opened()),
+        })
+    }
+
+    /// Has `callback` run after every change of [`holders`](Self::holders): when somebody has opened the export, has let go
+    /// of it or has died, also after the export was dropped. It runs on a thread of the library, which does nothing else
+    /// meanwhile, so it tells somebody and returns. A second callback takes the place of the first.
+    pub fn on_change(&self, callback: impl Fn() + Send + Sync + 'static) {
+        if let Some(runtime) = Runtime::of_guard(&self.published.owner) {
+            runtime.exports.watch(self.descriptor.export, callback);
+        }
+    }
+
     /// Ends the export and waits until nobody holds it and its owner has been dropped.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The exports of this process: what the broker answers from, and who holds what.
 
 mod grants;
+mod watching;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -23,6 +24,7 @@ use crate::timeline::{End, Side, Timeline, WordPage};
 
 pub(crate) use grants::{Bearer, ChannelId};
 use grants::{Grants, InFlight};
+use watching::Watcher;
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -65,6 +67,8 @@ struct Entry {
     shared: Option<Arc<Shared>>,
     /// Hears of timelines that are taken.
     observer: Option<Arc<dyn TimelineObserver>>,
+    /// Hears of every change of who holds it.
+    watcher: Option<Watcher>,
 }
 
 /// Hears of the timelines of an export's leases.
@@ -202,6 +206,7 @@ impl ExportTable {
             borrowed: new.borrowed.map(Box::new),
             shared: Some(Arc::new(new.shared)),
             observer: None,
+            watcher: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);
@@ -217,6 +222,7 @@ impl ExportTable {
         let mut state = self.lock();
         let begun = state.begin_lease(&request, importer);
         let (lease, entry) = begun.inspect_err(|_| metrics(|metrics| metrics.refusals_total.add(1)))?;
+        self.changed.notify_all();
         entry.granted(lease).ok_or(Refusal::Dropped)
     }
 
@@ -239,6 +245,7 @@ impl ExportTable {
         };
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
+        self.changed.notify_all();
         let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
         Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
     }
@@ -266,6 +273,7 @@ impl ExportTable {
         if let Some(ended) = entry.leases.remove(&lease) {
             metrics(|metrics| metrics.leases.subtract(1));
             ended.end(how);
+            entry.tell_change();
         }
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
@@ -379,11 +387,15 @@ impl ExportTable {
             drop(shared);
             kill_point!("exporter:retired");
             let mut state = runtime.exports.lock();
-            if let Some(entry) = state.exports.remove(&export) {
+            let retired = state.exports.remove(&export);
+            if let Some(entry) = &retired {
                 runtime.metrics.exports.subtract(1);
                 runtime.metrics.exported_bytes.subtract(entry.bytes);
             }
             runtime.exports.changed.notify_all();
+            // Its watcher may ask the table when it is dropped.
+            drop(state);
+            drop(retired);
         });
     }
 
@@ -498,6 +510,7 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let ended = entry.leases.len();
         entry.leases.drain().for_each(|(_, lease)| lease.end(End::Released));
+        entry.tell_change();
         state.take_grants(export);
         tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
         metrics(|metrics| metrics.leases.subtract(ended as u64));
@@ -570,6 +583,7 @@ impl State {
             .leases
             .insert(lease, Lease { holder, connection: importer.connection, timeline: None, taken: false });
         entry.opened += 1;
+        entry.tell_change();
         metrics(|metrics| {
             metrics.leases_total.add(1);
             metrics.leases.add(1);

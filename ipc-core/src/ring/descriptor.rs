@@ -11,7 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::slots::ALIGNMENT;
 use crate::backend::Access;
-use crate::descriptor::{Descriptor, DescriptorError, FormatVersion, MAX_DESCRIPTOR_BYTES};
+use crate::descriptor::{
+    Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion, MAX_DESCRIPTOR_BYTES,
+};
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
 
@@ -55,6 +57,14 @@ pub struct RingDescriptor {
     slot_bytes: u64,
 }
 
+/// Everything in a ring's descriptor but its secret. Serialise it as JSON to read it.
+#[derive(Clone, Debug, Serialize)]
+pub struct RingView<'a> {
+    slots: u32,
+    slot_bytes: u64,
+    memory: DescriptorView<'a>,
+}
+
 impl RingDescriptor {
     /// `None` where the slots do not lie in the memory.
     pub(super) fn new(memory: Descriptor, slots: u32, slot_bytes: u64) -> Option<Self> {
@@ -95,9 +105,19 @@ impl RingDescriptor {
         self.memory.exporter()
     }
 
+    /// The number of the memory's export in that process.
+    pub const fn export(&self) -> ExportId {
+        self.memory.export()
+    }
+
     /// What readers may do with the memory.
     pub const fn access(&self) -> Access {
         self.memory.access()
+    }
+
+    /// For people: everything but the secret, ready for JSON.
+    pub fn view(&self) -> RingView<'_> {
+        RingView { slots: self.slots, slot_bytes: self.slot_bytes, memory: self.memory.view() }
     }
 
     /// The binary form.
@@ -292,6 +312,8 @@ mod tests {
         let json = serde_json::to_string(&ring).unwrap();
         assert_eq!(serde_json::from_str::<RingDescriptor>(&json).unwrap(), ring);
         assert_eq!(&ring.to_bytes()[..4], b"DIPR");
+        let view = serde_json::to_string(&ring.view()).unwrap();
+        assert!(view.contains(r#""slots":3,"slot_bytes":1280"#) && !view.contains("token"), "{view}");
         assert_eq!(changed(|bytes| bytes.extend([1, 2, 3])), Ok(ring), "bytes of a later minor version");
     }
 

@@ -26,7 +26,7 @@ mod slots;
 mod writer;
 
 pub use builder::{JoinBuilder, RingBuilder};
-pub use descriptor::{MAX_RING_SLOTS, RING_TEXT_PREFIX, RingDescriptor};
+pub use descriptor::{MAX_RING_SLOTS, RING_TEXT_PREFIX, RingDescriptor, RingView};
 pub use members::ReaderPosition;
 pub use reader::{RingReadSlot, RingReader, RingReleaseError};
 pub use writer::{Ring, RingReaders, RingWriteSlot};

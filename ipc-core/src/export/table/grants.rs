@@ -61,6 +61,7 @@ impl ExportTable {
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
         let entry = entry.ok_or(Error::ExportDropped { pid: std::process::id() })?;
         entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
+        entry.tell_change();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
         let in_flight = state.in_flight.entry(bearer.channel).or_insert_with(begin);
         in_flight.grants.insert((export, token.to_bytes()));
@@ -83,6 +84,7 @@ impl ExportTable {
         for (export, token) in &in_flight.grants {
             if let Some(entry) = state.exports.get_mut(export) {
                 entry.grants.remove(token);
+                entry.tell_change();
             }
             self.retire_if_free(&mut state, *export);
         }
@@ -109,6 +111,7 @@ impl State {
     pub(super) fn take_grant(&mut self, export: ExportId, token: &[u8; 16]) -> bool {
         let Some(entry) = self.exports.get_mut(&export) else { return false };
         let Some(grant) = entry.grants.remove(token) else { return false };
+        entry.tell_change();
         if let Some(in_flight) = self.in_flight.get_mut(&grant.channel) {
             in_flight.grants.remove(&(export, *token));
             if in_flight.grants.is_empty()

@@ -213,3 +213,56 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
     }
     fail(format_args!("{lost} bytes are gone after four rounds of {BYTES} bytes, and so it was nine times before"))
 }
+
+/// An exporter can wait for its importers; those that have let go again count too.
+pub fn openings_are_waited_for(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = memory.share()?;
+    let (mut one, mut other) = (context.agent()?, context.agent()?);
+    one.open("m", share.descriptor(), Place::Home)?;
+    share.wait_opened(1, SOON)?;
+    one.exit()?;
+    share.wait_released(SOON)?;
+    let phrases = ["2 openings", "opened 1 times", "50 ms"];
+    refused(share.wait_opened(2, SHORT), "waiting for an importer that does not come", "Timeout", &phrases)?;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| share.wait_opened(2, SOON));
+        other.open("m", share.descriptor(), Place::Home)?;
+        Ok(waiting.join().map_err(|_| Stop::failed("the waiting thread panicked"))??)
+    })
+}
+
+/// An exporter is told of each opening, of its end, and of a death, on a thread on which it may ask who holds it.
+pub fn every_change_of_the_holders_is_told(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(64))?;
+    let share = std::sync::Arc::new(memory.share()?);
+    let (tell, told) = std::sync::mpsc::channel();
+    // Asks from within the call; `Weak`, as the export keeps the callback.
+    let asked = std::sync::Arc::downgrade(&share);
+    share.on_change(move || {
+        let held = asked.upgrade().map(|share| share.holders().iter().len());
+        let _ = tell.send(held);
+    });
+    let until = |count: usize, when: &str| {
+        let deadline = Instant::now() + SOON;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match told.recv_timeout(left) {
+                Ok(held) if held == Some(count) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => return Err(Stop::failed(format!("nothing was told of {count} holders {when}"))),
+            }
+        }
+    };
+    let (mut one, mut other) = (context.agent()?, context.agent()?);
+    one.open("m", share.descriptor(), Place::Home)?;
+    until(1, "after an opening")?;
+    other.open("m", share.descriptor(), Place::Home)?;
+    until(2, "after a second opening")?;
+    one.kill()?;
+    until(1, "after a death")?;
+    other.exit()?;
+    until(0, "after the last had let go")?;
+    drop(share);
+    that(told.recv_timeout(SOON) == Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "the callback stays behind")
+}

@@ -88,7 +88,9 @@ themes! {
         importer_exited,
         one_of_two_importers_killed,
         own_mapping_outlives_the_export,
-        memory_is_free_again;
+        memory_is_free_again,
+        openings_are_waited_for,
+        every_change_of_the_holders_is_told;
     keeping:
         opening_again_costs_nothing,
         another_region_costs_no_driver_call,
