@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use device_ipc::{AllowList, Descriptor, ListedExport, ListedProcess, ProcessIdentity, list_exports};
-use serde_json::Value;
+use device_ipc::{AllowList, ListedExport, ListedProcess, ProcessIdentity, list_exports};
+
+use crate::road::descriptor::AnyDescriptor;
 
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -19,10 +20,12 @@ pub(crate) enum Exporter {
     Unseen,
 }
 
-pub(crate) fn find(descriptor: &Descriptor) -> Result<Exporter> {
-    let view = serde_json::to_value(descriptor.view())?;
+pub(crate) fn find(descriptor: &AnyDescriptor) -> Result<Exporter> {
+    let view = descriptor.view()?;
+    let exporter =
+        if let AnyDescriptor::Ring(_) = descriptor { &view["memory"]["exporter"] } else { &view["exporter"] };
     // An abstract socket is found without a directory.
-    let socket = view["exporter"]["socket"].as_str().filter(|socket| socket.starts_with('/'));
+    let socket = exporter["socket"].as_str().filter(|socket| socket.starts_with('/'));
     let directory =
         socket.and_then(|socket| Path::new(socket).parent()).filter(|directory| directory.is_dir());
     let listed = list_exports(directory, &AllowList::own_user(), PATIENCE)?;
@@ -47,14 +50,16 @@ fn start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The export that the descriptor names, as its process lists it.
-pub(crate) fn export<'p>(
+/// Each export that the descriptor names, as its process lists it; `None` for one that is no longer there.
+pub(crate) fn exports<'p>(
     process: &'p ListedProcess,
-    descriptor: &Descriptor,
-) -> Result<Option<&'p ListedExport>> {
-    let view = serde_json::to_value(descriptor.view())?;
-    let is_it = |export: &&ListedExport| {
-        serde_json::to_value(export.export).is_ok_and(|number: Value| number == view["exporter"]["export"])
+    descriptor: &AnyDescriptor,
+) -> Vec<Option<&'p ListedExport>> {
+    let named = match descriptor {
+        AnyDescriptor::Export(descriptor) => vec![descriptor.export()],
+        AnyDescriptor::Bundle(bundle) => bundle.exports().collect(),
+        AnyDescriptor::Ring(ring) => vec![ring.export()],
     };
-    Ok(process.exports.iter().find(is_it))
+    let listed = |number| process.exports.iter().find(|export| export.export == number);
+    named.into_iter().map(listed).collect()
 }

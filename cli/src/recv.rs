@@ -8,6 +8,7 @@ use device_ipc::Descriptor;
 
 use crate::memory::{Opened, Place};
 use crate::output::{Raw, line};
+use crate::road::descriptor::AnyDescriptor;
 use crate::road::key::KeyArguments;
 use crate::road::message::{FromReceiver, FromSender};
 use crate::road::sealed::Sealed;
@@ -74,11 +75,12 @@ fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
         return file::read(path, arguments.place.patience(), waiting);
     }
     if let Some(text) = &arguments.descriptor {
-        return descriptor_of(text);
+        return descriptor_of(text)?.of_one_tensor();
     }
     match std::env::var(DESCRIPTOR_VARIABLE) {
         Ok(text) => {
-            descriptor_of(&text).with_context(|| format!("reading the variable {DESCRIPTOR_VARIABLE}"))
+            let descriptor = descriptor_of(&text).and_then(AnyDescriptor::of_one_tensor);
+            descriptor.with_context(|| format!("reading the variable {DESCRIPTOR_VARIABLE}"))
         }
         Err(_) => bail!(
             "no descriptor: give --connect HOST:PORT, --file PATH or --descriptor TEXT, or set {DESCRIPTOR_VARIABLE}"
@@ -100,7 +102,7 @@ fn over_tcp(arguments: &Arguments, sender: &mut Sealed) -> Result<()> {
     let soon = || Some(Instant::now() + HANDSHAKE);
     sender.say(&FromReceiver::Ready, soon())?;
     let (descriptor, pid) = FromSender::offer(sender, soon())?;
-    let descriptor: Descriptor = descriptor.parse()?;
+    let descriptor = AnyDescriptor::parse(&descriptor)?.of_one_tensor()?;
     transcript(arguments, format!("[receiver] got the descriptor from process {pid}"))?;
     let summary = receive(arguments, &descriptor, |opened| {
         let opened = FromReceiver::Opened { pid: std::process::id(), place: opened.place() };
@@ -152,7 +154,7 @@ fn is_standard_output(path: Option<&Path>) -> bool {
     path.is_some_and(|path| path.as_os_str() == "-")
 }
 
-/// Writes the region's bytes to a file, or to standard output for `-`.
+/// Writes the tensor's bytes to a file, or to standard output for `-`.
 pub(crate) fn write_out(tensor: &Opened, path: &Path) -> Result<()> {
     let mut raw = Raw::create(path)?;
     tensor.bytes()?.read(|piece| raw.write(piece))?;

@@ -2,7 +2,7 @@
 
 mod support;
 
-use device_ipc::{Access, Dtype, Error, Ipc, mock::MockBackend};
+use device_ipc::{Access, Buffer, Dtype, Error, Ipc, TensorLayout, mock::MockBackend};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{Folder, Terminal, device_ipc, run, send_by_file};
@@ -104,14 +104,14 @@ fn what_other_programs_share_is_taken_as_they_share_it() {
     assert!(attach(&at, &["fill", "254"]).good().contains("7 bytes device=mock:0"));
     assert!(attach(&at, &["add", "3"]).good().contains("values=[1, 1, 1, 1, 1, 1, 1]"), "they are uint8");
 
-    for (dtype, said) in [(Dtype::F32, "not contiguous"), (Dtype::I32, "gaps between its elements")] {
+    for dtype in [Dtype::F32, Dtype::I32] {
         let layout = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(dtype).shape([2, 2]).strides([4, 1]);
         let gaps = layout.start().unwrap();
         let at = gaps.descriptor().to_string();
         let read = attach(&at, &["read"]).good();
         assert!(read.contains("shape=[2, 2]") && !read.contains("mean"), "{read}");
         let error = attach(&at, &["add", "1"]).bad();
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains("gaps between its elements"), "{error}");
     }
 
     let kind = ipc
@@ -128,4 +128,158 @@ fn what_other_programs_share_is_taken_as_they_share_it() {
         let error = attach(&at, action).bad();
         assert!(error.contains("shared read-only, and read-write was asked for"), "{error}");
     }
+}
+
+/// A process of its own would share so: on this machine of the mock's, and the program there too.
+fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> support::Ended + '_) {
+    let ipc = Ipc::with_backend(MockBackend::from_spec(spec).unwrap());
+    let program = move |arguments: &[&str]| {
+        let mut command = device_ipc();
+        command.args(arguments).env("DEVICE_IPC_MOCK", spec);
+        Terminal::start(command).end()
+    };
+    (ipc, program)
+}
+
+fn buffer(ipc: &Ipc, device: u32, bytes: &[u8]) -> Buffer {
+    let buffer = ipc.allocate(device, bytes.len() as u64).unwrap();
+    let stream = ipc.create_stream(device).unwrap();
+    buffer.view_mut::<u8>(&stream).unwrap().copy_from(bytes).unwrap();
+    stream.synchronize().unwrap();
+    buffer
+}
+
+fn bytes_of(ipc: &Ipc, buffer: &Buffer) -> Vec<u8> {
+    buffer.view::<u8>(&ipc.create_stream(buffer.range().device).unwrap()).unwrap().to_vec().unwrap()
+}
+
+#[test]
+fn a_tensor_with_an_offset_is_read_and_written_where_it_lies_and_nothing_beside_it() {
+    let (ipc, program) = machine("devices=1");
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>();
+    let memory = std::sync::Arc::new(buffer(&ipc, 0, &floats(&[9.0, 9.0, 1.0, 2.0, 3.0, 9.0])));
+    let share =
+        ipc.share(std::sync::Arc::clone(&memory)).dtype(Dtype::F32).shape([3]).offset(2).start().unwrap();
+    let at = share.descriptor().to_string();
+    assert!(program(&["attach", &at, "read"]).good().contains("mean=2.000000 values=[1.0, 2.0, 3.0]"));
+    assert!(program(&["recv", "--descriptor", &at, "--add", "1"]).good().contains("values=[2.0, 3.0, 4.0]"));
+    let folder = Folder::new();
+    let out = folder.text("out");
+    program(&["attach", &at, "read", "--out", &out]).good();
+    assert_eq!(std::fs::read(out).unwrap(), floats(&[2.0, 3.0, 4.0]));
+    program(&["attach", &at, "fill", "0"]).good();
+    assert_eq!(bytes_of(&ipc, &memory), floats(&[9.0, 9.0, 0.0, 0.0, 0.0, 9.0]));
+
+    let halves = std::sync::Arc::new(buffer(&ipc, 0, &[7; 10]));
+    let share =
+        ipc.share(std::sync::Arc::clone(&halves)).dtype(Dtype::I16).shape([2]).offset(1).start().unwrap();
+    let added = program(&["attach", &share.descriptor().to_string(), "add", "1"]).good();
+    assert!(added.contains("values=[1800, 1800]"), "{added}");
+    assert_eq!(bytes_of(&ipc, &halves), [7, 7, 8, 7, 8, 7, 7, 7, 7, 7]);
+
+    // A tensor with gaps is not filled: what lies between its elements may be somebody else's.
+    let gaps = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(Dtype::I32).shape([2, 2]).strides([4, 1]);
+    let gaps = gaps.start().unwrap();
+    assert!(program(&["attach", &gaps.descriptor().to_string(), "fill", "1"]).bad().contains("gaps between"));
+    let empty = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(Dtype::F32).shape([0]).start().unwrap();
+    for action in [&["read"][..], &["fill", "1"], &["add", "1"]] {
+        let said = program(&[&["attach", &empty.descriptor().to_string()], action].concat()).good();
+        assert!(said.contains("values=[]"), "{said}");
+    }
+}
+
+#[test]
+fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
+    let (ipc, program) = machine("devices=2");
+    let packed = std::sync::Arc::new(buffer(&ipc, 0, &[5; 16]));
+    let other = std::sync::Arc::new(buffer(&ipc, 1, &[6; 4]));
+    let mut bundle = ipc.bundle();
+    let memory = bundle.memory(std::sync::Arc::clone(&packed));
+    bundle.tensor("a", memory, 0, TensorLayout::contiguous(Dtype::U8, [8]).unwrap()).unwrap();
+    bundle.tensor("b", memory, 8, TensorLayout::contiguous(Dtype::U8, [4]).unwrap()).unwrap();
+    let layout = TensorLayout::contiguous(Dtype::U8, [4]).unwrap();
+    bundle.owned("c", std::sync::Arc::clone(&other), Some(layout)).unwrap();
+    let export = bundle.start().map_err(Error::from).unwrap();
+    let folder = Folder::new();
+    let file = folder.file("bundle", export.descriptor().to_string().as_bytes());
+    let at = format!("@{file}");
+
+    let text = program(&["attach", &at, "info"]).good();
+    let info: Value = serde_json::from_str(&text).expect("one JSON document");
+    assert_eq!(
+        (info["kind"].as_str(), info["exporter"]["state"].as_str()),
+        (Some("bundle"), Some("sharing"))
+    );
+    assert_eq!(info["descriptor"]["tensors"][2]["name"], "c");
+    assert_eq!(info["exporter"]["exports"].as_array().map(Vec::len), Some(2), "one for each device");
+    assert!(!text.contains("token"), "{text}");
+
+    let read = program(&["attach", &at, "read", "--tensor", "c"]).good();
+    assert!(
+        read.contains("shape=[4] dtype=uint8 device=mock:1 (its home)") && read.contains("mean=6"),
+        "{read}"
+    );
+    let read = program(&["attach", &at, "--device", "1", "read", "--tensor", "b"]).good();
+    assert!(read.contains("device=mock:1 (across cards)") && read.contains("mean=5"), "{read}");
+    program(&["attach", &at, "add", "2", "--tensor", "a"]).good();
+    program(&["attach", &at, "fill", "1", "--tensor", "b"]).good();
+    let expected = [vec![7; 8], vec![1; 4], vec![5; 4]].concat();
+    assert_eq!(bytes_of(&ipc, &packed), expected, "the tensors beside it and the rest are as they were");
+    assert_eq!(bytes_of(&ipc, &other), [6; 4]);
+
+    for (arguments, said) in [
+        (&["attach", &at, "read"][..], "name one of its tensors with --tensor: a, b, c"),
+        (&["attach", &at, "read", "--tensor", "d"], "has no tensor of this name; it has a, b, c"),
+        (&["attach", &at, "--or-staged", "read", "--tensor", "a"], "a bundle is not copied"),
+        (&["recv", "--file", &file], "attach @FILE read --tensor NAME"),
+    ] {
+        let error = program(arguments).bad();
+        assert!(error.contains(said), "{error}");
+    }
+    drop(export);
+    let dropped = program(&["attach", &at, "info"]);
+    assert!(dropped.out.contains("\"dropped\""), "{dropped:?}");
+    assert!(dropped.bad().contains("has dropped this bundle"));
+}
+
+#[test]
+fn a_ring_is_described_and_not_read() {
+    let (ipc, program) = machine("devices=1");
+    let ring = ipc.ring(ipc.allocate(0, 4096).unwrap()).slots(2).start().map_err(Error::from).unwrap();
+    let at = ring.descriptor().to_string();
+    let text = program(&["attach", &at, "info"]).good();
+    let info: Value = serde_json::from_str(&text).expect("one JSON document");
+    assert_eq!((&info["descriptor"]["slots"], &info["descriptor"]["slot_bytes"]), (&2.into(), &2048.into()));
+    assert_eq!(info["exporter"]["export"]["bytes"], 4096);
+    assert!(!text.contains("token"), "{text}");
+    for arguments in [&["attach", &at, "read"][..], &["recv", "--descriptor", &at]] {
+        let error = program(arguments).bad();
+        assert!(error.contains("a program reads it by Ipc::join"), "{error}");
+    }
+    let error = program(&["attach", &at[..at.len() - 9], "info"]).bad();
+    assert!(error.contains("no descriptor of a ring"), "{error}");
+}
+
+#[test]
+fn a_copy_is_taken_where_it_is_asked_for_and_says_so() {
+    let (ipc, program) = machine("devices=2;peers=0>1");
+    let memory = std::sync::Arc::new(buffer(&ipc, 0, &[3; 100]));
+    let share = ipc.share(std::sync::Arc::clone(&memory)).dtype(Dtype::U8).shape([100]).start().unwrap();
+    let at = share.descriptor().to_string();
+    let attach = |arguments: &[&str]| program(&[&["attach", &at], arguments].concat());
+    let error = attach(&["--device", "1", "read"]).bad();
+    assert!(error.contains("(--or-staged takes a copy)"), "{error}");
+    let copy = "(a copy: what is written to it stays here)";
+    let read = attach(&["--device", "1", "--or-staged", "read"]).good();
+    assert!(read.contains("device=mock:1") && read.contains(copy) && read.contains("mean=3"), "{read}");
+    let home = attach(&["--or-staged", "read"]).good();
+    assert!(home.contains("(its home)"), "{home}");
+    let filled = attach(&["--staged", "fill", "9"]).good();
+    assert!(filled.contains(copy) && filled.contains("mean=9"), "{filled}");
+    let received =
+        program(&["recv", "--descriptor", &at, "--device", "1", "--or-staged", "--add", "1", "--hold", "1"]);
+    let received = received.good();
+    assert!(received.contains(copy) && received.contains("mean=4"), "{received}");
+    assert_eq!(bytes_of(&ipc, &memory), [3; 100], "a copy is the receiver's own");
+    assert_eq!(attach(&["--staged", "--or-staged", "read"]).status.code(), Some(2));
 }

@@ -94,7 +94,9 @@ impl<'m> DeviceBytes<'m> {
 
     /// Has the device set every byte.
     pub(crate) fn fill(&self, byte: u8) -> Result<()> {
-        self.view_mut(self.range)?.fill_bytes(byte)?;
+        if self.range.len > 0 {
+            self.view_mut(self.range)?.fill_bytes(byte)?;
+        }
         Ok(self.stream.synchronize()?)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Result;
 use device_ipc::{Dtype, TensorLayout};
 
-use super::{DeviceBytes, element_bytes, values};
+use super::{DeviceBytes, values};
 
 /// How many values are shown.
 const SHOWN: usize = 8;
@@ -23,17 +23,14 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Reads the elements. Bytes without a layout, and those of a tensor with gaps, are taken as they lie there.
+    /// Reads the elements, which begin where the bytes do. Bytes without a layout, and those of a tensor with gaps, are taken
+    /// as they lie there.
     pub(crate) fn of(bytes: &DeviceBytes<'_>, layout: Option<&TensorLayout>) -> Result<Self> {
-        let elements = layout.map(element_bytes).transpose()?.flatten();
-        let (dtype, part) = match (layout, elements) {
-            (Some(layout), Some(elements)) => {
-                (layout.dtype(), Some(bytes.part(elements.start, elements.end - elements.start)?))
-            }
-            (Some(_), None) => return Self::of_numbers(bytes, Dtype::U8, false),
-            (None, _) => (Dtype::U8, None),
-        };
-        Self::of_numbers(part.as_ref().unwrap_or(bytes), dtype, true)
+        match layout {
+            Some(layout) if layout.is_contiguous() => Self::of_numbers(bytes, layout.dtype(), true),
+            Some(_) => Self::of_numbers(bytes, Dtype::U8, false),
+            None => Self::of_numbers(bytes, Dtype::U8, true),
+        }
     }
 
     fn of_numbers(bytes: &DeviceBytes<'_>, dtype: Dtype, with_mean: bool) -> Result<Self> {

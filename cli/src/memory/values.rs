@@ -6,8 +6,7 @@ use half::{bf16, f16};
 
 /// The element type that PyTorch calls so.
 pub(crate) fn dtype_of_name(name: &str) -> Result<Dtype, String> {
-    let mut known = Dtype::ALL.iter().copied();
-    known.find(|dtype| dtype.name() == Some(name)).ok_or_else(|| {
+    Dtype::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Dtype::ALL.iter().filter_map(|dtype| dtype.name()).collect();
         format!("no element type is called {name:?}; there are: {}", names.join(", "))
     })

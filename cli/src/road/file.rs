@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use device_ipc::Descriptor;
 
+use super::descriptor::AnyDescriptor;
 use super::read_text;
 use crate::exporter::{self, Exporter};
 
@@ -57,9 +58,8 @@ fn is_left_over(path: &Path) -> Result<bool> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other.with_context(|| format!("looking at {shown}"))?,
     };
-    let descriptor =
-        read_text(file, &shown.to_string()).ok().and_then(|text| text.parse::<Descriptor>().ok());
-    let Some(descriptor) = descriptor else {
+    let text = read_text(file, &shown.to_string()).ok();
+    let Some(descriptor) = text.and_then(|text| AnyDescriptor::parse(&text).ok()) else {
         bail!("{shown} is there already and holds no descriptor, so it is left as it is; take another name");
     };
     let pid = match exporter::find(&descriptor)? {
@@ -79,7 +79,8 @@ pub(crate) fn read(path: &Path, patience: Duration, waiting: impl FnOnce()) -> R
             Ok(file) => {
                 let text = read_text(file, &shown.to_string())?;
                 if !text.trim().is_empty() {
-                    return text.parse().with_context(|| format!("{shown} holds no descriptor"));
+                    let descriptor = AnyDescriptor::parse(&text).and_then(AnyDescriptor::of_one_tensor);
+                    return descriptor.with_context(|| format!("{shown} holds no descriptor of a tensor"));
                 }
                 "is empty"
             }

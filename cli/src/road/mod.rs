@@ -3,6 +3,7 @@
 //! A descriptor holds a secret, the export's token. By TCP it is sent to nobody but a process that has proved to know the
 //! key, and the receiver takes it from nobody else: see [`handshake`]. What is sent is authenticated and not encrypted.
 
+pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod handshake;
 pub(crate) mod key;
@@ -15,26 +16,30 @@ pub(crate) use wire::{Wire, connect};
 use std::io::Read;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::Descriptor;
+
+use descriptor::AnyDescriptor;
 
 /// A descriptor as text, for those who start processes.
 pub(crate) const DESCRIPTOR_VARIABLE: &str = "DEVICE_IPC_DESCRIPTOR";
 
-/// More than the longest descriptor as text: its binary form has 64 KiB at most.
-const MAX_TEXT_BYTES: u64 = 128 * 1024;
+/// Enough to see which kind of descriptor it is.
+const BEGINNING: u64 = 64;
 
 /// Reads a descriptor's text; one that is too long is refused before it is read.
-pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String> {
+pub(crate) fn read_text(mut from: impl Read, name: &str) -> Result<String> {
     let mut text = Vec::new();
-    from.take(MAX_TEXT_BYTES + 1).read_to_end(&mut text).with_context(|| format!("reading {name}"))?;
-    if text.len() as u64 > MAX_TEXT_BYTES {
-        bail!("{name} holds more than {MAX_TEXT_BYTES} bytes, and no descriptor is as long");
+    let mut read = |text: &mut Vec<u8>, bytes| from.by_ref().take(bytes).read_to_end(text).map(drop);
+    read(&mut text, BEGINNING).with_context(|| format!("reading {name}"))?;
+    let longest = descriptor::longest(&text);
+    read(&mut text, longest + 1 - BEGINNING).with_context(|| format!("reading {name}"))?;
+    if text.len() as u64 > longest {
+        bail!("{name} holds more than {longest} bytes, and no descriptor is as long");
     }
     String::from_utf8(text).ok().with_context(|| format!("{name} holds no text, hence no descriptor"))
 }
 
 /// `TEXT`, or `@FILE`.
-pub(crate) fn descriptor_of(argument: &str) -> Result<Descriptor> {
+pub(crate) fn descriptor_of(argument: &str) -> Result<AnyDescriptor> {
     let text = match argument.strip_prefix('@') {
         Some(path) => {
             let file = std::fs::File::open(path).with_context(|| format!("opening {path}"))?;
@@ -42,8 +47,7 @@ pub(crate) fn descriptor_of(argument: &str) -> Result<Descriptor> {
         }
         None => argument.to_owned(),
     };
-    let hint = "that is no descriptor (it begins with 'dipc.'); write @FILE for the descriptor in a file";
-    text.parse().context(hint)
+    AnyDescriptor::parse(&text)
 }
 
 /// A peer's words, fit for a terminal: of a bounded length, and without what a terminal would act upon.
