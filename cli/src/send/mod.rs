@@ -18,9 +18,6 @@ use crate::road::key::KeyArguments;
 use server::{Server, Told};
 use tensor::{SentTensor, TensorArguments};
 
-/// How often it is looked who holds the export: nothing tells.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// How long those who have let go may take to say good-bye.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -107,6 +104,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let before = tensor.summary()?;
     say(format!("[sender]   {before}"))?;
     let export = tensor.share(&ipc)?;
+    let changed = tell.clone();
+    export.on_change(move || {
+        // Nobody listens any more where the process is about to end.
+        let _ = changed.send(Told::Changed);
+    });
 
     let file =
         arguments.file.as_deref().map(|path| DescriptorFile::write(path, export.descriptor())).transpose()?;
@@ -151,28 +153,32 @@ fn serve(
     say: &impl Fn(String) -> Result<()>,
 ) -> Result<End> {
     // With a server, receivers are counted by what they say; else by what they have had open.
-    let (mut done, mut finished_at) = (0, None);
+    let (mut done, mut farewell_until) = (0, None);
     loop {
-        match told.recv_timeout(LOOK) {
+        let holders = export.holders();
+        let count = if server.is_some() { done } else { holders.opened() };
+        if receivers == 0 || count < receivers || holders.iter().len() > 0 {
+            farewell_until = None;
+        } else if server.is_none_or(|server| server.talking() == 0) {
+            return Ok(End::ReceiversDone);
+        } else {
+            // What the last ones say shall be in the transcript.
+            farewell_until.get_or_insert_with(|| Instant::now() + FAREWELL);
+        }
+        let next = match farewell_until {
+            None => told.recv().map_err(RecvTimeoutError::from),
+            Some(end) => told.recv_timeout(end.saturating_duration_since(Instant::now())),
+        };
+        match next {
             Ok(Told::Note(text)) => say(text)?,
             Ok(Told::Done(text)) => {
                 done += 1;
                 say(text)?;
             }
+            Ok(Told::Changed) => {}
             Ok(Told::Stop(signal)) => return Ok(End::Stopped(signal)),
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => return Ok(End::ReceiversDone),
             Err(RecvTimeoutError::Disconnected) => bail!("nothing can stop this process any more"),
-        }
-        let holders = export.holders();
-        let count = if server.is_some() { done } else { holders.opened() };
-        if receivers == 0 || count < receivers || holders.iter().len() > 0 {
-            finished_at = None;
-            continue;
-        }
-        // What the last ones say shall be in the transcript.
-        let since = *finished_at.get_or_insert_with(Instant::now);
-        if server.is_none_or(|server| server.talking() == 0) || since.elapsed() >= FAREWELL {
-            return Ok(End::ReceiversDone);
         }
     }
 }

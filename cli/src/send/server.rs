@@ -31,6 +31,8 @@ pub(super) enum Told {
     Note(String),
     /// A receiver that had the tensor open is done, well or not.
     Done(String),
+    /// Others hold the export than before, or fewer receivers talk.
+    Changed,
     /// A signal came.
     Stop(&'static str),
 }
@@ -172,6 +174,7 @@ impl Shared {
             self.listen(&mut sealed, from);
         }
         self.talking.fetch_sub(1, Ordering::AcqRel);
+        self.tell(Told::Changed);
     }
 
     /// Without a deadline: a receiver may work for as long as it likes, and holds up nobody.
