@@ -46,6 +46,9 @@ enum Command {
     Attach(Box<attach::Arguments>),
     /// Look for what on this machine would stop sharing, say what to change, and try it with a second process.
     Doctor(doctor::Arguments),
+    /// The second process of `doctor`.
+    #[command(hide = true)]
+    DoctorLibrary(doctor::libraries::Arguments),
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Recv(arguments) => recv::run(&arguments),
         Command::Attach(arguments) => attach::run(&arguments),
         Command::Doctor(arguments) => return ended(doctor::run(&arguments)),
+        Command::DoctorLibrary(arguments) => doctor::libraries::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::BenchPeer(arguments) => bench::peer::run(&arguments),

@@ -70,6 +70,19 @@ fn what_does_not_work_is_a_problem_with_its_reason_and_the_exit_code_tells() {
     assert!(text.contains("-> mkdir -p /nowhere/sockets"), "{text}");
 }
 
+/// Whoever opens a pipe that nobody writes to waits for ever: so does the loader, as in a driver that hangs.
+#[test]
+fn a_library_that_hangs_is_a_problem_and_does_not_stop_the_rest() {
+    let folder = support::Folder::new();
+    let pipe = folder.path("libcuda.so.1");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
+    let library = pipe.to_str().expect("a path in UTF-8");
+    let (code, text) = doctor(&["--quick", "--timeout", "1"], &[("DEVICE_IPC_CUDA_LIBRARY", library)]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("problem  library of cuda") && text.contains("did not end within 1 s"), "{text}");
+    assert!(text.contains("ok       mock"), "{text}");
+}
+
 #[test]
 fn an_unknown_backend_is_an_error() {
     let mut command = device_ipc();

@@ -1,27 +1,78 @@
-//! The vendors' libraries: there, of which version, or why not.
+//! The vendors' libraries: there, of which version, or why not. Each is loaded by a process of its own.
 
-use device_ipc::{Backends, DeviceInfo, Error, Unavailable};
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Result;
+use device_ipc::{Backends, Error, Unavailable};
+use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
 use super::finding::Finding;
-use super::{ascend, nvidia};
+use super::{ascend, nvidia, second};
+use crate::output::line;
 
 /// The backend that has no hardware.
 const SIMULATED: &str = "mock";
 
+/// The second process of `doctor` that loads a library: what it found, as JSON.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    backend: String,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    line(serde_json::to_string(&usable(&arguments.backend))?)
+}
+
 /// A backend with its library, or why it cannot be used.
 pub(super) struct Library {
     pub(super) name: &'static str,
-    pub(super) state: Result<Usable, Unavailable>,
+    pub(super) state: Result<Usable, Reason>,
 }
 
 /// A backend that has devices.
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Usable {
     version: String,
     file: Option<String>,
-    pub(super) devices: Vec<DeviceInfo>,
     /// A row for each device: which devices it reaches.
     pub(super) peers: Vec<Vec<bool>>,
+}
+
+/// Why a backend cannot be used.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Reason {
+    kind: Kind,
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Kind {
+    NotFound,
+    TooOld,
+    Stub,
+    /// It was loaded and crashed, or did not come to an end.
+    Unhealthy,
+    Other,
+}
+
+impl From<Unavailable> for Reason {
+    fn from(reason: Unavailable) -> Self {
+        let kind = match &reason {
+            Unavailable::LibraryNotFound { .. } => Kind::NotFound,
+            Unavailable::TooOld { .. } => Kind::TooOld,
+            Unavailable::StubLibrary { .. } => Kind::Stub,
+            _ => Kind::Other,
+        };
+        Self { kind, text: reason.to_string() }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 impl Library {
@@ -34,31 +85,38 @@ impl Library {
     }
 }
 
-/// All backends, or one.
-pub(super) fn of_this_machine(only: Option<&str>) -> Vec<Library> {
+/// All backends, or one. Each may take so long.
+pub(super) fn of_this_machine(only: Option<&str>, time: Duration) -> Vec<Library> {
     let backends = Backends::registered();
-    let mut libraries = Vec::new();
-    for status in backends.available() {
-        if only.is_some_and(|only| only != status.name) {
-            continue;
-        }
-        let state = status.state.and_then(|devices| {
-            let failed = |error: Error| Unavailable::Failed { detail: error.to_string() };
-            usable(&backends, status.name, devices).map_err(failed)
-        });
-        libraries.push(Library { name: status.name, state });
-    }
-    libraries
+    let wanted = backends.names().filter(|name| only.is_none_or(|only| only == *name));
+    wanted.map(|name| Library { name, state: asked(name, time) }).collect()
 }
 
-fn usable(backends: &Backends, name: &str, devices: Vec<DeviceInfo>) -> Result<Usable, Error> {
-    let backend = backends.named(name)?;
-    let row = |from: &DeviceInfo| {
-        devices.iter().map(|to| backend.peer_access(from.ordinal, to.ordinal)).collect::<Result<_, _>>()
+/// What a second process finds.
+fn asked(name: &str, time: Duration) -> Result<Usable, Reason> {
+    let unhealthy = |text| Reason { kind: Kind::Unhealthy, text };
+    let printed = second::run(&["doctor-library", name], time)
+        .map_err(|why| unhealthy(format!("a process that loads the library and lists the devices: {why}")))?;
+    // A vendor's library may print lines of its own.
+    let found = printed.lines().last().and_then(|last| serde_json::from_str(last).ok());
+    found.unwrap_or_else(|| Err(unhealthy("a process that loads the library ended without a result".into())))
+}
+
+/// Loads the library, in this process.
+fn usable(name: &str) -> Result<Usable, Reason> {
+    let other = |error: Error| match error {
+        Error::BackendUnavailable { reason, .. } => Reason::from(reason),
+        error => Reason { kind: Kind::Other, text: error.to_string() },
     };
-    let peers = devices.iter().map(row).collect::<Result<_, _>>()?;
+    let backend = Backends::registered().named(name).map_err(other)?;
+    let devices = backend.devices().map_err(other)?;
+    if devices.is_empty() {
+        return Err(Unavailable::NoDevice { detail: "the backend lists none".into() }.into());
+    }
+    let row = |from| devices.iter().map(|to| backend.peer_access(from, to.ordinal)).collect::<Result<_, _>>();
+    let peers = devices.iter().map(|from| row(from.ordinal)).collect::<Result<_, _>>().map_err(other)?;
     let info = backend.info();
-    Ok(Usable { version: info.version.clone(), file: info.library.clone(), devices, peers })
+    Ok(Usable { version: info.version.clone(), file: info.library.clone(), peers })
 }
 
 pub(super) fn check(facts: &Facts, libraries: &[Library], wanted: Option<&str>) -> Vec<Finding> {
@@ -87,27 +145,29 @@ fn one(facts: &Facts, library: &Library, wanted: bool) -> Finding {
         Err(reason) => reason,
     };
     let change = "do what the reason says; 'device-ipc devices' shows it again";
-    match reason {
+    let text = reason.to_string();
+    match reason.kind {
         // Loaded, and no good: somebody put it there.
-        Unavailable::StubLibrary { .. } => Finding::problem(
+        Kind::Stub => Finding::problem(
             check,
-            reason.to_string(),
+            text,
             "take the folder of stubs (stubs, devlib) out of LD_LIBRARY_PATH, and install or mount the driver",
         ),
-        Unavailable::TooOld { .. } => {
-            Finding::problem(check, reason.to_string(), "install the newer version")
-        }
-        _ if present || wanted => Finding::problem(check, reason.to_string(), change),
-        Unavailable::LibraryNotFound { .. } => {
-            Finding::ok(check, "not installed, and no card of the vendor is here")
-        }
-        _ => Finding::warning(check, reason.to_string(), change),
+        Kind::TooOld => Finding::problem(check, text, "install the newer version"),
+        Kind::Unhealthy => Finding::problem(
+            check,
+            text,
+            "look for the driver's errors (dmesg) and its own tool (nvidia-smi, npu-smi info); then: device-ipc devices",
+        ),
+        _ if present || wanted => Finding::problem(check, text, change),
+        Kind::NotFound => Finding::ok(check, "not installed, and no card of the vendor is here"),
+        Kind::Other => Finding::warning(check, text, change),
     }
 }
 
 fn in_use(check: &'static str, usable: &Usable) -> Finding {
     let file = usable.file.as_deref().map(|file| format!(", {file}")).unwrap_or_default();
-    let found = format!("{}{file}, {} device(s)", usable.version, usable.devices.len());
+    let found = format!("{}{file}, {} device(s)", usable.version, usable.peers.len());
     if usable.file.as_deref().is_some_and(|file| file.contains("/stubs/") || file.contains("/devlib/")) {
         let change = "take that folder out of LD_LIBRARY_PATH: what lies in it is for linking only";
         return Finding::problem(check, found, change);
@@ -117,28 +177,17 @@ fn in_use(check: &'static str, usable: &Usable) -> Finding {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use device_ipc::DeviceIdentity;
-
     use super::super::facts::tests::Machine;
     use super::super::finding::Verdict;
     use super::*;
 
     /// A library with devices that reach each other so.
     pub(in crate::doctor) fn with_peers(name: &'static str, peers: Vec<Vec<bool>>) -> Library {
-        let device = |ordinal: usize| {
-            DeviceInfo::new(
-                (ordinal as u32).into(),
-                DeviceIdentity::Uuid([ordinal as u8; 16]),
-                "A card",
-                1 << 30,
-            )
-        };
-        let devices = (0..peers.len()).map(device).collect();
-        Library { name, state: Ok(Usable { version: "1.0".into(), file: None, devices, peers }) }
+        Library { name, state: Ok(Usable { version: "1.0".into(), file: None, peers }) }
     }
 
     fn without(name: &'static str, reason: Unavailable) -> Library {
-        Library { name, state: Err(reason) }
+        Library { name, state: Err(reason.into()) }
     }
 
     fn not_found() -> Unavailable {
@@ -177,6 +226,9 @@ pub(super) mod tests {
             needed: "470".into(),
         };
         assert_eq!(one(&bare.facts, &without("cuda", old), false).verdict, Verdict::Problem);
+        let hangs = Reason { kind: Kind::Unhealthy, text: "it did not end within 90 s".into() };
+        let hangs = Library { name: "cuda", state: Err(hangs) };
+        assert_eq!(one(&bare.facts, &hangs, false).verdict, Verdict::Problem);
         let none = Unavailable::NoDevice { detail: "none".into() };
         assert_eq!(one(&bare.facts, &without("cuda", none), false).verdict, Verdict::Warning);
         let mut stubs = with_peers("cuda", vec![vec![true]]);

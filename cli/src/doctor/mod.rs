@@ -1,21 +1,24 @@
 //! `device-ipc doctor`: what on this machine would stop sharing, and what to change.
 //!
 //! Each check is a small function of [`Facts`], which come from a root directory that tests can make, so that both
-//! outcomes of each are tested. What no file tells is tried: a second process takes a tensor on each device.
+//! outcomes of each are tested. What no file tells is tried: a second process takes a tensor on each device. This process loads
+//! no vendor's library: a driver that crashes or hangs ends processes of their own.
 
 mod ascend;
 mod devices;
 mod facts;
 mod finding;
-mod libraries;
+pub(crate) mod libraries;
 mod nvidia;
 mod round_trip;
+mod second;
 mod system;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
-use device_ipc::{Backends, Error};
+use device_ipc::Backends;
 use serde::Serialize;
 
 use crate::output::line;
@@ -29,9 +32,13 @@ pub(crate) struct Arguments {
     /// This backend only, and a problem where it cannot be used.
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Look only: start no second process.
+    /// Look only: hand no tensor to a second process.
     #[arg(long)]
     quick: bool,
+    /// How long the loading of a vendor's library may take, and each try; in seconds. The first context on a device can take
+    /// many.
+    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -55,16 +62,17 @@ struct Report {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(name) = &arguments.backend {
-        // An unknown name is an error; one that cannot be used is part of the report.
-        match Backends::registered().named(name) {
-            Ok(_) | Err(Error::BackendUnavailable { .. }) => {}
-            Err(error) => return Err(error.into()),
+        let backends = Backends::registered();
+        if !backends.names().any(|known| known == name) {
+            // The error names those that there are.
+            backends.named(name)?;
         }
     }
     let mut report = Report { problems: 0, warnings: 0, checks: Vec::new() };
     let wanted = arguments.backend.as_deref();
     let facts = Facts::of_this_machine();
-    let libraries = libraries::of_this_machine(wanted);
+    let time = Duration::from_secs(arguments.timeout);
+    let libraries = libraries::of_this_machine(wanted, time);
     let tell = |report: &mut Report, finding: Finding| {
         report.problems += usize::from(finding.verdict == Verdict::Problem);
         report.warnings += usize::from(finding.verdict == Verdict::Warning);
@@ -80,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             if !arguments.json {
                 eprintln!("trying {trip}");
             }
-            tell(&mut report, trip.make())?;
+            tell(&mut report, trip.make(time))?;
         }
     }
     if arguments.json {

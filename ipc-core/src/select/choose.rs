@@ -45,6 +45,11 @@ impl Backends {
         self
     }
 
+    /// The name of every backend, in the order in which [`auto`](Self::auto) looks at them. Loads nothing.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &'static str> {
+        self.registrations.iter().map(|one| one.name)
+    }
+
     /// Every backend with its devices, or the reason why not. Creates no context.
     pub fn available(&self) -> Vec<BackendStatus> {
         self.registrations.iter().map(|one| BackendStatus { name: one.name, state: state_of(one) }).collect()
