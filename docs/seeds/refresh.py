@@ -1,12 +1,14 @@
 """Fills the output blocks of these pages by running their commands.
 
-    cargo build -p device-ipc-cli -p device-ipc --examples -p device-ipc-sim-ascendcl
+    cargo build -p device-ipc-cli -p device-ipc -p device-ipc-sim-ascendcl --lib --bins --examples
     python3 docs/seeds/refresh.py                    # the mock and the simulated Ascend machine
     python3 docs/seeds/refresh.py --machine gpu      # on a machine with GPUs
-    python3 docs/seeds/refresh.py --check            # run, fail where a command fails, change nothing
+    python3 docs/seeds/refresh.py --check            # fail where a command fails or says something else; change nothing
 
 A block is a comment, `<!-- output: MACHINE: COMMAND -->`, and the fenced text behind it. The command is run by bash in an empty
 folder; its standard output becomes the text. A command that fails, or takes longer than two minutes, changes nothing.
+
+What differs from run to run is not compared: process ids, ports, times, and which of two processes printed first.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ PAGES = Path(__file__).resolve().parent
 SECONDS = 120
 BLOCK = re.compile(r"<!-- output: (?P<machine>\w+): (?P<command>.+?) -->\n```text\n(?P<text>.*?)```\n", re.DOTALL)
 MACHINES = ("mock", "ascend", "gpu")
+
+
+CHANGING = [
+    (re.compile(r"\bpid=\d+|\bprocess \d+"), "PROCESS"),
+    (re.compile(r"(127\.0\.0\.1):\d+"), r"\1:PORT"),
+    (re.compile(r"\d+(\.\d+)? (ns|µs|ms|s|[KMG]i?B/s)\b"), "MEASURED"),
+]
 
 
 class Failed(Exception):
@@ -76,6 +85,23 @@ def run(command: str, variables: dict[str, str]) -> str:
         return output.read().decode()
 
 
+def comparable(text: str) -> list[str]:
+    """The lines without what differs from run to run."""
+    for changing, mask in CHANGING:
+        text = changing.sub(mask, text)
+    return sorted(text.splitlines())
+
+
+def stale(page: str, filled: str) -> list[str]:
+    """The commands whose output is no longer what the page shows."""
+    pairs = zip(BLOCK.finditer(page), BLOCK.finditer(filled), strict=True)
+    return [
+        f"{new['machine']}: {new['command']}: it now prints\n{new['text']}"
+        for old, new in pairs
+        if comparable(old["text"]) != comparable(new["text"])
+    ]
+
+
 def refreshed(page: str, machines: list[str], run_on) -> tuple[str, list[str]]:
     """The page with the blocks of these machines filled, and what failed. `run_on(machine, command)` gives the text."""
     failures = []
@@ -100,7 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", action="append", choices=MACHINES, help="default: mock and ascend")
     parser.add_argument("--programs", type=Path, metavar="FOLDER", help="where Cargo put them (default: target/debug)")
-    parser.add_argument("--check", action="store_true", help="run everything, and change nothing")
+    parser.add_argument("--check", action="store_true", help="run everything, compare, and change nothing")
     arguments = parser.parse_args()
     machines = arguments.machine or ["mock", "ascend"]
     target = Path(os.environ.get("CARGO_TARGET_DIR", PAGES.parent.parent / "target"))
@@ -110,7 +136,9 @@ def main() -> int:
         text = path.read_text()
         filled, failed = refreshed(text, machines, lambda machine, command: run(command, environment(machine, programs)))
         failures += [f"{path.name}: {failure}" for failure in failed]
-        if not arguments.check and filled != text:
+        if arguments.check:
+            failures += [f"{path.name}: {failure}" for failure in stale(text, filled)]
+        elif filled != text:
             path.write_text(filled)
     for failure in failures:
         print(failure, file=sys.stderr)

@@ -37,6 +37,13 @@ class Filling(unittest.TestCase):
         page = PAGE.replace("mock:", "mok:")
         self.assertIn("no such machine", refresh.refreshed(page, ["mock"], None)[1][0])
 
+    def test_what_differs_from_run_to_run_is_not_compared(self):
+        page = PAGE.replace("old\n", "pid=12 at 127.0.0.1:5001 after 3.5 ms\nmean=1.5\n")
+        same = PAGE.replace("old\n", "mean=1.5\npid=7 at 127.0.0.1:61234 after 12 ms\n")
+        self.assertEqual(refresh.stale(page, same), [])
+        for other in ("mean=2.5\npid=7 at 127.0.0.1:61234 after 12 ms\n", "mean=1.5\n"):
+            self.assertIn("it now prints", refresh.stale(page, PAGE.replace("old\n", other))[0])
+
     def test_every_page_has_a_block_for_each_machine(self):
         for path in refresh.PAGES.glob("00*.md"):
             machines = {block["machine"] for block in refresh.BLOCK.finditer(path.read_text())}
