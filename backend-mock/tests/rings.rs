@@ -28,12 +28,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 enum Step {
     /// Writes the next slot, and publishes it on the same stream or the other, or gives it back after half of it.
     Publish { stream: usize, pause: u64, give_back: bool },
+    /// Writes the next slot, and has the host publish it when the stream has got there.
+    PublishNow { stream: usize, pause: u64 },
     /// One more reader.
     Join,
     /// A reader takes the next slot, on one of its two streams, and copies it in two halves.
     Next { reader: usize, stream: usize, pause: u64 },
     /// A reader releases one of the slots that it has.
     Release { reader: usize, which: usize },
+    /// A reader's host releases one of the slots that it has, when the streams have got there.
+    ReleaseNow { reader: usize, which: usize },
     /// A reader leaves; the slots that it has are released before.
     Leave { reader: usize },
 }
@@ -43,10 +47,12 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..2_usize, pause(), prop::bool::weighted(0.1))
             .prop_map(|(stream, pause, give_back)| Step::Publish { stream, pause, give_back }),
+        3 => (0..2_usize, pause()).prop_map(|(stream, pause)| Step::PublishNow { stream, pause }),
         1 => Just(Step::Join),
         8 => (0..MOST_READERS, 0..2_usize, pause())
             .prop_map(|(reader, stream, pause)| Step::Next { reader, stream, pause }),
         8 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::Release { reader, which }),
+        4 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::ReleaseNow { reader, which }),
         1 => (0..MOST_READERS).prop_map(|reader| Step::Leave { reader }),
     ]
 }
@@ -88,9 +94,11 @@ impl Model {
     fn run(&mut self, step: &Step) -> Result<(), Error> {
         match *step {
             Step::Publish { stream, pause, give_back } => self.publish(stream, pause, give_back),
+            Step::PublishNow { stream, pause } => self.publish_now(stream, pause),
             Step::Join => self.join(),
             Step::Next { reader, stream, pause } => self.next(reader, stream, pause),
             Step::Release { reader, which } => self.release(reader, which),
+            Step::ReleaseNow { reader, which } => self.release_now(reader, which),
             Step::Leave { reader } => self.leave(reader),
         }
     }
@@ -118,6 +126,37 @@ impl Model {
         }
         slot.view_mut_of::<u32, _>(HALF..SLOT, stream)?.copy_from(&[written; NUMBERS / 2])?;
         slot.publish(stream)
+    }
+
+    fn publish_now(&mut self, stream: usize, pause: u64) -> Result<(), Error> {
+        let sequence = self.ring.sequence();
+        let before = sequence.checked_sub(self.slots);
+        if before.is_some_and(|before| self.readers.iter().any(|reader| reader.released <= before)) {
+            // This thread has yet to release it.
+            if !self.ring.waits_on_host() {
+                let refused = self.ring.write(&self.writers[stream])?.publish_now();
+                assert!(matches!(refused, Err(Error::RingNotYet { .. })), "{refused:?}");
+            }
+            return Ok(());
+        }
+        if self.ring.wait_writable(Duration::from_millis(1)).is_err() {
+            return Ok(());
+        }
+        let index = self.unfinished.take().unwrap_or(stream);
+        let stream = self.writers[index].clone();
+        let mut slot = self.ring.write(&stream)?;
+        slot.view_mut::<u32, _>(&stream)?.copy_from(&[sequence as u32; NUMBERS])?;
+        stream.delay(Duration::from_micros(pause))?;
+        synchronize(&stream);
+        match slot.publish_now() {
+            // The other stream publishes the one before.
+            Err(Error::RingNotYet { .. }) => {
+                self.writers.iter().for_each(synchronize);
+                assert_eq!(self.ring.sequence(), sequence, "it has not been published");
+                self.ring.write(&stream)?.publish_now()
+            }
+            published => published,
+        }
     }
 
     fn join(&mut self) -> Result<(), Error> {
@@ -168,6 +207,27 @@ impl Model {
         };
         let (slot, stream) = member.held.remove(which % member.held.len());
         slot.release(&member.streams[stream])?;
+        member.released =
+            member.held.iter().map(|(slot, _)| slot.sequence()).min().unwrap_or(member.reader.sequence());
+        Ok(())
+    }
+
+    fn release_now(&mut self, reader: usize, which: usize) -> Result<(), Error> {
+        let Some(member) = self.readers.get_mut(reader) else { return Ok(()) };
+        let last = member.reader.sequence().checked_sub(1);
+        let taken_last = member.held.iter().find(|(slot, _)| Some(slot.sequence()) == last);
+        // Else its streams may wait for what this thread has yet to publish.
+        if !taken_last.is_some_and(|(slot, _)| slot.is_published().unwrap_or(false)) {
+            return Ok(());
+        }
+        let (slot, stream) = member.held.remove(which % member.held.len());
+        synchronize(&member.streams[stream]);
+        if let Err(refused) = slot.release_now() {
+            assert!(matches!(refused.error(), Error::RingNotYet { .. }), "{refused}");
+            // The other stream has released another one.
+            member.streams.iter().for_each(synchronize);
+            refused.into_slot().release_now()?;
+        }
         member.released =
             member.held.iter().map(|(slot, _)| slot.sequence()).min().unwrap_or(member.reader.sequence());
         Ok(())

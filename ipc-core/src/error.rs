@@ -444,6 +444,17 @@ pub enum Error {
         /// Which there are, in words.
         known: String,
     },
+
+    /// A host hands over a slot of a ring at once, and a stream has yet to get to what comes before.
+    #[error("sequence {sequence} of the ring cannot be {what} by the host yet: {why}")]
+    RingNotYet {
+        /// The sequence.
+        sequence: u64,
+        /// `published` or `released`.
+        what: &'static str,
+        /// What it has to wait for, and what to do.
+        why: String,
+    },
 }
 
 impl Error {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
-use device_ipc::{Descriptor, Ipc, counters};
+use device_ipc::{Descriptor, Ipc, Ring, RingReader, Stream, counters};
 
 use support::{Process, argument, role as role_name};
 
@@ -187,6 +187,48 @@ fn what_a_timeline_costs() {
 }
 
 #[test]
+fn what_a_hand_over_through_a_ring_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let stream = ipc.create_stream(0).expect("a stream");
+    let mut ring = ring_of(ipc);
+    let mut reader = ipc.join(ring.descriptor()).on(&stream).expect("joined");
+    for _ in 0..4 {
+        hand_over_by_hosts(&mut ring, &mut reader, &stream);
+    }
+    let (by_hosts, ()) = counted.cost(|| hand_over_by_hosts(&mut ring, &mut reader, &stream));
+    assert_eq!(by_hosts, cost(&[], 0, 0), "by hosts");
+    let mut by_streams = || {
+        ring.write(&stream).expect("written").publish(&stream).expect("published");
+        reader.next(&stream).expect("taken").release(&stream).expect("released");
+    };
+    // The device gets to know the pages.
+    by_streams();
+    stream.synchronize().expect("done");
+    let (by_streams, ()) = counted.cost(by_streams);
+    let waits = by_streams.driver.iter().filter(|(name, _)| *name == "wait_value").map(|(_, count)| count);
+    assert!(waits.sum::<u64>() <= 1, "a wait for the publication, if it has not come: {by_streams:?}");
+    let rest: Vec<_> = by_streams.driver.iter().filter(|(name, _)| *name != "wait_value").copied().collect();
+    assert_eq!(
+        rest,
+        [("write_value", 3)],
+        "the reader, the writer's own streams, the release; no host waits"
+    );
+    assert_eq!(by_streams.requests, 0);
+    stream.synchronize().expect("done");
+}
+
+fn ring_of(ipc: &Ipc) -> Ring {
+    ipc.ring(ipc.allocate(0, 4096).expect("memory")).start().expect("a ring")
+}
+
+fn hand_over_by_hosts(ring: &mut Ring, reader: &mut RingReader, stream: &Stream) {
+    ring.wait_writable(PATIENCE).expect("released");
+    ring.write(stream).expect("written").publish_now().expect("published");
+    reader.wait_next(PATIENCE).expect("taken").release_now().expect("released");
+}
+
+#[test]
 fn what_a_descriptor_costs() {
     let _counted = Counted::new();
     let (process, exports) = exporter();
@@ -216,8 +258,9 @@ fn what_opening_costs_in_system_calls() {
     traced.enter();
     let found = system_calls::trace(pid);
     drop(traced);
-    let [share, first, second, again] = found.as_slice() else { panic!("{found:?}") };
+    let [share, first, second, again, ring] = found.as_slice() else { panic!("{found:?}") };
     let nothing: [u64; 0] = [];
+    assert_eq!(of_ours(ring), nothing, "hosts hand over through a ring without the kernel");
     assert_eq!(of_ours(again), nothing, "opening what is open asks the kernel nothing");
     assert_eq!(of_ours(share), [libc::SYS_getrandom].map(number), "the token");
     let round_trip =
@@ -287,6 +330,12 @@ fn run_traced() {
     let exports: Vec<Descriptor> = texts.split(',').map(|text| text.parse().expect("a descriptor")).collect();
     let shared = ipc.share(block.clone()).start().expect("shared");
     let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
+    let stream = ipc.create_stream(0).expect("a stream");
+    let mut ring = ring_of(&ipc);
+    let mut reader = ipc.join(ring.descriptor()).on(&stream).expect("joined");
+    for _ in 0..4 {
+        hand_over_by_hosts(&mut ring, &mut reader, &stream);
+    }
     // SAFETY: asks for a number.
     println!("\npid {}", unsafe { libc::gettid() });
     println!("\ntraced {}", system_calls::be_traced());
@@ -302,5 +351,8 @@ fn run_traced() {
         kept.push(ipc.open(&exports[export]).at_home().expect("opened"));
         system_calls::mark();
     }
+    system_calls::mark();
+    hand_over_by_hosts(&mut ring, &mut reader, &stream);
+    system_calls::mark();
     drop((kept, link, another, shared));
 }

@@ -358,6 +358,49 @@ impl Inner {
         Ok(())
     }
 
+    fn release_now(&self, sequence: u64) -> Result<()> {
+        self.owner.check()?;
+        self.check_dismissed()?;
+        kill_point!("importer:ring-releasing");
+        if self.timeline.check().is_ok() {
+            let mut releases = self.lock();
+            if self.on_host {
+                self.tell_released(&mut releases, sequence);
+            } else {
+                self.signal_release_now(&mut releases, sequence)?;
+            }
+        }
+        kill_point!("importer:ring-released");
+        Ok(())
+    }
+
+    /// The host tells the writer; of a slot that is not the oldest, whoever releases the oldest does.
+    fn signal_release_now(&self, releases: &mut Releases, sequence: u64) -> Result<()> {
+        if sequence != releases.taken.first() {
+            releases.taken.set(sequence, State::Released);
+            return Ok(());
+        }
+        let has_come = |value| releases.own.as_ref().is_none_or(|own| own.has_come_to(value));
+        let (mut together, mut all_there) = (0, self.timeline.has_arrived());
+        for state in releases.taken.behind_first() {
+            all_there &= !matches!(state, State::ReleasedOn(_, value) if !has_come(*value));
+            together += 1;
+        }
+        if !all_there {
+            let why = "a stream has yet to get to the release of another one; synchronise that stream, or release this one \
+                       on a stream";
+            return Err(Error::RingNotYet { sequence, what: "released", why: why.into() });
+        }
+        match self.timeline.signal_now(sequence + 1 + together as u64) {
+            // Nobody waits for it any longer.
+            Err(_) if self.timeline.check().is_err() => return Ok(()),
+            signalled => signalled?,
+        }
+        releases.taken.forget(together);
+        releases.last_stream = None;
+        Ok(())
+    }
+
     /// Counts on when the stream gets here, and streams that did so before have; the count.
     fn mark(&self, releases: &mut Releases, stream: BorrowedStream<'_>) -> Result<u64> {
         let own = match releases.own.take() {
@@ -554,8 +597,29 @@ impl RingReadSlot {
     /// [`RingReleaseError`], which gives the slot back: [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
     /// [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one that has
     /// them; else what the vendor says.
-    pub fn release<M>(mut self, stream: &impl AsStream<M>) -> Result<(), RingReleaseError> {
-        match self.inner.release_on(self.sequence, stream.as_stream()) {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RingReleaseError> {
+        let released = self.inner.release_on(self.sequence, stream.as_stream());
+        self.end(released)
+    }
+
+    /// Lets the writer write the slot again at once. The caller says that it has finished with it: that no work which reads the
+    /// slot is left on any stream. For hosts that hand over to hosts; does not wait, and neither calls the driver nor the
+    /// system, nor allocates.
+    ///
+    /// The writer hears of it when all older slots are released too. It takes its turn among releases on streams: where
+    /// [`RingReader::waits_on_host`], it is told when the streams have got to the older ones; else they have to have.
+    ///
+    /// # Errors
+    ///
+    /// [`RingReleaseError`], which gives the slot back: [`Error::RingNotYet`] where a stream has yet to get to the release of
+    /// another slot; [`Error::DismissedFromRing`]; [`Error::Forked`].
+    pub fn release_now(self) -> Result<(), RingReleaseError> {
+        let released = self.inner.release_now(self.sequence);
+        self.end(released)
+    }
+
+    fn end(mut self, released: Result<()>) -> Result<(), RingReleaseError> {
+        match released {
             Ok(()) => {
                 self.released = true;
                 Ok(())

@@ -250,6 +250,60 @@ impl Ring {
         Ok(())
     }
 
+    /// Tells every reader at once, and counts the publication.
+    fn publish_now(&mut self, sequence: u64) -> Result<()> {
+        self.owner.check()?;
+        self.check_writable_now(sequence)?;
+        if self.waits_on_host() {
+            self.count_publication(sequence);
+            self.members.tell(sequence);
+        } else {
+            self.check_arrived(sequence)?;
+            self.tell_all(sequence, |timeline| timeline.signal_now(sequence + 1))?;
+            self.last_stream = None;
+        }
+        self.next = sequence + 1;
+        kill_point!("exporter:ring-published");
+        Ok(())
+    }
+
+    /// Has every reader released what the slot of this sequence held? Who joined since has not had it.
+    fn check_writable_now(&self, sequence: u64) -> Result<()> {
+        let Some(before) = self.slots.takes_the_place_of(sequence) else { return Ok(()) };
+        if self.known.iter().all(|member| member.position().is_none_or(|position| position > before)) {
+            return Ok(());
+        }
+        let why = format!(
+            "sequence {before}, whose slot it takes, has not been released{}; wait for that before the slot is written \
+             (Ring::wait_writable), or publish on the stream that waits for it",
+            in_words(&self.members.behind(before))
+        );
+        Err(Error::RingNotYet { sequence, what: "published", why })
+    }
+
+    /// Have the streams got to all publications before this one?
+    fn check_arrived(&self, sequence: u64) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let gone = |member: &Arc<Member>| member.position().is_none();
+        let there = |member: &Arc<Member>| member.timeline.has_arrived() || gone(member);
+        let told = |member: &Arc<Member>| member.timeline.last_signalled() == sequence && !gone(member);
+        let begun = Instant::now();
+        loop {
+            let (own, all) = (own.has_arrived(), self.known.iter().all(there));
+            if own && all {
+                return Ok(());
+            }
+            let waited = begun.elapsed();
+            // A stream that has told the readers comes to the writer's own counter next; who has heard of it may be quicker.
+            if !all || !self.known.iter().any(told) || waited >= self.timeout {
+                let why = "a stream has yet to get to the publication of an earlier one; synchronise that stream, or \
+                           publish on one";
+                return Err(Error::RingNotYet { sequence, what: "published", why: why.into() });
+            }
+            pause(waited, self.timeout);
+        }
+    }
+
     fn signal_all(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let key = StreamKey::of(stream);
         if let Some(own) = &self.own
@@ -259,6 +313,13 @@ impl Ring {
             // passes too early there would set it back.
             own.wait_for_own(sequence, stream)?;
         }
+        self.tell_all(sequence, |timeline| timeline.signal(sequence + 1, &stream))?;
+        self.last_stream = Some(key);
+        Ok(())
+    }
+
+    /// Signals to every reader, and to the writer's own streams.
+    fn tell_all(&mut self, sequence: u64, signal: impl Fn(&Timeline) -> Result<()>) -> Result<()> {
         let mut told = 0;
         loop {
             self.members.update(&mut self.known, &mut self.version);
@@ -266,7 +327,7 @@ impl Ring {
                 if member.timeline.last_signalled() > sequence || member.position().is_none() {
                     continue;
                 }
-                match member.timeline.signal(sequence + 1, &stream) {
+                match signal(&member.timeline) {
                     Ok(()) => told += 1,
                     // It has gone in between.
                     Err(_) if member.position().is_none() => continue,
@@ -284,7 +345,7 @@ impl Ring {
                 kill_point!("exporter:ring-signalled");
             }
             if let Some(own) = self.own.as_ref().filter(|own| own.last_signalled() <= sequence)
-                && let Err(error) = own.signal(sequence + 1, &stream)
+                && let Err(error) = signal(own)
             {
                 if told == 0 {
                     return Err(error);
@@ -293,26 +354,29 @@ impl Ring {
             }
             // Who has joined in between begins with this one.
             if self.members.advance(sequence, self.version) {
-                break;
+                return Ok(());
             }
         }
-        self.last_stream = Some(key);
-        Ok(())
     }
 
     /// A thread of the library tells the readers, when the stream has got there.
     fn publish_on_host(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let runtime = Runtime::get()?;
         let reached = event_on(&*self.backend, stream)?;
-        while !self.members.advance(sequence, self.version) {
-            self.members.update(&mut self.known, &mut self.version);
-        }
+        self.count_publication(sequence);
         let members = Arc::clone(&self.members);
         match reached {
             Some(event) => runtime.worker.submit_when(event, move || members.tell(sequence)),
             None => members.tell(sequence),
         }
         Ok(())
+    }
+
+    /// Readers that join from now on begin behind it.
+    fn count_publication(&mut self, sequence: u64) {
+        while !self.members.advance(sequence, self.version) {
+            self.members.update(&mut self.known, &mut self.version);
+        }
     }
 
     /// Closes the ring, and waits until every reader has left and the memory's owner has been dropped.
@@ -421,6 +485,21 @@ impl RingWriteSlot<'_> {
     /// else what the vendor says. Nothing has been published then, and the slot has been given back.
     pub fn publish<M>(self, stream: &impl AsStream<M>) -> Result<()> {
         self.ring.publish(self.sequence, stream.as_stream())
+    }
+
+    /// Publishes the slot at once. The caller says that its bytes are there: that no work which writes them is left on any
+    /// stream. For hosts that hand over to hosts; does not wait, and neither calls the driver nor the system, nor allocates.
+    ///
+    /// It takes its turn: it never overtakes a publication on a stream. Where [`Ring::waits_on_host`], it is told when the
+    /// stream has got to those before; else that has to have happened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RingNotYet`] where a stream has yet to get to an earlier publication, or a reader has not released what the slot
+    /// held, which [`Ring::wait_writable`] waits for; [`Error::Forked`]. Nothing has been published then, and the slot has been
+    /// given back with what was written to it.
+    pub fn publish_now(self) -> Result<()> {
+        self.ring.publish_now(self.sequence)
     }
 }
 

@@ -106,13 +106,18 @@ impl Timeline {
         self.signal(value, &stream)
     }
 
+    /// Is this side's own counter at least `value`?
+    pub(crate) fn has_come_to(&self, value: u64) -> bool {
+        self.ends.page.word(self.ends.slot, self.ends.outgoing()).load(Ordering::Acquire) >= value
+    }
+
     /// The stream waits until this side's own counter is `value`, or what it will be when everything has arrived that was
     /// signalled. No driver call where it is already.
     pub(crate) fn wait_for_own(&self, value: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let ends = &*self.ends;
         ends.check_usable(stream)?;
         let value = value.min(self.last_signalled());
-        if ends.page.word(ends.slot, ends.outgoing()).load(Ordering::Acquire) >= value {
+        if self.has_come_to(value) {
             return Ok(());
         }
         ends.submit(ends.outgoing(), stream, |timelines, word, stream| wait(timelines, word, value, stream))

@@ -313,5 +313,8 @@ themes! {
         reader_that_never_reads,
         released_out_of_order,
         closed_after_the_last,
-        senseless_slots;
+        senseless_slots,
+        host_publishes_in_turn,
+        host_releases_in_turn,
+        host_publishes_over_nothing;
 }

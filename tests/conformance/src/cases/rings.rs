@@ -1,9 +1,9 @@
 //! Rings: memory that is shared once and then written and read in turns, by streams that wait for each other, or by hosts where
 //! the device has no timelines.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use device_ipc_core::{Error, Ring, Stream};
+use device_ipc_core::{Error, Ring, RingReader, Stream};
 
 use crate::agent::{Agent, Answer, Command};
 use crate::check::{equal, refused, same, that};
@@ -97,7 +97,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
     let mut reader = ipc.join(ring.descriptor()).on(&reading)?;
     that(!ring.waits_on_host() && !reader.waits_on_host(), "streams should do the waiting")?;
     while_delayed("writing, publishing, taking and releasing", |delay| {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let sequence = ring.sequence();
         for _ in 0..4 {
             stream.delay(delay / 4)?;
@@ -157,6 +157,113 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     stream.synchronize()?;
     let told = idle.tell(&Command::ReadNext { device: 0, timeout: PATIENCE })?.result;
     refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
+}
+
+/// What a host publishes at once does not overtake what a stream has yet to publish.
+pub fn host_publishes_in_turn(context: &Context) -> Outcome {
+    while_delayed("publishing by the host", |delay| {
+        let (mut ring, stream) = ring_of(context, 2)?;
+        let ipc = context.ipc();
+        let writing = ipc.create_stream(0)?;
+        let mut reader = ipc.join(ring.descriptor()).on(&writing)?;
+        let on_host = ring.waits_on_host();
+        let mut slot = ring.write(&writing)?;
+        slot.view_mut::<u8, _>(&writing)?.fill_bytes(0)?;
+        let begun = Instant::now();
+        stream.delay(delay)?;
+        slot.publish(&stream)?;
+        let mut slot = ring.write(&writing)?;
+        slot.view_mut::<u8, _>(&writing)?.fill_bytes(1)?;
+        writing.synchronize()?;
+        let published = slot.publish_now();
+        let seen = Seen::since(begun, Ok(()));
+        if on_host {
+            published?;
+            return read_both(&mut reader, &writing).map(|()| Seen { took: Duration::ZERO, ..seen });
+        }
+        let verdict = refused(published, "overtaking a stream", "RingNotYet", &["synchronise that stream"]);
+        stream.synchronize()?;
+        if verdict.is_ok() {
+            equal(ring.sequence(), 1, "the next sequence")?;
+            ring.write(&writing)?.publish_now()?;
+        }
+        read_both(&mut reader, &writing)?;
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// Takes the first two slots of a ring, and has the host release them.
+fn read_both(reader: &mut RingReader, stream: &Stream) -> Outcome {
+    for sequence in [0, 1] {
+        let slot = reader.wait_next(PATIENCE)?;
+        equal(slot.sequence(), sequence, "the sequence")?;
+        let bytes = slot.view::<u8, _>(stream)?.to_vec()?;
+        same(&bytes, &[sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))?;
+        slot.release_now().map_err(Error::from)?;
+    }
+    Ok(())
+}
+
+/// What a host releases at once does not overtake what a stream has yet to release, be that older or younger.
+pub fn host_releases_in_turn(context: &Context) -> Outcome {
+    for stream_first in [true, false] {
+        while_delayed("releasing by the host", |delay| {
+            released_beside_a_stream(context, stream_first, delay)
+        })?;
+    }
+    Ok(())
+}
+
+fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Duration) -> Result<Seen, Stop> {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let late = ipc.create_stream(0)?;
+    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    publish(&mut ring, &stream)?;
+    publish(&mut ring, &stream)?;
+    let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
+    let (by_stream, by_host) = if stream_first { (first, second) } else { (second, first) };
+    let begun = Instant::now();
+    late.delay(delay)?;
+    by_stream.release(&late).map_err(Error::from)?;
+    let released = by_host.release_now();
+    let mut seen = Seen::since(begun, Ok(()));
+    match released {
+        Ok(()) if reader.waits_on_host() => seen.took = Duration::ZERO,
+        Ok(()) => {
+            seen.verdict = fail("a release by the host should be refused while a stream has yet to release")
+        }
+        Err(early) => {
+            let phrases = ["released by the host", "synchronise that stream"];
+            let missing = phrases.iter().find(|phrase| !early.to_string().contains(**phrase));
+            that(missing.is_none(), format!("the error should say {missing:?}, and says: {early}"))?;
+            late.synchronize()?;
+            early.into_slot().release_now().map_err(Error::from)?;
+        }
+    }
+    for _ in 0..2 {
+        ring.wait_writable(PATIENCE)?;
+        publish(&mut ring, &stream)?;
+    }
+    Ok(seen)
+}
+
+/// A slot that a reader has not released is not published by the host.
+pub fn host_publishes_over_nothing(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (mut ring, stream) = ring_of(context, 1)?;
+    let ipc = context.ipc();
+    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    publish(&mut ring, &stream)?;
+    let held = reader.wait_next(PATIENCE)?;
+    let writing = ipc.create_stream(0)?;
+    let early = ring.write(&writing)?.publish_now();
+    let phrases = ["sequence 0", "has not been released", "wait_writable"];
+    refused(early, "publishing over what is read", "RingNotYet", &phrases)?;
+    held.release_now().map_err(Error::from)?;
+    ring.wait_writable(PATIENCE)?;
+    ring.write(&writing)?.publish_now()?;
+    equal(reader.wait_next(PATIENCE)?.sequence(), 1, "the next sequence")
 }
 
 /// Slots are released in any order, and the writer hears of it in that of the sequences.
