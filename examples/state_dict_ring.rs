@@ -35,11 +35,10 @@ fn trainer() -> Result<()> {
     println!("[trainer] {} tensors, {SLOTS} slots, {} readers", table.len(), ring.readers());
 
     for version in 0..VERSIONS {
-        let mut slot = ring.write(&stream)?; // the stream waits for the readers of what the slot held
-        for (name, offset, layout) in table.iter() {
-            let bytes = offset..offset + layout.span_bytes()?;
+        let slot = ring.write(&stream)?; // the stream waits for the readers of what the slot held
+        for (name, _, layout) in table.iter() {
             let numbers = weights(name, version, layout.span_bytes()? as usize / size_of::<f32>());
-            slot.view_mut_of::<f32, _>(bytes, &stream)?.copy_from(&numbers)?;
+            slot.tensor(&table, name)?.view_mut::<f32, _>(&stream)?.copy_from(&numbers)?;
         }
         slot.publish(&stream)?;
     }
@@ -88,8 +87,7 @@ fn reader() -> Result<()> {
 fn check(slot: &RingReadSlot, table: &TensorTable, version: u64, stream: &Stream) -> Result<()> {
     ensure!(slot.sequence() == version, "version {} came in place of {version}", slot.sequence());
     for (name, _) in LAYERS {
-        let (offset, layout) = table.get(name).with_context(|| format!("{name} is not in the table"))?;
-        let seen = slot.view_of::<f32, _>(offset..offset + layout.span_bytes()?, stream)?.to_vec()?;
+        let seen = slot.tensor(table, name)?.view::<f32, _>(stream)?.to_vec()?;
         ensure!(
             seen == weights(name, version, seen.len()),
             "{name} of version {version} holds {:?}, …",

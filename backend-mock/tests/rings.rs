@@ -8,7 +8,9 @@ use std::mem::ManuallyDrop;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use device_ipc_core::{Buffer, Error, Ipc, Ring, RingReadSlot, RingReader, Stream};
+use device_ipc_core::{
+    Buffer, Dtype, Error, Ipc, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable,
+};
 use device_ipc_mock::MockBackend;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -55,6 +57,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::ReleaseNow { reader, which }),
         1 => (0..MOST_READERS).prop_map(|reader| Step::Leave { reader }),
     ]
+}
+
+/// What lies in a slot.
+fn halves() -> TensorTable {
+    let half = TensorLayout::contiguous(Dtype::U32, [NUMBERS as u64 / 2]).expect("it is small");
+    TensorTable::packed(1, [("first", half.clone()), ("second", half)]).expect("two names")
 }
 
 /// A reader, what it has, and what it has copied.
@@ -114,17 +122,18 @@ impl Model {
         }
         let index = self.unfinished.take().unwrap_or(stream);
         let stream = &self.writers[index];
-        let mut slot = self.ring.write(stream)?;
+        let halves = halves();
+        let slot = self.ring.write(stream)?;
         assert_eq!(slot.sequence(), sequence);
         let written = sequence as u32 + u32::from(give_back) * 1_000_000;
-        slot.view_mut_of::<u32, _>(0..HALF, stream)?.copy_from(&[written; NUMBERS / 2])?;
+        slot.tensor(&halves, "first")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
         stream.delay(Duration::from_micros(pause))?;
         if give_back {
             // What is written to the slot next comes behind this.
             self.unfinished = Some(index);
             return Ok(());
         }
-        slot.view_mut_of::<u32, _>(HALF..SLOT, stream)?.copy_from(&[written; NUMBERS / 2])?;
+        slot.tensor(&halves, "second")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
         slot.publish(stream)
     }
 
@@ -191,9 +200,9 @@ impl Model {
         };
         assert!(!held, "a slot that is held is not taken again");
         assert_eq!(slot.sequence(), sequence);
-        for half in [0..HALF, HALF..SLOT] {
+        for half in ["first", "second"] {
             let copy = self.ipc.allocate(0, HALF)?;
-            copy.view_mut::<u32>(on)?.copy_from_device(&slot.view_of::<u32, _>(half, on)?)?;
+            copy.view_mut::<u32>(on)?.copy_from_device(&slot.tensor(&halves(), half)?.view::<u32, _>(on)?)?;
             on.delay(Duration::from_micros(pause))?;
             self.copies.push((sequence, copy));
         }

@@ -250,20 +250,7 @@ impl Held {
         stream: BorrowedStream<'_>,
     ) -> Result<()> {
         self.check_usable_on(stream)?;
-        match layout {
-            Some(layout) if layout.dtype() != T::DTYPE => {
-                return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
-            }
-            Some(layout) if !layout.is_contiguous() => {
-                let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-                return Err(LayoutError::NotContiguous { shape, strides }.into());
-            }
-            _ => {}
-        }
-        let element = size_of::<T>() as u64;
-        if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
-            return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
-        }
+        check_elements::<T>(range, layout)?;
         self.wait_ready_on(stream)
     }
 
@@ -367,6 +354,25 @@ impl Held {
         }
         Some((runtime, parts))
     }
+}
+
+/// Are these bytes whole, aligned elements of this type, one behind the other?
+pub(super) fn check_elements<T: Element>(range: DeviceRange, layout: Option<&TensorLayout>) -> Result<()> {
+    match layout {
+        Some(layout) if layout.dtype() != T::DTYPE => {
+            return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
+        }
+        Some(layout) if !layout.is_contiguous() => {
+            let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+            return Err(LayoutError::NotContiguous { shape, strides }.into());
+        }
+        _ => {}
+    }
+    let element = size_of::<T>() as u64;
+    if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
+        return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
+    }
+    Ok(())
 }
 
 /// Nobody waits by this side of a timeline any longer.

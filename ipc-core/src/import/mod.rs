@@ -8,6 +8,7 @@ mod grant;
 mod held;
 mod mapping;
 mod open;
+mod own;
 mod table;
 mod tensor;
 
@@ -19,4 +20,5 @@ pub use tensor::Tensor;
 pub(crate) use grant::{HeldGrant, MOST_WAITING};
 pub(crate) use held::Held;
 pub(crate) use open::OpenExport;
+pub(crate) use own::OwnMemory;
 pub(crate) use table::{ImportTable, LeaseKey};

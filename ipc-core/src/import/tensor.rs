@@ -1,6 +1,7 @@
-//! A tensor that lies in opened memory.
+//! A tensor that lies in memory that a guard keeps.
 
 use super::held::Held;
+use super::own::OwnMemory;
 use crate::address::DeviceRange;
 use crate::backend::Access;
 use crate::device::DeviceOrdinal;
@@ -8,35 +9,65 @@ use crate::error::Result;
 use crate::interop::{ViewStream, ViewTypes};
 use crate::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayout, TensorTable};
 
-/// A tensor that lies in a [`Mapping`](crate::Mapping) or a [`BundleMapping`](crate::BundleMapping), which it borrows.
+/// A tensor that lies in a [`Mapping`](crate::Mapping), a [`BundleMapping`](crate::BundleMapping) or a slot of a
+/// [`Ring`](crate::Ring), which it borrows.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'m> {
-    held: &'m Held,
+    keeper: Keeper<'m>,
     range: DeviceRange,
     layout: &'m TensorLayout,
 }
 
+/// What keeps the memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keeper<'m> {
+    /// It has been opened.
+    Opened(&'m Held),
+    /// It is this process's own.
+    Own(&'m OwnMemory),
+}
+
+impl<'m> From<&'m Held> for Keeper<'m> {
+    fn from(held: &'m Held) -> Self {
+        Self::Opened(held)
+    }
+}
+
+impl<'m> From<&'m OwnMemory> for Keeper<'m> {
+    fn from(own: &'m OwnMemory) -> Self {
+        Self::Own(own)
+    }
+}
+
 impl<'m> Tensor<'m> {
-    /// The tensor that lies in this region of the opened memory as the layout says.
-    pub(crate) fn new(held: &'m Held, region: DeviceRange, layout: &'m TensorLayout) -> Result<Self> {
-        Ok(Self { held, range: elements_of(layout, region)?, layout })
+    /// The tensor that lies in this region of the memory as the layout says.
+    pub(crate) fn new(
+        keeper: impl Into<Keeper<'m>>,
+        region: DeviceRange,
+        layout: &'m TensorLayout,
+    ) -> Result<Self> {
+        Ok(Self { keeper: keeper.into(), range: elements_of(layout, region)?, layout })
     }
 
     /// The tensor of this name in a table of what lies in this region.
     pub(crate) fn in_table(
-        held: &'m Held,
+        keeper: impl Into<Keeper<'m>>,
         region: DeviceRange,
         table: &'m TensorTable,
         name: &str,
     ) -> Result<Self> {
-        Self::of(held, region, &table.tensors()[table.find(name)?])
+        Self::of(keeper, region, &table.tensors()[table.find(name)?])
     }
 
-    /// The tensor that lies in this region of the opened memory as its entry says.
-    pub(crate) fn of(held: &'m Held, region: DeviceRange, tensor: &'m NamedTensor) -> Result<Self> {
+    /// The tensor that lies in this region of the memory as its entry says.
+    pub(crate) fn of(
+        keeper: impl Into<Keeper<'m>>,
+        region: DeviceRange,
+        tensor: &'m NamedTensor,
+    ) -> Result<Self> {
         tensor.check_fits(region.len)?;
         let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
-        Self::new(held, behind, &tensor.layout)
+        Self::new(keeper, behind, &tensor.layout)
     }
 
     /// The bytes from the first element to the end of the last, those between rows included: the layout's
@@ -67,7 +98,10 @@ impl<'m> Tensor<'m> {
 
     /// What this process may do with the memory.
     pub fn access(&self) -> Access {
-        self.held.access()
+        match self.keeper {
+            Keeper::Opened(held) => held.access(),
+            Keeper::Own(_) => Access::ReadWrite,
+        }
     }
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
@@ -78,7 +112,10 @@ impl<'m> Tensor<'m> {
     /// [`Error::Layout`](crate::Error::Layout) for another element type than the
     /// tensor's, a tensor with gaps, or an address that is not aligned for the element.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'m, T>> {
-        self.held.view(self.range, Some(self.layout), stream)
+        match self.keeper {
+            Keeper::Opened(held) => held.view(self.range, Some(self.layout), stream),
+            Keeper::Own(own) => own.view(self.range, Some(self.layout), stream),
+        }
     }
 
     /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
@@ -90,7 +127,10 @@ impl<'m> Tensor<'m> {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'m, T>> {
-        self.held.view_mut(self.range, Some(self.layout), stream)
+        match self.keeper {
+            Keeper::Opened(held) => held.view_mut(self.range, Some(self.layout), stream),
+            Keeper::Own(own) => own.view_mut(self.range, Some(self.layout), stream),
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `reader` | [`RingReader`], [`RingReadSlot`] |
 //! | `released` | what a reader has taken and released, in the order of sequences |
 //! | `order` | host work that ends in any order, told in one |
-//! | `slots` | where slots lie, and views of them |
+//! | `slots` | where slots lie |
 //! | `descriptor` | the descriptor |
 
 mod builder;

@@ -1,28 +1,25 @@
 //! The readers' guards.
 
-#![allow(unsafe_code, reason = "views are made of the slot that the guard keeps mapped")]
-
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::descriptor::RingDescriptor;
 use super::released::{State, Taken};
-use super::slots::{self, Slots};
+use super::slots::Slots;
 use super::writer::{StreamKey, event_on, has_no_timelines};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc, DeviceStream};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::check_backend;
-use crate::import::Mapping;
+use crate::import::{Mapping, Tensor};
 use crate::interop::{ViewStream, ViewTypes};
 use crate::kill::kill_point;
 use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::Element;
+use crate::tensor::{Element, TensorTable};
 use crate::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
 
 /// How often it is looked for the end of a timeline whose counter says that it has come.
@@ -566,23 +563,17 @@ impl RingReadSlot {
     /// [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`] where the bytes are not whole,
     /// aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        self.view_of(0..self.range().len, stream)
+        self.inner.mapping().held().view(self.range(), None, stream)
     }
 
-    /// The same of a part of the slot, by bytes from its begin.
+    /// The tensor of this name in a table of what lies in each slot, which came by any road. Its [`view`](Tensor::view) is for the
+    /// stream that [`RingReader::next`] was given, or one that has been ordered behind it.
     ///
     /// # Errors
     ///
-    /// As [`view`](Self::view), and [`Error::InvalidRegion`] for a part that does not lie in the slot.
-    pub fn view_of<T: Element, M: ViewTypes>(
-        &self,
-        bytes: Range<u64>,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::View<'_, T>> {
-        self.inner.mapping().held().check_usable_on(stream.as_stream())?;
-        let part = slots::part(self.range(), &bytes)?;
-        // SAFETY: the slot keeps the mapping, and the view borrows the slot.
-        unsafe { slots::view(part, stream) }
+    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
+    pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
+        Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
     }
 
     /// Lets the writer write the slot again when the stream gets here: work that was submitted to it so far may still read the

@@ -1,15 +1,6 @@
-//! Where the slots of a ring lie, and views of them.
-
-#![allow(unsafe_code, reason = "views are made of a slot that its guard keeps mapped")]
-
-use std::ops::Range;
+//! Where the slots of a ring lie.
 
 use crate::address::DeviceRange;
-use crate::error::{Error, Result};
-use crate::interop::{ViewStream, ViewTypes};
-use crate::memory::whole_elements;
-use crate::stream::BorrowedStream;
-use crate::tensor::Element;
 
 /// A slot begins and ends at a multiple of this many bytes from the ring's begin, so that its elements are as aligned as the
 /// ring's.
@@ -59,52 +50,6 @@ impl Slots {
     }
 }
 
-/// A part of a slot, by bytes from the slot's begin.
-pub(super) fn part(slot: DeviceRange, bytes: &Range<u64>) -> Result<DeviceRange> {
-    let len = bytes.end.checked_sub(bytes.start);
-    len.and_then(|len| slot.slice(bytes.start, len)).ok_or_else(|| {
-        Error::InvalidRegion(format!(
-            "bytes {} to {} do not lie in a slot of {} bytes",
-            bytes.start, bytes.end, slot.len
-        ))
-    })
-}
-
-pub(super) fn check_device(slot: DeviceRange, stream: BorrowedStream<'_>, what: &'static str) -> Result<()> {
-    if stream.device() == slot.device {
-        return Ok(());
-    }
-    Err(Error::WrongStream { stream: stream.device(), what, expected: slot.device })
-}
-
-/// A view of a range that the caller's guard keeps mapped for `'m`.
-///
-/// # Safety
-///
-/// The range stays mapped for `'m`.
-pub(super) unsafe fn view<'m, T: Element, M: ViewTypes>(
-    range: DeviceRange,
-    stream: &impl ViewStream<M>,
-) -> Result<M::View<'m, T>> {
-    whole_elements::<T>(range)?;
-    // SAFETY: mapped, as the caller promised; the elements are whole and aligned.
-    unsafe { stream.view(range) }
-}
-
-/// The same, to be written.
-///
-/// # Safety
-///
-/// The range stays mapped for `'m`, read-write.
-pub(super) unsafe fn view_mut<'m, T: Element, M: ViewTypes>(
-    range: DeviceRange,
-    stream: &impl ViewStream<M>,
-) -> Result<M::ViewMut<'m, T>> {
-    whole_elements::<T>(range)?;
-    // SAFETY: mapped, as the caller promised; the elements are whole and aligned.
-    unsafe { stream.view_mut(range) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,15 +76,6 @@ mod tests {
             [(767, 3, 256), (1000, 0, 256), (1000, 3, 0), (1000, u32::MAX, u64::MAX), (1000, 2, u64::MAX)]
         {
             assert!(Slots::new(range(len), count, bytes).is_none(), "{len} {count} {bytes}");
-        }
-    }
-
-    #[test]
-    fn a_part_lies_in_its_slot() {
-        let slot = range(512);
-        assert_eq!(part(slot, &(256..512)).unwrap().ptr.get(), 4096 + 256);
-        for bytes in [256..513, 513..513, u64::MAX..u64::MAX, Range { start: 8, end: 4 }] {
-            assert!(matches!(part(slot, &bytes), Err(Error::InvalidRegion(_))), "{bytes:?}");
         }
     }
 }

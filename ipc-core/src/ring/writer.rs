@@ -1,28 +1,26 @@
 //! The writer's guards.
 
-#![allow(unsafe_code, reason = "views are made of the ring's own memory, which its export keeps allocated")]
-
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::descriptor::RingDescriptor;
 use super::members::{Member, Members, ReaderPosition, in_words};
-use super::slots::{self, Slots};
+use super::slots::Slots;
 use crate::address::DeviceRange;
 use crate::backend::DeviceIpc;
 use crate::broker::Deadline;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::{Export, check_backend};
+use crate::import::{OwnMemory, Tensor};
 use crate::interop::{ViewStream, ViewTypes};
 use crate::kill::kill_point;
 use crate::lease::{Holders, LeaseId};
 use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::Element;
+use crate::tensor::{Element, TensorTable};
 use crate::timeline::{TIMELINE_END, Timeline, pause};
 
 /// A ring, seen from its writer: memory that is shared once, in slots that are written again and again.
@@ -37,6 +35,8 @@ pub struct Ring {
     // Dropped in this order: readers are told that it is closed, then the export ends.
     closing: Closing,
     export: Export,
+    /// What views of slots are made of.
+    memory: OwnMemory,
     descriptor: RingDescriptor,
     backend: Arc<dyn DeviceIpc>,
     slots: Slots,
@@ -94,6 +94,7 @@ impl Ring {
         Self {
             closing: Closing { members: Arc::clone(&members), owner: Owner::current() },
             export,
+            memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
             descriptor: descriptor.expect("the slots lie in the memory"),
             backend,
             slots,
@@ -450,27 +451,17 @@ impl RingWriteSlot<'_> {
         &mut self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        let len = self.range().len;
-        self.view_mut_of(0..len, stream)
+        self.ring.memory.view_mut(self.range(), None, stream)
     }
 
-    /// The same of a part of the slot, by bytes from its begin.
+    /// The tensor of this name in a table of what lies in each slot. Its [`view_mut`](Tensor::view_mut) is for the stream that
+    /// [`Ring::write`] was given, or one that has been ordered behind it.
     ///
     /// # Errors
     ///
-    /// As [`view_mut`](Self::view_mut), and [`Error::InvalidRegion`] for a part that does not lie in the slot.
-    pub fn view_mut_of<T: Element, M: ViewTypes>(
-        &mut self,
-        bytes: Range<u64>,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::ViewMut<'_, T>> {
-        self.ring.owner.check()?;
-        let borrowed = stream.as_stream();
-        check_backend("the stream", borrowed.backend(), self.ring.backend.info().name)?;
-        slots::check_device(self.range(), borrowed, "the ring")?;
-        let part = slots::part(self.range(), &bytes)?;
-        // SAFETY: the export keeps the ring's memory, which is this process's own, and the view borrows the ring.
-        unsafe { slots::view_mut(part, stream) }
+    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
+    pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
+        Tensor::in_table(&self.ring.memory, self.range(), table, name)
     }
 
     /// Publishes the slot when the stream gets here: every reader then sees what has been written. Does not wait.

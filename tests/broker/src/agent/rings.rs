@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Error, Result, Ring, RingReadSlot, RingReader};
+use device_ipc_core::{Dtype, Error, Result, Ring, RingReadSlot, RingReader, TensorLayout, TensorTable};
 
 use super::{Agent, Words};
 
@@ -44,12 +44,14 @@ impl Agent {
     /// `ring-publish COUNT [pause=US]`: so many sequences; the stream pauses within each.
     pub(super) fn ring_publish(&mut self, words: &Words<'_>) -> Result<String> {
         let stream = self.stream()?;
+        let half = TensorLayout::contiguous(Dtype::U8, [SLOT / 2])?;
+        let halves = TensorTable::packed(1, [("first", half.clone()), ("second", half)])?;
         for _ in 0..words.number(0) {
-            let mut slot = self.writer().write(&stream)?;
+            let slot = self.writer().write(&stream)?;
             let byte = slot.sequence() as u8;
-            slot.view_mut_of::<u8, _>(0..SLOT / 2, &stream)?.fill_bytes(byte)?;
+            slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             stream.delay(Duration::from_micros(words.number_of("pause").unwrap_or(0)))?;
-            slot.view_mut_of::<u8, _>(SLOT / 2..SLOT, &stream)?.fill_bytes(byte)?;
+            slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
             slot.publish(&stream)?;
         }
         Ok(String::new())

@@ -316,5 +316,6 @@ themes! {
         senseless_slots,
         host_publishes_in_turn,
         host_releases_in_turn,
-        host_publishes_over_nothing;
+        host_publishes_over_nothing,
+        tensors_of_a_table_in_a_slot;
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Error, Ring, RingReader, Stream};
+use device_ipc_core::{Dtype, Error, Ring, RingReader, Stream, TensorLayout, TensorTable};
 
 use crate::agent::{Agent, Answer, Command};
 use crate::check::{equal, refused, same, that};
@@ -313,4 +313,34 @@ pub fn senseless_slots(context: &Context) -> Outcome {
     }
     let ring = ipc.ring(memory).slots(4).start()?;
     equal((ring.descriptor().slots(), ring.descriptor().slot_bytes()), (4, 256), "four slots in 1024 bytes")
+}
+
+/// Tensors that a table names are written and read in a slot, with the checks of those in a mapping.
+pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let ipc = context.ipc();
+    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let (small, large) =
+        (TensorLayout::contiguous(Dtype::U8, [3])?, TensorLayout::contiguous(Dtype::F32, [2, 3])?);
+    let table = TensorTable::packed(256, [("small", small), ("large", large)])?;
+    for number in [1.0, 2.0] {
+        let slot = ring.write(&stream)?;
+        slot.tensor(&table, "small")?.view_mut::<u8, _>(&stream)?.copy_from(&[number as u8; 3])?;
+        slot.tensor(&table, "large")?.view_mut::<f32, _>(&stream)?.copy_from(&[number; 6])?;
+        slot.publish(&stream)?;
+        let slot = reader.next(&stream)?;
+        let tensor = slot.tensor(&table, "large")?;
+        equal(tensor.range().ptr.get(), slot.range().ptr.get() + 256, "where the tensor lies")?;
+        equal(tensor.view::<f32, _>(&stream)?.to_vec()?, vec![number; 6], "the numbers of the large one")?;
+        let small = slot.tensor(&table, "small")?.view::<u8, _>(&stream)?.to_vec()?;
+        equal(small, vec![number as u8; 3], "those of the small one")?;
+        slot.release(&stream).map_err(Error::from)?;
+    }
+    let too_large = TensorLayout::contiguous(Dtype::U8, [SLOT + 1])?;
+    let senseless = TensorTable::packed(256, [("too large", too_large)])?;
+    let slot = ring.write(&stream)?;
+    refused(slot.tensor(&senseless, "too large"), "a tensor beyond the slot", "Descriptor", &["too large"])?;
+    refused(slot.tensor(&table, "middle"), "a tensor that is not there", "NoSuchTensor", &["middle"])?;
+    let other_type = slot.tensor(&table, "large")?.view_mut::<u8, _>(&stream).map(drop);
+    refused(other_type, "a view of another type", "Layout", &["float32"])
 }
