@@ -57,8 +57,8 @@ pub use bundle::{
     BundleOpenBuilder, BundleView, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS, MemoryId,
 };
 pub use channel::{
-    Channel, ConnectBuilder, ListenBuilder, Listener, MAX_MESSAGE_TENSORS, Message, OpenReceived, Received,
-    ReceivedTensor,
+    Channel, ConnectBuilder, ListenBuilder, Listener, MAX_MESSAGE_TENSORS, Message, OpenReceived,
+    OpenReceivedBundle, Received, ReceivedBundle, ReceivedTensor,
 };
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,

@@ -10,7 +10,7 @@ use crate::descriptor::DescribedExtent;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::check_backend;
-use crate::import::{Held, OpenExport};
+use crate::import::{Held, HeldGrant, OpenExport};
 use crate::ipc::Ipc;
 use crate::placement::DeviceMap;
 use crate::stream::{AsStream, BorrowedStream};
@@ -23,6 +23,8 @@ pub struct BundleOpenBuilder<'a> {
     descriptor: &'a BundleDescriptor,
     access: Option<Access>,
     timeout: Duration,
+    /// One for each part, where the descriptor came with a message.
+    grants: &'a [HeldGrant],
 }
 
 /// A part's home, where this process sees it, and the device to open it on.
@@ -30,7 +32,13 @@ type Place = (Option<DeviceOrdinal>, DeviceOrdinal);
 
 impl<'a> BundleOpenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a BundleDescriptor, timeout: Duration) -> Self {
-        Self { ipc, descriptor, access: None, timeout }
+        Self { ipc, descriptor, access: None, timeout, grants: &[] }
+    }
+
+    /// Opens by grants, one for each part, as long as they have not been used.
+    pub(crate) const fn by_grants(mut self, grants: &'a [HeldGrant]) -> Self {
+        self.grants = grants;
+        self
     }
 
     /// What this process wants to do with the memory; what the exporter permits unless said otherwise.
@@ -90,7 +98,8 @@ impl<'a> BundleOpenBuilder<'a> {
         self.open(None, |home, _| ipc.mapped_device(map, home))
     }
 
-    fn open(
+    /// Opens each part where `place` says, which is told its home and where this process sees that.
+    pub(crate) fn open(
         self,
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
@@ -149,7 +158,7 @@ impl<'a> BundleOpenBuilder<'a> {
             access,
             timeout: self.timeout,
             deadline,
-            grant: None,
+            grant: self.grants.get(part),
             alone: false,
         };
         let held = opening.held(&|region, error| blame(contents, part, Some(region), error))?;

@@ -1,13 +1,14 @@
 //! Fuzzing of what an end of a channel reads.
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 
 use super::handshake::{Greeting, Hello};
-use super::wire::{DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
+use super::wire::{BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
 use crate::broker::Token;
 use crate::descriptor::ExportId;
 use crate::device::DeviceIdentity;
-use crate::fuzzing::{SOMEBODY, Seed, plain_descriptor};
+use crate::fuzzing::{SOMEBODY, Seed, plain_bundle, plain_descriptor};
 use crate::placement::DeviceMap;
 
 /// The limit that both ends agreed on.
@@ -35,7 +36,7 @@ fn message(packet: Vec<u8>, fds: Vec<OwnedFd>) {
     assert_eq!(written(&again), written(&head));
 }
 
-fn written(head: &Head) -> Vec<u8> {
+fn written(head: &Head<'_>) -> Vec<u8> {
     postcard::to_stdvec(head).expect("it was read from as many bytes")
 }
 
@@ -48,9 +49,9 @@ pub(crate) fn greeting(bytes: &[u8]) {
 }
 
 /// A message of so many tensors.
-pub(super) fn head(tensors: usize, grants: bool) -> Head {
+pub(super) fn head(tensors: usize, grants: bool) -> Head<'static> {
     let grant = grants.then(|| Token::from_bytes([0x77; 16]));
-    let item = || Item::Tensor { descriptor: DescriptorBytes(plain_descriptor()), grant };
+    let item = || Item::Tensor { descriptor: DescriptorBytes(Cow::Owned(plain_descriptor())), grant };
     let ended = vec![(ExportId(3), Token::from_bytes([0x88; 16])); tensors.min(4)];
     Head {
         reply: grants,
@@ -58,6 +59,14 @@ pub(super) fn head(tensors: usize, grants: bool) -> Head {
         ended,
         items: std::iter::repeat_with(item).take(tensors).collect(),
     }
+}
+
+/// A message of a bundle with so many grants, beside a tensor.
+fn bundle_head(grants: usize) -> Head<'static> {
+    let mut head = head(1, true);
+    let grants = (0..grants).map(|part| Token::from_bytes([part as u8; 16])).collect();
+    head.items.push(Item::Bundle { descriptor: BundleBytes(Cow::Owned(plain_bundle())), grants });
+    head
 }
 
 /// An end with two devices.
@@ -73,6 +82,8 @@ pub(crate) fn seeds() -> Vec<Seed> {
     let message = |tensors, grants, bytes: &[u8]| {
         Outgoing::of(&head(tensors, grants), bytes, LIMIT).expect("a seed is short").packet
     };
+    let bundle =
+        |grants| Outgoing::of(&bundle_head(grants), b"state", LIMIT).expect("a seed is short").packet;
     let greeting = |greeting: Greeting| greeting.encode().expect("a seed is short");
     vec![
         ("bytes", message(0, false, b"bytes")),
@@ -80,6 +91,8 @@ pub(crate) fn seeds() -> Vec<Seed> {
         ("tensor", message(1, true, b"weights")),
         ("forwarded", message(1, false, b"")),
         ("tensors", message(7, true, b"layers")),
+        ("bundle", bundle(2)),
+        ("bundle-without-grants", bundle(0)),
         ("in-a-file", Outgoing::of(&head(0, false), &[5; 70_000], LIMIT).expect("it fits").packet),
         ("end", Outgoing::end().expect("it is short").packet),
         ("hello", greeting(Greeting::Hello(hello()))),

@@ -3,8 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::bundle::BundleExport;
 use crate::descriptor::Descriptor;
+use crate::device::DeviceIdentity;
 use crate::export::Export;
+use crate::process::ProcessIdentity;
 use crate::stream::{AsStream, BorrowedStream};
 
 /// A message in the making: bytes, and memory that the receiver may open.
@@ -26,13 +29,26 @@ pub(super) enum Part<'a> {
     Export(&'a Export),
     /// Of whatever process, as it is.
     Descriptor(&'a Descriptor),
+    /// With a grant for each home device.
+    Bundle(&'a BundleExport),
 }
 
 impl Part<'_> {
-    pub(super) fn descriptor(&self) -> &Descriptor {
+    /// The process that shares it.
+    pub(super) fn exporter(&self) -> &ProcessIdentity {
         match self {
-            Self::Export(export) => export.descriptor(),
-            Self::Descriptor(descriptor) => descriptor,
+            Self::Export(export) => &export.descriptor().exporter,
+            Self::Descriptor(descriptor) => &descriptor.exporter,
+            Self::Bundle(bundle) => bundle.descriptor().exporter(),
+        }
+    }
+
+    /// The first of the devices where its bytes live for which this holds.
+    pub(super) fn first_home(&self, mut is_it: impl FnMut(DeviceIdentity) -> bool) -> Option<DeviceIdentity> {
+        match self {
+            Self::Export(export) => Some(export.descriptor().home()).filter(|home| is_it(*home)),
+            Self::Descriptor(descriptor) => Some(descriptor.home()).filter(|home| is_it(*home)),
+            Self::Bundle(bundle) => bundle.descriptor().homes().find(|home| is_it(*home)),
         }
     }
 }
@@ -53,6 +69,13 @@ impl<'a> Message<'a> {
     /// holds a grant, which keeps the memory until the receiver has opened it, discarded it, or died.
     pub fn tensor(mut self, export: &'a Export) -> Self {
         self.parts.push(Part::Export(export));
+        self
+    }
+
+    /// Adds a bundle that this process shares. It may be dropped as soon as the message has been sent, as with
+    /// [`tensor`](Self::tensor). It counts as one tensor of the message, whatever it holds.
+    pub fn bundle(mut self, bundle: &'a BundleExport) -> Self {
+        self.parts.push(Part::Bundle(bundle));
         self
     }
 

@@ -10,11 +10,12 @@
 //! | `listen`, `connect`, `name`, `handshake` | how two ends find each other and agree |
 //! | `connection` | one end, and what it knows of the other |
 //! | `message`, `send`, `wire` | what is sent |
-//! | `receive`, `received` | what is received, and how it is opened |
+//! | `receive`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
 //! | `maps` | on which device |
 //!
 //! `docs/channel.md` specifies what travels.
 
+mod arrival;
 mod connect;
 mod connection;
 mod handshake;
@@ -26,6 +27,7 @@ mod name;
 mod properties;
 mod receive;
 mod received;
+mod received_bundle;
 mod send;
 mod wire;
 
@@ -39,13 +41,14 @@ pub use connect::ConnectBuilder;
 pub use listen::{ListenBuilder, Listener};
 pub use message::Message;
 pub use received::{OpenReceived, Received, ReceivedTensor};
+pub use received_bundle::{OpenReceivedBundle, ReceivedBundle};
 
 use crate::broker::Deadline;
 use crate::error::{Error, Result};
 use crate::process::ProcessIdentity;
 use connection::Connection;
 
-/// How many tensors a message may hold.
+/// How many tensors a message may hold. A bundle counts as one.
 pub const MAX_MESSAGE_TENSORS: usize = 1024;
 
 /// The largest message in bytes, unless said otherwise.

@@ -1,5 +1,7 @@
 //! What holds for everything that travels over a channel, tried on arbitrary messages and bytes.
 
+use std::borrow::Cow;
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -7,21 +9,36 @@ use proptest::prelude::*;
 use super::MAX_MESSAGE_TENSORS;
 use super::fuzzing::{self, head, hello};
 use super::handshake::Greeting;
-use super::wire::{DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
+use super::wire::{BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
 use crate::broker::Token;
+use crate::bundle::MAX_BUNDLE_PARTS;
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::Error;
-use crate::fuzzing::plain_descriptor;
+use crate::fuzzing::{plain_bundle, plain_descriptor};
 use crate::import::MOST_WAITING;
 
-fn item() -> impl Strategy<Value = Item> {
-    (any::<u64>(), 1..=u64::from(u32::MAX), option::of(any::<[u8; 16]>())).prop_map(|(export, len, grant)| {
-        let descriptor = Descriptor { export: ExportId(export), len: len.min(1 << 20), ..plain_descriptor() };
-        Item::Tensor { descriptor: DescriptorBytes(descriptor), grant: grant.map(Token::from_bytes) }
+fn item() -> impl Strategy<Value = Item<'static>> {
+    prop_oneof![4 => tensor(), 1 => bundle()]
+}
+
+fn bundle() -> impl Strategy<Value = Item<'static>> {
+    vec(any::<[u8; 16]>(), 0..=MAX_BUNDLE_PARTS).prop_map(|grants| Item::Bundle {
+        descriptor: BundleBytes(Cow::Owned(plain_bundle())),
+        grants: grants.into_iter().map(Token::from_bytes).collect(),
     })
 }
 
-fn heads() -> impl Strategy<Value = Head> {
+fn tensor() -> impl Strategy<Value = Item<'static>> {
+    (any::<u64>(), 1..=u64::from(u32::MAX), option::of(any::<[u8; 16]>())).prop_map(|(export, len, grant)| {
+        let descriptor = Descriptor { export: ExportId(export), len: len.min(1 << 20), ..plain_descriptor() };
+        Item::Tensor {
+            descriptor: DescriptorBytes(Cow::Owned(descriptor)),
+            grant: grant.map(Token::from_bytes),
+        }
+    })
+}
+
+fn heads() -> impl Strategy<Value = Head<'static>> {
     let ended = vec(any::<(u64, [u8; 16])>(), 0..=MOST_WAITING);
     (any::<bool>(), any::<u64>(), ended, vec(item(), 0..20)).prop_map(|(reply, ready, ended, items)| {
         let ended = ended.into_iter().map(|(export, token)| (ExportId(export), Token::from_bytes(token)));
@@ -29,7 +46,7 @@ fn heads() -> impl Strategy<Value = Head> {
     })
 }
 
-fn encoded(head: &Head) -> Vec<u8> {
+fn encoded(head: &Head<'_>) -> Vec<u8> {
     postcard::to_stdvec(head).unwrap()
 }
 
@@ -83,9 +100,16 @@ fn every_seed_is_what_it_is_called() {
 #[test]
 fn a_list_has_no_more_elements_than_it_may() {
     let most = encoded(&head(MAX_MESSAGE_TENSORS, false));
-    assert!(postcard::from_bytes::<Head>(&most).is_ok());
+    assert!(postcard::from_bytes::<Head<'_>>(&most).is_ok());
     let more = encoded(&head(MAX_MESSAGE_TENSORS + 1, false));
-    assert!(postcard::from_bytes::<Head>(&more).is_err());
+    assert!(postcard::from_bytes::<Head<'_>>(&more).is_err());
+    let grants = |count: usize| {
+        let grants = vec![Token::from_bytes([1; 16]); count];
+        let descriptor = BundleBytes(Cow::Owned(plain_bundle()));
+        encoded(&Head { items: vec![Item::Bundle { descriptor, grants }], ..head(0, false) })
+    };
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS)).is_ok());
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS + 1)).is_err());
 }
 
 #[test]

@@ -6,15 +6,20 @@ use std::sync::atomic::Ordering;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::arrival::{Arrival, Place};
 use super::connection::{Connection, Slot};
 use super::maps::{ResolvedMap, position};
-use super::received::{Place, Received, ReceivedTensor};
+use super::received::{Received, ReceivedTensor};
+use super::received_bundle::ReceivedBundle;
 use super::wire::{Head, Incoming, Item, Payload, read};
-use crate::broker::{Deadline, socket};
-use crate::descriptor::Descriptor;
+use crate::broker::{Deadline, Token, socket};
+use crate::bundle::BundleDescriptor;
+use crate::descriptor::{Descriptor, NamedExport};
+use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::import::HeldGrant;
 use crate::kill::kill_point;
+use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::timeline::TIMELINE_END;
 
@@ -25,6 +30,13 @@ pub(super) struct Receiving {
     messages: u64,
     /// The other end has said that nothing more comes, or its socket has.
     ended: bool,
+}
+
+/// How what a message brings may be opened.
+struct At<'a> {
+    runtime: &'a Runtime,
+    map: Option<&'a ResolvedMap>,
+    ready: u64,
 }
 
 impl Connection {
@@ -96,7 +108,7 @@ impl Connection {
         }
     }
 
-    fn take(self: &Arc<Self>, head: Head, bytes: Payload) -> Result<Received> {
+    fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
         let runtime = Runtime::get()?;
         if head.ready >= TIMELINE_END {
             return Err(self.break_off("its message waits for a value that no word has".into()));
@@ -109,30 +121,72 @@ impl Connection {
         } else {
             self.maps.incoming.clone()
         };
-        let mut tensors = Vec::with_capacity(head.items.len());
+        let mut received = Received::new(Arc::clone(self), bytes, head.ready);
+        let at = At { runtime, map: map.as_ref(), ready: head.ready };
         for item in head.items {
-            let Item::Tensor { descriptor, grant } = item;
-            let descriptor = descriptor.0;
-            // A token shown to a process that does not know it counts as a guess there.
-            if grant.is_some() && descriptor.exporter != self.peer.process {
-                return Err(self.break_off("its message grants what another process shares".into()));
+            match item {
+                Item::Tensor { descriptor, grant } => {
+                    received.tensors.push(self.tensor(&at, descriptor.0.into_owned(), grant)?);
+                }
+                Item::Bundle { descriptor, grants } => {
+                    received.bundles.push(self.bundle(&at, descriptor.0.into_owned(), &grants)?);
+                }
             }
-            let held = grant.map(|token| {
-                HeldGrant::new(&descriptor.named(), token, self.id, self.ipc.allow_list().clone())
-            });
-            let place = self.place(runtime, map.as_ref(), &descriptor);
-            tensors.push(ReceivedTensor::new(Arc::clone(self), descriptor, held, head.ready, place));
         }
-        Ok(Received::new(Arc::clone(self), bytes, tensors, head.ready))
+        Ok(received)
     }
 
-    fn place(&self, runtime: &Runtime, map: Option<&ResolvedMap>, descriptor: &Descriptor) -> Place {
-        match map {
+    fn tensor(
+        self: &Arc<Self>,
+        at: &At<'_>,
+        descriptor: Descriptor,
+        grant: Option<Token>,
+    ) -> Result<ReceivedTensor> {
+        let named = descriptor.named();
+        if grant.is_some() {
+            self.check_granted(&named.exporter)?;
+        }
+        let held = grant.map(|token| self.held(&named, token));
+        let place = self.place(at, &named.exporter, descriptor.home());
+        Ok(ReceivedTensor::new(Arrival::new(self, at.ready), descriptor, held, place))
+    }
+
+    fn bundle(
+        self: &Arc<Self>,
+        at: &At<'_>,
+        descriptor: BundleDescriptor,
+        grants: &[Token],
+    ) -> Result<ReceivedBundle> {
+        self.check_granted(descriptor.exporter())?;
+        let contents = descriptor.contents();
+        if grants.len() != contents.parts.len() {
+            return Err(self.break_off("its message grants other than all of a bundle".into()));
+        }
+        let held = grants.iter().enumerate().map(|(part, token)| self.held(&contents.named(part), *token));
+        let held = held.collect();
+        let places = descriptor.homes().map(|home| self.place(at, descriptor.exporter(), home)).collect();
+        Ok(ReceivedBundle::new(Arrival::new(self, at.ready), descriptor, held, places))
+    }
+
+    /// A token shown to a process that does not know it counts as a guess there.
+    fn check_granted(&self, exporter: &ProcessIdentity) -> Result<()> {
+        if *exporter == self.peer.process {
+            return Ok(());
+        }
+        Err(self.break_off("its message grants what another process shares".into()))
+    }
+
+    fn held(&self, named: &NamedExport<'_>, token: Token) -> HeldGrant {
+        HeldGrant::new(named, token, self.id, self.ipc.allow_list().clone())
+    }
+
+    fn place(&self, at: &At<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {
+        match at.map {
             None => Place::Anywhere,
             // One's own memory is at home.
-            Some(_) if descriptor.exporter == runtime.identity => Place::Anywhere,
+            Some(_) if *exporter == at.runtime.identity => Place::Anywhere,
             Some(map) => {
-                let device = map.get(descriptor.home()).and_then(|device| position(&self.devices, device));
+                let device = map.get(home).and_then(|device| position(&self.devices, device));
                 device.map_or(Place::Nowhere, Place::On)
             }
         }

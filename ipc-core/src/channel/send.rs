@@ -1,5 +1,6 @@
 //! Sending: everything that can fail is done before the packet goes, and taken back where it does not.
 
+use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,11 +12,11 @@ use super::MAX_MESSAGE_TENSORS;
 use super::connection::{Connection, Slot, wait_until};
 use super::maps::ResolvedMap;
 use super::message::{Message, Part};
-use super::wire::{DescriptorBytes, Head, Item, Outgoing};
+use super::wire::{BundleBytes, DescriptorBytes, Head, Item, Outgoing};
 use crate::broker::{Deadline, Token, socket};
-use crate::descriptor::{Descriptor, ExportId};
+use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
-use crate::export::check_backend;
+use crate::export::{Bearer, check_backend};
 use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::BorrowedStream;
@@ -42,6 +43,34 @@ impl Unsent<'_> {
     fn has_been_sent(&mut self) {
         self.grants.clear();
         self.ended.clear();
+    }
+
+    /// A part of the message, with its grants.
+    fn item<'p>(&mut self, part: &Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
+        Ok(match *part {
+            Part::Export(export) => {
+                let descriptor = export.descriptor();
+                let grant = Some(self.grant(descriptor.export, bearer)?);
+                Item::Tensor { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grant }
+            }
+            Part::Descriptor(descriptor) => {
+                Item::Tensor { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grant: None }
+            }
+            Part::Bundle(bundle) => {
+                let descriptor = bundle.descriptor();
+                let grants = descriptor.contents().parts.iter().map(|part| self.grant(part.export, bearer));
+                Item::Bundle {
+                    grants: grants.collect::<Result<_>>()?,
+                    descriptor: BundleBytes(Cow::Borrowed(descriptor)),
+                }
+            }
+        })
+    }
+
+    fn grant(&mut self, export: ExportId, bearer: &Bearer) -> Result<Token> {
+        let token = self.runtime.exports.begin_grant(export, bearer)?;
+        self.grants.push((export, token));
+        Ok(token)
     }
 }
 
@@ -119,10 +148,11 @@ impl Connection {
     fn check_devices(&self, message: &Message<'_>, reply: bool) -> Result<()> {
         let Some(map) = self.outgoing_map(reply) else { return Ok(()) };
         for part in &message.parts {
-            let descriptor = part.descriptor();
-            let home = descriptor.home();
-            // What is the receiver's own is at home there.
-            if descriptor.exporter != self.peer.process && map.get(home).is_none() {
+            // What the receiver shares itself is at home there.
+            if *part.exporter() == self.peer.process {
+                continue;
+            }
+            if let Some(home) = part.first_home(|home| map.get(home).is_none()) {
                 let peer = format!("process {} ({})", self.peer.pid, self.peer.program);
                 return Err(Error::NotInDeviceMap { home, peer: Some(peer) });
             }
@@ -134,26 +164,14 @@ impl Connection {
         if reply { self.maps.incoming.as_ref().map(ResolvedMap::inverse) } else { self.maps.outgoing.clone() }
     }
 
-    fn items(&self, message: &Message<'_>, unsent: &mut Unsent<'_>) -> Result<Vec<Item>> {
+    fn items<'a>(&self, message: &Message<'a>, unsent: &mut Unsent<'_>) -> Result<Vec<Item<'a>>> {
         let size = message.parts.len();
         if size > MAX_MESSAGE_TENSORS {
             let (size, limit) = (size as u64, MAX_MESSAGE_TENSORS as u64);
             return Err(Error::MessageTooLarge { of: "tensors", size, limit });
         }
         let bearer = self.bearer();
-        let item = |part: &Part<'_>| {
-            let descriptor: &Descriptor = part.descriptor();
-            let grant = match part {
-                Part::Export(_) => {
-                    let token = unsent.runtime.exports.begin_grant(descriptor.export, &bearer)?;
-                    unsent.grants.push((descriptor.export, token));
-                    Some(token)
-                }
-                Part::Descriptor(_) => None,
-            };
-            Ok(Item::Tensor { descriptor: DescriptorBytes(descriptor.clone()), grant })
-        };
-        let items = message.parts.iter().map(item).collect::<Result<_>>()?;
+        let items = message.parts.iter().map(|part| unsent.item(part, &bearer)).collect::<Result<_>>()?;
         // It may have gone in between, and its grants have ended: these would stay.
         self.check()?;
         Ok(items)

@@ -2,6 +2,7 @@
 //!
 //! A packet is a [`Frame`], and behind it the head of a message and its bytes, or a memory file that holds these.
 
+use std::borrow::Cow;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::MAX_MESSAGE_TENSORS;
 use crate::broker::Token;
+use crate::bundle::{BundleDescriptor, MAX_BUNDLE_PARTS};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::import::MOST_WAITING;
@@ -31,9 +33,9 @@ pub(super) enum Frame {
     End,
 }
 
-/// What a message says before its bytes, which take up the rest.
+/// What a message says before its bytes, which take up the rest. An end that sends borrows what it describes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Head {
+pub(super) struct Head<'a> {
     /// Is it an answer, which takes the map of what it answers the other way?
     pub(super) reply: bool,
     /// The value of the sender's word at which the tensors are ready; 0 where they are.
@@ -42,32 +44,50 @@ pub(super) struct Head {
     #[serde(with = "at_most_waiting")]
     pub(super) ended: Vec<(ExportId, Token)>,
     #[serde(with = "at_most_tensors")]
-    pub(super) items: Vec<Item>,
+    pub(super) items: Vec<Item<'a>>,
 }
 
 /// A part of a message.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Item {
+pub(super) enum Item<'a> {
     /// A region, by its descriptor; with a grant where the sender is the exporter.
-    Tensor { descriptor: DescriptorBytes, grant: Option<Token> },
+    Tensor { descriptor: DescriptorBytes<'a>, grant: Option<Token> },
+    /// A bundle of the sender's, by its descriptor, with a grant of each of its parts.
+    Bundle {
+        descriptor: BundleBytes<'a>,
+        #[serde(with = "at_most_parts")]
+        grants: Vec<Token>,
+    },
 }
 
 /// A descriptor in its binary form.
 #[derive(Debug)]
-pub(super) struct DescriptorBytes(pub(super) Descriptor);
+pub(super) struct DescriptorBytes<'a>(pub(super) Cow<'a, Descriptor>);
 
-impl Serialize for DescriptorBytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0.to_bytes())
-    }
+/// A bundle's descriptor in its binary form.
+#[derive(Debug)]
+pub(super) struct BundleBytes<'a>(pub(super) Cow<'a, BundleDescriptor>);
+
+macro_rules! as_bytes {
+    ($name:ident, $descriptor:ty) => {
+        impl Serialize for $name<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(&self.0.to_bytes())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name<'_> {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+                let bytes = <&[u8]>::deserialize(deserializer)?;
+                let read = <$descriptor>::from_bytes(bytes);
+                read.map(|descriptor| Self(Cow::Owned(descriptor))).map_err(D::Error::custom)
+            }
+        }
+    };
 }
 
-impl<'de> Deserialize<'de> for DescriptorBytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let bytes = <&[u8]>::deserialize(deserializer)?;
-        Descriptor::from_bytes(bytes).map(Self).map_err(D::Error::custom)
-    }
-}
+as_bytes!(DescriptorBytes, Descriptor);
+as_bytes!(BundleBytes, BundleDescriptor);
 
 /// A list that a peer cannot make longer than it may be.
 macro_rules! bounded {
@@ -93,6 +113,7 @@ macro_rules! bounded {
 
 bounded!(at_most_waiting, MOST_WAITING);
 bounded!(at_most_tensors, MAX_MESSAGE_TENSORS);
+bounded!(at_most_parts, MAX_BUNDLE_PARTS);
 
 struct AtMost<T>(usize, PhantomData<T>);
 
@@ -133,7 +154,7 @@ impl Outgoing {
     }
 
     /// Encodes a message, unless it is larger than `limit`.
-    pub(super) fn of(head: &Head, bytes: &[u8], limit: u64) -> Result<Self> {
+    pub(super) fn of(head: &Head<'_>, bytes: &[u8], limit: u64) -> Result<Self> {
         let head = encoded(head)?;
         let size = head.len() as u64 + bytes.len() as u64;
         if size > limit {
@@ -175,7 +196,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// What a packet is.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Message { head: Head, bytes: Payload },
+    Message { head: Head<'static>, bytes: Payload },
     End,
 }
 
@@ -242,7 +263,7 @@ fn read_file(fds: Vec<OwnedFd>, bytes: u64) -> Result<Vec<u8>> {
 }
 
 fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {
-    let read = postcard::take_from_bytes::<Head>(&received[start..]);
+    let read = postcard::take_from_bytes::<Head<'_>>(&received[start..]);
     let (head, rest) = read.map_err(|error| Error::Protocol(format!("its message has no head: {error}")))?;
     let start = received.len() - rest.len();
     Ok(Incoming::Message { head, bytes: Payload { received, start } })

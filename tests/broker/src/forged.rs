@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use device_ipc_core::Descriptor;
+use device_ipc_core::{BundleDescriptor, Descriptor, ProcessIdentity};
 
 use crate::protocol::Identity;
 
@@ -112,6 +112,18 @@ impl Forged {
 }
 
 /// CRC-32 as in Ethernet and zlib.
+/// A bundle's descriptor as another process would have made it, by the layout of `docs/bundle.md`.
+pub fn bundle_of_another(descriptor: &BundleDescriptor, exporter: &ProcessIdentity) -> Vec<u8> {
+    let mut bytes = descriptor.to_bytes();
+    bytes.truncate(bytes.len() - CHECKSUM);
+    bytes[60..64].copy_from_slice(&exporter.pid.to_le_bytes());
+    bytes[64..72].copy_from_slice(&exporter.start_time.to_le_bytes());
+    let checksum = crc32(&bytes);
+    bytes.extend(checksum.to_le_bytes());
+    BundleDescriptor::from_bytes(&bytes).expect("it reads well");
+    bytes
+}
+
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |sum: u32, byte: &u8| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))

@@ -21,7 +21,7 @@ mod wait;
 
 pub use census::{Census, shared_memory_objects};
 pub use child::{Answer, Child, Failure, Setup};
-pub use forged::Forged;
+pub use forged::{Forged, bundle_of_another};
 pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
 pub use wait::{DEADLINE, eventually, within};

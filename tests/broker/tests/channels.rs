@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Census, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent, eventually,
-    shared_memory_objects, within,
+    Answer, Census, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent,
+    bundle_of_another, eventually, shared_memory_objects, within,
 };
-use device_ipc_core::{CHANNEL_KILL_POINTS, ProcessIdentity};
+use device_ipc_core::{BundleDescriptor, CHANNEL_KILL_POINTS, ProcessIdentity};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -53,6 +53,38 @@ impl Before {
     }
 }
 
+/// What the messages hold.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Tensor,
+    /// Of two devices, so that it has two grants.
+    Bundle,
+}
+
+impl What {
+    /// Shares it, and says how it is sent.
+    fn share(self, child: &mut Child) -> &'static str {
+        match self {
+            Self::Tensor => {
+                child.share("x 8192");
+                "tensor=x"
+            }
+            Self::Bundle => {
+                child.ok("share-bundle x 4 8192 devices=2");
+                "bundle=x"
+            }
+        }
+    }
+
+    /// The command that opens it.
+    fn open(self, arguments: &str) -> String {
+        match self {
+            Self::Tensor => format!("open-received {arguments}"),
+            Self::Bundle => format!("open-received-bundle {arguments}"),
+        }
+    }
+}
+
 /// Connects the two; `survivor` listens.
 fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
     other.tell(&format!("connect {under} c 20000"));
@@ -77,6 +109,12 @@ fn survivor(machine: &str, under: &str) -> (Child, Before) {
         to.ok("open-received m warm");
         to.ok("touch warm");
         to.ok("drop warm");
+        to.ok("discard m");
+        let (sent, open, close) = (What::Bundle.share(from), What::Bundle.open("m warm"), "drop-bundle warm");
+        from.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+        assert_eq!(to.ok("receive c m 20000"), "5 1");
+        to.ok(&open);
+        to.ok(close);
         to.ok("discard m");
     }
     survivor.ok("drop-channel c");
@@ -104,17 +142,18 @@ fn others_die(machine: &str) {
     let (mut survivor, before) = survivor(machine, &under);
     for point in CHANNEL_KILL_POINTS {
         for round in 0..rounds() {
-            let when = format!("{machine} {point} round {round}");
+            let what = if round % 2 == 0 { What::Tensor } else { What::Bundle };
+            let when = format!("{machine} {point} round {round}, a {what:?}");
             let mut victim = agent!(machine, dies_at: Some(point));
             victim.ok("cache 0 0");
-            within(DEADLINE, &when, || one_dies(point, &under, &mut survivor, &mut victim));
+            within(DEADLINE, &when, || one_dies(point, what, &under, &mut survivor, &mut victim));
             drop(victim);
             before.is_now(&when, &mut survivor);
         }
     }
 }
 
-fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) {
+fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: &mut Child) {
     let (role, _) = point.split_once(':').expect("the role stands first");
     match role {
         "connector" => {
@@ -145,13 +184,13 @@ fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) 
         "sender" => {
             connect(survivor, victim, under);
             survivor.ok("channel-on-gone c");
-            victim.share("x 8192");
-            victim.tell("send c 5 20000 tensor=x drops=1 ready=1");
+            let sent = what.share(victim);
+            victim.tell(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             victim.is_killed();
             assert_eq!(survivor.event("gone"), "gone c PeerGone");
             if point == "sender:sent" {
                 assert_eq!(survivor.ok("receive c m 5000"), "5 1");
-                let error = survivor.ask("open-received m x");
+                let error = survivor.ask(&what.open("m x"));
                 let gone = |failure: &str| matches!(failure, "ExporterGone" | "PeerGone");
                 assert!(matches!(&error, Answer::Failed(failure) if gone(&failure.variant)), "{error:?}");
                 survivor.ok("discard m");
@@ -160,12 +199,13 @@ fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) 
         }
         "receiver" => {
             connect(survivor, victim, under);
-            survivor.share("x 8192");
-            survivor.ok("send c 5 20000 tensor=x drops=1 ready=1");
+            let sent = what.share(survivor);
+            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+            let open = what.open("m x");
             let commands: &[&str] = match point {
                 "receiver:received" => &["receive c m 20000"],
                 "receiver:discarding" => &["receive c m 20000", "discard m"],
-                _ => &["receive c m 20000", "open-received m x"],
+                _ => &["receive c m 20000", &open],
             };
             let (last, first) = commands.split_last().expect("there is one");
             first.iter().for_each(|command| drop(victim.ok(command)));
@@ -175,8 +215,8 @@ fn one_dies(point: &str, under: &str, survivor: &mut Child, victim: &mut Child) 
         }
         "channel" => {
             connect(survivor, victim, under);
-            survivor.share("x 8192");
-            survivor.ok("send c 5 20000 tensor=x drops=1 ready=1");
+            let sent = what.share(survivor);
+            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             victim.ok("send c 3 20000");
             victim.tell("drop-channel c");
             victim.is_killed();
@@ -315,7 +355,18 @@ fn messages_that_are_none_break_the_channel_off() {
     let mut child = agent!(PINNING);
     let under = name("garbage");
     child.ok(&format!("listen {under}"));
-    let third = agent!(PINNING).share("x 4096");
+    let mut sharing = agent!(PINNING);
+    let third = sharing.share("x 4096");
+    let bundle: BundleDescriptor =
+        sharing.ok("share-bundle b 2 4096 devices=2").parse().expect("it is a bundle");
+    drop(sharing);
+    let bundle_with = |descriptor: &[u8], grants: u64| {
+        // As above, and a bundle with so many grants.
+        let descriptor = [varint(descriptor.len() as u64), descriptor.to_vec()].concat();
+        let tokens = vec![7; 16 * grants as usize];
+        [vec![0, 0, 0, 0, 1, 1], descriptor, varint(grants), tokens].concat()
+    };
+    let own = bundle_of_another(&bundle, &hello().process);
     let granted = {
         // Not a reply, ready, no grants that are over, one tensor with a grant, of another process.
         let mut packet = vec![0, 0, 0, 0, 1, 0];
@@ -333,6 +384,12 @@ fn messages_that_are_none_break_the_channel_off() {
         (head(1 << 40), vec![], "no head"),
         (head(1025), vec![], "no head"),
         (granted, vec![], "another process shares"),
+        (bundle_with(&bundle.to_bytes(), 2), vec![], "another process shares"),
+        (bundle_with(&own, 0), vec![], "other than all of a bundle"),
+        (bundle_with(&own, 1), vec![], "other than all of a bundle"),
+        (bundle_with(&own, 3), vec![], "other than all of a bundle"),
+        (bundle_with(&own, 65), vec![], "no head"),
+        (bundle_with(&own[..own.len() - 1], 2), vec![], "no head"),
         ([vec![0, 0], varint(1 << 62), vec![0, 0]].concat(), vec![], "value that no word has"),
         (head(0), vec![file(b"x", SEALS)], "does not speak of"),
         (in_file(1 << 40), vec![file(b"x", SEALS)], "agreed on"),

@@ -8,13 +8,15 @@ use device_ipc_core::{
 use super::{Agent, Words};
 
 impl Agent {
-    /// `share-bundle NAME COUNT BYTES [neighbours=1]`: so many allocations of so many bytes, in the order of their addresses
-    /// one tensor of bytes in each, `t0` and so on. With `neighbours` two pieces of memory instead, which overlap: `a` in the
+    /// `share-bundle NAME COUNT BYTES [neighbours=1] [devices=COUNT]`: so many allocations of so many bytes, in the order of their addresses
+    /// one tensor of bytes in each, `t0` and so on; on the first devices in turn. With `neighbours` two pieces of memory instead, which overlap: `a` in the
     /// first two thirds of the allocations, and `b` in the last two thirds.
     pub(super) fn share_bundle(&mut self, words: &Words<'_>) -> Result<String> {
         let (count, bytes) = (words.number(1) as u64, words.number(2) as u64);
+        let devices = words.number_of("devices").unwrap_or(1) as u64;
         let ipc = self.ipc().clone();
-        let mut buffers: Vec<_> = (0..count).map(|_| ipc.allocate(0, bytes)).collect::<Result<_>>()?;
+        let mut buffers: Vec<_> =
+            (0..count).map(|index| ipc.allocate((index % devices) as u32, bytes)).collect::<Result<_>>()?;
         buffers.sort_by_key(|buffer| buffer.range().ptr);
         let mut bundle = ipc.bundle();
         if words.setting("neighbours").is_some() {

@@ -52,13 +52,17 @@ impl Agent {
         pid
     }
 
-    /// `send CHANNEL BYTES MS [tensor=EXPORT] [drops=1] [ready=1]`: so many bytes, with an export that is dropped then.
+    /// `send CHANNEL BYTES MS [tensor=EXPORT] [bundle=BUNDLE] [drops=1] [ready=1]`: so many bytes, with an export or a bundle
+    /// that is dropped then.
     pub(super) fn send_message(&mut self, words: &Words<'_>) -> Result<String> {
         let stream = self.stream()?;
         let bytes: Vec<u8> = (0..words.number(1)).map(|index| index as u8).collect();
         let mut message = Message::new().bytes(&bytes);
         if let Some(export) = words.setting("tensor") {
             message = message.tensor(&self.exports[export]);
+        }
+        if let Some(bundle) = words.setting("bundle") {
+            message = message.bundle(&self.bundles[bundle]);
         }
         if words.setting("ready").is_some() {
             message = message.ready_on(&stream);
@@ -67,15 +71,19 @@ impl Agent {
         if let (Some(export), Some(_)) = (words.setting("tensor"), words.setting("drops")) {
             self.exports.remove(export);
         }
+        if let (Some(bundle), Some(_)) = (words.setting("bundle"), words.setting("drops")) {
+            self.bundles.remove(bundle);
+        }
         Ok(String::new())
     }
 
-    /// `receive CHANNEL MESSAGE MS`: how many bytes, and how many tensors.
+    /// `receive CHANNEL MESSAGE MS`: how many bytes, and how many tensors and bundles.
     pub(super) fn receive(&mut self, words: &Words<'_>) -> Result<String> {
         let received = self.channels.channels[words.name(0)].receive(words.time(2))?;
         let as_sent = received.bytes().iter().enumerate().all(|(index, byte)| *byte == index as u8);
         assert!(as_sent, "the bytes are those that were sent");
-        let told = format!("{} {}", received.bytes().len(), received.tensors().len());
+        let told =
+            format!("{} {}", received.bytes().len(), received.tensors().len() + received.bundles().len());
         self.channels.received.insert(words.name(1).to_owned(), received);
         Ok(told)
     }
@@ -85,6 +93,14 @@ impl Agent {
         let stream = self.stream()?;
         let mapping = self.channels.received[words.name(0)].tensors()[0].open().on(&stream)?;
         Ok(self.keep(words.name(1), mapping))
+    }
+
+    /// `open-received-bundle MESSAGE NAME`: the first bundle, at home.
+    pub(super) fn open_received_bundle(&mut self, words: &Words<'_>) -> Result<String> {
+        let mapping = self.channels.received[words.name(0)].bundles()[0].open().at_home()?;
+        let tensors = mapping.len();
+        self.open_bundles.insert(words.name(1).to_owned(), mapping);
+        Ok(tensors.to_string())
     }
 
     /// `discard MESSAGE`

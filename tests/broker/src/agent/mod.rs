@@ -188,6 +188,7 @@ impl Agent {
             "ends-of-tensor" => self.ends_of_tensor(&words),
             "drop-bundle" => self.drop_bundle(&words),
             "close-bundle" => self.close_bundle(&words),
+            "open-received-bundle" => self.open_received_bundle(&words),
             "drop-capabilities" => Ok(process::drop_capabilities()),
             other => panic!("the agent knows no {other:?}"),
         }

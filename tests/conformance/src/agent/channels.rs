@@ -48,6 +48,21 @@ impl Server<'_> {
                 };
                 Ok(self.keep_mapping(name, mapping))
             }
+            Command::OpenReceivedBundle { name, of, index, place, timeout } => {
+                let stream = match place {
+                    Some(Place::Stream(device)) => Some(self.stream(device)?),
+                    _ => None,
+                };
+                let opening = self.received[&of].bundles()[index].open().timeout(timeout);
+                let mapping = match (place, stream) {
+                    (None, _) => opening.mapped()?,
+                    (Some(Place::Device(device)), _) => opening.on_device(device)?,
+                    (_, Some(stream)) => opening.on(&stream)?,
+                    (Some(_), None) => opening.at_home()?,
+                };
+                self.opened_bundles.insert(name, mapping);
+                Ok(Answer::Done)
+            }
             Command::DeviceOfReceived { of } => {
                 let device = self.received[&of].tensors()[0].device();
                 Ok(device.map_or(Answer::Done, |device| Answer::Number(device.get().into())))
@@ -75,7 +90,11 @@ impl Server<'_> {
 
     fn message<'a>(&'a self, bytes: &'a [u8], of: &[String], ready: Option<&'a Stream>) -> Message<'a> {
         let message = Message::new().bytes(bytes);
-        let message = of.iter().fold(message, |message, name| message.tensor(&self.exports[name]));
+        let add = |message: Message<'a>, name| match self.bundles.get(name) {
+            Some(bundle) => message.bundle(bundle),
+            None => message.tensor(&self.exports[name]),
+        };
+        let message = of.iter().fold(message, add);
         match ready {
             Some(stream) => message.ready_on(stream),
             None => message,
@@ -89,7 +108,12 @@ impl Server<'_> {
             let received = channel.receive(timeout)?;
             let opened: Vec<_> =
                 received.tensors().iter().map(|tensor| tensor.open().on(&stream)).collect::<Result<_>>()?;
+            let bundles: Vec<_> =
+                received.bundles().iter().map(|bundle| bundle.open().on(&stream)).collect::<Result<_>>()?;
             for mapping in opened {
+                mapping.release(&stream)?;
+            }
+            for mapping in bundles {
                 mapping.release(&stream)?;
             }
             if answers {

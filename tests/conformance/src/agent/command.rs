@@ -194,7 +194,7 @@ pub enum Command {
     StagingLimits { chunk_bytes: u64, total_bytes: u64 },
     /// Makes a channel, to whoever listens under a name or by listening there.
     Channel { name: String, under: String, listens: bool, map: Vec<(u32, u32)>, timeout: Duration },
-    /// Sends bytes and exports by a channel; their tensors are ready when the stream of a device gets there.
+    /// Sends bytes, exports and bundles by a channel; their tensors are ready when the stream of a device gets there.
     Send { by: String, bytes: Vec<u8>, of: Vec<String>, ready_on: Option<u32>, timeout: Duration },
     /// Receives a message by a channel, and tells its bytes.
     Receive { name: String, by: String, timeout: Duration },
@@ -202,7 +202,7 @@ pub enum Command {
     OpenReceived { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
     /// The device that a channel's device map opens the first tensor of a message on.
     DeviceOfReceived { of: String },
-    /// Answers a message with bytes and exports.
+    /// Answers a message with bytes, exports and bundles.
     Answer { of: String, bytes: Vec<u8>, tensors: Vec<String>, timeout: Duration },
     /// Have the tensors of a message been written, or may they still be?
     CheckReceived { of: String },
@@ -232,6 +232,8 @@ pub enum Command {
     ReadNext { device: u32, timeout: Duration },
     /// Leaves the ring.
     LeaveRing,
+    /// Opens a bundle of a message, as [`OpenReceived`](Self::OpenReceived) does a tensor.
+    OpenReceivedBundle { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
 }
 
 /// What an agent answers, where it could do what it was told.

@@ -52,8 +52,8 @@ pub(super) struct Server<'a> {
     events: HashMap<String, Box<dyn DeviceEvent>>,
     pub(super) channels: HashMap<String, Channel>,
     pub(super) received: HashMap<String, Received>,
-    bundles: HashMap<String, BundleExport>,
-    opened_bundles: HashMap<String, BundleMapping>,
+    pub(super) bundles: HashMap<String, BundleExport>,
+    pub(super) opened_bundles: HashMap<String, BundleMapping>,
     reader: Option<RingReader>,
 }
 

@@ -4,12 +4,13 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Channel, DeviceMap, DeviceOwner, Error, Export, Ipc, MAX_MESSAGE_TENSORS, Message, ReceivedTensor, Stream, counters,
+    BundleExport, Channel, DeviceMap, DeviceOwner, Dtype, Error, Export, Ipc, MAX_MESSAGE_TENSORS, Message,
+    ReceivedTensor, Stream, TensorLayout, counters,
 };
 
-use crate::agent::{Agent, Answer, Command, Mapped, Place};
+use crate::agent::{Agent, Answer, BundleSharing, BundledTensor, Command, Mapped, Place};
 use crate::check::{Refusal, equal, refused, same, that};
-use crate::flows::{Memory, OLD, SOON, Witness, bytes_of, nobody_holds, pattern};
+use crate::flows::{Memory, OLD, SOON, Witness, bytes_of, float_bytes, nobody_holds, pattern, tensor_bytes};
 use crate::timing::{Seen, while_delayed};
 use crate::{Context, Outcome, PATIENCE, Stop, fail, skip, unchecked};
 
@@ -91,7 +92,9 @@ fn discard(agent: &mut Agent, name: &str) -> Outcome {
 
 fn send(agent: &mut Agent, bytes: &[u8], of: &[&str], ready_on: Option<u32>) -> Outcome {
     let of = of.iter().map(|name| (*name).to_owned()).collect();
-    agent.must(&Command::Send { by: "c".into(), bytes: bytes.to_vec(), of, ready_on, timeout: PATIENCE }).map(drop)
+    agent
+        .must(&Command::Send { by: "c".into(), bytes: bytes.to_vec(), of, ready_on, timeout: PATIENCE })
+        .map(drop)
 }
 
 fn requests(agent: &mut Agent) -> Result<u64, Stop> {
@@ -123,7 +126,8 @@ fn is_dropped(dropped: &std::sync::mpsc::Receiver<()>, why: &str) -> Outcome {
 pub fn bytes_of_all_sizes_in_order(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let sizes = [0, 1, 100, 65_000, 65_530, 65_536, 70_000, 3_000_000];
-    let answers = Command::Echo { by: "c".into(), times: sizes.len() as u32, answers: true, timeout: PATIENCE };
+    let answers =
+        Command::Echo { by: "c".into(), times: sizes.len() as u32, answers: true, timeout: PATIENCE };
     agent.begin(&answers)?;
     let messages = sizes.map(pattern);
     for message in &messages {
@@ -274,7 +278,10 @@ pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
     went_well(agent.answer()?.result)?;
     equal(requests(&mut agent)?, asked, "requests for memory that is open already")?;
     let told = counters().messages_total - served;
-    that(told <= u64::from(ROUNDS / 64) + 1, format!("the broker should hear of grants now and then, not {told} times"))?;
+    that(
+        told <= u64::from(ROUNDS / 64) + 1,
+        format!("the broker should hear of grants now and then, not {told} times"),
+    )?;
     // A lease that is kept, and grants that the exporter has not heard of: neither outlives the export.
     drop(share);
     is_dropped(&dropped, "when everything that was sent has been opened and let go")
@@ -381,7 +388,9 @@ fn goes_on(stream: &Stream) -> Outcome {
     });
     match told.recv_timeout(AT_ONCE) {
         Ok(synchronized) => Ok(synchronized?),
-        Err(_) => fail(format!("the stream that waits should go on when the sender dies, and did not in {AT_ONCE:?}")),
+        Err(_) => fail(format!(
+            "the stream that waits should go on when the sender dies, and did not in {AT_ONCE:?}"
+        )),
     }
 }
 
@@ -496,7 +505,12 @@ pub fn receiver_that_never_reads(context: &Context) -> Outcome {
         }
         that(sent < 100_000, "the queue should be full at some time")?;
     };
-    refused(Err::<(), _>(late), "a send without room", "Timeout", &["does not read", "Nothing of the message"])?;
+    refused(
+        Err::<(), _>(late),
+        "a send without room",
+        "Timeout",
+        &["does not read", "Nothing of the message"],
+    )?;
     agent.must(&Command::Echo { by: "c".into(), times: sent, answers: false, timeout: PATIENCE })?;
     channel.send(Message::new().bytes(b"next"), PATIENCE)?;
     equal(receive(&mut agent, "r")?, b"next".to_vec(), "the message behind those that fit")?;
@@ -515,7 +529,11 @@ pub fn too_much_for_a_message(context: &Context) -> Outcome {
     });
     let far = listener.accept(PATIENCE)?;
     let near = near.join().map_err(|_| Stop::failed("the connecting thread panicked"))??;
-    equal((near.message_limit(), far.message_limit()), (100_000, 100_000), "the limits, the smaller of both")?;
+    equal(
+        (near.message_limit(), far.message_limit()),
+        (100_000, 100_000),
+        "the limits, the smaller of both",
+    )?;
     let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
     let share = memory.share()?;
     for end in [&near, &far] {
@@ -710,4 +728,268 @@ pub fn maps_are_checked_at_connection(context: &Context) -> Outcome {
     }
     let twice = DeviceMap::new().insert(0, 1).and_then(|map| map.insert(1, 1));
     refused(twice, "a map that is not one to one", "InvalidDeviceMap", &["once"])
+}
+
+/// A bundle of two tensors of bytes on each of these devices, `t0` and so on, whose owners tell when they are dropped.
+fn bundle(
+    context: &Context,
+    devices: &[u32],
+) -> Result<(BundleExport, Vec<std::sync::mpsc::Receiver<()>>), Stop> {
+    let (ipc, mut dropped) = (context.ipc(), Vec::new());
+    let mut bundle = ipc.bundle();
+    for (index, device) in devices.iter().enumerate() {
+        let bytes = [bytes_of_tensor(2 * index), bytes_of_tensor(2 * index + 1)].concat();
+        let memory = Memory::with_bytes(context, *device, &bytes)?;
+        let (owner, gone) = Witness::of(&memory);
+        let memory = bundle.memory(unchecked::owned(owner, memory.buffer.region()));
+        dropped.push(gone);
+        for half in 0..2 {
+            let layout = TensorLayout::contiguous(Dtype::U8, [BYTES as u64])?;
+            bundle.tensor(&format!("t{}", 2 * index + half), memory, (half * BYTES) as u64, layout)?;
+        }
+    }
+    Ok((bundle.start()?, dropped))
+}
+
+fn bytes_of_tensor(index: usize) -> Vec<u8> {
+    pattern(BYTES + index)[index..].to_vec()
+}
+
+fn open_bundle(agent: &mut Agent, of: &str, place: Option<Place>) -> Outcome {
+    let (name, of) = (format!("{of}.b"), of.to_owned());
+    agent.must(&Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE }).map(drop)
+}
+
+/// The agent has these tensors, as they were written.
+fn has_tensors(agent: &mut Agent, of: &str, count: usize) -> Outcome {
+    for index in 0..count {
+        let tensor = format!("t{index}");
+        let read = Command::TensorBytes { name: format!("{of}.b"), tensor: tensor.clone() };
+        match agent.must(&read)? {
+            Answer::Bytes(bytes) => same(&bytes, &bytes_of_tensor(index), tensor)?,
+            other => return fail(format!("the agent answered {other:?}")),
+        }
+    }
+    Ok(())
+}
+
+fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
+    agent.must(&Command::ReleaseBundle { name: format!("{of}.b"), device }).map(drop)
+}
+
+/// `send(b); drop(b)`: the memory stays until the receiver has opened the bundle and let go.
+pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    channel.send(Message::new().bytes(b"state").bundle(&share), PATIENCE)?;
+    drop(share);
+    equal(receive(&mut agent, "r")?, b"state".to_vec(), "the bytes of the message")?;
+    is_kept(&dropped[1], "by a message that has not been opened")?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)?;
+    discard(&mut agent, "r")?;
+    is_kept(&dropped[0], "by a mapping")?;
+    release_bundle(&mut agent, "r", 0)?;
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
+}
+
+/// What lies on two devices has a grant for each.
+pub fn bundle_of_two_devices(context: &Context) -> Outcome {
+    context.two_devices()?;
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 1])?;
+    let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
+    let tensor = memory.share()?;
+    channel.send(Message::new().tensor(&tensor).bundle(&share).tensor(&tensor), PATIENCE)?;
+    drop((share, tensor));
+    receive(&mut agent, "r")?;
+    dropped.iter().try_for_each(|dropped| is_kept(dropped, "by a message that has not been opened"))?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)?;
+    open_at(&mut agent, "r", 1, Some(Place::Home))?;
+    same(&agent.bytes("r.1")?, &pattern(BYTES), "the bytes of the tensor behind the bundle")?;
+    release_bundle(&mut agent, "r", 1)?;
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
+}
+
+/// A bundle that nobody opens goes back: by dropping the message, and by the receiver's death.
+pub fn unopened_bundle_goes_back(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    is_kept(&dropped[0], "by a message")?;
+    discard(&mut agent, "r")?;
+    is_dropped(&dropped[0], "when the message has been")?;
+    let (share, dropped) = bundle(context, &[0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    is_kept(&dropped[0], "by who lives")?;
+    agent.kill()?;
+    is_dropped(&dropped[0], "when who had received it has died")
+}
+
+/// An open that fails before the exporter was asked leaves the grants.
+pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    let (name, of) = ("r.b".to_owned(), "r".to_owned());
+    let place = Some(Place::Device(4711));
+    let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE };
+    let nowhere = agent.tell(&nowhere)?.result;
+    refused(nowhere, "an open on a device that is not there", "InBundle", &["4711", "t0"])?;
+    is_kept(&dropped[1], "after an open that failed")?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)
+}
+
+/// A bundle that goes there and back: once it is open there, nothing is said but the messages.
+pub fn bundle_round_trips_cost_no_other_message(context: &Context) -> Outcome {
+    const ROUNDS: u32 = 100;
+    let (channel, mut agent) = pair(context)?;
+    let (share, _dropped) = bundle(context, &[0, 0])?;
+    let mut trips = |times| -> Outcome {
+        agent.begin(&Command::Echo { by: "c".into(), times, answers: true, timeout: PATIENCE })?;
+        for _ in 0..times {
+            channel.send(Message::new().bytes(b"ping").bundle(&share), PATIENCE)?;
+            equal(channel.receive(PATIENCE)?.bytes(), b"ping", "the answer")?;
+        }
+        went_well(agent.answer()?.result)?;
+        Ok(())
+    };
+    trips(1)?;
+    let served = counters().messages_total;
+    trips(ROUNDS)?;
+    equal(counters().messages_total, served, "messages to this process's broker in so many round trips")?;
+    share.close(SOON)?;
+    Ok(())
+}
+
+/// The receiver's stream waits for the sender's before it touches the bundle; nobody's host does.
+pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let mut share = memory.ipc.bundle();
+    let layout = TensorLayout::contiguous(Dtype::F32, [COUNT as u64])?;
+    share.owned("weights", memory.buffer.clone(), Some(layout))?;
+    let share = share.start()?;
+    let read = Command::TensorBytes { name: "r.b".into(), tensor: "weights".into() };
+    channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+    receive(&mut agent, "r")?;
+    open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+    agent.must(&read)?;
+    let mut expected = OLD;
+    while_delayed("sending, receiving and opening", |delay| {
+        expected += 1.0;
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+        receive(&mut agent, "r")?;
+        open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = match agent.must(&read)? {
+            Answer::Bytes(bytes) => {
+                same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait")
+            }
+            other => fail(format!("the agent answered {other:?}")),
+        };
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// A map holds for every device of a bundle, and the answer takes its inverse.
+pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
+    context.two_peers()?;
+    if !context.backend().peer_access(0.into(), 1.into())? {
+        return skip("needs peer access in both directions");
+    }
+    let (channel, mut agent) = pair_mapped(context, &[(0, 1), (1, 0)], &[])?;
+    let (share, _dropped) = bundle(context, &[0, 1])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
+        let (name, of) = ("no".to_owned(), "r".to_owned());
+        let open = Command::OpenReceivedBundle { name, of, index: 0, place: Some(place), timeout: PATIENCE };
+        refused(agent.tell(&open)?.result, "opening where the map does not say", kind, &["device 1"])?;
+    }
+    open_bundle(&mut agent, "r", None)?;
+    has_tensors(&mut agent, "r", 4)?;
+    agent.allocate("y", 0, &bytes_of_tensor(0))?;
+    agent.allocate("z", 1, &bytes_of_tensor(1))?;
+    let tensor = |memory: usize| BundledTensor {
+        name: format!("t{memory}"),
+        memory,
+        offset: 0,
+        dtype: "uint8".into(),
+        shape: vec![BYTES as u64],
+    };
+    let sharing = BundleSharing {
+        memories: vec![("y".into(), None), ("z".into(), None)],
+        tensors: vec![tensor(0), tensor(1)],
+        ..Default::default()
+    };
+    agent.must(&Command::ShareBundle { name: "b".into(), sharing })?;
+    let (of, bytes) = ("r".into(), Vec::new());
+    agent.must(&Command::Answer { of, bytes, tensors: vec!["b".into()], timeout: PATIENCE })?;
+    let received = channel.receive(PATIENCE)?;
+    let [answer] = received.bundles() else { return fail("the answer should hold one bundle") };
+    let opened = answer.open().mapped()?;
+    for (index, (home, elsewhere)) in answer.descriptor().homes().zip([1, 0]).enumerate() {
+        let device = answer.device(home).map(|device| device.get());
+        equal(device, Some(elsewhere), format!("the device that the map says for part {index}"))?;
+        let tensor = opened.tensor(&format!("t{index}"))?;
+        equal(tensor.device().get(), elsewhere, format!("where part {index} was opened"))?;
+        let stream = context.ipc().create_stream(elsewhere)?;
+        same(
+            &tensor_bytes(&tensor, &stream)?,
+            &bytes_of_tensor(index),
+            format!("the bytes of part {index}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// Where one of its devices is not mapped, a bundle is refused where it is sent, and nothing is kept of the others.
+pub fn bundle_on_a_device_that_is_not_mapped(context: &Context) -> Outcome {
+    let [_, second] = context.two_devices()?;
+    let (channel, mut agent) = pair_mapped(context, &[(0, 0)], &[])?;
+    let (share, dropped) = bundle(context, &[0, 1])?;
+    let (home, pid) = (second.identity.to_string(), agent.peer().id().to_string());
+    let sent = channel.send(Message::new().bundle(&share), PATIENCE);
+    refused(sent, "a bundle that is not all mapped", "NotInDeviceMap", &[&home, &pid, "device_map"])?;
+    equal(share.holders().iter().len(), 0, "holders of a bundle that was not sent")?;
+    drop(share);
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when its export is"))
+}
+
+/// Both ends in this process: a bundle is opened by its addresses.
+pub fn bundle_in_one_process(context: &Context) -> Outcome {
+    let (near, far) = local_pair(context, "own-bundle")?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    near.send(Message::new().bundle(&share).bundle(&share), PATIENCE)?;
+    drop(share);
+    let received = far.receive(PATIENCE)?;
+    let stream = context.ipc().create_stream(0)?;
+    let opened = received.bundles()[0].open().on(&stream)?;
+    for (index, (_, tensor)) in opened.iter().enumerate() {
+        same(
+            &tensor_bytes(&tensor, &stream)?,
+            &bytes_of_tensor(index),
+            format!("the bytes of tensor {index}"),
+        )?;
+    }
+    drop(opened);
+    is_kept(&dropped[0], "by the bundle that was not opened")?;
+    let (_, bundles) = received.into_parts();
+    drop((near, far));
+    drop(bundles);
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when both have gone"))
 }

@@ -276,7 +276,16 @@ themes! {
         names,
         mapped_there_and_back,
         device_that_is_not_mapped,
-        maps_are_checked_at_connection;
+        maps_are_checked_at_connection,
+        bundle_outlives_its_export,
+        bundle_of_two_devices,
+        unopened_bundle_goes_back,
+        bundle_that_failed_can_be_tried_again,
+        bundle_round_trips_cost_no_other_message,
+        stream_waits_for_a_bundle,
+        bundle_mapped_there_and_back,
+        bundle_on_a_device_that_is_not_mapped,
+        bundle_in_one_process;
     bundles:
         thousands_of_tensors_in_few_allocations,
         many_allocations,
