@@ -13,9 +13,9 @@ use crate::backend::Access;
 use crate::broker::Deadline;
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
-use crate::error::Result;
-use crate::import::{HeldGrant, Mapping, OpenBuilder};
-use crate::stream::AsStream;
+use crate::error::{Error, Result};
+use crate::import::{HeldGrant, Mapping, OpenBuilder, Staging, is_out_of_reach};
+use crate::stream::{AsStream, BorrowedStream};
 
 /// A message. What it holds and was not opened goes back to the sender when it is dropped, and stays until then also where
 /// the channel has been closed.
@@ -125,7 +125,12 @@ impl ReceivedTensor {
     /// Opens it, also where the sender has dropped its export since. The grant is used up by the first open that the sender
     /// answers; later ones are those of the plain descriptor.
     pub fn open(&self) -> OpenReceived<'_> {
-        OpenReceived { tensor: self, access: None, timeout: self.arrival.connection.ipc.patience() }
+        OpenReceived {
+            tensor: self,
+            access: None,
+            timeout: self.arrival.connection.ipc.patience(),
+            staging: Staging::Never,
+        }
     }
 }
 
@@ -145,6 +150,7 @@ pub struct OpenReceived<'a> {
     tensor: &'a ReceivedTensor,
     access: Option<Access>,
     timeout: Duration,
+    staging: Staging,
 }
 
 impl OpenReceived<'_> {
@@ -157,6 +163,19 @@ impl OpenReceived<'_> {
     /// How long the exporter may take to answer, and the bytes to be ready where no stream waits for them.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Takes a copy where the device cannot reach the bytes, as [`OpenBuilder::or_staged`] says. The host waits until the bytes
+    /// are ready before they are copied, also where a stream was named.
+    pub const fn or_staged(mut self) -> Self {
+        self.staging = Staging::IfNeeded;
+        self
+    }
+
+    /// Takes a copy in any case; see [`or_staged`](Self::or_staged).
+    pub const fn staged(mut self) -> Self {
+        self.staging = Staging::Always;
         self
     }
 
@@ -182,7 +201,7 @@ impl OpenReceived<'_> {
         if let Some(home) = super::maps::position(devices, self.tensor.home()) {
             self.check_place(home)?;
         }
-        self.open_when_ready(|builder| builder.at_home())
+        self.open(None, |builder| builder.at_home())
     }
 
     /// Opens on the device at this position. Waits on the host until the bytes are ready.
@@ -195,7 +214,7 @@ impl OpenReceived<'_> {
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
         let device = device.into();
         self.check_place(device)?;
-        self.open_when_ready(|builder| builder.on_device(device))
+        self.open(None, |builder| builder.on_device(device))
     }
 
     /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
@@ -207,24 +226,44 @@ impl OpenReceived<'_> {
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
         let (tensor, stream) = (self.tensor, stream.as_stream());
         tensor.arrival.check_stream(tensor.place, tensor.home(), stream)?;
-        // Before the open, which may use up the grant: what fails here can be tried again.
-        tensor.arrival.wait_ready_on(stream, Deadline::after(self.timeout))?;
-        let timeout = self.timeout;
-        self.open(timeout, |builder| builder.on(&stream))
+        self.open(Some(stream), |builder| builder.on(&stream))
     }
 
     fn check_place(&self, device: DeviceOrdinal) -> Result<()> {
         self.tensor.arrival.check_place(self.tensor.place, self.tensor.home(), device)
     }
 
-    fn open_when_ready(self, open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>) -> Result<Mapping> {
+    fn open(
+        &self,
+        stream: Option<BorrowedStream<'_>>,
+        open: impl Fn(OpenBuilder<'_>) -> Result<Mapping>,
+    ) -> Result<Mapping> {
         let deadline = Deadline::after(self.timeout);
-        self.tensor.arrival.wait_ready(deadline)?;
-        self.open(deadline.left(), open)
+        let arrival = &self.tensor.arrival;
+        if self.staging != Staging::Always {
+            // Before the open, which may use up the grant: what fails here can be tried again.
+            let timeout = match stream {
+                Some(stream) => arrival.wait_ready_on(stream, deadline).map(|()| self.timeout)?,
+                None => arrival.wait_ready(deadline).map(|()| deadline.left())?,
+            };
+            match self.open_now(timeout, &open) {
+                Err(error) if self.needs_copy(&error) => {
+                    tracing::debug!(%error, "the memory is copied, as it cannot be opened");
+                }
+                opened => return opened,
+            }
+        }
+        // The exporter copies at once, whatever a stream of this process waits for.
+        arrival.wait_ready(deadline)?;
+        self.open_now(self.timeout, |builder| open(builder.staged()))
     }
 
-    fn open(
-        self,
+    fn needs_copy(&self, error: &Error) -> bool {
+        self.staging == Staging::IfNeeded && is_out_of_reach(error)
+    }
+
+    fn open_now(
+        &self,
         timeout: Duration,
         open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>,
     ) -> Result<Mapping> {

@@ -35,7 +35,7 @@ pub struct OpenBuilder<'a> {
 
 /// When the bytes are copied instead of opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Staging {
+pub(crate) enum Staging {
     Never,
     /// Where they cannot be opened.
     IfNeeded,
@@ -321,7 +321,7 @@ impl OpenExport<'_> {
 }
 
 /// Is it the device that cannot reach the memory, or the vendor that cannot open it there?
-const fn is_out_of_reach(error: &Error) -> bool {
+pub(crate) const fn is_out_of_reach(error: &Error) -> bool {
     matches!(
         error,
         Error::NoPeerAccess { .. }

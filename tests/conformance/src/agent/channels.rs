@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use device_ipc_core::{DeviceMap, Message, Result, Stream};
 
-use super::command::{Answer, Command, Place};
+use super::command::{Answer, Command, Copying, Place};
 use super::server::Server;
 
 impl Server<'_> {
@@ -62,6 +62,24 @@ impl Server<'_> {
                 };
                 self.opened_bundles.insert(name, mapping);
                 Ok(Answer::Done)
+            }
+            Command::CopyReceived { name, of, copying, place } => {
+                let stream = match place {
+                    Place::Stream(device) => Some(self.stream(device)?),
+                    _ => None,
+                };
+                let opening = self.received[&of].tensors()[0].open();
+                let opening = match copying {
+                    Copying::Never => opening,
+                    Copying::IfNeeded => opening.or_staged(),
+                    Copying::Always => opening.staged(),
+                };
+                let mapping = match (place, stream) {
+                    (Place::Device(device), _) => opening.on_device(device)?,
+                    (_, Some(stream)) => opening.on(&stream)?,
+                    (_, None) => opening.at_home()?,
+                };
+                Ok(self.keep_mapping(name, mapping))
             }
             Command::DeviceOfReceived { of } => {
                 let device = self.received[&of].tensors()[0].device();

@@ -234,6 +234,8 @@ pub enum Command {
     LeaveRing,
     /// Opens a bundle of a message, as [`OpenReceived`](Self::OpenReceived) does a tensor.
     OpenReceivedBundle { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
+    /// Opens the first tensor of a message, or takes a copy of it.
+    CopyReceived { name: String, of: String, copying: Copying, place: Place },
 }
 
 /// What an agent answers, where it could do what it was told.

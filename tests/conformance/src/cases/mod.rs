@@ -285,7 +285,9 @@ themes! {
         stream_waits_for_a_bundle,
         bundle_mapped_there_and_back,
         bundle_on_a_device_that_is_not_mapped,
-        bundle_in_one_process;
+        bundle_in_one_process,
+        copied_when_it_is_ready,
+        copied_where_it_cannot_be_opened;
     bundles:
         thousands_of_tensors_in_few_allocations,
         many_allocations,
