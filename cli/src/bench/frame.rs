@@ -37,6 +37,8 @@ pub(super) struct Bench {
     pub(super) rounds: usize,
     pub(super) importers: usize,
     pub(super) exports: usize,
+    /// What 1000 tensors of 1 MiB lie in.
+    pub(super) allocations: usize,
     pub(super) row: &'static str,
     pub(super) progress: MultiProgress,
 }

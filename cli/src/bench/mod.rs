@@ -52,6 +52,9 @@ pub(crate) struct Arguments {
     /// Exports of the row 'many'.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(8..=100_000))]
     exports: u32,
+    /// Allocations that the 1000 tensors of 1 MiB of the row 'state-dict' lie in; PyTorch's allocator takes 500 of 2 MiB.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    allocations: u32,
     /// Write the result as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -122,6 +125,7 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
         rounds: arguments.rounds as usize,
         importers: arguments.importers as usize,
         exports: arguments.exports as usize,
+        allocations: arguments.allocations as usize,
         row: "",
         progress,
     })

@@ -2,13 +2,16 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
     recv, send, socket_with,
 };
 
 use super::super::frame::PATIENCE;
+
+/// What fits a packet whatever the socket's buffers are.
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// A connected socket. Reads give up after a while.
 #[derive(Debug)]
@@ -30,6 +33,30 @@ impl Socket {
     /// The packet's length; 0 at the end of the connection.
     pub(in crate::bench) fn receive(&self, buffer: &mut [u8]) -> Result<usize> {
         Ok(recv(&self.0, buffer, RecvFlags::empty()).context("receiving")?.0)
+    }
+
+    /// Sends what need not fit a packet: its length, and the bytes in packets of their own.
+    pub(in crate::bench) fn send_in_pieces(&self, bytes: &[u8]) -> Result<()> {
+        self.send(&(bytes.len() as u64).to_le_bytes())?;
+        bytes.chunks(PIECE_BYTES).try_for_each(|piece| self.send(piece))
+    }
+
+    /// Receives what came in pieces; false at the end of the connection.
+    pub(super) fn receive_pieces(&self, bytes: &mut Vec<u8>) -> Result<bool> {
+        let mut length = [0; 8];
+        match self.receive(&mut length)? {
+            0 => return Ok(false),
+            8 => {}
+            other => bail!("a length of {other} bytes"),
+        }
+        bytes.resize(usize::try_from(u64::from_le_bytes(length))?, 0);
+        let mut filled = 0;
+        while filled < bytes.len() {
+            let received = self.receive(&mut bytes[filled..])?;
+            ensure!(received > 0, "the connection ended between two pieces");
+            filled += received;
+        }
+        Ok(true)
     }
 
     /// There and back. The first four bytes of a request say how many the answer is to have.
@@ -96,6 +123,24 @@ fn new_socket() -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_fits_no_packet_arrives_in_pieces() {
+        let name = serve("pieces-test", |socket| {
+            let mut bytes = Vec::new();
+            while socket.receive_pieces(&mut bytes)? {
+                socket.send(&(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>()).to_le_bytes())?;
+            }
+            Ok(())
+        });
+        let socket = connect(&name.expect("it listens")).expect("it is there");
+        for count in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES] {
+            let mut sum = [0; 8];
+            socket.send_in_pieces(&vec![1; count]).expect("sent");
+            assert_eq!(socket.receive(&mut sum).expect("answered"), 8);
+            assert_eq!(u64::from_le_bytes(sum), count as u64);
+        }
+    }
 
     #[test]
     fn an_echo_answers_with_what_it_was_asked_for() {

@@ -13,12 +13,16 @@ pub(in crate::bench) enum Command {
     Share { blocks: usize, bytes: u64, times: usize },
     /// Allocates further blocks and makes bare handles of them, for the process that the vendor knows so.
     RawHandles { blocks: usize, bytes: u64, peer: Vec<u8> },
+    /// Frees those blocks again.
+    ForgetRaw,
     /// Ends all exports.
     Unshare,
     /// Answers on a bare socket from now on.
     Echo,
     /// Opens what comes over a bare socket from now on, and acknowledges it.
     Receive,
+    /// Acknowledges what comes in pieces over a bare socket from now on; opens it before, as a bundle, where `open` says so.
+    ReceiveBundles { open: bool },
     /// Submits so many rounds of waiting and signalling by the timeline of the export's first importer.
     TimelineRounds { first: u64, rounds: u64 },
     /// The same by bare calls, with the two words of a page of this process.

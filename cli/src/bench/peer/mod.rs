@@ -1,11 +1,13 @@
 //! The second process of a row: this program again, told what to do line by line.
 
+mod bundles;
 mod echo;
 mod footprint;
 pub(in crate::bench) mod message;
 mod serve;
 mod words;
 
+pub(in crate::bench) use bundles::{acknowledged, keep};
 use echo::connect;
 pub(in crate::bench) use echo::{Socket, request};
 pub(crate) use serve::{Arguments, run};
@@ -71,6 +73,11 @@ impl Remote {
             bail!("the second process gave no handles");
         };
         Ok(handles)
+    }
+
+    /// Frees the blocks of all bare handles, which nobody has open any longer.
+    pub(in crate::bench) fn forget_raw(&mut self) -> Result<()> {
+        self.order(&Command::ForgetRaw)
     }
 
     /// Connects to a socket that the command makes.

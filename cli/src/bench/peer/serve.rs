@@ -11,6 +11,7 @@ use device_ipc::{AsStream, Buffer, CacheLimits, Descriptor, Export, Ipc, Mapping
 
 use super::super::frame::PATIENCE;
 use super::super::raw::{self, RawExport, RawSide};
+use super::bundles;
 use super::echo::{self, Socket};
 use super::footprint;
 use super::message::{Answer, Command, Words};
@@ -48,7 +49,7 @@ struct Server {
     stream: Stream,
     exports: Vec<Export>,
     mappings: Vec<Mapping>,
-    /// Exported by bare calls, until the process ends.
+    /// Exported by bare calls, until they are forgotten or the process ends.
     raw_blocks: Vec<(Buffer, RawExport)>,
     /// The address of each page's words for the stream's device.
     pages: HashMap<PathBuf, (Page, u64)>,
@@ -82,6 +83,13 @@ impl Server {
         match command {
             Command::Share { blocks, bytes, times } => self.share(*blocks, *bytes, *times),
             Command::RawHandles { blocks, bytes, peer } => self.raw_handles(*blocks, *bytes, peer),
+            Command::ForgetRaw => {
+                for (block, export) in self.raw_blocks.drain(..) {
+                    self.raw.unexport(export)?;
+                    drop(block);
+                }
+                Ok(Answer::Done)
+            }
             Command::Unshare => {
                 self.exports.drain(..).try_for_each(|export| export.close(PATIENCE))?;
                 Ok(Answer::Done)
@@ -92,6 +100,12 @@ impl Server {
             Command::Receive => {
                 let ipc = self.ipc.clone();
                 Ok(Answer::Listening { name: echo::serve("receive", move |socket| receive(&ipc, &socket))? })
+            }
+            Command::ReceiveBundles { open } => {
+                let ipc = open.then(|| self.ipc.clone());
+                let what = if *open { "bundles" } else { "pieces" };
+                let body = move |socket: Socket| bundles::receive(ipc.as_ref(), &socket);
+                Ok(Answer::Listening { name: echo::serve(what, body)? })
             }
             Command::TimelineRounds { first, rounds } => {
                 let export = self.exports.last().context("nothing is shared")?;

@@ -8,6 +8,7 @@ mod hand_over;
 mod many;
 mod open_again;
 mod ready_acknowledge;
+mod state_dict;
 
 use super::frame::Row;
 
@@ -21,4 +22,5 @@ pub(super) const ROWS: &[Row] = &[
     copy_peer::ROW,
     footprint::ROW,
     many::ROW,
+    state_dict::ROW,
 ];
