@@ -117,10 +117,39 @@ fn what_opening_costs() {
     let (again, third) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
     assert_eq!(again, cost(&[], 0, 0), "an export that is open");
     let (released, ()) = counted.cost(|| drop(third));
-    assert_eq!(released.requests, 0);
-    with_jobs(1, released.allocations, 1);
-    drop((mapping, other, link));
+    assert_eq!(released, cost(&[], 0, 0), "the end of a mapping beside another of its lease");
+    let (kept, ()) = counted.cost(|| drop(mapping));
+    assert_eq!(kept, cost(&[], 0, 0), "the end of the last, whose lease stays open");
+    drop((other, link));
     settle();
+    process.finish();
+}
+
+#[test]
+fn the_end_of_a_mapping_wakes_nobody_unless_its_lease_ends() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (process, exports) = exporter();
+    let open = || ipc.open(&exports[0]).at_home().expect("opened");
+    let jobs = |operation: &dyn Fn()| {
+        settle();
+        let (before, driver) = (counters().jobs_total, counted.mock.machine().counters());
+        operation();
+        let done = counters().jobs_total - before;
+        (done, counted.mock.machine().counters().since(&driver).get(Operation::Synchronize))
+    };
+    let kept = open();
+    assert_eq!(jobs(&|| (0..10).for_each(|_| drop(open()))), (0, 0), "beside another mapping");
+    drop(kept);
+    let one_after_the_other = jobs(&|| (0..10).for_each(|_| drop(open())));
+    // The first round begins behind `settle`, which has closed what nobody used.
+    assert_eq!(one_after_the_other, (0, 0), "each the last of its lease");
+    let ended = jobs(&|| {
+        drop(open());
+        settle();
+    });
+    // Both are `settle`'s: the close and the flush.
+    assert_eq!(ended, (2, 1), "the device is waited for once, before the lease ends");
     process.finish();
 }
 

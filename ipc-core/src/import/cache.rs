@@ -31,6 +31,10 @@ pub(super) trait Cached {
     fn may_be_kept(&self) -> bool;
     /// How many bytes it keeps mapped.
     fn bytes(&self) -> u64;
+    /// Would a close have to wait, so that it is better used again than closed, kept or not?
+    fn is_busy(&self) -> bool {
+        false
+    }
 }
 
 /// How much may stay open while nobody uses it.
@@ -121,7 +125,7 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
                 }
                 Some(Entry::Idle { .. }) => {
                     let value = state.take_idle(key).expect("it was there just now");
-                    if value.may_be_kept() {
+                    if value.may_be_kept() || value.is_busy() {
                         let live = Entry::Live { value: Arc::clone(&value), holds: 1 };
                         state.entries.insert(key.clone(), live);
                         return Ok((value, true));
@@ -167,6 +171,21 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
             }
             _ => None,
         }
+    }
+
+    /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
+    /// otherwise, for [`release`](Self::release).
+    pub(super) fn let_go(&self, key: &K, held: Arc<V>) -> Result<(), Arc<V>> {
+        let mut state = self.lock();
+        let Some(Entry::Live { holds, .. }) = state.entries.get_mut(key) else { return Err(held) };
+        if *holds > 1 {
+            *holds -= 1;
+        } else if held.may_be_kept() && state.has_room_for(held.bytes()) {
+            state.put_idle(key, held);
+        } else {
+            return Err(held);
+        }
+        Ok(())
     }
 
     /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
@@ -222,6 +241,15 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         state.entries.values().filter_map(live).collect()
     }
 
+    /// Is there one like this among what is open?
+    #[cfg(all(loom, test))]
+    pub(super) fn any(&self, is_so: impl Fn(&V) -> bool) -> bool {
+        self.lock().entries.values().any(|entry| match entry {
+            Entry::Live { value, .. } | Entry::Idle { value, .. } => is_so(value),
+            Entry::Opening | Entry::Closing => false,
+        })
+    }
+
     fn close_idle_entry<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<K, V>>,
@@ -263,6 +291,11 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
 
     fn may_keep(&self, key: &K) -> bool {
         matches!(self.entries.get(key), Some(Entry::Idle { value, .. }) if value.may_be_kept())
+    }
+
+    /// May so many bytes become idle without anything being closed for it?
+    fn has_room_for(&self, bytes: u64) -> bool {
+        self.idle < self.limits.mappings && self.idle_bytes.saturating_add(bytes) <= self.limits.bytes
     }
 
     /// What has to be closed, the longest unused first; never what is in use.
@@ -381,6 +414,51 @@ mod tests {
             closed.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(closed.into_inner(), 1, "it was left to be closed");
+    }
+
+    #[test]
+    fn a_hold_is_let_go_of_where_nothing_has_to_be_closed() {
+        let cache = Cache::default();
+        cache.set_limits(CacheLimits { mappings: 1, bytes: 100 }, never);
+        let hold = |key: i32, bytes| cache.acquire(&key, deadline(), || Ok(thing(bytes)), never).unwrap().0;
+        let (first, second) = (hold(1, 60), hold(1, 60));
+        first.kept.store(false, Ordering::SeqCst);
+        assert!(cache.let_go(&1, first).is_ok(), "another hold is left");
+        let revoked = cache.let_go(&1, second).unwrap_err();
+        assert_eq!(counts(&cache), (1, 0), "the last hold on what may not be kept is given back");
+        revoked.kept.store(true, Ordering::SeqCst);
+        assert!(cache.let_go(&1, revoked).is_ok());
+        assert_eq!(counts(&cache), (0, 1), "it stays open");
+        let other = cache.let_go(&2, hold(2, 10)).unwrap_err();
+        assert_eq!(counts(&cache), (1, 1), "there is room for one");
+        cache.set_limits(CacheLimits { mappings: 2, bytes: 69 }, never);
+        let other = cache.let_go(&2, other).unwrap_err();
+        cache.set_limits(CacheLimits { mappings: 2, bytes: 70 }, never);
+        assert!(cache.let_go(&2, other).is_ok(), "there is room for its bytes");
+        assert_eq!(counts(&cache), (0, 2));
+    }
+
+    #[test]
+    fn one_that_is_busy_is_used_again_rather_than_closed() {
+        struct Busy(AtomicBool);
+        impl Cached for Busy {
+            fn may_be_kept(&self) -> bool {
+                self.0.load(Ordering::SeqCst)
+            }
+            fn bytes(&self) -> u64 {
+                1
+            }
+            fn is_busy(&self) -> bool {
+                true
+            }
+        }
+        let close = |_: &Busy| panic!("it is not to be closed");
+        let cache = Cache::default();
+        let (held, _) = cache.acquire(&1, deadline(), || Ok(Busy(AtomicBool::new(true))), close).unwrap();
+        assert!(cache.let_go(&1, Arc::clone(&held)).is_ok());
+        held.0.store(false, Ordering::SeqCst);
+        assert!(cache.acquire(&1, deadline(), || panic!("it is open"), close).unwrap().1);
+        assert!(cache.let_go(&1, held).is_err(), "it may still not be kept");
     }
 
     #[test]

@@ -25,8 +25,9 @@ use crate::tensor::{Element, LayoutError, TensorLayout};
 use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
 
 /// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
-/// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and a plain drop for
-/// everything that had been submitted to the device before it. Neither makes the caller wait.
+/// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and after a plain drop
+/// everything that had been submitted to the device is waited for before the lease ends, whenever that is. Neither makes the
+/// caller wait.
 #[derive(Debug)]
 pub(crate) struct Held {
     parts: Option<HeldParts>,
@@ -296,6 +297,7 @@ impl Held {
     pub(crate) fn end_finished(mut self) {
         let Some((runtime, parts)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &parts);
+        let Some(parts) = parts.let_go_of_lease(runtime, true) else { return };
         runtime.worker.submit(move || {
             end(near);
             parts.let_go(runtime);
@@ -310,7 +312,7 @@ impl Held {
         };
         drop(self);
         if let (Some(key), Ok(runtime)) = (key, Runtime::get()) {
-            // Behind the end that the drop has submitted.
+            // Behind the end where the drop has submitted it.
             runtime.worker.submit(move || runtime.imports.close_idle(&key));
         }
     }
@@ -391,6 +393,15 @@ impl HeldParts {
         }
     }
 
+    /// Lets go of a lease of another process's broker: on this thread, unless something has to be closed for it. Anything
+    /// else is given back.
+    fn let_go_of_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
+        let Hold::Remote(lease) = self.hold else { return Some(self) };
+        kill_point!("importer:letting-go");
+        runtime.imports.let_go(runtime, lease, finished);
+        None
+    }
+
     fn let_go(self, runtime: &'static Runtime) {
         kill_point!("importer:letting-go");
         match self.hold {
@@ -408,6 +419,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let Some((runtime, parts)) = self.take_for_end() else { return };
         let near = self.end_local_timeline(runtime, &parts);
+        let Some(parts) = parts.let_go_of_lease(runtime, false) else { return };
         runtime.worker.submit(move || {
             if let Err(error) = parts.backend.synchronize_device(parts.device) {
                 tracing::warn!(%error, "the device could not be waited for before a mapping was closed");

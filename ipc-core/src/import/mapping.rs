@@ -17,8 +17,9 @@ use crate::timeline::Timeline;
 
 /// Memory of another process, opened on a device of this one.
 ///
-/// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream, and a
-/// plain drop waits for everything that had been submitted to the device before it. Neither makes the caller wait.
+/// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream; after a
+/// plain drop, everything submitted to the device is waited for when the lease ends, which may be later, as memory stays
+/// open for the next open. Neither makes the caller wait.
 #[derive(Debug)]
 pub struct Mapping {
     held: Held,

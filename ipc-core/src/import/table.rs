@@ -121,6 +121,8 @@ pub(super) struct Lease {
     ranges: Mutex<Vec<HeldRange>>,
     /// The driver's mapping was closed while mappings were still alive.
     revoked: AtomicBool,
+    /// Device work of mappings that have ended may still be running: whoever ends the lease waits for the device first.
+    unfinished: AtomicBool,
 }
 
 /// What tells that the bytes have been written.
@@ -278,6 +280,11 @@ impl Cached for Lease {
     fn bytes(&self) -> u64 {
         self.mapped.iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
+
+    /// Not one whose exporter has gone: another mapping of it would be of no use.
+    fn is_busy(&self) -> bool {
+        self.unfinished.load(Ordering::Acquire) && !self.link.is_gone()
+    }
 }
 
 impl Cached for OpenRange {
@@ -352,6 +359,19 @@ impl ImportTable {
         }
     }
 
+    /// Lets go of a mapping's hold, without waiting. Device work may still use the memory unless it is said to be
+    /// `finished`: whoever ends the lease waits for it. Where that is now, the worker does.
+    pub(super) fn let_go(&'static self, runtime: &Runtime, lease: Arc<Lease>, finished: bool) {
+        if !finished {
+            // Before the hold, behind which another thread may end the lease.
+            lease.unfinished.store(true, Ordering::Release);
+        }
+        let key = lease.key.clone();
+        if let Err(last) = self.leases.let_go(&key, lease) {
+            runtime.worker.submit(move || self.release(last));
+        }
+    }
+
     /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
     pub(super) fn release(&self, lease: Arc<Lease>) {
         let key = lease.key.clone();
@@ -411,8 +431,10 @@ impl ImportTable {
         match self.begin_over(&link, wanted, key) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                Runtime::get()?.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
-                self.close_idle_of(&wanted.descriptor.exporter);
+                let (runtime, exporter) = (Runtime::get()?, wanted.descriptor.exporter);
+                // By the worker, as device work may have to be waited for.
+                runtime.worker.submit(move || runtime.imports.close_idle_of(&exporter));
+                runtime.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.begin_over(&link, wanted, key)
             }
             // A busy exporter may have closed a connection that held no lease.
@@ -499,6 +521,7 @@ impl ImportTable {
             timeline: Mutex::default(),
             ranges: Mutex::new(ranges),
             revoked: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
         })
     }
 
@@ -546,6 +569,7 @@ impl ImportTable {
     }
 
     fn end(&self, lease: &Lease) {
+        lease.finish_work();
         lease.end_timelines();
         self.release_ranges(std::mem::take(&mut *lease.lock_ranges()));
         kill_point!("importer:closed");
@@ -602,6 +626,19 @@ impl ImportTable {
 }
 
 impl Lease {
+    /// Waits until what mappings that have ended left running on the device has finished.
+    fn finish_work(&self) {
+        if !self.unfinished.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let first = self.lock_ranges().first().map(|(_, range)| Arc::clone(range));
+        // None are left where they were closed by force, which has waited.
+        let Some(range) = first else { return };
+        if let Err(error) = range.backend.synchronize_device(range.range.device) {
+            tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+        }
+    }
+
     /// Nobody waits by a lease that has ended.
     fn end_timelines(&self) {
         let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -78,6 +78,8 @@ metrics! {
     gauge staging_bytes;
     /// Messages that this process's broker has received.
     counter messages_total;
+    /// Jobs handed to the library's thread for what may block.
+    counter jobs_total;
 }
 
 /// One number.

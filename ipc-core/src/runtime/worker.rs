@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::Runtime;
 use super::thread::spawn_without_signals;
 use crate::backend::DeviceEvent;
 use crate::error::Result;
@@ -71,6 +72,9 @@ impl Worker {
     }
 
     fn send(&self, task: Task) {
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.jobs_total.add(1);
+        }
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         if tasks.is_none() {
             let (sender, receiver) = channel();
