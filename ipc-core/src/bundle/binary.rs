@@ -14,7 +14,7 @@ use crate::descriptor::{
 };
 use crate::device::HostId;
 use crate::process::ProcessIdentity;
-use crate::tensor::{MAX_TABLE_BYTES, NamedTensor, TensorTable, checked_count, checked_total};
+use crate::tensor::{MAX_TABLE_BYTES, NamedTensor, TensorTable, checked_count, checked_total, read_names};
 
 /// The most home devices of a bundle.
 pub const MAX_BUNDLE_PARTS: usize = 64;
@@ -260,10 +260,11 @@ fn read_tensors(
     }
     let count = checked_count(count, body)?;
     let (mut tensors, mut regions) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (names, mut at) = (read_names(count, size_of::<U32>(), body)?, 0);
     for _ in 0..count {
         let region = take(body, size_of::<U32>())?;
         let region = U32::ref_from_bytes(region).map_err(|_| bad("tensors", "one is cut off"))?.get();
-        let tensor = NamedTensor::read(body)?;
+        let tensor = NamedTensor::read(body, &names, &mut at)?;
         let bytes = *region_bytes.get(region as usize).ok_or_else(|| {
             bad("tensors", &format!("one lies in region {region} of {}", region_bytes.len()))
         })?;

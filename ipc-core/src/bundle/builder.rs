@@ -21,7 +21,8 @@ use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{
-    LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout, TensorTable, check_name,
+    LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, Name, NameIndex, NamedTensor, TensorLayout, TensorTable,
+    check_name,
 };
 
 /// A bundle in the making; see [`Ipc::bundle`].
@@ -47,7 +48,8 @@ struct Draft {
     memories: Vec<(Region, Box<dyn Any + Send>)>,
     /// Each with the memory that it lies in.
     tensors: Vec<(usize, NamedTensor)>,
-    names: HashSet<String>,
+    /// Their names.
+    names: NameIndex,
 }
 
 impl<'a> BundleBuilder<'a> {
@@ -58,7 +60,7 @@ impl<'a> BundleBuilder<'a> {
             access: Access::ReadWrite,
             memories: Vec::new(),
             tensors: Vec::new(),
-            names: HashSet::new(),
+            names: NameIndex::default(),
         };
         Self { ipc, draft, ready: Vec::new() }
     }
@@ -88,7 +90,7 @@ impl<'a> BundleBuilder<'a> {
         offset_bytes: u64,
         layout: TensorLayout,
     ) -> Result<()> {
-        let tensor = NamedTensor { name: name.into(), offset: offset_bytes, layout };
+        let tensor = NamedTensor { name: Name::from(name.into()), offset: offset_bytes, layout };
         let known =
             (memory.draft == self.draft.number).then(|| self.draft.memories.get(memory.index)).flatten();
         let (region, _) = known.ok_or_else(|| {
@@ -113,7 +115,7 @@ impl<'a> BundleBuilder<'a> {
     ) -> Result<MemoryId, ShareError<O>> {
         let region = owner.region();
         let tensor = match layout.map_or_else(|| layout_of(&region), Ok) {
-            Ok(layout) => NamedTensor { name: name.into(), offset: 0, layout },
+            Ok(layout) => NamedTensor { name: Name::from(name.into()), offset: 0, layout },
             Err(error) => return Err(ShareError::new(error, owner)),
         };
         if let Err(error) = self.draft.check(&tensor, &region) {
@@ -183,7 +185,7 @@ impl<'a> BundleBuilder<'a> {
             exports.push(export);
         }
         let broker = runtime.poller.listen(ipc.socket_directory())?;
-        let (table, regions) = draft.table(&gathered)?;
+        let (table, regions) = draft.table(&gathered);
         let contents = Contents {
             backend: backend.info().name.to_owned(),
             exporter: runtime.identity,
@@ -255,8 +257,8 @@ impl<'a> BundleBuilder<'a> {
 impl Draft {
     fn check(&self, tensor: &NamedTensor, region: &Region) -> Result<()> {
         check_name(&tensor.name)?;
-        if self.names.contains(&tensor.name) {
-            let (name, why) = (tensor.name.clone(), "another tensor of the bundle is called so");
+        if self.names.find(&tensor.name, |position| &*self.tensors[position as usize].1.name).is_some() {
+            let (name, why) = (tensor.name.to_string(), "another tensor of the bundle is called so");
             return Err(DescriptorError::TensorName { name, why }.into());
         }
         if self.tensors.len() >= MAX_TENSORS {
@@ -266,12 +268,13 @@ impl Draft {
     }
 
     fn add(&mut self, memory: usize, tensor: NamedTensor) {
-        self.names.insert(tensor.name.clone());
         self.tensors.push((memory, tensor));
+        let last = self.tensors.len() as u32 - 1;
+        self.names.insert(last, |position| &*self.tensors[position as usize].1.name);
     }
 
     /// The tensors with their places in the regions, and the region of each, counted through all parts.
-    fn table(&self, gathered: &Gathered) -> Result<(TensorTable, Vec<u32>)> {
+    fn table(&self, gathered: &Gathered) -> (TensorTable, Vec<u32>) {
         let before =
             |part: usize| gathered.parts[..part].iter().map(|part| part.regions.len()).sum::<usize>();
         let before: Vec<usize> = (0..gathered.parts.len()).map(before).collect();
@@ -283,7 +286,7 @@ impl Draft {
             NamedTensor { offset: place.offset + tensor.offset, ..tensor.clone() }
         });
         let placed: Vec<_> = placed.collect();
-        Ok((TensorTable::checked(placed)?, regions))
+        (TensorTable::with_names(placed, self.names.clone()), regions)
     }
 
     /// The same error, about the first tensor in that memory.

@@ -50,7 +50,7 @@ impl BundleMapping {
             let found = self
                 .at(position)
                 .expect("it was checked when the bundle was opened that it lies in its region");
-            (tensor.name.as_str(), found)
+            (&*tensor.name, found)
         })
     }
 

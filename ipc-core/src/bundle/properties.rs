@@ -49,7 +49,11 @@ fn contents() -> impl Strategy<Value = Contents> {
                 let fits = layout.span_bytes().is_ok_and(|span| span <= bytes[region]);
                 let layout = if fits { layout } else { TensorLayout::contiguous(Dtype::U8, []).unwrap() };
                 let room = bytes[region] - layout.span_bytes().unwrap();
-                tensors.push(NamedTensor { name, offset: at.checked_rem(room + 1).unwrap(), layout });
+                tensors.push(NamedTensor {
+                    name: name.into(),
+                    offset: at.checked_rem(room + 1).unwrap(),
+                    layout,
+                });
                 regions.push(region as u32);
             }
             let table = TensorTable::checked(tensors).unwrap();

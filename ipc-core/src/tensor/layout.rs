@@ -1,7 +1,10 @@
 //! Where the elements of a tensor lie.
 
-use serde::Serialize;
+use std::fmt;
 
+use serde::ser::{Serialize, SerializeStruct as _, Serializer};
+
+use super::numbers::Numbers;
 use super::{Dtype, LayoutError};
 
 /// The most dimensions that a layout may have (NumPy's and PyTorch's limit is 64).
@@ -11,12 +14,13 @@ pub const MAX_DIMENSIONS: usize = 64;
 ///
 /// Element `[i, j, …]` lies `offset + i * strides[0] + j * strides[1] + …` elements behind the start of the region, as
 /// with PyTorch's `storage_offset` and `stride`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct TensorLayout {
     dtype: Dtype,
-    shape: Vec<u64>,
-    strides: Vec<u64>,
+    numbers: Numbers,
     offset: u64,
+    /// What [`span_bytes`](Self::span_bytes) says.
+    span: u64,
 }
 
 impl TensorLayout {
@@ -25,14 +29,19 @@ impl TensorLayout {
     /// # Errors
     ///
     /// [`LayoutError`] for too many dimensions, an unknown type, or a size that does not fit 64 bits.
-    pub fn contiguous(dtype: Dtype, shape: impl Into<Vec<u64>>) -> Result<Self, LayoutError> {
-        let shape = shape.into();
-        let mut strides = vec![1; shape.len()];
-        for index in (1..shape.len()).rev() {
-            let stride: u64 = strides[index];
-            strides[index - 1] = stride.checked_mul(shape[index].max(1)).ok_or(LayoutError::Overflow)?;
+    pub fn contiguous(dtype: Dtype, shape: impl AsRef<[u64]>) -> Result<Self, LayoutError> {
+        let shape = shape.as_ref();
+        let mut numbers = numbers_of(shape.len())?;
+        let (sizes, strides) = numbers.as_mut_slice().split_at_mut(shape.len());
+        sizes.copy_from_slice(shape);
+        let mut stride: u64 = 1;
+        for (index, place) in strides.iter_mut().enumerate().rev() {
+            *place = stride;
+            if index > 0 {
+                stride = stride.checked_mul(shape[index].max(1)).ok_or(LayoutError::Overflow)?;
+            }
         }
-        Self::strided(dtype, shape, strides)
+        Self::checked(dtype, numbers, 0)
     }
 
     /// A tensor at the start of its region with strides in elements.
@@ -42,20 +51,36 @@ impl TensorLayout {
     /// As [`contiguous`](Self::contiguous), and for a number of strides that is not that of the dimensions.
     pub fn strided(
         dtype: Dtype,
-        shape: impl Into<Vec<u64>>,
-        strides: impl Into<Vec<u64>>,
+        shape: impl AsRef<[u64]>,
+        strides: impl AsRef<[u64]>,
     ) -> Result<Self, LayoutError> {
-        let layout = Self { dtype, shape: shape.into(), strides: strides.into(), offset: 0 };
-        if layout.shape.len() > MAX_DIMENSIONS {
-            return Err(LayoutError::TooManyDimensions(layout.shape.len()));
+        let (shape, strides) = (shape.as_ref(), strides.as_ref());
+        let mut numbers = numbers_of(shape.len())?;
+        if strides.len() != shape.len() {
+            return Err(LayoutError::Strides { dimensions: shape.len(), strides: strides.len() });
         }
-        if layout.strides.len() != layout.shape.len() {
-            return Err(LayoutError::Strides {
-                dimensions: layout.shape.len(),
-                strides: layout.strides.len(),
-            });
-        }
-        layout.span_bytes()?;
+        let (sizes, places) = numbers.as_mut_slice().split_at_mut(shape.len());
+        sizes.copy_from_slice(shape);
+        places.copy_from_slice(strides);
+        Self::checked(dtype, numbers, 0)
+    }
+
+    /// From the sizes of the dimensions and behind them the strides, as many as there are places for, and the offset.
+    pub(super) fn from_numbers(
+        dtype: Dtype,
+        dimensions: usize,
+        values: impl Iterator<Item = u64>,
+        offset: u64,
+    ) -> Result<Self, LayoutError> {
+        let mut numbers = numbers_of(dimensions)?;
+        numbers.as_mut_slice().iter_mut().zip(values).for_each(|(place, value)| *place = value);
+        Self::checked(dtype, numbers, offset)
+    }
+
+    fn checked(dtype: Dtype, numbers: Numbers, offset: u64) -> Result<Self, LayoutError> {
+        let mut layout = Self { dtype, numbers, offset, span: 0 };
+        layout.start_bytes()?;
+        layout.span = layout.find_span()?;
         Ok(layout)
     }
 
@@ -64,11 +89,8 @@ impl TensorLayout {
     /// # Errors
     ///
     /// [`LayoutError::Overflow`] for an end that does not fit 64 bits.
-    pub fn with_offset(mut self, elements: u64) -> Result<Self, LayoutError> {
-        self.offset = elements;
-        self.start_bytes()?;
-        self.span_bytes()?;
-        Ok(self)
+    pub fn with_offset(self, elements: u64) -> Result<Self, LayoutError> {
+        Self::checked(self.dtype, self.numbers, elements)
     }
 
     /// The type of the elements.
@@ -78,12 +100,12 @@ impl TensorLayout {
 
     /// The size of each dimension, in elements.
     pub fn shape(&self) -> &[u64] {
-        &self.shape
+        self.numbers.halves().0
     }
 
     /// The distance between neighbours in each dimension, in elements.
     pub fn strides(&self) -> &[u64] {
-        &self.strides
+        self.numbers.halves().1
     }
 
     /// Where the first element lies, in elements from the start of the region.
@@ -107,19 +129,19 @@ impl TensorLayout {
     /// The number of elements.
     pub fn elements(&self) -> u64 {
         // The sizes of an empty tensor's other dimensions may be anything, and their product too.
-        if self.is_empty() { 0 } else { self.shape.iter().product() }
+        if self.is_empty() { 0 } else { self.shape().iter().product() }
     }
 
     /// Are there no elements?
     pub fn is_empty(&self) -> bool {
-        self.shape.contains(&0)
+        self.shape().contains(&0)
     }
 
     /// Do the elements lie side by side in row-major order? Those of an empty tensor do.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.is_empty()
-            || self.shape.iter().zip(&self.strides).rev().all(|(&size, &stride)| {
+            || self.shape().iter().zip(self.strides()).rev().all(|(&size, &stride)| {
                 let fits = size == 1 || stride == expected;
                 expected *= size;
                 fits
@@ -131,15 +153,19 @@ impl TensorLayout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] for an unknown type, or a size that does not fit 64 bits.
-    pub fn span_bytes(&self) -> Result<u64, LayoutError> {
+    /// None: a layout is checked when it is made.
+    pub const fn span_bytes(&self) -> Result<u64, LayoutError> {
+        Ok(self.span)
+    }
+
+    fn find_span(&self) -> Result<u64, LayoutError> {
         let element = self.element_bytes()?;
         if self.is_empty() {
             return Ok(0);
         }
         let mut elements: u64 = 1;
         let mut last = self.offset;
-        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
+        for (&size, &stride) in self.shape().iter().zip(self.strides()) {
             elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
             let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
             last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
@@ -154,11 +180,40 @@ impl TensorLayout {
     ///
     /// [`LayoutError::TooLarge`].
     pub fn check_fits(&self, region_bytes: u64) -> Result<(), LayoutError> {
-        let needed = self.span_bytes()?;
+        let needed = self.span;
         if needed > region_bytes {
             return Err(LayoutError::TooLarge { needed, region: region_bytes });
         }
         Ok(())
+    }
+}
+
+fn numbers_of(dimensions: usize) -> Result<Numbers, LayoutError> {
+    if dimensions > MAX_DIMENSIONS {
+        return Err(LayoutError::TooManyDimensions(dimensions));
+    }
+    Ok(Numbers::of(dimensions))
+}
+
+impl fmt::Debug for TensorLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorLayout")
+            .field("dtype", &self.dtype)
+            .field("shape", &self.shape())
+            .field("strides", &self.strides())
+            .field("offset", &self.offset)
+            .finish()
+    }
+}
+
+impl Serialize for TensorLayout {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("TensorLayout", 4)?;
+        fields.serialize_field("dtype", &self.dtype)?;
+        fields.serialize_field("shape", self.shape())?;
+        fields.serialize_field("strides", self.strides())?;
+        fields.serialize_field("offset", &self.offset)?;
+        fields.end()
     }
 }
 

@@ -6,6 +6,8 @@
 mod dtype;
 mod error;
 mod layout;
+mod name;
+mod numbers;
 mod record;
 mod table;
 
@@ -15,5 +17,6 @@ pub use layout::{MAX_DIMENSIONS, TensorLayout};
 pub use record::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
 pub use table::TensorTable;
 
-pub(crate) use record::{NamedTensor, check_name};
+pub(crate) use name::{Name, NameIndex};
+pub(crate) use record::{NamedTensor, check_name, read_names};
 pub(crate) use table::{checked_count, checked_total};

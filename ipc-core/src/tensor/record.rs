@@ -1,8 +1,11 @@
 //! A tensor in a table or a bundle, as it travels. `docs/bundle.md` is the specification; the two change together.
 
+use std::sync::Arc;
+
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::name::Name;
 use super::{Dtype, LayoutError, MAX_DIMENSIONS, TensorLayout};
 use crate::descriptor::DescriptorError;
 
@@ -34,7 +37,7 @@ pub(crate) const LEAST_RECORD_BYTES: usize = size_of::<Head>() + 1;
 /// A tensor under its name. Its region begins `offset` bytes behind the start of what holds them all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamedTensor {
-    pub(crate) name: String,
+    pub(crate) name: Name,
     pub(crate) offset: u64,
     pub(crate) layout: TensorLayout,
 }
@@ -55,7 +58,7 @@ impl NamedTensor {
     }
 
     pub(crate) fn senseless(&self, source: LayoutError) -> DescriptorError {
-        DescriptorError::Tensor { name: self.name.clone(), source }
+        DescriptorError::Tensor { name: self.name.to_string(), source }
     }
 
     /// How many bytes [`write`](Self::write) adds.
@@ -78,31 +81,45 @@ impl NamedTensor {
         }
     }
 
-    /// Reads one, and passes behind it. The bytes may come from anybody.
-    pub(crate) fn read(body: &mut &[u8]) -> Result<Self, DescriptorError> {
+    /// Reads one, and passes behind it; its name begins at `at` in the text of all names ([`read_names`]), and so does the
+    /// next one's then. The bytes may come from anybody.
+    pub(crate) fn read(body: &mut &[u8], names: &Arc<str>, at: &mut usize) -> Result<Self, DescriptorError> {
         let (head, rest) = Head::read_from_prefix(body).map_err(|_| cut_off())?;
         *body = rest;
-        let name = take(body, usize::from(head.name_bytes.get()))?;
-        let name = str::from_utf8(name).map_err(|_| DescriptorError::TensorName {
-            name: String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned(),
-            why: "it is no UTF-8",
-        })?;
-        check_name(name)?;
-        let senseless = |source| DescriptorError::Tensor { name: name.to_owned(), source };
+        let bytes = take(body, usize::from(head.name_bytes.get()))?.len();
+        let name = Name::piece(names, *at..*at + bytes);
+        *at += bytes;
+        check_name(&name)?;
+        let senseless = |source| DescriptorError::Tensor { name: name.to_string(), source };
         let dimensions = usize::from(head.dimensions);
         if dimensions > MAX_DIMENSIONS {
             return Err(senseless(LayoutError::TooManyDimensions(dimensions)));
         }
         let numbers = take(body, dimensions * 16)?;
         let numbers = <[U64]>::ref_from_bytes(numbers).map_err(|_| cut_off())?;
-        let mut numbers = numbers.iter().map(|number| number.get());
-        let shape: Vec<u64> = numbers.by_ref().take(dimensions).collect();
-        let strides: Vec<u64> = numbers.collect();
-        let layout = TensorLayout::strided(Dtype::from_code(head.dtype), shape, strides)
-            .and_then(|layout| layout.with_offset(head.offset.get()))
-            .map_err(senseless)?;
-        Ok(Self { name: name.to_owned(), offset: head.place.get(), layout })
+        let numbers = numbers.iter().map(|number| number.get());
+        let dtype = Dtype::from_code(head.dtype);
+        let layout = TensorLayout::from_numbers(dtype, dimensions, numbers, head.offset.get());
+        let layout = layout.map_err(senseless)?;
+        Ok(Self { name, offset: head.place.get(), layout })
     }
+}
+
+/// The names of so many tensors, one behind the other; each tensor lies so many bytes behind the last one's end.
+pub(crate) fn read_names(count: usize, between: usize, mut body: &[u8]) -> Result<Arc<str>, DescriptorError> {
+    let mut names = String::new();
+    for _ in 0..count {
+        take(&mut body, between)?;
+        let (head, rest) = Head::read_from_prefix(body).map_err(|_| cut_off())?;
+        body = rest;
+        let name = take(&mut body, usize::from(head.name_bytes.get()))?;
+        names.push_str(str::from_utf8(name).map_err(|_| DescriptorError::TensorName {
+            name: String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned(),
+            why: "it is no UTF-8",
+        })?);
+        take(&mut body, usize::from(head.dimensions) * 16)?;
+    }
+    Ok(names.into())
 }
 
 /// As much of a bad name as is shown.

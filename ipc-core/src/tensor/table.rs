@@ -3,7 +3,8 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::record::{LEAST_RECORD_BYTES, check_name};
+use super::name::{Name, NameIndex};
+use super::record::{LEAST_RECORD_BYTES, check_name, read_names};
 use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout};
 use crate::descriptor::{DescriptorError, FormatVersion};
 use crate::error::{Error, Result};
@@ -33,12 +34,19 @@ struct Head {
 /// A table holds no address and no secret, and opens nothing. It travels by any road beside the region that it speaks of:
 /// a [`Mapping`](crate::Mapping::tensor_in), or a buffer that is shared once and then filled again and again, with a table
 /// for each filling.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct TensorTable {
     tensors: Vec<NamedTensor>,
-    /// Positions in `tensors`, in the order of the names.
-    by_name: Vec<u32>,
+    names: NameIndex,
 }
+
+impl PartialEq for TensorTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.tensors == other.tensors
+    }
+}
+
+impl Eq for TensorTable {}
 
 impl TensorTable {
     /// A table of tensors under their names, each with its place in bytes. They may overlap.
@@ -48,7 +56,8 @@ impl TensorTable {
     /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, an end that
     /// does not fit 64 bits; or that says what a table has at most.
     pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>) -> Result<Self> {
-        let named = |(name, offset, layout): (N, _, _)| NamedTensor { name: name.into(), offset, layout };
+        let named =
+            |(name, offset, layout): (N, _, _)| NamedTensor { name: Name::from(name.into()), offset, layout };
         Ok(Self::checked(tensors.into_iter().map(named).collect())?)
     }
 
@@ -71,7 +80,7 @@ impl TensorTable {
             let Some(offset) = end.checked_next_multiple_of(align) else {
                 return Err(DescriptorError::Tensor { name, source: LayoutError::Overflow }.into());
             };
-            let tensor = NamedTensor { name, offset, layout };
+            let tensor = NamedTensor { name: name.into(), offset, layout };
             end = tensor.end().map_err(|source| tensor.senseless(source))?;
             packed.push(tensor);
         }
@@ -92,14 +101,18 @@ impl TensorTable {
         if bytes > MAX_TABLE_BYTES {
             return Err(DescriptorError::TooLarge { found: bytes });
         }
-        let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
-        let name = |position: &u32| tensors[*position as usize].name.as_str();
-        by_name.sort_unstable_by_key(|position| name(position));
-        if let Some(twice) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
-            let name = name(&twice[0]).to_owned();
+        let mut names = NameIndex::with_room_for(tensors.len());
+        let name_at = |position: u32| &*tensors[position as usize].name;
+        if let Some(twice) = (0..tensors.len() as u32).find(|position| !names.insert(*position, name_at)) {
+            let name = name_at(twice).to_owned();
             return Err(DescriptorError::TensorName { name, why: "another tensor is called so" });
         }
-        Ok(Self { tensors, by_name })
+        Ok(Self { tensors, names })
+    }
+
+    /// What has been checked already: these tensors, and their names in this order.
+    pub(crate) const fn with_names(tensors: Vec<NamedTensor>, names: NameIndex) -> Self {
+        Self { tensors, names }
     }
 
     /// How many tensors there are.
@@ -114,7 +127,7 @@ impl TensorTable {
 
     /// Every tensor in the order of the table: its name, its place in bytes, its layout from there on.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64, &TensorLayout)> {
-        self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.offset, &tensor.layout))
+        self.tensors.iter().map(|tensor| (&*tensor.name, tensor.offset, &tensor.layout))
     }
 
     /// The place in bytes and the layout of the tensor of this name.
@@ -138,9 +151,8 @@ impl TensorTable {
     }
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
-        let of = |position: &u32| self.tensors[*position as usize].name.as_str();
-        let found = self.by_name.binary_search_by(|position| of(position).cmp(name)).ok()?;
-        Some(self.by_name[found] as usize)
+        let found = self.names.find(name, |position| &*self.tensors[position as usize].name)?;
+        Some(found as usize)
     }
 
     /// As [`position`](Self::position), with an error for those who asked.
@@ -210,8 +222,9 @@ impl TensorTable {
         let mut body = &covered[size_of::<Head>()..];
         let count = head.tensors.get() as usize;
         let mut tensors = Vec::with_capacity(checked_count(count, body)?);
+        let (names, mut at) = (read_names(count, 0, body)?, 0);
         for _ in 0..count {
-            tensors.push(NamedTensor::read(&mut body)?);
+            tensors.push(NamedTensor::read(&mut body, &names, &mut at)?);
         }
         Self::checked(tensors)
     }
