@@ -5,19 +5,18 @@
 //! cargo run --example kv_cache
 //! ```
 
-use std::io::{BufRead, BufReader, Write, stdin};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+mod roles;
+
+use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, Stream};
+use roles::{Role, TIME};
 
 const READERS: usize = 3;
 const BLOCKS: usize = 8;
 /// Numbers in a block: what the attention of some tokens in one layer has computed.
 const BLOCK: usize = 16 * 64;
-const TIME: Duration = Duration::from_secs(60);
 
 fn owner() -> Result<()> {
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
@@ -114,64 +113,6 @@ fn refuse_to_write(cache: &Mapping, stream: &Stream) -> Result<()> {
         Err(Error::AccessDenied { .. }) => Ok(()),
         Err(other) => Err(other.into()),
         Ok(_) => bail!("the cache can be written to"),
-    }
-}
-
-/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
-struct Role {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
-}
-
-impl Role {
-    fn start(role: &str) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting another process of this program")?;
-        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
-        });
-        Ok(Self { input: child.stdin.take(), child, lines })
-    }
-
-    /// A line for its standard input. A descriptor does not go into the arguments, which every user can read.
-    fn tell(&mut self, line: &str) -> Result<()> {
-        let input = self.input.as_mut().context("it is told no more")?;
-        writeln!(input, "{line}").context("telling another process")
-    }
-
-    fn expect(&self, expected: &str) -> Result<()> {
-        let line = self.lines.recv_timeout(TIME).with_context(|| format!("waiting for {expected:?}"))?;
-        println!("[process {}] {line}", self.child.id());
-        ensure!(line == expected, "process {} said {line:?} instead of {expected:?}", self.child.id());
-        Ok(())
-    }
-
-    /// Waits for its end, which has to be a good one.
-    fn finish(mut self) -> Result<()> {
-        drop(self.input.take());
-        // Its output ends when it does.
-        match self.lines.recv_timeout(TIME) {
-            Err(RecvTimeoutError::Disconnected) => {}
-            Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
-            Ok(line) => bail!("process {} said {line:?}, which nobody expected", self.child.id()),
-        }
-        let status = self.child.wait()?;
-        ensure!(status.success(), "process {} failed: {status}", self.child.id());
-        Ok(())
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

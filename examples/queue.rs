@@ -5,18 +5,17 @@
 //! cargo run --example queue
 //! ```
 
-use std::io::{BufRead, BufReader, Write, stdin};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+mod roles;
+
+use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Channel, Dtype, Error, Ipc, Listener, Message, Received, Stream};
+use roles::{Role, TIME};
 
 const TENSORS: usize = 8;
 const SHAPE: [u64; 2] = [4, 5];
 const ELEMENTS: usize = 20;
-const TIME: Duration = Duration::from_secs(60);
 
 fn producer() -> Result<()> {
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
@@ -88,57 +87,6 @@ fn take(received: &Received, expected: usize, channel: &Channel, stream: &Stream
     mapping.release(stream)?;
     let sum: f32 = seen.iter().sum();
     Ok(channel.send(Message::new().bytes(sum.to_string().into_bytes()), TIME)?)
-}
-
-/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
-struct Role {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
-}
-
-impl Role {
-    fn start(role: &str) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting another process of this program")?;
-        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
-        });
-        Ok(Self { input: child.stdin.take(), child, lines })
-    }
-
-    /// A line for its standard input.
-    fn tell(&mut self, line: &str) -> Result<()> {
-        let input = self.input.as_mut().context("it is told no more")?;
-        writeln!(input, "{line}").context("telling another process")
-    }
-
-    /// Waits for its end, which has to be a good one.
-    fn finish(mut self) -> Result<()> {
-        drop(self.input.take());
-        // Its output ends when it does.
-        match self.lines.recv_timeout(TIME) {
-            Err(RecvTimeoutError::Disconnected) => {}
-            Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
-            Ok(line) => bail!("process {} said {line:?}, which nobody expected", self.child.id()),
-        }
-        let status = self.child.wait()?;
-        ensure!(status.success(), "process {} failed: {status}", self.child.id());
-        Ok(())
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 fn main() -> Result<()> {

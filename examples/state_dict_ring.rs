@@ -6,20 +6,19 @@
 //! cargo run --example state_dict_ring
 //! ```
 
-use std::io::{BufRead, BufReader, Read, Write, stdin};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+mod roles;
+
+use std::io::{BufRead, Read, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Dtype, Ipc, RingDescriptor, RingReadSlot, Stream, TensorLayout, TensorTable};
+use roles::{Role, TIME};
 
 const READERS: usize = 2;
 const SLOTS: u32 = 2;
 const VERSIONS: u64 = 6;
 const LAYERS: [(&str, [u64; 2]); 4] =
     [("embed", [64, 32]), ("layer.0", [32, 32]), ("layer.1", [32, 32]), ("head", [32, 10])];
-const TIME: Duration = Duration::from_secs(60);
 
 fn trainer() -> Result<()> {
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
@@ -29,7 +28,9 @@ fn trainer() -> Result<()> {
     let mut ring = ipc.ring(ipc.allocate(0, bytes)?).slots(SLOTS).start()?;
     let mut readers = (0..READERS).map(|_| Role::start("reader")).collect::<Result<Vec<_>>>()?;
     for reader in &mut readers {
-        reader.tell(&ring.descriptor().to_string(), &table.to_bytes())?;
+        reader.tell(&ring.descriptor().to_string())?;
+        reader.tell_bytes(&table.to_bytes())?;
+        reader.end_input();
     }
     ring.wait_readers(READERS, TIME)?;
     println!("[trainer] {} tensors, {SLOTS} slots, {} readers", table.len(), ring.readers());
@@ -95,60 +96,6 @@ fn check(slot: &RingReadSlot, table: &TensorTable, version: u64, stream: &Stream
         );
     }
     Ok(())
-}
-
-/// A role of this program in a process of its own, with a deadline; killed and reaped when it goes out of scope.
-struct Role {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
-}
-
-impl Role {
-    fn start(role: &str) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting another process of this program")?;
-        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
-        });
-        Ok(Self { input: child.stdin.take(), child, lines })
-    }
-
-    /// All of its standard input: a line, then bytes. A descriptor does not go into the arguments, which every user can
-    /// read.
-    fn tell(&mut self, line: &str, bytes: &[u8]) -> Result<()> {
-        let mut input = self.input.take().context("it was told before")?;
-        writeln!(input, "{line}").and_then(|()| input.write_all(bytes)).context("telling another process")
-    }
-
-    /// Waits for its end, which has to be a good one.
-    fn finish(mut self) -> Result<()> {
-        drop(self.input.take());
-        // Its output ends when it does.
-        loop {
-            match self.lines.recv_timeout(TIME) {
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
-                Ok(line) => println!("[process {}] {line}", self.child.id()),
-            }
-        }
-        let status = self.child.wait()?;
-        ensure!(status.success(), "process {} failed: {status}", self.child.id());
-        Ok(())
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 fn main() -> Result<()> {
