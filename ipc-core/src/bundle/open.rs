@@ -5,12 +5,11 @@ use std::time::Duration;
 use super::descriptor::{BundleDescriptor, Contents};
 use super::mapping::BundleMapping;
 use crate::backend::Access;
-use crate::broker::Deadline;
 use crate::descriptor::DescribedExtent;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::check_backend;
-use crate::import::{Held, HeldGrant, OpenExport};
+use crate::import::{Held, HeldGrant, OpenExport, Patience};
 use crate::ipc::Ipc;
 use crate::placement::DeviceMap;
 use crate::stream::{AsStream, BorrowedStream};
@@ -104,20 +103,20 @@ impl<'a> BundleOpenBuilder<'a> {
         stream: Option<BorrowedStream<'_>>,
         place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<BundleMapping> {
-        let deadline = Deadline::after(self.timeout);
+        let patience = Patience::new(self.timeout);
         let contents = self.descriptor.contents();
         check_backend("the bundle", &contents.backend, self.ipc.backend().info().name)?;
         // Before anything is opened.
         let places = self.places(contents, place)?;
         let mut opened = AllOrNothing { parts: Vec::with_capacity(places.len()) };
         for (part, place) in places.into_iter().enumerate() {
-            let held = self.open_part(contents, part, place, deadline);
+            let held = self.open_part(contents, part, place, &patience);
             opened.parts.push(held.map_err(|error| blame(contents, part, None, error))?);
         }
         for (part, held) in opened.parts.iter().enumerate() {
             let ready = match stream {
                 Some(stream) => held.wait_ready_on(stream),
-                None => held.wait_ready(deadline.left()),
+                None => held.wait_ready(|| patience.left()),
             };
             ready.map_err(|error| blame(contents, part, None, error))?;
         }
@@ -146,7 +145,7 @@ impl<'a> BundleOpenBuilder<'a> {
         contents: &Contents,
         part: usize,
         (home, device): Place,
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<Held> {
         let named = contents.named(part);
         let access = self.access.unwrap_or(contents.access);
@@ -156,8 +155,7 @@ impl<'a> BundleOpenBuilder<'a> {
             device,
             home,
             access,
-            timeout: self.timeout,
-            deadline,
+            patience,
             grant: self.grants.get(part),
             alone: false,
         };

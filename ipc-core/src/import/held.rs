@@ -169,10 +169,10 @@ impl Held {
         self.parts().hold.wait_ready_on(stream)
     }
 
-    /// Waits on the host until the bytes are ready.
-    pub(crate) fn wait_ready(&self, timeout: Duration) -> Result<()> {
+    /// Waits on the host until the bytes are ready, as long as `left` says where they are not.
+    pub(crate) fn wait_ready(&self, left: impl FnOnce() -> Duration) -> Result<()> {
         if !self.parts().hold.is_ready_by_itself() {
-            self.parts().hold.wait_ready(timeout)?;
+            self.parts().hold.wait_ready(left())?;
             self.seen_ready.store(true, Ordering::Release);
             if let Hold::Remote(lease) = &self.parts().hold {
                 lease.seen_ready.store(true, Ordering::Release);

@@ -19,6 +19,6 @@ pub use tensor::Tensor;
 
 pub(crate) use grant::{HeldGrant, MOST_WAITING};
 pub(crate) use held::Held;
-pub(crate) use open::{OpenExport, Staging, is_out_of_reach};
+pub(crate) use open::{OpenExport, Patience, Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::{ImportTable, LeaseKey};

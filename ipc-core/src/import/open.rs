@@ -1,5 +1,6 @@
 //! How a mapping is made.
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use super::grant::HeldGrant;
@@ -144,12 +145,12 @@ impl<'a> OpenBuilder<'a> {
         devices: &[DeviceInfo],
         stream: Option<BorrowedStream<'_>>,
     ) -> Result<Mapping> {
-        let deadline = Deadline::after(self.timeout);
+        let patience = Patience::new(self.timeout);
         let named = self.descriptor.named();
         let home = self.home_among(devices);
         let access = self.access.unwrap_or(named.access);
-        let (ipc, timeout, grant, alone) = (self.ipc, self.timeout, self.grant, self.alone);
-        let opening = OpenExport { ipc, named, device, home, access, timeout, deadline, grant, alone };
+        let (ipc, patience, grant, alone) = (self.ipc, &patience, self.grant, self.alone);
+        let opening = OpenExport { ipc, named, device, home, access, patience, grant, alone };
         let held = match self.staging {
             Staging::Always => opening.copied(self.descriptor.len),
             _ => opening.held(&|_, error| error),
@@ -164,7 +165,7 @@ impl<'a> OpenBuilder<'a> {
         let mapping = Mapping::new(held, self.descriptor)?;
         match stream {
             Some(stream) => mapping.held().wait_ready_on(stream)?,
-            None => mapping.held().wait_ready(deadline.left())?,
+            None => mapping.held().wait_ready(|| patience.left())?,
         }
         Ok(mapping)
     }
@@ -179,6 +180,28 @@ impl<'a> OpenBuilder<'a> {
     }
 }
 
+/// How long an exporter may take, from the first time on that it is waited for: what is open already costs no look at the
+/// clock.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    timeout: Duration,
+    deadline: OnceCell<Deadline>,
+}
+
+impl Patience {
+    pub(crate) const fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: OnceCell::new() }
+    }
+
+    fn deadline(&self) -> Deadline {
+        *self.deadline.get_or_init(|| Deadline::after(self.timeout))
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline().left()
+    }
+}
+
 /// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
 pub(crate) struct OpenExport<'a> {
     pub(crate) ipc: &'a Ipc,
@@ -187,8 +210,7 @@ pub(crate) struct OpenExport<'a> {
     /// The home among this process's devices.
     pub(crate) home: Option<DeviceOrdinal>,
     pub(crate) access: Access,
-    pub(crate) timeout: Duration,
-    pub(crate) deadline: Deadline,
+    pub(crate) patience: &'a Patience,
     pub(crate) grant: Option<&'a HeldGrant>,
     pub(crate) alone: bool,
 }
@@ -196,7 +218,7 @@ pub(crate) struct OpenExport<'a> {
 impl OpenExport<'_> {
     /// Opens it, ready or not. `blame` says of an error which region it concerns.
     pub(crate) fn held(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
-        let Self { ipc, named, device, home, access, timeout, deadline, grant, alone } = *self;
+        let Self { ipc, named, device, home, access, patience, grant, alone } = *self;
         let runtime = Runtime::get()?;
         let backend = ipc.backend();
         if access.is_writable() && !named.access.is_writable() {
@@ -205,7 +227,7 @@ impl OpenExport<'_> {
         let held = |device, hold| {
             let (backend, export) = (backend.clone(), named.export);
             let at_home = home == Some(device);
-            Held::new(HeldParts { backend, export, device, access, at_home, timeout, hold })
+            Held::new(HeldParts { backend, export, device, access, at_home, timeout: patience.timeout, hold })
         };
         let open = || runtime.imports.acquire_open(runtime, &named, backend, (device, access), grant);
         if let Some(lease) = if alone { None } else { open() } {
@@ -223,7 +245,7 @@ impl OpenExport<'_> {
                 return Err(Error::NoPeerAccess { from: device, to: named.home });
             }
             let allow = ipc.allow_list();
-            let descriptor = named;
+            let (descriptor, deadline) = (named, patience.deadline());
             let wanted =
                 Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
             let lease = runtime.imports.acquire(&wanted)?;
@@ -248,7 +270,8 @@ impl OpenExport<'_> {
 
     /// A copy of the export's only region, of so many bytes, on the device.
     pub(crate) fn copied(&self, bytes: u64) -> Result<Held> {
-        let Self { ipc, named, device, access, timeout, grant, .. } = *self;
+        let Self { ipc, named, device, access, patience, grant, .. } = *self;
+        let timeout = patience.timeout;
         let runtime = Runtime::get()?;
         let backend = ipc.backend();
         self.check(runtime)?;
@@ -263,7 +286,7 @@ impl OpenExport<'_> {
                 // Ends the lease however the copy goes.
                 let hold = Hold::Local(granted.lease, granted.shared);
                 let kept = held(original.device, Access::ReadOnly, hold);
-                kept.wait_ready(timeout)?;
+                kept.wait_ready(|| timeout)?;
                 copy_within(backend, original, device)?
             }
             None => {
