@@ -190,7 +190,7 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
     if major != BUNDLE_VERSION.major {
         let found = FormatVersion { major, minor };
-        return Err(DescriptorError::OtherFormat { what: "bundle", found, known: BUNDLE_VERSION });
+        return Err(DescriptorError::Version { what: "bundle", found, readable: BUNDLE_VERSION });
     }
     let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated())?;
     let covered = checked_total(bytes, head.total_bytes.get(), least)?;

@@ -229,6 +229,7 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
     if major != FORMAT_VERSION.major {
         return Err(DescriptorError::Version {
+            what: "descriptor",
             found: FormatVersion { major, minor },
             readable: FORMAT_VERSION,
         });

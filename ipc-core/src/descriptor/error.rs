@@ -21,11 +21,13 @@ pub enum DescriptorError {
     BadMagic,
     /// Another layout.
     #[error(
-        "the descriptor has format {found}, and this library reads {readable}; update device-ipc in the {} process",
+        "the {what} has format {found}, and this library reads {readable}; update device-ipc in the {} process",
         if found.major > readable.major { "receiving" } else { "exporting" }
     )]
     Version {
-        /// The descriptor's.
+        /// Which: a `descriptor`, or that of a `ring`, a `bundle`, or a `table of tensors`.
+        what: &'static str,
+        /// Its format.
         found: FormatVersion,
         /// What this library reads.
         readable: FormatVersion,
@@ -52,7 +54,8 @@ pub enum DescriptorError {
     },
     /// Larger than any descriptor.
     #[error(
-        "{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES}, a bundle's or a table's {})",
+        "{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES}, a ring's {}, a bundle's or a table's {})",
+        crate::ring::MAX_RING_BYTES,
         crate::tensor::MAX_TABLE_BYTES
     )]
     TooLarge {
@@ -88,19 +91,6 @@ pub enum DescriptorError {
     /// The bytes are no table of tensors.
     #[error("these bytes are no device-ipc table of tensors: one begins with \"DIPT\"")]
     NotTable,
-    /// A table of tensors or a bundle in another layout.
-    #[error(
-        "the {what} has format {found}, and this library reads {known}; update device-ipc in the {} process",
-        if found.major > known.major { "receiving" } else { "exporting" }
-    )]
-    OtherFormat {
-        /// Which of them.
-        what: &'static str,
-        /// Its format.
-        found: FormatVersion,
-        /// The one that this library reads.
-        known: FormatVersion,
-    },
     /// A tensor of a table or a bundle cannot be called so.
     #[error("a tensor cannot be called {name:?}: {why}")]
     TensorName {

@@ -1,11 +1,7 @@
 //! The descriptor of a ring. `docs/ring.md` is its specification; the two change together.
 
 use std::fmt;
-use std::str::FromStr;
 
-use data_encoding::BASE64URL_NOPAD;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -13,6 +9,7 @@ use super::slots::ALIGNMENT;
 use crate::backend::Access;
 use crate::descriptor::{
     Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion, MAX_DESCRIPTOR_BYTES,
+    text_and_serde,
 };
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
@@ -28,7 +25,7 @@ const MAGIC: [u8; 4] = *b"DIPR";
 const VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
 const CHECKSUM_BYTES: usize = 4;
 /// The largest descriptor of a ring: the fixed part, the longest descriptor of an export, and the checksum.
-const MAX_BYTES: usize = size_of::<Head>() + MAX_DESCRIPTOR_BYTES + CHECKSUM_BYTES;
+pub(crate) const MAX_RING_BYTES: usize = size_of::<Head>() + MAX_DESCRIPTOR_BYTES + CHECKSUM_BYTES;
 /// Bits that a reader must know; those above it may pass over. There are none yet.
 const MANDATORY_FLAGS: u16 = 0x00ff;
 
@@ -67,7 +64,7 @@ pub struct RingView<'a> {
 
 impl RingDescriptor {
     /// `None` where the slots do not lie in the memory.
-    pub(super) fn new(memory: Descriptor, slots: u32, slot_bytes: u64) -> Option<Self> {
+    pub(crate) fn new(memory: Descriptor, slots: u32, slot_bytes: u64) -> Option<Self> {
         let needed = slot_bytes.checked_mul(u64::from(slots))?;
         let good = (1..=MAX_RING_SLOTS).contains(&slots)
             && slot_bytes > 0
@@ -165,8 +162,8 @@ impl RingDescriptor {
 /// Head and body, once size, version, checksum and flags have been checked.
 fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     let found = bytes.len();
-    if found > MAX_BYTES {
-        return Err(too_long());
+    if found > MAX_RING_BYTES {
+        return Err(DescriptorError::TooLarge { found });
     }
     if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
         return Err(DescriptorError::NotRing);
@@ -175,7 +172,8 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     let least = size_of::<Head>() + CHECKSUM_BYTES;
     let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
     if major != VERSION.major {
-        return Err(DescriptorError::Version { found: FormatVersion { major, minor }, readable: VERSION });
+        let found = FormatVersion { major, minor };
+        return Err(DescriptorError::Version { what: "ring", found, readable: VERSION });
     }
     let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
     let total = head.total_bytes.get() as usize;
@@ -199,18 +197,8 @@ fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
     Ok((head, &covered[size_of::<Head>()..]))
 }
 
-fn too_long() -> DescriptorError {
-    bad("length", &format!("that of a ring has at most {MAX_BYTES} bytes"))
-}
-
 fn bad(field: &'static str, why: &str) -> DescriptorError {
     DescriptorError::BadField { field, why: why.to_owned() }
-}
-
-impl fmt::Display for RingDescriptor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{RING_TEXT_PREFIX}{}", BASE64URL_NOPAD.encode_display(&self.to_bytes()))
-    }
 }
 
 /// Without the secret.
@@ -224,61 +212,13 @@ impl fmt::Debug for RingDescriptor {
     }
 }
 
-impl FromStr for RingDescriptor {
-    type Err = crate::error::Error;
-
-    /// Reads the text form. White space around it is passed over.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(parse(text)?)
-    }
-}
-
-fn parse(text: &str) -> Result<RingDescriptor, DescriptorError> {
-    let encoded = text.trim().strip_prefix(RING_TEXT_PREFIX).ok_or(DescriptorError::NotRingText)?;
-    if encoded.len() / 4 * 3 > MAX_BYTES {
-        return Err(too_long());
-    }
-    let bytes = BASE64URL_NOPAD
-        .decode(encoded.as_bytes())
-        .map_err(|error| DescriptorError::BadCharacter { position: error.position })?;
-    RingDescriptor::from_bytes(&bytes)
-}
-
-impl Serialize for RingDescriptor {
-    /// As text in formats for people, as bytes in others.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            serializer.serialize_bytes(&self.to_bytes())
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for RingDescriptor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        if deserializer.is_human_readable() {
-            let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-            parse(&text).map_err(D::Error::custom)
-        } else {
-            deserializer.deserialize_byte_buf(Bytes)
-        }
-    }
-}
-
-struct Bytes;
-
-impl serde::de::Visitor<'_> for Bytes {
-    type Value = RingDescriptor;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the binary form of the descriptor of a device-ipc ring")
-    }
-
-    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<RingDescriptor, E> {
-        RingDescriptor::from_bytes(bytes).map_err(E::custom)
-    }
-}
+text_and_serde!(
+    RingDescriptor,
+    prefix: RING_TEXT_PREFIX,
+    most_bytes: MAX_RING_BYTES,
+    otherwise: DescriptorError::NotRingText,
+    called: "the descriptor of a device-ipc ring"
+);
 
 #[cfg(test)]
 mod tests {
@@ -289,6 +229,14 @@ mod tests {
         let memory = Descriptor { len: 4096, offset: 0, ..plain_descriptor() };
         let extents = vec![crate::descriptor::DescribedExtent { size: 8192, generation: 0 }];
         RingDescriptor::new(Descriptor { extents, layout: None, ..memory }, 3, 1280).unwrap()
+    }
+
+    fn parsed(text: &str) -> Result<RingDescriptor, DescriptorError> {
+        match text.parse() {
+            Ok(ring) => Ok(ring),
+            Err(crate::Error::Descriptor(error)) => Err(error),
+            Err(other) => panic!("{other}"),
+        }
     }
 
     /// With a fitting checksum.
@@ -330,10 +278,13 @@ mod tests {
         }
         let export = plain_descriptor();
         assert_eq!(RingDescriptor::from_bytes(&export.to_bytes()), Err(DescriptorError::NotRing));
-        assert_eq!(parse(&export.to_string()), Err(DescriptorError::NotRingText));
+        assert_eq!(parsed(&export.to_string()), Err(DescriptorError::NotRingText));
         assert!(matches!(Descriptor::from_bytes(&bytes), Err(DescriptorError::BadMagic)));
-        let long = vec![0; MAX_BYTES + 1];
-        assert!(matches!(RingDescriptor::from_bytes(&long), Err(DescriptorError::BadField { .. })));
+        let long = vec![0; MAX_RING_BYTES + 1];
+        let too_large = Err(DescriptorError::TooLarge { found: long.len() });
+        assert_eq!(RingDescriptor::from_bytes(&long), too_large);
+        let text = format!("{RING_TEXT_PREFIX}{}", "A".repeat(long.len() * 2));
+        assert!(matches!(parsed(&text), Err(DescriptorError::TooLarge { .. })));
     }
 
     #[test]
@@ -356,6 +307,6 @@ mod tests {
         let unknown = changed(|bytes| bytes[6] = 1);
         assert_eq!(unknown, Err(DescriptorError::UnknownFeatures { flags: 1 }));
         let version = changed(|bytes| bytes[4] = 2);
-        assert!(matches!(version, Err(DescriptorError::Version { .. })));
+        assert!(matches!(version, Err(DescriptorError::Version { what: "ring", .. })));
     }
 }

@@ -10,7 +10,9 @@
 //! | `builder` | how a ring is made, and how a reader joins |
 //! | `writer` | [`Ring`], [`RingWriteSlot`] |
 //! | `members` | the readers, as the writer knows them |
-//! | `reader` | [`RingReader`], [`RingReadSlot`] |
+//! | `reader` | [`RingReader`]: joining, and waiting for publications |
+//! | `read_slot` | [`RingReadSlot`] |
+//! | `releases` | how a reader tells of releases, and leaves |
 //! | `released` | what a reader has taken and released, in the order of sequences |
 //! | `order` | host work that ends in any order, told in one |
 //! | `slots` | where slots lie |
@@ -20,13 +22,17 @@ mod builder;
 mod descriptor;
 mod members;
 mod order;
+mod read_slot;
 mod reader;
 mod released;
+mod releases;
 mod slots;
 mod writer;
 
 pub use builder::{JoinBuilder, RingBuilder};
+pub(crate) use descriptor::MAX_RING_BYTES;
 pub use descriptor::{MAX_RING_SLOTS, RING_TEXT_PREFIX, RingDescriptor, RingView};
 pub use members::ReaderPosition;
-pub use reader::{RingReadSlot, RingReader, RingReleaseError};
+pub use read_slot::{RingReadSlot, RingReleaseError};
+pub use reader::RingReader;
 pub use writer::{Ring, RingReaders, RingWriteSlot};

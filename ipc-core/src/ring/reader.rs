@@ -1,25 +1,22 @@
-//! The readers' guards.
+//! A reader's guard, and how it waits for publications.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::descriptor::RingDescriptor;
-use super::released::{State, Taken};
+use super::read_slot::RingReadSlot;
+use super::releases::Releases;
 use super::slots::Slots;
-use super::writer::{StreamKey, event_on, has_no_timelines};
-use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceIpc, DeviceStream};
+use super::writer::has_no_timelines;
+use crate::backend::{Access, DeviceIpc};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::check_backend;
-use crate::import::{Mapping, Tensor};
-use crate::interop::{ViewStream, ViewTypes};
+use crate::import::Mapping;
 use crate::kill::kill_point;
 use crate::process::Owner;
-use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::{Element, TensorTable};
 use crate::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
 
 /// How often it is looked for the end of a timeline whose counter says that it has come.
@@ -36,30 +33,19 @@ pub struct RingReader {
 }
 
 /// What the reader and its slots share.
-struct Inner {
+pub(super) struct Inner {
     /// `None` once it has been handed on to be ended.
-    mapping: Option<Mapping>,
-    timeline: Timeline,
-    slots: Slots,
-    backend: Arc<dyn DeviceIpc>,
+    pub(super) mapping: Option<Mapping>,
+    pub(super) timeline: Timeline,
+    pub(super) slots: Slots,
+    pub(super) backend: Arc<dyn DeviceIpc>,
     writer: u32,
-    on_host: bool,
+    pub(super) on_host: bool,
     timeout: Duration,
-    releases: Mutex<Releases>,
+    pub(super) releases: Mutex<Releases>,
     /// A dropped slot has been released.
-    released: Condvar,
-    owner: Owner,
-}
-
-struct Releases {
-    taken: Taken,
-    /// The stream that signalled last.
-    last_stream: Option<StreamKey>,
-    /// Counts the releases that came before those of older slots, and the stream that did so last.
-    own: Option<Timeline>,
-    last_marked: Option<StreamKey>,
-    /// For slots that are dropped.
-    own_stream: Option<Box<dyn DeviceStream>>,
+    pub(super) released: Condvar,
+    pub(super) owner: Owner,
 }
 
 impl RingReader {
@@ -96,13 +82,7 @@ impl RingReader {
             writer,
             on_host,
             timeout,
-            releases: Mutex::new(Releases {
-                taken: Taken::from(start),
-                last_stream: None,
-                own: None,
-                last_marked: None,
-                own_stream: None,
-            }),
+            releases: Mutex::new(Releases::from(start)),
             released: Condvar::new(),
             owner: Owner::current(),
         };
@@ -181,7 +161,7 @@ impl RingReader {
         self.inner.lock().taken.take();
         self.next += 1;
         kill_point!("importer:ring-taken");
-        RingReadSlot { inner: Arc::clone(&self.inner), sequence, released: false }
+        RingReadSlot::new(Arc::clone(&self.inner), sequence)
     }
 
     /// Has `callback` run, once, when the writer's process has ended; as [`Mapping::on_gone`].
@@ -194,11 +174,11 @@ impl RingReader {
 }
 
 impl Inner {
-    fn mapping(&self) -> &Mapping {
+    pub(super) fn mapping(&self) -> &Mapping {
         self.mapping.as_ref().expect("taken when the last guard goes")
     }
 
-    fn lock(&self) -> MutexGuard<'_, Releases> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Releases> {
         self.releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -206,12 +186,12 @@ impl Inner {
         Error::DismissedFromRing { pid: self.writer }
     }
 
-    fn check_dismissed(&self) -> Result<()> {
+    pub(super) fn check_dismissed(&self) -> Result<()> {
         if self.timeline.start() == RingStart::Dismissed { Err(self.dismissed()) } else { Ok(()) }
     }
 
     /// Has this sequence been published? An error where it never will be, or may have been written over.
-    fn is_published(&self, sequence: u64) -> Result<bool> {
+    pub(super) fn is_published(&self, sequence: u64) -> Result<bool> {
         for _ in 0..LOOKS_FOR_THE_END {
             let (value, ended) = match self.timeline.seen() {
                 Seen::Live(value) => (value, false),
@@ -302,204 +282,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    fn release_on(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        self.owner.check()?;
-        check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        self.check_dismissed()?;
-        kill_point!("importer:ring-releasing");
-        if self.timeline.check().is_ok() {
-            if self.on_host {
-                self.release_by_host(sequence, stream)?;
-            } else {
-                self.signal_release(&mut self.lock(), sequence, stream)?;
-            }
-        }
-        kill_point!("importer:ring-released");
-        Ok(())
-    }
-
-    /// The stream tells the writer; of a slot that is not the oldest, the stream that releases the oldest does.
-    fn signal_release(
-        &self,
-        releases: &mut Releases,
-        sequence: u64,
-        stream: BorrowedStream<'_>,
-    ) -> Result<()> {
-        let key = StreamKey::of(stream);
-        if sequence != releases.taken.first() {
-            let value = self.mark(releases, stream)?;
-            releases.taken.set(sequence, State::ReleasedOn(key, value));
-            return Ok(());
-        }
-        let (mut together, mut behind) = (0, None);
-        for state in releases.taken.behind_first() {
-            if let State::ReleasedOn(on, value) = state
-                && *on != key
-            {
-                behind = behind.max(Some(*value));
-            }
-            together += 1;
-        }
-        if let (Some(own), Some(value)) = (&releases.own, behind) {
-            own.wait_for_own(value, stream)?;
-        }
-        let same = releases.last_stream == Some(key);
-        match self.timeline.signal_behind(sequence + 1 + together as u64, stream, same) {
-            // Nobody waits for it any longer.
-            Err(_) if self.timeline.check().is_err() => return Ok(()),
-            signalled => signalled?,
-        }
-        releases.taken.forget(together);
-        releases.last_stream = Some(key);
-        Ok(())
-    }
-
-    fn release_now(&self, sequence: u64) -> Result<()> {
-        self.owner.check()?;
-        self.check_dismissed()?;
-        kill_point!("importer:ring-releasing");
-        if self.timeline.check().is_ok() {
-            let mut releases = self.lock();
-            if self.on_host {
-                self.tell_released(&mut releases, sequence);
-            } else {
-                self.signal_release_now(&mut releases, sequence)?;
-            }
-        }
-        kill_point!("importer:ring-released");
-        Ok(())
-    }
-
-    /// The host tells the writer; of a slot that is not the oldest, whoever releases the oldest does.
-    fn signal_release_now(&self, releases: &mut Releases, sequence: u64) -> Result<()> {
-        if sequence != releases.taken.first() {
-            releases.taken.set(sequence, State::Released);
-            return Ok(());
-        }
-        let has_come = |value| releases.own.as_ref().is_none_or(|own| own.has_come_to(value));
-        let (mut together, mut all_there) = (0, self.timeline.has_arrived());
-        for state in releases.taken.behind_first() {
-            all_there &= !matches!(state, State::ReleasedOn(_, value) if !has_come(*value));
-            together += 1;
-        }
-        if !all_there {
-            let why = "a stream has yet to get to the release of another one; synchronise that stream, or release this one \
-                       on a stream";
-            return Err(Error::RingNotYet { sequence, what: "released", why: why.into() });
-        }
-        match self.timeline.signal_now(sequence + 1 + together as u64) {
-            // Nobody waits for it any longer.
-            Err(_) if self.timeline.check().is_err() => return Ok(()),
-            signalled => signalled?,
-        }
-        releases.taken.forget(together);
-        releases.last_stream = None;
-        Ok(())
-    }
-
-    /// Counts on when the stream gets here, and streams that did so before have; the count.
-    fn mark(&self, releases: &mut Releases, stream: BorrowedStream<'_>) -> Result<u64> {
-        let own = match releases.own.take() {
-            Some(own) => own,
-            None => Timeline::own(&self.backend)?,
-        };
-        let (key, value) = (StreamKey::of(stream), own.last_signalled() + 1);
-        let marked = own.signal_behind(value, stream, releases.last_marked == Some(key));
-        releases.own = Some(own);
-        marked?;
-        releases.last_marked = Some(key);
-        Ok(value)
-    }
-
-    /// A thread of the library tells the writer, when the stream has got there.
-    fn release_by_host(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
-        let runtime = Runtime::get()?;
-        match event_on(&*self.backend, stream)? {
-            None => self.tell_released(&mut self.lock(), sequence),
-            Some(event) => {
-                self.lock().taken.set(sequence, State::Passing);
-                let inner = Arc::clone(self);
-                runtime.worker.submit_when(event, move || inner.tell_released(&mut inner.lock(), sequence));
-            }
-        }
-        Ok(())
-    }
-
-    fn tell_released(&self, releases: &mut Releases, sequence: u64) {
-        releases.taken.set(sequence, State::Released);
-        let first = releases.taken.forget_released();
-        if first > self.timeline.last_signalled() {
-            // Whoever has gone waits for nothing.
-            let _ = self.timeline.signal_now(first);
-        }
-    }
-
-    /// A slot was dropped without a release: when its bytes have come and the device has been waited for, it counts as released.
-    fn let_go(self: &Arc<Self>, sequence: u64) {
-        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
-        self.lock().taken.set(sequence, State::Dropped);
-        let (asks, inner) = (Arc::clone(self), Arc::clone(self));
-        let has_come = move || Ok(asks.is_published(sequence).unwrap_or(true));
-        runtime.worker.submit_once(has_come, move || inner.release_dropped(sequence));
-    }
-
-    fn release_dropped(&self, sequence: u64) {
-        if let Err(error) = self.backend.synchronize_device(self.slots.device()) {
-            tracing::warn!(%error, "the device could not be waited for before a slot of a ring was released");
-        }
-        let mut releases = self.lock();
-        let told = if self.timeline.check().is_err() {
-            releases.taken.set(sequence, State::Held);
-            Ok(())
-        } else if self.on_host {
-            self.tell_released(&mut releases, sequence);
-            Ok(())
-        } else if sequence != releases.taken.first() {
-            releases.taken.set(sequence, State::Released);
-            Ok(())
-        } else {
-            self.release_on_own_stream(&mut releases, sequence)
-        };
-        if let Err(error) = told {
-            tracing::warn!(%error, sequence, "a slot of a ring that was dropped cannot be released");
-            releases.taken.set(sequence, State::Held);
-        }
-        drop(releases);
-        self.released.notify_all();
-    }
-
-    fn release_on_own_stream(&self, releases: &mut Releases, sequence: u64) -> Result<()> {
-        let stream = match releases.own_stream.take() {
-            Some(stream) => stream,
-            None => self.backend.memory().create_stream(self.slots.device())?,
-        };
-        let told = self.signal_release(releases, sequence, stream.as_borrowed());
-        releases.own_stream = Some(stream);
-        told
-    }
-}
-
-impl Drop for Inner {
-    /// The work that reads slots has been done when the releases behind it have arrived; then the memory is closed without
-    /// waiting for the device, whose other streams may wait for what this very ring has yet to bring.
-    fn drop(&mut self) {
-        let Some(mapping) = self.mapping.take() else { return };
-        kill_point!("importer:ring-left");
-        let releases = self.releases.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let all_released = releases.taken.is_empty() && self.timeline.start() != RingStart::Dismissed;
-        let runtime = Runtime::of_guard(&self.owner);
-        let (Some(runtime), true) = (runtime, all_released && self.timeline.check().is_ok()) else {
-            // A plain drop waits for the device.
-            return drop(mapping);
-        };
-        let timeline = self.timeline.clone();
-        let arrives = timeline.clone();
-        runtime.worker.submit_once(
-            move || Ok(arrives.has_arrived() || arrives.check().is_err()),
-            move || if timeline.check().is_ok() { mapping.end_finished() } else { drop(mapping) },
-        );
-    }
 }
 
 impl fmt::Debug for Inner {
@@ -508,165 +290,5 @@ impl fmt::Debug for Inner {
             .field("mapping", &self.mapping)
             .field("slots", &self.slots)
             .finish_non_exhaustive()
-    }
-}
-
-/// A slot that is being read. It keeps the memory mapped.
-///
-/// [`release`](Self::release) lets the writer write it again when a stream gets there. Dropping it does so when everything that
-/// had been submitted to the device has finished, off the caller's thread; the reader's next call waits for that.
-#[derive(Debug)]
-#[must_use = "a slot that is dropped at once has not been read"]
-pub struct RingReadSlot {
-    inner: Arc<Inner>,
-    sequence: u64,
-    released: bool,
-}
-
-impl RingReadSlot {
-    /// Its sequence: 0 for the ring's first publication, then 1, 2, …
-    pub const fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
-    /// The bytes, at an address of this process.
-    pub fn range(&self) -> DeviceRange {
-        self.inner.slots.of(self.sequence)
-    }
-
-    /// Has it been published, as the host sees it?
-    ///
-    /// # Errors
-    ///
-    /// As [`check`](Self::check).
-    pub fn is_published(&self) -> Result<bool> {
-        self.inner.owner.check()?;
-        self.inner.is_published(self.sequence)
-    }
-
-    /// Are the bytes what was published? To be asked when the work that reads them has finished, before its result is used: a
-    /// stream that waited for a writer who has died has gone on over bytes that were never written.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::ExporterGone`] or [`Error::RingClosed`] where it was never published, [`Error::DismissedFromRing`] where it may have
-    /// been written over, [`Error::Forked`].
-    pub fn check(&self) -> Result<()> {
-        self.is_published().map(drop)
-    }
-
-    /// The elements, to be read by work on `stream`: the one that [`RingReader::next`] was given, or one that has been ordered
-    /// behind it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`] where the bytes are not whole,
-    /// aligned elements.
-    pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        self.inner.mapping().held().view(self.range(), None, stream)
-    }
-
-    /// The tensor of this name in a table of what lies in each slot, which came by any road. Its [`view`](Tensor::view) is for the
-    /// stream that [`RingReader::next`] was given, or one that has been ordered behind it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
-    pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
-        Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
-    }
-
-    /// Lets the writer write the slot again when the stream gets here: work that was submitted to it so far may still read the
-    /// slot. Work on other streams must have been ordered before that, by an event. Does not wait.
-    ///
-    /// The writer hears of it when all older slots are released too. Releases on different streams are told in order: a stream
-    /// waits for the release before. Streams are told apart by their handle, so do not destroy one before its release has
-    /// arrived to go on with another. Where the writer has gone this does nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`RingReleaseError`], which gives the slot back: [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
-    /// [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one that has
-    /// them; else what the vendor says.
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RingReleaseError> {
-        let released = self.inner.release_on(self.sequence, stream.as_stream());
-        self.end(released)
-    }
-
-    /// Lets the writer write the slot again at once. The caller says that it has finished with it: that no work which reads the
-    /// slot is left on any stream. For hosts that hand over to hosts; does not wait, and neither calls the driver nor the
-    /// system, nor allocates.
-    ///
-    /// The writer hears of it when all older slots are released too. It takes its turn among releases on streams: where
-    /// [`RingReader::waits_on_host`], it is told when the streams have got to the older ones; else they have to have.
-    ///
-    /// # Errors
-    ///
-    /// [`RingReleaseError`], which gives the slot back: [`Error::RingNotYet`] where a stream has yet to get to the release of
-    /// another slot; [`Error::DismissedFromRing`]; [`Error::Forked`].
-    pub fn release_now(self) -> Result<(), RingReleaseError> {
-        let released = self.inner.release_now(self.sequence);
-        self.end(released)
-    }
-
-    fn end(mut self, released: Result<()>) -> Result<(), RingReleaseError> {
-        match released {
-            Ok(()) => {
-                self.released = true;
-                Ok(())
-            }
-            Err(error) => Err(RingReleaseError { error, slot: Box::new(self) }),
-        }
-    }
-}
-
-impl Drop for RingReadSlot {
-    fn drop(&mut self) {
-        if !self.released {
-            self.inner.let_go(self.sequence);
-        }
-    }
-}
-
-/// Why a slot was not released on a stream, and the slot.
-pub struct RingReleaseError {
-    error: Error,
-    slot: Box<RingReadSlot>,
-}
-
-impl RingReleaseError {
-    /// Why.
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives the slot back.
-    pub fn into_slot(self) -> RingReadSlot {
-        *self.slot
-    }
-}
-
-impl fmt::Debug for RingReleaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl fmt::Display for RingReleaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl std::error::Error for RingReleaseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-/// The slot is released as by a plain drop.
-impl From<RingReleaseError> for Error {
-    fn from(failed: RingReleaseError) -> Self {
-        failed.error
     }
 }

@@ -207,10 +207,10 @@ impl TensorTable {
         let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
         if major != TABLE_VERSION.major {
             let found = FormatVersion { major, minor };
-            return Err(DescriptorError::OtherFormat {
+            return Err(DescriptorError::Version {
                 what: "table of tensors",
                 found,
-                known: TABLE_VERSION,
+                readable: TABLE_VERSION,
             });
         }
         let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
