@@ -23,6 +23,8 @@ fn main() -> Result<()> {
         ("bundle_binary", fuzzing::bundle_seeds()),
         ("bundle_text", fuzzing::bundle_text_seeds()),
         ("tensor_table", fuzzing::tensor_table_seeds()),
+        ("ring_binary", fuzzing::ring_seeds()),
+        ("ring_text", fuzzing::ring_text_seeds()),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);

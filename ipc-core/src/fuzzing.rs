@@ -1,7 +1,7 @@
 //! What the fuzz targets in `fuzz/` call: the readers of everything that comes from another process.
 //!
 //! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
-//! where the bytes are handled otherwise than `docs/descriptor.md`, `docs/bundle.md` and `docs/protocol.md` say.
+//! where the bytes are handled otherwise than `docs/descriptor.md`, `docs/bundle.md`, `docs/ring.md` and `docs/protocol.md` say.
 
 use data_encoding::BASE64URL_NOPAD;
 
@@ -11,6 +11,7 @@ use crate::bundle::{BundleDescriptor, Contents, Part};
 use crate::descriptor::{DescribedExtent, Descriptor, ExportId, FORMAT_VERSION, TEXT_PREFIX};
 use crate::device::{DeviceIdentity, HostId};
 use crate::process::ProcessIdentity;
+use crate::ring::RingDescriptor;
 use crate::tensor::{Dtype, NamedTensor, TensorLayout, TensorTable};
 
 pub use crate::broker::fuzzing::{Exporter, Importer, reply, request};
@@ -200,6 +201,52 @@ pub fn bundle_text(text: &str) {
     show_bundle(&read);
 }
 
+/// The binary form of a ring's descriptor.
+pub fn ring(bytes: &[u8]) {
+    for bytes in [bytes, &repaired(bytes)] {
+        let Ok(read) = RingDescriptor::from_bytes(bytes) else { continue };
+        let written = read.to_bytes();
+        assert!(written.len() <= bytes.len(), "a later minor version may be longer, never shorter");
+        assert_eq!(RingDescriptor::from_bytes(&written).as_ref(), Ok(&read));
+        assert!(u128::from(read.slots()) * u128::from(read.slot_bytes()) <= u128::from(read.memory().len()));
+        show(read.memory());
+    }
+}
+
+/// The text form of a ring's descriptor.
+pub fn ring_text(text: &str) {
+    let Ok(read) = text.parse::<RingDescriptor>() else { return };
+    assert_eq!(RingDescriptor::from_bytes(&read.to_bytes()).as_ref(), Ok(&read));
+    assert_eq!(read.to_string().parse::<RingDescriptor>().expect("it was just written"), read);
+}
+
+/// Seeds of [`ring`].
+pub fn ring_seeds() -> Vec<Seed> {
+    rings().into_iter().map(|(name, ring)| (name, ring.to_bytes())).collect()
+}
+
+/// Seeds of [`ring_text`].
+pub fn ring_text_seeds() -> Vec<Seed> {
+    rings().into_iter().map(|(name, ring)| (name, ring.to_string().into_bytes())).collect()
+}
+
+/// One for each descriptor of memory that is large enough, and one with as many slots as lie in it.
+fn rings() -> Vec<(&'static str, RingDescriptor)> {
+    let slot = |memory: &Descriptor| memory.len() / 256 * 256;
+    let mut rings: Vec<_> = described()
+        .into_iter()
+        .filter_map(|(name, memory)| Some((name, RingDescriptor::new(memory.clone(), 1, slot(&memory))?)))
+        .collect();
+    let memory = large_enough_for_slots();
+    rings.extend(RingDescriptor::new(memory, 16, 256).map(|ring| ("sixteen-slots", ring)));
+    rings
+}
+
+fn large_enough_for_slots() -> Descriptor {
+    let extents = vec![DescribedExtent { size: 8192, generation: 0 }];
+    Descriptor { len: 4096, offset: 0, extents, layout: None, ..plain_descriptor() }
+}
+
 /// The binary form of a table of tensors.
 pub fn tensor_table(bytes: &[u8]) {
     for bytes in [bytes, &repaired(bytes)] {
@@ -339,6 +386,21 @@ mod tests {
         for (name, bytes) in tensor_table_seeds() {
             TensorTable::from_bytes(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
             tensor_table(&bytes);
+        }
+    }
+
+    #[test]
+    fn every_seed_of_a_ring_is_one() {
+        assert!(ring_seeds().iter().any(|(name, _)| *name == "sixteen-slots"));
+        assert!(ring_seeds().len() > 1, "there is memory that is large enough");
+        for (name, bytes) in ring_seeds() {
+            RingDescriptor::from_bytes(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            ring(&bytes);
+        }
+        for (name, text) in ring_text_seeds() {
+            let text = str::from_utf8(&text).unwrap();
+            text.parse::<RingDescriptor>().unwrap_or_else(|error| panic!("{name}: {error}"));
+            ring_text(text);
         }
     }
 }
