@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
-use device_ipc::{Descriptor, Ipc, Ring, RingReader, Stream, counters};
+use device_ipc::{Channel, Descriptor, Ipc, Message, Ring, RingReader, Stream, counters};
 
 use support::{Process, argument, role as role_name};
 
@@ -273,6 +273,50 @@ fn what_a_descriptor_costs() {
     process.finish();
 }
 
+/// Both ends of a channel, in this process.
+fn channel(ipc: &Ipc) -> (Channel, Channel) {
+    let name = format!("counts-{}", std::process::id());
+    let listener = ipc.listen(&name).start().expect("it listens");
+    let connecting = std::thread::spawn({
+        let ipc = ipc.clone();
+        move || ipc.connect(&name).timeout(PATIENCE).start()
+    });
+    let far = listener.accept(PATIENCE).expect("accepted");
+    (connecting.join().expect("no panic").expect("connected"), far)
+}
+
+#[test]
+fn what_a_message_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (near, far) = channel(ipc);
+    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let export = ipc.share(block).start().expect("shared");
+    let send = |channel: &Channel| {
+        channel.send(Message::new().bytes(b"layer").tensor(&export), PATIENCE).expect("sent");
+    };
+    // Buffers and tables are as large as they have to be.
+    for _ in 0..20 {
+        send(&near);
+        drop(far.receive(PATIENCE).expect("received"));
+    }
+    let (sent, ()) = counted.cost(|| send(&near));
+    assert_eq!(sent, cost(&[], 0, 4), "the parts, their grants, their list, the bytes of the descriptor");
+    let (received, message) = counted.cost(|| far.receive(PATIENCE).expect("received"));
+    assert_eq!(
+        received,
+        cost(&[], 0, 7),
+        "the bytes, the parts and their list, the descriptor, where to give it back"
+    );
+    let (opened, mapping) = counted.cost(|| message.tensors()[0].open().at_home().expect("opened"));
+    assert_eq!((opened.driver, opened.requests), (vec![], 0), "opening it");
+    drop((mapping, message));
+    let (bytes, ()) = counted.cost(|| near.send(Message::new().bytes(b"bytes"), PATIENCE).expect("sent"));
+    assert_eq!(bytes, cost(&[], 0, 0), "bytes alone");
+    let (received, _) = counted.cost(|| far.receive(PATIENCE).expect("received"));
+    assert_eq!(received, cost(&[], 0, 1), "the bytes alone");
+}
+
 #[test]
 fn what_opening_costs_in_system_calls() {
     let _counted = Counted::new();
@@ -287,7 +331,9 @@ fn what_opening_costs_in_system_calls() {
     traced.enter();
     let found = system_calls::trace(pid);
     drop(traced);
-    let [share, first, second, again, ring] = found.as_slice() else { panic!("{found:?}") };
+    let [share, first, second, again, ring, send, receive, wait] = found.as_slice() else {
+        panic!("{found:?}")
+    };
     let nothing: [u64; 0] = [];
     assert_eq!(of_ours(ring), nothing, "hosts hand over through a ring without the kernel");
     assert_eq!(of_ours(again), nothing, "opening what is open asks the kernel nothing");
@@ -299,6 +345,11 @@ fn what_opening_costs_in_system_calls() {
         round_trip.map(number),
         "one round trip, with the poller kept away meanwhile"
     );
+    assert_eq!(of_ours(send), [libc::SYS_sendmsg].map(number), "a message that is sent");
+    assert_eq!(of_ours(receive), [libc::SYS_recvmsg].map(number), "a message that is there");
+    let waiting = of_ours(wait);
+    let asleep = waiting.iter().all(|call| *call == number(libc::SYS_ppoll)) && !waiting.is_empty();
+    assert!(asleep, "a wait for a message that does not come: {waiting:?}");
     let first = of_ours(first);
     assert_eq!(first[..5], round_trip.map(number), "before the driver's calls");
     drop(process);
@@ -383,5 +434,19 @@ fn run_traced() {
     system_calls::mark();
     hand_over_by_hosts(&mut ring, &mut reader, &stream);
     system_calls::mark();
-    drop((kept, link, another, shared));
+    let (near, far) = channel(&ipc);
+    let message = || Message::new().bytes(b"layer").tensor(&shared);
+    near.send(message(), PATIENCE).expect("sent");
+    drop(far.receive(PATIENCE).expect("received"));
+    system_calls::mark();
+    near.send(message(), PATIENCE).expect("sent");
+    system_calls::mark();
+    system_calls::mark();
+    let received = far.receive(PATIENCE).expect("received");
+    system_calls::mark();
+    system_calls::mark();
+    let nothing = far.receive(Duration::from_millis(1));
+    system_calls::mark();
+    assert!(nothing.is_err(), "nothing was sent");
+    drop((kept, link, another, shared, received, near, far));
 }

@@ -47,4 +47,4 @@ pub(crate) use protocol::{
     WireHandle, short_name,
 };
 pub(crate) use socket::PeerCredentials;
-pub(crate) use token::Token;
+pub(crate) use token::{Token, random_bytes};

@@ -25,7 +25,7 @@ use crate::timeline::{End, Side, TIMELINE_END, Timeline, Word, WordPage, timelin
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 
 /// How long a wait for a word looks again and again before it begins to sleep, and its longest sleep.
-const SPIN: Duration = Duration::from_micros(50);
+pub(super) const SPIN: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// What the slots of the page are for. In each, either end has a word of its own.
@@ -40,6 +40,8 @@ pub(super) enum Slot {
     Received = 2,
     /// How many tensors of messages the end has opened or discarded.
     Settled = 3,
+    /// How many messages the end has sent, a moment after the socket has them: for an end that spins.
+    Sent = 4,
 }
 
 /// A socket that a forked child leaves alone: its copy was closed when it was forked, and the number may be another
@@ -101,6 +103,8 @@ pub(super) struct Connection {
     pub(super) ipc: Ipc,
     pub(super) socket: Socket,
     pub(super) peer: Peer,
+    /// The same for the table of exports.
+    pub(super) bearer: Bearer,
     pub(super) devices: Vec<DeviceIdentity>,
     pub(super) maps: Maps,
     /// The largest message that both ends take, in bytes.
@@ -127,15 +131,13 @@ impl Connection {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let Agreed { own, peer, maps, page, side } = agreed;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
             id,
             ipc: ipc.clone(),
             socket,
-            peer: Peer {
-                process: peer.process,
-                pid: if pid == 0 { peer.process.pid } else { pid },
-                program: peer.program,
-            },
+            bearer: Bearer { channel: id, pid: pid_here, program: peer.program.as_str().into() },
+            peer: Peer { process: peer.process, pid: pid_here, program: peer.program },
             devices: own.devices,
             maps,
             limit: own.limit.min(peer.limit),
@@ -152,10 +154,6 @@ impl Connection {
         });
         Runtime::get()?.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;
         Ok(connection)
-    }
-
-    pub(super) fn bearer(&self) -> Bearer {
-        Bearer { channel: self.id, pid: self.peer.pid, program: self.peer.program.clone() }
     }
 
     /// The word that this end writes.

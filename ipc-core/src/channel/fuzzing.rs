@@ -26,7 +26,7 @@ pub(crate) fn packet(bytes: &[u8]) {
 fn message(packet: Vec<u8>, fds: Vec<OwnedFd>) {
     let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
     assert!(head.items.len() <= super::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT);
-    let Ok(Outgoing { packet, file }) = Outgoing::of(&head, bytes.bytes(), LIMIT) else {
+    let Ok(Outgoing { packet, file }) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
         panic!("what was read is no larger than it may be");
     };
     assert!(packet.len() <= MAX_PACKET_BYTES);
@@ -80,10 +80,11 @@ pub(super) fn hello() -> Hello {
 
 pub(crate) fn seeds() -> Vec<Seed> {
     let message = |tensors, grants, bytes: &[u8]| {
-        Outgoing::of(&head(tensors, grants), bytes, LIMIT).expect("a seed is short").packet
+        Outgoing::of(&head(tensors, grants), bytes, LIMIT, Vec::new()).expect("a seed is short").packet
     };
-    let bundle =
-        |grants| Outgoing::of(&bundle_head(grants), b"state", LIMIT).expect("a seed is short").packet;
+    let bundle = |grants| {
+        Outgoing::of(&bundle_head(grants), b"state", LIMIT, Vec::new()).expect("a seed is short").packet
+    };
     let greeting = |greeting: Greeting| greeting.encode().expect("a seed is short");
     vec![
         ("bytes", message(0, false, b"bytes")),
@@ -93,7 +94,10 @@ pub(crate) fn seeds() -> Vec<Seed> {
         ("tensors", message(7, true, b"layers")),
         ("bundle", bundle(2)),
         ("bundle-without-grants", bundle(0)),
-        ("in-a-file", Outgoing::of(&head(0, false), &[5; 70_000], LIMIT).expect("it fits").packet),
+        (
+            "in-a-file",
+            Outgoing::of(&head(0, false), &[5; 70_000], LIMIT, Vec::new()).expect("it fits").packet,
+        ),
         ("end", Outgoing::end().expect("it is short").packet),
         ("hello", greeting(Greeting::Hello(hello()))),
         ("not-allowed", greeting(Greeting::NotAllowed { uid: 1000 })),

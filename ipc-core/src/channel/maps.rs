@@ -33,6 +33,10 @@ impl ResolvedMap {
 pub(super) struct Maps {
     pub(super) outgoing: Option<ResolvedMap>,
     pub(super) incoming: Option<ResolvedMap>,
+    /// For answers that are sent: the inverse of what they answer came by.
+    pub(super) replying: Option<ResolvedMap>,
+    /// For answers that come.
+    pub(super) replied: Option<ResolvedMap>,
 }
 
 impl Maps {
@@ -44,10 +48,9 @@ impl Maps {
         let own_map = resolve(own, peer, "this process's")?;
         let peer_map = resolve(peer, own, "the peer's")?;
         let inverse = |map: &Option<ResolvedMap>| map.as_ref().map(ResolvedMap::inverse);
-        Ok(Self {
-            outgoing: own_map.clone().or_else(|| inverse(&peer_map)),
-            incoming: peer_map.or_else(|| inverse(&own_map)),
-        })
+        let outgoing = own_map.clone().or_else(|| inverse(&peer_map));
+        let incoming = peer_map.or_else(|| inverse(&own_map));
+        Ok(Self { replying: inverse(&incoming), replied: inverse(&outgoing), outgoing, incoming })
     }
 }
 

@@ -10,7 +10,7 @@
 //! | `listen`, `connect`, `name`, `handshake` | how two ends find each other and agree |
 //! | `connection` | one end, and what it knows of the other |
 //! | `message`, `send`, `wire` | what is sent |
-//! | `receive`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
+//! | `receive`, `pace`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
 //! | `maps` | on which device |
 //!
 //! `docs/channel.md` specifies what travels.
@@ -23,6 +23,7 @@ mod listen;
 mod maps;
 mod message;
 mod name;
+mod pace;
 #[cfg(test)]
 mod properties;
 mod receive;

@@ -56,7 +56,7 @@ proptest! {
         head in heads(),
         bytes in prop_oneof![vec(any::<u8>(), 0..200), vec(any::<u8>(), 60_000..80_000)],
     ) {
-        let outgoing = Outgoing::of(&head, &bytes, 1 << 20).unwrap();
+        let outgoing = Outgoing::of(&head, &bytes, 1 << 20, Vec::new()).unwrap();
         prop_assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
         let whole = encoded(&head).len() + bytes.len() < MAX_PACKET_BYTES;
         prop_assert_eq!(outgoing.file.is_none(), whole);
@@ -75,7 +75,7 @@ proptest! {
     /// Everything that is read is one flipped bit away from something that was written.
     #[test]
     fn a_flipped_bit_does_no_harm(tensors in 0_usize..3, at in any::<prop::sample::Index>(), bit in 0..8) {
-        let message = Outgoing::of(&head(tensors, true), b"bytes", 1 << 20).unwrap().packet;
+        let message = Outgoing::of(&head(tensors, true), b"bytes", 1 << 20, Vec::new()).unwrap().packet;
         for mut packet in [message, Greeting::Hello(hello()).encode().unwrap()] {
             let at = at.index(packet.len());
             packet[at] ^= 1_u8 << bit;
@@ -115,8 +115,8 @@ fn a_list_has_no_more_elements_than_it_may() {
 #[test]
 fn the_limit_is_that_of_the_head_and_the_bytes() {
     let size = encoded(&head(1, true)).len() as u64 + 5;
-    assert!(Outgoing::of(&head(1, true), b"bytes", size).is_ok());
-    let refused = Outgoing::of(&head(1, true), b"bytes", size - 1);
+    assert!(Outgoing::of(&head(1, true), b"bytes", size, Vec::new()).is_ok());
+    let refused = Outgoing::of(&head(1, true), b"bytes", size - 1, Vec::new());
     assert!(matches!(refused, Err(Error::MessageTooLarge { of: "bytes", size: found, .. }) if found == size));
 }
 

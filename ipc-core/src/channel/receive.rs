@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::arrival::{Arrival, Place};
-use super::connection::{Connection, Slot};
+use super::connection::{Connection, SPIN, Slot};
 use super::maps::{ResolvedMap, position};
+use super::pace::Pace;
 use super::received::{Received, ReceivedTensor};
 use super::received_bundle::ReceivedBundle;
 use super::wire::{Head, Incoming, Item, Payload, read};
@@ -23,11 +25,19 @@ use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::timeline::TIMELINE_END;
 
+/// How often a spinning receiver looks at a word before it looks at the time.
+const LOOKS: u32 = 16;
+
 /// Whoever holds it receives.
 #[derive(Debug, Default)]
 pub(super) struct Receiving {
     buffer: Vec<u8>,
     messages: u64,
+    /// Packets that were messages, also those that could not be read.
+    taken: u64,
+    pace: Pace,
+    /// The kernel has said that there is something.
+    polled: bool,
     /// The other end has said that nothing more comes, or its socket has.
     ended: bool,
 }
@@ -50,7 +60,10 @@ impl Connection {
         loop {
             // Looked at before the queue, which it speaks of.
             let closed = self.peer_has_closed();
-            match self.next(&mut receiving)? {
+            // Where nothing has been sent, looking would be a system call in vain: there is waiting to be done.
+            let look = closed || std::mem::take(&mut receiving.polled) || self.has_sent(&receiving);
+            let incoming = if look { self.next(&mut receiving)? } else { None };
+            match incoming {
                 Some(Incoming::End) => receiving.ended = true,
                 Some(Incoming::Message { head, bytes }) => {
                     receiving.messages += 1;
@@ -63,18 +76,46 @@ impl Connection {
                     receiving.ended = true;
                     return Err(self.why_over());
                 }
-                None => {
-                    let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
-                    if !waited
-                        .map_err(|error| Error::io("waiting for the other end of the channel", error))?
-                    {
-                        let detail =
-                            format!("; process {} ({}) is still there", self.peer.pid, self.peer.program);
-                        return Err(deadline.passed("the receiving of a message", &detail));
+                None => self.wait_for_packet(&mut receiving, deadline)?,
+            }
+        }
+    }
+
+    /// Has the other end sent what has not been taken, or is there something else to look for in the queue? It is only what
+    /// that end says; [`wait_for_packet`](Self::wait_for_packet) asks the kernel.
+    fn has_sent(&self, receiving: &Receiving) -> bool {
+        self.peers_word(Slot::Sent).load(Ordering::Acquire) != receiving.taken
+            || receiving.ended
+            || self.has_gone()
+            || self.is_broken()
+    }
+
+    /// Waits until there is something to be read, or the connection has ended.
+    fn wait_for_packet(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
+        let begin = Instant::now();
+        let spins = receiving.pace.spins();
+        // What has been said to be sent and is not there is nothing to spin for.
+        if spins && !self.has_sent(receiving) {
+            let until = deadline.at.min(begin + SPIN);
+            while Instant::now() < until {
+                for _ in 0..LOOKS {
+                    if self.has_sent(receiving) || self.peer_has_closed() {
+                        receiving.pace.waited(begin.elapsed(), spins);
+                        return Ok(());
                     }
+                    std::hint::spin_loop();
                 }
             }
         }
+        let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
+        receiving.pace.waited(begin.elapsed(), spins);
+        if !waited.map_err(|error| Error::io("waiting for the other end of the channel", error))? {
+            let detail = format!("; process {} ({}) is still there", self.peer.pid, self.peer.program);
+            return Err(deadline.passed("the receiving of a message", &detail));
+        }
+        // The word may come a moment later, or not at all.
+        receiving.polled = true;
+        Ok(())
     }
 
     /// The next packet, if there is one. Notes the end of the connection.
@@ -88,7 +129,9 @@ impl Connection {
         loop {
             match socket::receive(self.socket.fd(), &mut receiving.buffer) {
                 Ok(Some(packet)) => {
-                    return match read(packet.bytes, packet.fds, self.limit) {
+                    let read = read(packet.bytes, packet.fds, self.limit);
+                    receiving.taken += u64::from(!matches!(read, Ok(Incoming::End)));
+                    return match read {
                         Err(Error::Protocol(how)) => Err(self.break_off(how)),
                         read => read.map(Some),
                     };
@@ -116,11 +159,7 @@ impl Connection {
         for (export, token) in head.ended {
             runtime.exports.end_grant(export, token);
         }
-        let map = if head.reply {
-            self.maps.outgoing.as_ref().map(ResolvedMap::inverse)
-        } else {
-            self.maps.incoming.clone()
-        };
+        let map = if head.reply { &self.maps.replied } else { &self.maps.incoming };
         let mut received = Received::new(Arc::clone(self), bytes, head.ready);
         let at = At { runtime, map: map.as_ref(), ready: head.ready };
         for item in head.items {

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use super::MAX_MESSAGE_TENSORS;
 use super::connection::{Connection, Slot, wait_until};
-use super::maps::ResolvedMap;
 use super::message::{Message, Part};
 use super::wire::{BundleBytes, DescriptorBytes, Head, Item, Outgoing};
 use crate::broker::{Deadline, Token, socket};
@@ -29,6 +28,8 @@ pub(super) struct Sending {
     tensors: u64,
     /// The last value of the own counter that was submitted to a stream.
     signalled: u64,
+    /// What the last packet was written in.
+    buffer: Vec<u8>,
 }
 
 /// What ends where a message is not sent.
@@ -104,21 +105,24 @@ impl Connection {
         let later = unsent.ended.split_off(unsent.ended.len().min(crate::import::MOST_WAITING));
         runtime.imports.put_back_ended(&self.peer.process, self.id, later);
         let tensors = items.len() as u64;
-        let outgoing = Outgoing::of(&Head { reply, ready, ended, items }, message.payload(), self.limit)?;
+        let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
+        let outgoing = Outgoing::of(&head, message.payload(), self.limit, buffer)?;
         self.send_packet(&outgoing, deadline)?;
         unsent.has_been_sent();
         sending.messages += 1;
+        self.own_word(Slot::Sent).store(sending.messages, Ordering::Release);
+        sending.buffer = outgoing.packet;
         sending.tensors += tensors;
         kill_point!("sender:sent");
         Ok(())
     }
 
     fn send_packet(&self, outgoing: &Outgoing, deadline: Deadline) -> Result<()> {
-        let file: Vec<_> = outgoing.file.iter().map(AsFd::as_fd).collect();
+        let file = outgoing.file.as_ref().map(AsFd::as_fd);
         loop {
             // An end that has been closed reads nothing more, though its socket may still be there.
             self.check()?;
-            match socket::send(self.socket.fd(), &outgoing.packet, &file) {
+            match socket::send(self.socket.fd(), &outgoing.packet, file.as_slice()) {
                 Ok(()) => return Ok(()),
                 // The other end has gone with something unread: what it is has to be asked a second time.
                 Err(Errno::CONNRESET) => {}
@@ -146,7 +150,8 @@ impl Connection {
 
     /// Memory on a device that the map does not name is no use to the receiver.
     fn check_devices(&self, message: &Message<'_>, reply: bool) -> Result<()> {
-        let Some(map) = self.outgoing_map(reply) else { return Ok(()) };
+        let map = if reply { &self.maps.replying } else { &self.maps.outgoing };
+        let Some(map) = map else { return Ok(()) };
         for part in &message.parts {
             // What the receiver shares itself is at home there.
             if *part.exporter() == self.peer.process {
@@ -160,18 +165,14 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn outgoing_map(&self, reply: bool) -> Option<ResolvedMap> {
-        if reply { self.maps.incoming.as_ref().map(ResolvedMap::inverse) } else { self.maps.outgoing.clone() }
-    }
-
     fn items<'a>(&self, message: &Message<'a>, unsent: &mut Unsent<'_>) -> Result<Vec<Item<'a>>> {
         let size = message.parts.len();
         if size > MAX_MESSAGE_TENSORS {
             let (size, limit) = (size as u64, MAX_MESSAGE_TENSORS as u64);
             return Err(Error::MessageTooLarge { of: "tensors", size, limit });
         }
-        let bearer = self.bearer();
-        let items = message.parts.iter().map(|part| unsent.item(part, &bearer)).collect::<Result<_>>()?;
+        let items =
+            message.parts.iter().map(|part| unsent.item(part, &self.bearer)).collect::<Result<_>>()?;
         // It may have gone in between, and its grants have ended: these would stay.
         self.check()?;
         Ok(items)

@@ -137,7 +137,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
 }
 
 fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    postcard::to_stdvec(value).map_err(|error| Error::Protocol(error.to_string()))
+    postcard::to_stdvec(value).map_err(unwritten)
+}
+
+fn unwritten(error: postcard::Error) -> Error {
+    Error::Protocol(error.to_string())
 }
 
 /// A message, ready to be sent: a packet, and the memory file that it may bring.
@@ -153,19 +157,22 @@ impl Outgoing {
         Ok(Self { packet: encoded(&Frame::End)?, file: None })
     }
 
-    /// Encodes a message, unless it is larger than `limit`.
-    pub(super) fn of(head: &Head<'_>, bytes: &[u8], limit: u64) -> Result<Self> {
-        let head = encoded(head)?;
-        let size = head.len() as u64 + bytes.len() as u64;
+    /// Encodes a message, unless it is larger than `limit`, in a buffer whose contents are over.
+    pub(super) fn of(head: &Head<'_>, bytes: &[u8], limit: u64, mut buffer: Vec<u8>) -> Result<Self> {
+        buffer.clear();
+        let mut packet = postcard::to_extend(&Frame::Whole, buffer).map_err(unwritten)?;
+        let frame = packet.len();
+        packet = postcard::to_extend(head, packet).map_err(unwritten)?;
+        let size = (packet.len() - frame) as u64 + bytes.len() as u64;
         if size > limit {
             return Err(Error::MessageTooLarge { of: "bytes", size, limit });
         }
-        let whole = encoded(&Frame::Whole)?;
-        if (whole.len() as u64 + size) <= MAX_PACKET_BYTES as u64 {
-            return Ok(Self { packet: [&whole, &head, bytes].concat(), file: None });
+        if frame as u64 + size <= MAX_PACKET_BYTES as u64 {
+            packet.extend_from_slice(bytes);
+            return Ok(Self { packet, file: None });
         }
-        let file =
-            write_file(&head, bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
+        let file = write_file(&packet[frame..], bytes)
+            .map_err(|error| Error::io("writing a message's memory file", error))?;
         Ok(Self { packet: encoded(&Frame::InFile { bytes: size })?, file: Some(file) })
     }
 }

@@ -23,7 +23,7 @@ use crate::runtime::{Condvar, Metrics, Runtime};
 use crate::timeline::{End, Side, Timeline, WordPage};
 
 pub(crate) use grants::{Bearer, ChannelId};
-use grants::{Grants, InFlight};
+use grants::{Grants, InFlight, Tokens};
 use watching::Watcher;
 
 /// All exports of the process.
@@ -43,6 +43,7 @@ struct State {
     last_lease: u64,
     last_allocation: u64,
     in_flight: HashMap<ChannelId, InFlight>,
+    grant_tokens: Tokens,
 }
 
 /// An export, from its making to the drop of its owner.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Entry, ExportTable, State};
-use crate::broker::Token;
+use crate::broker::{Token, random_bytes};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::lease::Holder;
@@ -25,7 +25,7 @@ pub(crate) struct ChannelId(pub(crate) u64);
 pub(crate) struct Bearer {
     pub(crate) channel: ChannelId,
     pub(crate) pid: u32,
-    pub(crate) program: String,
+    pub(crate) program: Arc<str>,
 }
 
 /// The grants of an export, by their tokens. A token is found by a hash whose key nobody knows, so the time that it takes
@@ -38,7 +38,37 @@ pub(super) struct Grant {
     since: Instant,
 }
 
-/// What a channel has sent and nobody has opened yet.
+/// Random tokens that nobody has been given: asking the kernel costs as much as sending.
+#[derive(Default)]
+pub(super) struct Tokens {
+    bytes: Vec<u8>,
+}
+
+impl Tokens {
+    /// The kernel is asked for so many bytes at a time.
+    const BYTES: usize = 1024;
+
+    fn take(&mut self) -> Result<Token> {
+        if self.bytes.is_empty() {
+            self.bytes.extend(random_bytes::<{ Self::BYTES }>()?);
+        }
+        let rest = self.bytes.len() - size_of::<Token>();
+        let mut token = [0; size_of::<Token>()];
+        token.copy_from_slice(&self.bytes[rest..]);
+        // Nothing of it stays behind.
+        self.bytes[rest..].fill(0);
+        self.bytes.truncate(rest);
+        Ok(Token::from_bytes(token))
+    }
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tokens(not shown)")
+    }
+}
+
+/// What a channel has sent and nobody has opened yet. Kept empty for as long as the channel is there.
 pub(super) struct InFlight {
     bearer: Bearer,
     grants: HashSet<(ExportId, [u8; 16])>,
@@ -55,9 +85,9 @@ impl std::fmt::Debug for InFlight {
 impl ExportTable {
     /// A grant of an export, for whoever is at the other end of a channel.
     pub(crate) fn begin_grant(&self, export: ExportId, bearer: &Bearer) -> Result<Token> {
-        let token = Token::random()?;
         let mut state = self.lock();
         let state = &mut *state;
+        let token = state.grant_tokens.take()?;
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
         let entry = entry.ok_or(Error::ExportDropped { pid: std::process::id() })?;
         entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
@@ -97,8 +127,8 @@ impl ExportTable {
     pub(crate) fn keep_while_granted(&self, channel: ChannelId, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.lock();
         let keeper = match state.in_flight.get_mut(&channel) {
-            Some(in_flight) => in_flight.keeper.replace(keeper),
-            None => Some(keeper),
+            Some(in_flight) if !in_flight.grants.is_empty() => in_flight.keeper.replace(keeper),
+            _ => Some(keeper),
         };
         // What goes here may take the caller's driver along: not under the lock.
         drop(state);
@@ -115,6 +145,7 @@ impl State {
         if let Some(in_flight) = self.in_flight.get_mut(&grant.channel) {
             in_flight.grants.remove(&(export, *token));
             if in_flight.grants.is_empty()
+                && in_flight.keeper.is_some()
                 && let Some(in_flight) = self.in_flight.remove(&grant.channel)
             {
                 in_flight.let_go();
