@@ -3,7 +3,8 @@
 //! Compiled in with the feature `kill-points` only, which no program needs. Then `DEVICE_IPC_KILL_POINT` names a point,
 //! with the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`.
 
-/// Every point, in the order in which a hand-over visits them.
+/// Every point, in the order in which a hand-over visits them; behind those, by families, what has a name of its own behind
+/// the side: rings, copies, channels.
 #[cfg(feature = "kill-points")]
 pub const KILL_POINTS: &[&str] = &[
     "exporter:exported",
@@ -43,31 +44,21 @@ pub const KILL_POINTS: &[&str] = &[
     "exporter:staging-chunk",
     "importer:staging-chunk",
     "importer:staging-done",
+    "connector:channel-connected",
+    "acceptor:channel-accepted",
+    "connector:channel-said-hello",
+    "acceptor:channel-welcomed",
+    "connector:channel-welcomed",
+    "sender:channel-granted",
+    "sender:channel-signalled",
+    "sender:channel-sent",
+    "receiver:channel-received",
+    "receiver:channel-opening",
+    "receiver:channel-opened",
+    "receiver:channel-discarding",
+    "closer:channel-ending",
+    "closer:channel-ended",
 ];
-
-/// Every point of a channel, in the order in which two ends visit them; those of the broker are between them.
-#[cfg(feature = "kill-points")]
-pub const CHANNEL_KILL_POINTS: &[&str] = &[
-    "connector:connected",
-    "acceptor:accepted",
-    "connector:said-hello",
-    "acceptor:welcomed",
-    "connector:welcomed",
-    "sender:granted",
-    "sender:signalled",
-    "sender:sent",
-    "receiver:received",
-    "receiver:opening",
-    "receiver:opened",
-    "receiver:discarding",
-    "channel:ending",
-    "channel:ended",
-];
-
-#[cfg(feature = "kill-points")]
-fn is_known(point: &str) -> bool {
-    KILL_POINTS.contains(&point) || CHANNEL_KILL_POINTS.contains(&point)
-}
 
 #[cfg(feature = "kill-points")]
 pub(crate) fn visit(point: &'static str) {
@@ -76,11 +67,11 @@ pub(crate) fn visit(point: &'static str) {
 
     static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
     static VISITS: AtomicU32 = AtomicU32::new(0);
-    debug_assert!(is_known(point), "{point} is not in the list");
+    debug_assert!(KILL_POINTS.contains(&point), "{point} is not in the list");
     let wanted = WANTED.get_or_init(|| {
         let value = std::env::var("DEVICE_IPC_KILL_POINT").ok()?;
         let (name, visit) = value.split_once('=').unwrap_or((&value, "1"));
-        assert!(is_known(name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");
+        assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");
         Some((name.to_owned(), visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit is a number")))
     });
     if let Some((name, visit)) = wanted

@@ -71,7 +71,7 @@ pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError, Tensor};
 pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
 #[cfg(feature = "kill-points")]
-pub use kill::{CHANNEL_KILL_POINTS, KILL_POINTS};
+pub use kill::KILL_POINTS;
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::{DeviceMap, DeviceName};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::apart::{Answer, Answered, Apart};
-use super::channel::{Channel, Deadline};
+use super::conversation::{Conversation, Deadline};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
 use super::protocol::{PageId, Reply, Request, RequestId};
@@ -40,7 +40,7 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
-    channel: Channel,
+    conversation: Conversation,
     calls: Gate<Calls>,
     gone: AtomicBool,
     notices: Mutex<Notices>,
@@ -74,11 +74,11 @@ impl Link {
         deadline: Deadline,
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let (channel, exporter) = Channel::connect(broker, Some(expected), allow, deadline)?;
+        let (conversation, exporter) = Conversation::connect(broker, Some(expected), allow, deadline)?;
         Ok(Self {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
-            channel,
+            conversation,
             calls: Gate::new(Calls::default()),
             gone: AtomicBool::new(false),
             notices: Mutex::default(),
@@ -209,7 +209,7 @@ impl Link {
         // What came in packets of its own, before the last.
         let mut arrived = Arrived::default();
         loop {
-            let received = self.channel.receive(&mut calls.buffer, deadline);
+            let received = self.conversation.receive(&mut calls.buffer, deadline);
             let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
                 Reply::Handles { request: answered, handles } if answered == request => {
@@ -257,7 +257,9 @@ impl Link {
         let lease = if let Reply::Staging { lease, .. } = &reply { Some(*lease) } else { None };
         let delivered = self.lock_notices().apart.deliver(reply, fds)?;
         match lease.filter(|_| !delivered) {
-            Some(lease) => self.channel.send(&Request::Release { lease }, Deadline::after(Duration::ZERO)),
+            Some(lease) => {
+                self.conversation.send(&Request::Release { lease }, Deadline::after(Duration::ZERO))
+            }
             None => Ok(()),
         }
     }
@@ -290,7 +292,7 @@ impl Link {
     pub(super) fn on_readable(&self) -> bool {
         let Some(mut calls) = self.calls.try_enter() else { return false };
         loop {
-            let taken = match self.channel.try_receive(&mut calls.buffer) {
+            let taken = match self.conversation.try_receive(&mut calls.buffer) {
                 Ok(None) => return true,
                 Ok(Some((reply, fds))) => self.take_notice(&mut calls, reply, fds),
                 Err(error) => Err(error),
@@ -334,9 +336,9 @@ impl Link {
             }
             // Its descriptors were closed with the packet. An exporter that let a caller wait in vain and does not read
             // either has gone as far as we are concerned: the poller waits for nobody.
-            Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => {
-                self.channel.send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO))
-            }
+            Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => self
+                .conversation
+                .send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO)),
             Reply::Refused { request, .. }
             | Reply::Confirmed { request }
             | Reply::Timeline { request, .. }
@@ -350,7 +352,7 @@ impl Link {
     }
 
     fn send(&self, request: &Request, deadline: Deadline) -> Result<()> {
-        self.channel.send(request, deadline).map_err(|error| self.ended_by(error))
+        self.conversation.send(request, deadline).map_err(|error| self.ended_by(error))
     }
 
     /// An exporter that has ended, or does not speak the protocol, has gone; one that takes its time has not.
@@ -447,18 +449,18 @@ impl Link {
 
     /// How many drops the exporter has counted, where it tells.
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.channel.epoch()
+        self.conversation.epoch()
     }
 
     /// Has the exporter hung up, as far as the kernel knows by now?
     pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.is_gone() || self.channel.has_hung_up() { Err(self.exporter_gone()) } else { Ok(()) }
+        if self.is_gone() || self.conversation.has_hung_up() { Err(self.exporter_gone()) } else { Ok(()) }
     }
 
     /// Is it known, without asking the kernel, that the exporter has not ended? Where it has, and that can be known by
     /// anybody, this is false.
     pub(crate) fn is_known_to_live(&self) -> bool {
-        !self.is_gone() && self.channel.exporter_lives() == Some(true)
+        !self.is_gone() && self.conversation.exporter_lives() == Some(true)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -474,18 +476,18 @@ impl Link {
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.channel.socket()
+        self.conversation.socket()
     }
 
     /// The exporter's process id in our pid namespace, where it has one.
     pub(super) fn exporter_pid(&self) -> Option<u32> {
-        Some(self.channel.server().pid).filter(|pid| *pid != 0)
+        Some(self.conversation.server().pid).filter(|pid| *pid != 0)
     }
 
     /// The right to read from the socket.
     fn turn(&self, deadline: Deadline) -> Result<Turn<'_, Calls>> {
         let waited = self.calls.enter(deadline);
-        waited.ok_or_else(|| self.channel.no_answer(deadline))
+        waited.ok_or_else(|| self.conversation.no_answer(deadline))
     }
 
     fn lock_notices(&self) -> MutexGuard<'_, Notices> {
@@ -507,7 +509,7 @@ impl Pending {
             Some(Answered::With(Reply::Refused { refusal, .. }, _)) => Err(self.link.explain(refusal)),
             Some(Answered::With(reply, fds)) => Ok((reply, fds)),
             Some(Answered::ByTheEnd) => Err(self.link.exporter_gone()),
-            None => Err(self.link.channel.no_answer(deadline)),
+            None => Err(self.link.conversation.no_answer(deadline)),
         }
     }
 }

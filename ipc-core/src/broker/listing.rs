@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::channel::{Channel, Deadline};
+use super::conversation::{Conversation, Deadline};
 use super::protocol::{ListedExport, Reply, Request, RequestId};
 use super::{AllowList, BrokerAddress, SOCKET_DIR_VARIABLE};
 use crate::descriptor::ExportId;
@@ -88,12 +88,12 @@ pub(super) fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
 }
 
 fn ask(address: BrokerAddress, allow: &AllowList, deadline: Deadline) -> Result<ListedProcess> {
-    let (channel, process) = Channel::connect(&address, None, allow, deadline)?;
+    let (conversation, process) = Conversation::connect(&address, None, allow, deadline)?;
     let (mut exports, mut buffer) = (Vec::new(), Vec::new());
     let mut after = ExportId(0);
     loop {
-        channel.send(&Request::List { request: RequestId(0), after }, deadline)?;
-        match channel.receive(&mut buffer, deadline)?.0 {
+        conversation.send(&Request::List { request: RequestId(0), after }, deadline)?;
+        match conversation.receive(&mut buffer, deadline)?.0 {
             Reply::Listing { exports: page, more, .. } => {
                 let last = page.last().map(|export| export.export);
                 exports.extend(page);
@@ -109,7 +109,7 @@ fn ask(address: BrokerAddress, allow: &AllowList, deadline: Deadline) -> Result<
             }
         }
     }
-    let pid = channel.server().pid;
+    let pid = conversation.server().pid;
     let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
     Ok(ListedProcess { pid, program, socket: address, process, exports })
 }

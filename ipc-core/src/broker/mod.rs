@@ -13,7 +13,7 @@ mod address;
 mod alive;
 mod allow;
 mod apart;
-mod channel;
+mod conversation;
 mod epoch;
 mod event_loop;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -36,7 +36,7 @@ pub use listing::{ListedProcess, list_exports};
 pub use protocol::{ListedExport, ListedHolder};
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
-pub(crate) use channel::{Deadline, program_name};
+pub(crate) use conversation::{Deadline, program_name};
 pub(crate) use epoch::Epoch;
 pub(crate) use gate::Gate;
 pub(crate) use link::{GoneCallback, Link};

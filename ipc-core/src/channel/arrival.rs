@@ -44,9 +44,9 @@ impl Arrival {
     pub(super) fn open<T>(&self, grants: &[HeldGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
         self.connection.owner.check()?;
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        kill_point!("receiver:opening");
+        kill_point!("receiver:channel-opening");
         let opened = open();
-        kill_point!("receiver:opened");
+        kill_point!("receiver:channel-opened");
         let used = !grants.is_empty() && grants.iter().all(|grant| grant.token().is_none());
         if opened.is_ok() || used {
             self.settle();
@@ -129,7 +129,7 @@ impl Arrival {
 impl Drop for Arrival {
     fn drop(&mut self) {
         if !*self.settled.get_mut() {
-            kill_point!("receiver:discarding");
+            kill_point!("receiver:channel-discarding");
         }
         self.settle();
     }

@@ -134,7 +134,7 @@ impl<'a> ConnectBuilder<'a> {
         own: &Hello,
         deadline: Deadline,
     ) -> Result<Option<Channel>> {
-        kill_point!("connector:connected");
+        kill_point!("connector:channel-connected");
         let credentials = peer_credentials(socket.owned())
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
         if !self.ipc.allow_list().permits(&credentials) {
@@ -150,7 +150,7 @@ impl<'a> ConnectBuilder<'a> {
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
             Err(error) => return Err(Error::io(format!("saying hello to {:?}", self.name), error)),
         }
-        kill_point!("connector:said-hello");
+        kill_point!("connector:channel-said-hello");
         let Some(packet) = answer(&socket, &credentials, deadline)? else { return Ok(None) };
         let peer = match Greeting::decode(&packet.bytes)? {
             Greeting::Hello(peer) => peer,
@@ -171,7 +171,7 @@ impl<'a> ConnectBuilder<'a> {
             ))
         })?;
         let page = WordPage::open(page)?;
-        kill_point!("connector:welcomed");
+        kill_point!("connector:channel-welcomed");
         let agreed = Agreed { own: own.clone(), peer, maps, page, side: Side::Importer };
         let connection = Connection::begin(self.ipc, socket, credentials.pid, agreed)?;
         Ok(Some(Channel::new(connection)))

@@ -156,7 +156,7 @@ impl Listener {
                     return Err(Error::io(format!("accepting a channel at {}", self.address), error));
                 }
             };
-            kill_point!("acceptor:accepted");
+            kill_point!("acceptor:channel-accepted");
             let credentials = socket::peer_credentials(accepted.owned())
                 .map_err(|error| Error::io("asking who connects", error))?;
             if !self.ipc.allow_list().permits(&credentials) {
@@ -219,7 +219,7 @@ impl Listener {
         if sent.is_err() {
             return Ok(None);
         }
-        kill_point!("acceptor:welcomed");
+        kill_point!("acceptor:channel-welcomed");
         let agreed = Agreed { own, peer, maps, page, side: Side::Exporter };
         let connection = Connection::begin(&self.ipc, silent.socket, silent.credentials.pid, agreed)?;
         Ok(Some(Channel::new(connection)))

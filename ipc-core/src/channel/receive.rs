@@ -69,7 +69,7 @@ impl Connection {
                     receiving.messages += 1;
                     let received = self.take(head, bytes)?;
                     self.own_word(Slot::Received).store(receiving.messages, Ordering::Release);
-                    kill_point!("receiver:received");
+                    kill_point!("receiver:channel-received");
                     return Ok(received);
                 }
                 None if closed || receiving.ended => {

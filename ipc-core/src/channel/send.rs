@@ -96,9 +96,9 @@ impl Connection {
         self.check_devices(message, reply)?;
         let mut unsent = Unsent { runtime, connection: self, grants: Vec::new(), ended: Vec::new() };
         let items = self.items(message, &mut unsent)?;
-        kill_point!("sender:granted");
+        kill_point!("sender:channel-granted");
         let ready = self.signal_ready(message, &mut sending)?;
-        kill_point!("sender:signalled");
+        kill_point!("sender:channel-signalled");
         unsent.ended = runtime.imports.take_ended(&self.peer.process, self.id);
         let ended = unsent.ended.iter().take(crate::import::MOST_WAITING).copied().collect();
         // Those beyond are few, and told another time.
@@ -113,7 +113,7 @@ impl Connection {
         self.own_word(Slot::Sent).store(sending.messages, Ordering::Release);
         sending.buffer = outgoing.packet;
         sending.tensors += tensors;
-        kill_point!("sender:sent");
+        kill_point!("sender:channel-sent");
         Ok(())
     }
 
@@ -236,13 +236,13 @@ impl Connection {
     pub(super) fn close(self: &Arc<Self>) {
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
         self.own_word(Slot::Closed).store(1, Ordering::Release);
-        kill_point!("channel:ending");
+        kill_point!("closer:channel-ending");
         self.discard_unread();
         // Wakes an end that waits. Where there is no room it has something to read, and looks at the word before it waits.
         if let Ok(end) = Outgoing::end() {
             let _ = socket::send(self.socket.fd(), &end.packet, &[]);
         }
-        kill_point!("channel:ended");
+        kill_point!("closer:channel-ended");
         if let Some(words) = self.known_words().filter(|words| !words.has_arrived()) {
             runtime.poller.keep_until_arrived(words, Arc::clone(self) as _);
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Census, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent,
-    bundle_of_another, eventually, shared_memory_objects, within,
+    bundle_of_another, eventually, kill_points, shared_memory_objects, within,
 };
-use device_ipc_core::{BundleDescriptor, CHANNEL_KILL_POINTS, ProcessIdentity};
+use device_ipc_core::{BundleDescriptor, ProcessIdentity};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -140,7 +140,7 @@ fn survivor(machine: &str, under: &str) -> (Child, Before) {
 fn others_die(machine: &str) {
     let under = name(if machine == PINNING { "pinning" } else { "revoking" });
     let (mut survivor, before) = survivor(machine, &under);
-    for point in CHANNEL_KILL_POINTS {
+    for point in kill_points("", "channel-") {
         for round in 0..rounds() {
             let what = if round % 2 == 0 { What::Tensor } else { What::Bundle };
             let when = format!("{machine} {point} round {round}, a {what:?}");
@@ -158,7 +158,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
     match role {
         "connector" => {
             victim.tell(&format!("connect {under} c 20000"));
-            if point == "connector:welcomed" {
+            if point == "connector:channel-welcomed" {
                 survivor.ok(&format!("accept {under} c 20000"));
                 return ends(survivor, "PeerGone");
             }
@@ -188,7 +188,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             victim.tell(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             victim.is_killed();
             assert_eq!(survivor.event("gone"), "gone c PeerGone");
-            if point == "sender:sent" {
+            if point == "sender:channel-sent" {
                 assert_eq!(survivor.ok("receive c m 5000"), "5 1");
                 let error = survivor.ask(&what.open("m x"));
                 let gone = |failure: &str| matches!(failure, "ExporterGone" | "PeerGone");
@@ -203,8 +203,8 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             let open = what.open("m x");
             let commands: &[&str] = match point {
-                "receiver:received" => &["receive c m 20000"],
-                "receiver:discarding" => &["receive c m 20000", "discard m"],
+                "receiver:channel-received" => &["receive c m 20000"],
+                "receiver:channel-discarding" => &["receive c m 20000", "discard m"],
                 _ => &["receive c m 20000", &open],
             };
             let (last, first) = commands.split_last().expect("there is one");
@@ -213,7 +213,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             victim.is_killed();
             ends(survivor, "PeerGone");
         }
-        "channel" => {
+        "closer" => {
             connect(survivor, victim, under);
             let sent = what.share(survivor);
             survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
     ASCEND, Answer, CUDA, Census, Child, DEADLINE, DESCRIPTORS, PINNING, REVOKING, agent, eventually,
-    revokes, shared_memory_objects, within,
+    kill_points, revokes, shared_memory_objects, within,
 };
-use device_ipc_core::KILL_POINTS;
 
 /// The survivor's error comes in this time, whatever it waits for.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
@@ -19,15 +18,6 @@ const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 fn rounds() -> usize {
     let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
     rounds.map_or(20, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
-}
-
-fn points_of(side: &str) -> impl Iterator<Item = &'static str> {
-    // Those of copies and of rings are visited in staged.rs and rings.rs.
-    let elsewhere = |point: &str| point.contains(":staging-") || point.contains(":ring-");
-    let is_ours = |point: &&str| point.starts_with(side) && !elsewhere(point);
-    let points: Vec<_> = KILL_POINTS.iter().copied().filter(is_ours).collect();
-    assert!(points.len() > 5, "the points of the {side} are listed by their side");
-    points.into_iter()
 }
 
 /// What the survivor had before the first death.
@@ -90,7 +80,9 @@ fn importers_die(machine: &str) {
     // The first question tries them.
     let timelines = exporter.has_timelines();
     let before = Before::of(&mut exporter);
-    for point in points_of("importer:").filter(|point| timelines || !point.ends_with("timeline")) {
+    for point in
+        kill_points("importer", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
+    {
         for round in 0..rounds() {
             let when = format!("{machine} {point} round {round}");
             importer_dies(point, round, machine, &mut exporter);
@@ -191,7 +183,9 @@ fn exporters_die(machine: &str) {
         importer.ok("warm-up");
     }
     let before = Before::of(&mut importer);
-    for point in points_of("exporter:").filter(|point| timelines || !point.ends_with("timeline")) {
+    for point in
+        kill_points("exporter", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
+    {
         for round in 0..rounds() {
             let when = format!("{machine} {point} round {round}");
             exporter_dies(&when, point, machine, &mut importer);

@@ -6,9 +6,8 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within,
+    Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, within,
 };
-use device_ipc_core::KILL_POINTS;
 
 /// Hosts do the waiting.
 const NO_TIMELINES: &str = "devices=2;timelines=off";
@@ -23,13 +22,6 @@ const SOON: Duration = Duration::from_secs(5);
 fn rounds() -> usize {
     let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
     rounds.map_or(3, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
-}
-
-fn points_of(side: &str) -> Vec<&'static str> {
-    let of_side = |point: &&str| point.starts_with(&format!("{side}:ring-"));
-    let points: Vec<_> = KILL_POINTS.iter().copied().filter(of_side).collect();
-    assert!(points.len() >= 5, "the points of the {side} are listed by their side");
-    points
 }
 
 /// A process that has done once what a driver may do behind work that waits.
@@ -223,7 +215,7 @@ fn readers_die(machine: &str) {
     eventually("the first reader is forgotten", connected - 1, || writer.census().of_kind("socket"));
     eventually("its words are gone", 0, || writer.census().of_kind("device-ipc-words"));
     let before = writer.census();
-    for point in points_of("importer") {
+    for point in kill_points("importer", "ring-") {
         for round in 0..rounds() {
             let when = format!("{machine} {point} round {round}");
             // At the first visit of the point, or later.
@@ -272,7 +264,7 @@ fn writers_die(machine: &str) {
     let before: Vec<_> = readers.iter_mut().map(|reader| reader.census()).collect();
     // Where hosts do the waiting no stream signals.
     let signals = |point: &&str| machine != NO_TIMELINES || !point.ends_with("signalled");
-    for point in points_of("exporter").into_iter().filter(signals) {
+    for point in kill_points("exporter", "ring-").into_iter().filter(signals) {
         for round in 0..rounds() {
             let when = format!("{machine} {point} round {round}");
             let once = point.ends_with("joined") || point.ends_with("closed");

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     ASCEND, Answer, CUDA, Census, Child, Connection, Forged, FromExporter, PINNING, REVOKING, Refusal,
-    ToExporter, agent, eventually, within,
+    ToExporter, agent, eventually, kill_points, within,
 };
-use device_ipc_core::{Descriptor, KILL_POINTS};
+use device_ipc_core::Descriptor;
 
 /// The shortest chunk.
 const CHUNK: u64 = 64 << 10;
@@ -15,13 +15,6 @@ const REGION: u64 = 9 * CHUNK + 5;
 
 /// The survivor's error comes in this time, whatever it waits for.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
-
-fn points_of(side: &str) -> Vec<&'static str> {
-    let staging = |point: &&str| point.starts_with(side) && point.contains(":staging-");
-    let points: Vec<_> = KILL_POINTS.iter().copied().filter(staging).collect();
-    assert!(points.len() >= 2, "the points of the {side} are listed by their side");
-    points
-}
 
 /// An exporter with short chunks, and a region with contents; the sum of these.
 fn exporter(machine: &str, dies_at: Option<&str>) -> (Child, Descriptor, String) {
@@ -89,7 +82,7 @@ fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
             living.ok("drop y");
         }
         let before = settled(&mut exporter);
-        for point in points_of("importer:") {
+        for point in kill_points("importer", "staging-") {
             // At its first visit, and in the middle of the chunks.
             for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
                 let mut importer = agent!(machine, dies_at: Some(&format!("{point}={visit}")));
@@ -115,7 +108,7 @@ fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_t
             importer.ok("drop y");
         }
         let before = settled(&mut importer);
-        for point in points_of("exporter:") {
+        for point in kill_points("exporter", "staging-") {
             for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
                 let when = format!("{machine} {point}={visit}");
                 let (mut dying, descriptor, _) = exporter(machine, Some(&format!("{point}={visit}")));

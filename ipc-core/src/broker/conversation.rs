@@ -20,7 +20,7 @@ const CONNECT_RETRY: Duration = Duration::from_millis(1);
 
 /// A connected socket. Ended connections give [`Error::ExporterGone`].
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(super) struct Conversation {
     server: PeerCredentials,
     /// The exporter's process id for messages to people, in its own pid namespace where that is known.
     pid: u32,
@@ -29,7 +29,7 @@ pub(super) struct Channel {
     epoch: Option<EpochView>,
 }
 
-impl Channel {
+impl Conversation {
     /// Connects; makes sure that the server's user is allowed before anything is sent, and that it is the expected
     /// process, if any, before anything secret is.
     pub(super) fn connect(
@@ -55,14 +55,14 @@ impl Channel {
             return Err(Error::ExporterGone { pid });
         }
         let pid = if pid == 0 { server.pid } else { pid };
-        let mut channel =
+        let mut conversation =
             Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket, epoch: None };
-        let exporter = channel.say_hello(deadline)?;
+        let exporter = conversation.say_hello(deadline)?;
         kill_point!("importer:said-hello");
         if expected.is_some_and(|expected| *expected != exporter) {
-            return Err(channel.ended());
+            return Err(conversation.ended());
         }
-        Ok((channel, exporter))
+        Ok((conversation, exporter))
     }
 
     fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
