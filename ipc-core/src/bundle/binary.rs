@@ -72,7 +72,7 @@ impl BundleDescriptor {
     /// The binary form.
     pub fn to_bytes(&self) -> Vec<u8> {
         let contents = self.contents();
-        let total = encoded_bytes(contents);
+        let total = encoded_bytes(contents, contents.table.tensors());
         let mut bytes = Vec::with_capacity(total);
         bytes.extend_from_slice(head(contents, total).as_bytes());
         bytes.extend_from_slice(contents.backend.as_bytes());
@@ -121,7 +121,7 @@ impl BundleDescriptor {
 }
 
 /// How many bytes the binary form has.
-pub(super) fn encoded_bytes(contents: &Contents) -> usize {
+pub(super) fn encoded_bytes(contents: &Contents, tensors: &[NamedTensor]) -> usize {
     let region = |region: &Vec<_>| size_of::<U32>() + region.len() * size_of::<ExtentEntry>();
     let part = |part: &Part| size_of::<PartHead>() + part.regions.iter().map(region).sum::<usize>();
     let tensor = |tensor: &NamedTensor| size_of::<U32>() + tensor.record_bytes();
@@ -129,7 +129,7 @@ pub(super) fn encoded_bytes(contents: &Contents) -> usize {
         + contents.backend.len()
         + contents.broker.bytes().len()
         + contents.parts.iter().map(part).sum::<usize>()
-        + contents.table.tensors().iter().map(tensor).sum::<usize>()
+        + tensors.iter().map(tensor).sum::<usize>()
         + CHECKSUM_BYTES
 }
 

@@ -46,8 +46,9 @@ struct Draft {
     number: u64,
     access: Access,
     memories: Vec<(Region, Box<dyn Any + Send>)>,
-    /// Each with the memory that it lies in.
-    tensors: Vec<(usize, NamedTensor)>,
+    tensors: Vec<NamedTensor>,
+    /// The memory that each of them lies in.
+    lie_in: Vec<usize>,
     /// Their names.
     names: NameIndex,
 }
@@ -60,6 +61,7 @@ impl<'a> BundleBuilder<'a> {
             access: Access::ReadWrite,
             memories: Vec::new(),
             tensors: Vec::new(),
+            lie_in: Vec::new(),
             names: NameIndex::default(),
         };
         Self { ipc, draft, ready: Vec::new() }
@@ -96,9 +98,8 @@ impl<'a> BundleBuilder<'a> {
         let (region, _) = known.ok_or_else(|| {
             Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another bundle", tensor.name))
         })?;
-        self.draft.check(&tensor, region)?;
-        self.draft.add(memory.index, tensor);
-        Ok(())
+        let fits = self.draft.check(&tensor, region);
+        fits.and_then(|()| self.draft.add(memory.index, tensor))
     }
 
     /// Puts memory in that is one tensor: of this layout, or of the owner's element type and one dimension.
@@ -118,12 +119,12 @@ impl<'a> BundleBuilder<'a> {
             Ok(layout) => NamedTensor { name: Name::from(name.into()), offset: 0, layout },
             Err(error) => return Err(ShareError::new(error, owner)),
         };
-        if let Err(error) = self.draft.check(&tensor, &region) {
-            return Err(ShareError::new(error, owner));
+        let fits = self.draft.check(&tensor, &region);
+        // In the memory that is put in next.
+        match fits.and_then(|()| self.draft.add(self.draft.memories.len(), tensor)) {
+            Ok(()) => Ok(self.memory(owner)),
+            Err(error) => Err(ShareError::new(error, owner)),
         }
-        let memory = self.memory(owner);
-        self.draft.add(memory.index, tensor);
-        Ok(memory)
     }
 
     /// What importers may do with all of it; see [`ShareBuilder::access`](crate::ShareBuilder::access).
@@ -185,17 +186,18 @@ impl<'a> BundleBuilder<'a> {
             exports.push(export);
         }
         let broker = runtime.poller.listen(ipc.socket_directory())?;
-        let (table, regions) = draft.table(&gathered);
+        let regions = draft.regions(&gathered);
         let contents = Contents {
             backend: backend.info().name.to_owned(),
             exporter: runtime.identity,
             broker,
             access: draft.access,
             parts,
-            table,
+            // The draft's, which is given back where anything fails.
+            table: TensorTable::default(),
             regions,
         };
-        let bytes = encoded_bytes(&contents);
+        let bytes = encoded_bytes(&contents, &draft.tensors);
         if bytes > MAX_TABLE_BYTES {
             return Err(DescriptorError::TooLarge { found: bytes }.into());
         }
@@ -237,6 +239,7 @@ impl<'a> BundleBuilder<'a> {
                 allocations,
                 regions: part.ranges(),
                 owner: None,
+                keeps: false,
             },
         })
     }
@@ -257,54 +260,66 @@ impl<'a> BundleBuilder<'a> {
 impl Draft {
     fn check(&self, tensor: &NamedTensor, region: &Region) -> Result<()> {
         check_name(&tensor.name)?;
-        if self.names.find(&tensor.name, |position| &*self.tensors[position as usize].1.name).is_some() {
-            let (name, why) = (tensor.name.to_string(), "another tensor of the bundle is called so");
-            return Err(DescriptorError::TensorName { name, why }.into());
-        }
         if self.tensors.len() >= MAX_TENSORS {
             return Err(Error::InvalidRegion(format!("a bundle has at most {MAX_TENSORS} tensors")));
         }
         Ok(tensor.check_fits(region.range.len)?)
     }
 
-    fn add(&mut self, memory: usize, tensor: NamedTensor) {
-        self.tensors.push((memory, tensor));
-        let last = self.tensors.len() as u32 - 1;
-        self.names.insert(last, |position| &*self.tensors[position as usize].1.name);
+    /// Adds what has been checked, unless its name is another one's.
+    fn add(&mut self, memory: usize, tensor: NamedTensor) -> Result<()> {
+        let position = self.tensors.len() as u32;
+        self.tensors.push(tensor);
+        if self.names.insert(position, |position| &*self.tensors[position as usize].name) {
+            self.lie_in.push(memory);
+            return Ok(());
+        }
+        let name = self.tensors.pop().map(|tensor| tensor.name.to_string()).unwrap_or_default();
+        Err(DescriptorError::TensorName { name, why: "another tensor of the bundle is called so" }.into())
     }
 
-    /// The tensors with their places in the regions, and the region of each, counted through all parts.
-    fn table(&self, gathered: &Gathered) -> (TensorTable, Vec<u32>) {
-        let before =
-            |part: usize| gathered.parts[..part].iter().map(|part| part.regions.len()).sum::<usize>();
-        let before: Vec<usize> = (0..gathered.parts.len()).map(before).collect();
-        let mut regions = Vec::with_capacity(self.tensors.len());
-        let placed = self.tensors.iter().map(|(memory, tensor)| {
+    /// The region of each tensor, counted through all parts.
+    fn regions(&self, gathered: &Gathered) -> Vec<u32> {
+        let mut before = Vec::with_capacity(gathered.parts.len());
+        let mut regions = 0;
+        for part in &gathered.parts {
+            before.push(regions);
+            regions += part.regions.len();
+        }
+        let region = |memory: &usize| {
             let place = gathered.places[*memory];
-            regions.push((before[place.part] + place.region) as u32);
+            (before[place.part] + place.region) as u32
+        };
+        self.lie_in.iter().map(region).collect()
+    }
+
+    /// The tensors with their places in the regions.
+    fn into_table(mut self, gathered: &Gathered) -> TensorTable {
+        for (tensor, memory) in self.tensors.iter_mut().zip(&self.lie_in) {
             // It fits its memory, which fits its region.
-            NamedTensor { offset: place.offset + tensor.offset, ..tensor.clone() }
-        });
-        let placed: Vec<_> = placed.collect();
-        (TensorTable::with_names(placed, self.names.clone()), regions)
+            tensor.offset += gathered.places[*memory].offset;
+        }
+        TensorTable::with_names(self.tensors, self.names)
     }
 
     /// The same error, about the first tensor in that memory.
     fn blame(&self, memory: usize, error: Error) -> Error {
-        match self.tensors.iter().find(|(lies_in, _)| *lies_in == memory) {
-            Some((_, tensor)) => error.of_tensor(&tensor.name),
-            None => error,
-        }
+        self.blame_first(|lies_in| lies_in == memory, error)
     }
 
     /// The same error, about the first tensor in that region of that part.
     fn blame_part(&self, gathered: &Gathered, (part, region): (usize, Option<usize>), error: Error) -> Error {
-        let lies_there = |(memory, _): &&(usize, NamedTensor)| {
-            let place = gathered.places[*memory];
+        let lies_there = |memory: usize| {
+            let place = gathered.places[memory];
             place.part == part && region.is_none_or(|region| place.region == region)
         };
-        match self.tensors.iter().find(lies_there) {
-            Some((_, tensor)) => error.of_tensor(&tensor.name),
+        self.blame_first(lies_there, error)
+    }
+
+    /// The same error, about the first tensor in such memory.
+    fn blame_first(&self, is_it: impl Fn(usize) -> bool, error: Error) -> Error {
+        match self.lie_in.iter().position(|memory| is_it(*memory)) {
+            Some(position) => error.of_tensor(&self.tensors[position].name),
             None => error,
         }
     }
@@ -325,11 +340,13 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn finish(mut self, draft: Draft) -> BundleExport {
+    fn finish(mut self, mut draft: Draft) -> BundleExport {
         let mut owners: Vec<Vec<Box<dyn Any + Send>>> = self.exports.iter().map(|_| Vec::new()).collect();
-        for ((_, owner), place) in draft.memories.into_iter().zip(&self.gathered.places) {
+        for ((_, owner), place) in std::mem::take(&mut draft.memories).into_iter().zip(&self.gathered.places)
+        {
             owners[place.part].push(owner);
         }
+        let table = draft.into_table(&self.gathered);
         let mut published = Vec::with_capacity(owners.len());
         for ((mut export, owners), part) in self.exports.into_iter().zip(owners).zip(&mut self.contents.parts)
         {
@@ -338,6 +355,7 @@ impl Prepared {
             published.push(Published::new(part.export));
             kill_point!("exporter:published");
         }
+        self.contents.table = table;
         tracing::debug!(parts = published.len(), tensors = self.contents.table.len(), "a bundle is shared");
         BundleExport::new(BundleDescriptor::new(self.contents), published)
     }

@@ -6,7 +6,7 @@ use crate::backend::DeviceIpc;
 use crate::descriptor::MAX_EXTENTS;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::export::{check_region, offset_in};
+use crate::export::{check_region, extents_of};
 use crate::interop::Region;
 use crate::runtime::Runtime;
 use std::sync::Arc;
@@ -94,11 +94,7 @@ impl Gathering<'_> {
     }
 
     fn add_allocations(&mut self, memory: &Region) -> Result<()> {
-        if Runtime::get()?.imports.holds(memory.range) {
-            return Err(Error::SharedOn { ptr: memory.range.ptr });
-        }
-        let extents = self.backend.extents_of(memory.range, memory.allocation)?;
-        offset_in(memory.range, &extents)?;
+        let extents = extents_of(Runtime::get()?, self.backend, memory)?;
         let regions = &mut self.parts.last_mut().expect("one was added").regions;
         let overlapped = regions
             .last_mut()

@@ -13,7 +13,9 @@ pub(crate) use guard::{Published, close_all, still_held};
 pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
-pub(crate) use share::{check_backend, check_read_only, check_region, copy_and_wait, offset_in, ready_event};
+pub(crate) use share::{
+    check_backend, check_read_only, check_region, copy_and_wait, extents_of, ready_event,
+};
 pub(crate) use shared::Shared;
 pub(crate) use table::{Bearer, ChannelId};
 pub(crate) use table::{

@@ -11,8 +11,8 @@ use super::exposure::{Exposing, Exposure};
 use super::guard::Export;
 use super::shared::{Allocation, ReadyEvent, Shared};
 use super::table::NewExport;
-use crate::address::DeviceRange;
-use crate::backend::Access;
+use crate::address::{DeviceRange, Extent};
+use crate::backend::{Access, DeviceIpc};
 use crate::broker::Token;
 use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 use crate::error::{Error, Result};
@@ -150,11 +150,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let name = backend.info().name;
         let range = region.range;
         check_region(name, &region)?;
-        if runtime.imports.holds(range) {
-            return Err(Error::SharedOn { ptr: range.ptr });
-        }
         let layout = self.layout()?;
-        let extents = backend.extents_of(range, region.allocation)?;
+        let extents = if self.borrowed {
+            extents_by_driver(runtime, backend, &region)?
+        } else {
+            extents_of(runtime, backend, &region)?
+        };
         let offset = offset_in(range, &extents)?;
         let mut allocations = Vec::with_capacity(extents.len());
         for extent in &extents {
@@ -205,7 +206,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: self.access,
             allow: self.ipc.allow_list().clone(),
             token,
-            shared: Shared { ready, allocations, regions: [range].into(), owner: None },
+            shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
         };
         Ok(Prepared { runtime, descriptor, export, exposure })
     }
@@ -282,6 +283,33 @@ pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// The allocations that memory lies in which its owner keeps: without a question where it is known that they are still those.
+pub(crate) fn extents_of(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<Vec<Extent>> {
+    let kept = runtime.exports.kept_extent(backend, region.range);
+    match kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation)) {
+        Some(extent) => Ok(vec![extent]),
+        None => extents_by_driver(runtime, backend, region),
+    }
+}
+
+fn extents_by_driver(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<Vec<Extent>> {
+    let range = region.range;
+    if runtime.imports.holds(range) {
+        return Err(Error::SharedOn { ptr: range.ptr });
+    }
+    let extents = backend.extents_of(range, region.allocation)?;
+    offset_in(range, &extents)?;
+    Ok(extents)
 }
 
 /// The event that importers wait for, or `None` where the stream has been waited for on the host.
@@ -361,7 +389,7 @@ pub(crate) fn copy_and_wait(
 }
 
 /// The offset of the region in its first allocation, once the backend's answer has been checked.
-pub(crate) fn offset_in(range: DeviceRange, extents: &[crate::address::Extent]) -> Result<u64> {
+pub(crate) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
     let misfit =
         || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
     let first = extents.first().ok_or_else(misfit)?.allocation;

@@ -1,6 +1,7 @@
 //! What an export keeps alive: the owner of the memory, the handles, the event that says when the bytes are written.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::address::{DeviceRange, Extent};
@@ -18,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) regions: Box<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
     pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
+    /// Are the allocations counted as kept?
+    pub(crate) keeps: bool,
 }
 
 /// The event that says when the bytes have been written.
@@ -33,6 +36,8 @@ pub(crate) struct Allocation {
     backend: Arc<dyn DeviceIpc>,
     extent: Extent,
     kind: HandleKindInfo,
+    /// How many exports keep it allocated, by an owner.
+    kept: AtomicUsize,
     /// The handles: one, and further ones where a process may open each on one device only.
     handles: RwLock<Vec<Arc<Exported>>>,
 }
@@ -56,6 +61,7 @@ impl Allocation {
             backend: Arc::clone(backend),
             extent: *extent,
             kind,
+            kept: AtomicUsize::new(0),
             handles: RwLock::new(vec![Arc::new(exported)]),
         })
     }
@@ -71,6 +77,11 @@ impl Allocation {
     /// What is true of the handles.
     pub(crate) fn kind(&self) -> &HandleKindInfo {
         &self.kind
+    }
+
+    /// Where it lies, if an export keeps it allocated. What lies there and is allocated now lies in it, then.
+    pub(super) fn kept_extent(&self) -> Option<Extent> {
+        (self.kept.load(Ordering::Acquire) > 0).then_some(self.extent)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -99,6 +110,27 @@ impl Allocation {
             Arc::clone(&handles[wanted - 1])
         };
         if self.kind.whitelist { self.backend.authorize(&handle, peer) } else { Ok(()) }
+    }
+}
+
+impl Shared {
+    /// From now on, until this is dropped, the owner keeps the allocations.
+    pub(super) fn keep(&mut self) {
+        self.keeps = true;
+        for allocation in &self.allocations {
+            allocation.kept.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Before the owner is dropped.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.keeps {
+            for allocation in &self.allocations {
+                allocation.kept.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
     }
 }
 

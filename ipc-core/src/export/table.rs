@@ -3,19 +3,20 @@
 mod grants;
 mod watching;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::BorrowedMemory;
 use super::shared::{Allocation, AllocationKey, Shared, allocation_key};
-use crate::address::Extent;
+use crate::address::{DevicePtr, DeviceRange, Extent};
 use crate::backend::{Access, DeviceIpc, Lifetime};
 use crate::broker::{
     AllocationId, AllowList, ConnectionId, Epoch, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
     Notice, PeerCredentials, Refusal, Token,
 };
 use crate::descriptor::ExportId;
+use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::lease::{Holder, Holders, LeaseId};
@@ -39,11 +40,20 @@ pub(crate) struct ExportTable {
 struct State {
     exports: HashMap<ExportId, Entry>,
     allocations: HashMap<AllocationKey, Weak<Allocation>>,
+    /// The newest that begins at each address.
+    by_address: BTreeMap<Address, Weak<Allocation>>,
     last_export: u64,
     last_lease: u64,
     last_allocation: u64,
     in_flight: HashMap<ChannelId, InFlight>,
     grant_tokens: Tokens,
+}
+
+/// The backend's instance, the device and the address there.
+type Address = (usize, DeviceOrdinal, DevicePtr);
+
+fn address((backend, range, _): &AllocationKey) -> Address {
+    (*backend, range.device, range.ptr)
 }
 
 /// An export, from its making to the drop of its owner.
@@ -178,17 +188,44 @@ impl ExportTable {
         let unfinished = Unfinished { table: self, key };
         let made = Arc::new(Allocation::export(id, backend, extent)?);
         std::mem::forget(unfinished);
-        self.lock().allocations.insert(key, Arc::downgrade(&made));
+        let mut state = self.lock();
+        state.allocations.insert(key, Arc::downgrade(&made));
+        state.by_address.insert(address(&key), Arc::downgrade(&made));
+        drop(state);
         self.changed.notify_all();
         Ok(made)
     }
 
+    /// The allocation that this memory lies in, where an export keeps it allocated, so that the driver need not be asked.
+    pub(crate) fn kept_extent(&self, backend: &Arc<dyn DeviceIpc>, range: DeviceRange) -> Option<Extent> {
+        let backend = Arc::as_ptr(backend).cast::<()>() as usize;
+        let state = self.lock();
+        let before = ..=(backend, range.device, range.ptr);
+        let ((instance, device, _), allocation) = state.by_address.range(before).next_back()?;
+        if (*instance, *device) != (backend, range.device) {
+            return None;
+        }
+        let allocation = allocation.upgrade()?;
+        // Not under the lock, where this may be the last to let go of it.
+        drop(state);
+        allocation.kept_extent().filter(|extent| extent.allocation.contains(&range))
+    }
+
     pub(super) fn forget_allocation(&self, key: &AllocationKey) {
-        self.lock().allocations.remove(key);
+        let mut state = self.lock();
+        state.allocations.remove(key);
+        // Not another one, which has taken its place.
+        if state.by_address.get(&address(key)).is_some_and(|known| known.strong_count() == 0) {
+            state.by_address.remove(&address(key));
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
-    pub(crate) fn insert(&self, new: NewExport) -> ExportId {
+    pub(crate) fn insert(&self, mut new: NewExport) -> ExportId {
+        if new.borrowed.is_none() {
+            new.shared.keep();
+        }
         let mut state = self.lock();
         state.last_export += 1;
         let id = ExportId(state.last_export);

@@ -151,7 +151,9 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         }
         let value = Arc::new(open()?);
         std::mem::forget(unfinished);
-        self.lock().entries.insert(key.clone(), Entry::Live { value: Arc::clone(&value), holds: 1 });
+        if let Some(entry) = self.lock().entries.get_mut(key) {
+            *entry = Entry::Live { value: Arc::clone(&value), holds: 1 };
+        }
         self.changed.notify_all();
         Ok((value, false))
     }

@@ -99,7 +99,7 @@ impl Exporter {
         let table = ExportTable::default();
         let export = |extent| table.allocation(backend, extent).expect("the backend exports it");
         let allocations = extents.iter().map(export).collect();
-        let shared = Shared { ready: None, allocations, regions: [].into(), owner: None };
+        let shared = Shared { ready: None, allocations, regions: [].into(), owner: None, keeps: false };
         Self { range: extents[0].allocation, shared, buffers: Mutex::default() }
     }
 
@@ -190,6 +190,7 @@ impl Exporter {
                     allocations: self.shared.allocations.clone(),
                     regions: [self.range].into(),
                     owner: None,
+                    keeps: false,
                 },
             });
             assert_eq!(id, ExportId(number));
@@ -444,7 +445,8 @@ mod tests {
     fn every_seed_is_a_conversation_that_goes_as_specified() {
         // The fuzz target has a backend, and so handles in its grants.
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), 4096);
-        let shared = Shared { ready: None, allocations: Vec::new(), regions: [].into(), owner: None };
+        let shared =
+            Shared { ready: None, allocations: Vec::new(), regions: [].into(), owner: None, keeps: false };
         let exporter = Exporter { range, shared, buffers: Mutex::default() };
         for (name, seed) in super::super::request_seeds() {
             eprintln!("{name}");
