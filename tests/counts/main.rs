@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
-use device_ipc::{Channel, Descriptor, Ipc, Message, Ring, RingReader, Stream, counters};
+use device_ipc::{
+    BundleDescriptor, Channel, Descriptor, Dtype, Ipc, Message, Region, Ring, RingReader, Stream,
+    TensorLayout, counters,
+};
 
 use support::{Process, argument, role as role_name};
 
@@ -94,9 +97,9 @@ fn what_an_export_costs() {
     // The poller, the socket and the tables.
     drop(ipc.share(Arc::new(ipc.allocate(0, 4096).expect("memory"))).start().expect("shared"));
     let (first, share) = counted.cost(|| ipc.share(block.clone()).start().expect("shared"));
-    assert_eq!(first, cost(&[("range_of", 1), ("export", 1)], 0, 13), "the first of an allocation");
+    assert_eq!(first, cost(&[("range_of", 1), ("export", 1)], 0, 14), "the first of an allocation");
     let (second, another) = counted.cost(|| ipc.share(block.clone()).start().expect("shared"));
-    assert_eq!(second, cost(&[("range_of", 1)], 0, 8), "another of the same allocation");
+    assert_eq!(second, cost(&[], 0, 9), "another of an allocation that an export keeps");
     let (ended, ()) = counted.cost(|| drop((share, another)));
     assert_eq!(ended.requests, 0);
     // The end of both is a job each.
@@ -113,7 +116,7 @@ fn what_opening_costs() {
     let (first, mapping) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
     assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 35), "the first open of an allocation");
     let (second, other) = counted.cost(|| ipc.open(&exports[1]).at_home().expect("opened"));
-    assert_eq!(second, cost(&[], 1, 16), "another export of an allocation that is open");
+    assert_eq!(second, cost(&[], 1, 17), "another export of an allocation that is open");
     let (again, third) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
     assert_eq!(again, cost(&[], 0, 0), "an export that is open");
     let (released, ()) = counted.cost(|| drop(third));
@@ -151,6 +154,60 @@ fn the_end_of_a_mapping_wakes_nobody_unless_its_lease_ends() {
     // Both are `settle`'s: the close and the flush.
     assert_eq!(ended, (2, 1), "the device is waited for once, before the lease ends");
     process.finish();
+}
+
+#[test]
+fn what_an_export_does_not_keep_is_asked_for_again() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let asked = [("range_of", 1)];
+    let block = ipc.allocate(0, 4096).expect("memory");
+    // Some of the mock's allocations lie in one block.
+    let beside = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let region = Region::new(ipc.backend().info().name, block.range());
+    // SAFETY: the block outlives its exports.
+    let borrow = || unsafe { ipc.share_borrowed(region) }.start().expect("shared");
+    let (_, borrowed) = counted.cost(borrow);
+    let (again, other) = counted.cost(borrow);
+    assert_eq!(again.driver, asked, "the owner may have freed what is only borrowed");
+    drop((borrowed, other));
+    let (first, share) = counted.cost(|| ipc.share(block).start().expect("shared"));
+    assert_eq!(first.driver.first(), asked.first(), "nobody kept it: {first:?}");
+    let (elsewhere, further) = counted.cost(|| ipc.share(beside.clone()).start().expect("shared"));
+    assert_eq!(elsewhere.driver.first(), asked.first(), "another allocation: {elsewhere:?}");
+    drop(further);
+    settle();
+    let (ended, again) = counted.cost(|| ipc.share(beside).start().expect("shared"));
+    assert_eq!(ended.driver.first(), asked.first(), "the export that kept it has ended: {ended:?}");
+    drop((share, again));
+}
+
+/// The names, shapes and strides of a thousand tensors.
+#[test]
+fn what_a_bundle_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let (tensors, block) = (1000_u64, Arc::new(ipc.allocate(0, 64_000).expect("memory")));
+    let names: Vec<String> = (0..tensors).map(|index| format!("layer.{index}.weight")).collect();
+    let make = |names: Vec<String>| {
+        let mut bundle = ipc.bundle();
+        let memory = bundle.memory(block.clone());
+        for (index, name) in names.into_iter().enumerate() {
+            let layout = TensorLayout::contiguous(Dtype::F32, [2, 2, 2, 2]).expect("a layout");
+            bundle.tensor(name, memory, index as u64 * 64, layout).expect("it fits");
+        }
+        bundle.start().expect("shared")
+    };
+    let kept = make(names.clone());
+    let (again, bundle) = counted.cost(|| make(names));
+    assert_eq!((again.driver.len(), again.requests), (0, 0), "the memory is shared already: {again:?}");
+    assert!(again.allocations < 100, "{} allocations for {tensors} tensors", again.allocations);
+    let (written, bytes) = counted.cost(|| bundle.descriptor().to_bytes());
+    assert_eq!(written.allocations, 1, "one buffer");
+    let (read, descriptor) = counted.cost(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
+    assert_eq!(descriptor.len() as u64, tensors);
+    assert!(read.allocations < 40, "{} allocations for {tensors} tensors", read.allocations);
+    drop((kept, bundle));
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl<'a> BundleBuilder<'a> {
         offset_bytes: u64,
         layout: TensorLayout,
     ) -> Result<()> {
-        let tensor = NamedTensor { name: Name::from(name.into()), offset: offset_bytes, layout };
+        let tensor = NamedTensor { name: Name::Own(name.into()), offset: offset_bytes, layout };
         let known =
             (memory.draft == self.draft.number).then(|| self.draft.memories.get(memory.index)).flatten();
         let (region, _) = known.ok_or_else(|| {
@@ -116,7 +116,7 @@ impl<'a> BundleBuilder<'a> {
     ) -> Result<MemoryId, ShareError<O>> {
         let region = owner.region();
         let tensor = match layout.map_or_else(|| layout_of(&region), Ok) {
-            Ok(layout) => NamedTensor { name: Name::from(name.into()), offset: 0, layout },
+            Ok(layout) => NamedTensor { name: Name::Own(name.into()), offset: 0, layout },
             Err(error) => return Err(ShareError::new(error, owner)),
         };
         let fits = self.draft.check(&tensor, &region);

@@ -123,14 +123,11 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
                     *holds += 1;
                     return Ok((Arc::clone(value), true));
                 }
-                Some(Entry::Idle { .. }) => {
-                    let value = state.take_idle(key).expect("it was there just now");
+                Some(Entry::Idle { value, .. }) => {
                     if value.may_be_kept() || value.is_busy() {
-                        let live = Entry::Live { value: Arc::clone(&value), holds: 1 };
-                        state.entries.insert(key.clone(), live);
-                        return Ok((value, true));
+                        return Ok((state.use_again(key).expect("it was there just now"), true));
                     }
-                    break Some(value);
+                    break state.take_idle(key);
                 }
                 Some(Entry::Opening | Entry::Closing) => {
                     let left = deadline.left();
@@ -166,11 +163,7 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
                 *holds += 1;
                 Some(Arc::clone(value))
             }
-            Entry::Idle { value, .. } if value.may_be_kept() && usable(value) => {
-                let value = state.take_idle(key)?;
-                state.entries.insert(key.clone(), Entry::Live { value: Arc::clone(&value), holds: 1 });
-                Some(value)
-            }
+            Entry::Idle { value, .. } if value.may_be_kept() && usable(value) => state.use_again(key),
             _ => None,
         }
     }
@@ -273,11 +266,24 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
+    /// What is in use is so no longer.
     fn put_idle(&mut self, key: &K, value: Arc<V>) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
         self.clock += 1;
         self.idle += 1;
         self.idle_bytes = self.idle_bytes.saturating_add(value.bytes());
-        self.entries.insert(key.clone(), Entry::Idle { value, since: self.clock });
+        *entry = Entry::Idle { value, since: self.clock };
+    }
+
+    /// A first hold on what is idle.
+    fn use_again(&mut self, key: &K) -> Option<Arc<V>> {
+        let entry = self.entries.get_mut(key)?;
+        let Entry::Idle { value, .. } = entry else { return None };
+        let value = Arc::clone(value);
+        *entry = Entry::Live { value: Arc::clone(&value), holds: 1 };
+        self.idle -= 1;
+        self.idle_bytes = self.idle_bytes.saturating_sub(value.bytes());
+        Some(value)
     }
 
     /// Takes an idle thing out of the table.

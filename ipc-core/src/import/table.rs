@@ -73,11 +73,19 @@ impl LeaseKey {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct RangeKey {
     exporter: ProcessIdentity,
     allocations: Vec<AllocationId>,
     on: OnDevice,
+}
+
+/// By what mostly differs: a bundle hashes one for each of its allocations.
+impl Hash for RangeKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.allocations.hash(state);
+        state.write_u64(u64::from(self.exporter.pid) << 32 | u64::from(self.on.device.get()));
+    }
 }
 
 /// Where and how something is open. Two instances of a backend share nothing.

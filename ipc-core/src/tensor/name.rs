@@ -5,25 +5,25 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// The name of a tensor: a piece of a text that other names lie in too. Clones share the text.
+/// The name of a tensor.
 #[derive(Clone)]
-pub(crate) struct Name {
-    text: Arc<str>,
-    start: usize,
-    end: usize,
+pub(crate) enum Name {
+    /// As it was given.
+    Own(String),
+    /// A piece of a text that other names lie in too.
+    Piece { text: Arc<str>, start: u32, end: u32 },
 }
 
 impl Name {
-    /// A piece of a text, which begins and ends between two characters.
+    /// A piece of a text of less than 4 GiB, which begins and ends between two characters.
     pub(super) fn piece(text: &Arc<str>, range: Range<usize>) -> Self {
-        Self { text: Arc::clone(text), start: range.start, end: range.end }
+        Self::Piece { text: Arc::clone(text), start: range.start as u32, end: range.end as u32 }
     }
 }
 
-impl<T: Into<Arc<str>>> From<T> for Name {
+impl<T: Into<String>> From<T> for Name {
     fn from(text: T) -> Self {
-        let text = text.into();
-        Self { start: 0, end: text.len(), text }
+        Self::Own(text.into())
     }
 }
 
@@ -31,7 +31,10 @@ impl Deref for Name {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.text[self.start..self.end]
+        match self {
+            Self::Own(text) => text,
+            Self::Piece { text, start, end } => &text[*start as usize..*end as usize],
+        }
     }
 }
 

@@ -105,7 +105,7 @@ impl NamedTensor {
     }
 }
 
-/// The names of so many tensors, one behind the other; each tensor lies so many bytes behind the last one's end.
+/// The names of so many tensors, one behind the other, in no more bytes than the tensors have; each tensor lies so many bytes behind the last one's end.
 pub(crate) fn read_names(count: usize, between: usize, mut body: &[u8]) -> Result<Arc<str>, DescriptorError> {
     let mut names = String::new();
     for _ in 0..count {

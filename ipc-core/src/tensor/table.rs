@@ -57,7 +57,7 @@ impl TensorTable {
     /// does not fit 64 bits; or that says what a table has at most.
     pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>) -> Result<Self> {
         let named =
-            |(name, offset, layout): (N, _, _)| NamedTensor { name: Name::from(name.into()), offset, layout };
+            |(name, offset, layout): (N, _, _)| NamedTensor { name: Name::Own(name.into()), offset, layout };
         Ok(Self::checked(tensors.into_iter().map(named).collect())?)
     }
 
