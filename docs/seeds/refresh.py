@@ -131,6 +131,8 @@ def main() -> int:
     machines = arguments.machine or ["mock", "ascend"]
     target = Path(os.environ.get("CARGO_TARGET_DIR", PAGES.parent.parent / "target"))
     programs = (arguments.programs or target / "debug").resolve()
+    if not (programs / "device-ipc").is_file():
+        parser.error(f"{programs} holds no device-ipc: build it as said above, or say --programs FOLDER")
     failures = []
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text()
