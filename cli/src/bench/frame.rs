@@ -39,6 +39,8 @@ pub(super) struct Bench {
     pub(super) exports: usize,
     /// What 1000 tensors of 1 MiB lie in.
     pub(super) allocations: usize,
+    /// Bytes of the row 'weights'.
+    pub(super) weights: u64,
     pub(super) row: &'static str,
     pub(super) progress: MultiProgress,
 }

@@ -55,6 +55,9 @@ pub(crate) struct Arguments {
     /// Allocations that the 1000 tensors of 1 MiB of the row 'state-dict' lie in; PyTorch's allocator takes 500 of 2 MiB.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1000))]
     allocations: u32,
+    /// MiB of the row 'weights': 16384 on hardware and 16 elsewhere, unless given.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    weights: Option<u32>,
     /// Write the result as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -116,9 +119,12 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
         }
     }
     let progress = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+    let hardware = ipc.backend().info().name != device_ipc::mock::NAME && !is_simulated();
+    let weights = arguments.weights.unwrap_or(if hardware { 16 << 10 } else { 16 });
     Ok(Bench {
         raw: raw::of(&ipc)?,
-        hardware: ipc.backend().info().name != device_ipc::mock::NAME && !is_simulated(),
+        hardware,
+        weights: u64::from(weights) << 20,
         ipc,
         device,
         other,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::RingDescriptor;
 use super::read_slot::RingReadSlot;
 use super::releases::Releases;
-use super::slots::Slots;
+use super::slots::{Slots, count_host_wait};
 use super::writer::has_no_timelines;
 use crate::backend::{Access, DeviceIpc};
 use crate::device::DeviceOrdinal;
@@ -268,6 +268,10 @@ impl Inner {
     }
 
     fn wait_published(&self, sequence: u64, timeout: Duration) -> Result<()> {
+        if self.is_published(sequence)? {
+            return Ok(());
+        }
+        count_host_wait();
         let begun = Instant::now();
         while !self.is_published(sequence)? {
             let waited = begun.elapsed();

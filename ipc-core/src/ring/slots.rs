@@ -1,6 +1,7 @@
 //! Where the slots of a ring lie.
 
 use crate::address::DeviceRange;
+use crate::runtime::Runtime;
 
 /// A slot begins and ends at a multiple of this many bytes from the ring's begin, so that its elements are as aligned as the
 /// ring's.
@@ -47,6 +48,13 @@ impl Slots {
     /// The sequence whose slot this one takes.
     pub(super) fn takes_the_place_of(&self, sequence: u64) -> Option<u64> {
         sequence.checked_sub(u64::from(self.count))
+    }
+}
+
+/// A host begins to wait for a publication or a release.
+pub(super) fn count_host_wait() {
+    if let Some(runtime) = Runtime::existing() {
+        runtime.metrics.ring_host_waits_total.add(1);
     }
 }
 

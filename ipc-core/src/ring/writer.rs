@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::descriptor::RingDescriptor;
 use super::members::{Member, Members, ReaderPosition, in_words};
-use super::slots::Slots;
+use super::slots::{Slots, count_host_wait};
 use crate::address::DeviceRange;
 use crate::backend::DeviceIpc;
 use crate::broker::Deadline;
@@ -223,7 +223,13 @@ impl Ring {
         let Some(before) = self.slots.takes_the_place_of(self.next) else { return Ok(()) };
         let begun = Instant::now();
         let is_held = |member: &Arc<Member>| member.position().is_some_and(|position| position <= before);
-        while self.known.iter().any(is_held) || (self.waits_on_host() && self.members.told() <= before) {
+        let is_kept =
+            || self.known.iter().any(is_held) || (self.waits_on_host() && self.members.told() <= before);
+        if !is_kept() {
+            return Ok(());
+        }
+        count_host_wait();
+        while is_kept() {
             let waited = begun.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {

@@ -80,6 +80,8 @@ metrics! {
     counter messages_total;
     /// Jobs handed to the library's thread for what may block.
     counter jobs_total;
+    /// Waits of a host for a publication or a release of a ring. Streams that wait do not count.
+    counter ring_host_waits_total;
 }
 
 /// One number.

@@ -37,6 +37,18 @@ pub(in crate::bench) enum Command {
     Footprint { count: usize },
     /// Measures the first look for backends.
     StartUp,
+    /// Joins a ring.
+    JoinRing { descriptor: String },
+    /// Takes and releases so many sequences of the ring: by the host, which spins, or by its stream.
+    RingRounds { rounds: u64, by: Hand },
+    /// The bare counterpart of a spinning host: waits for each value in a page's word, and answers in the other.
+    SpinRounds { page: PathBuf, first: u64, rounds: u64 },
+    /// Copies so many buckets of the ring into memory of its own, by its stream.
+    CopyBuckets { buckets: usize },
+    /// How often a host has waited for a ring.
+    HostWaits,
+    /// Leaves the ring.
+    LeaveRing,
 }
 
 /// Where the words of [`Command::RawRounds`] lie.
@@ -44,6 +56,13 @@ pub(in crate::bench) enum Command {
 pub(in crate::bench) enum Words {
     Host,
     Device,
+}
+
+/// Who takes and releases in [`Command::RingRounds`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::bench) enum Hand {
+    Host,
+    Stream,
 }
 
 /// From the second process.
@@ -55,6 +74,7 @@ pub(in crate::bench) enum Answer {
     Listening { name: String },
     Footprint(Footprint),
     StartUp { nanoseconds: f64 },
+    Waits { count: u64 },
     Failed { why: String },
 }
 

@@ -4,6 +4,7 @@ mod bundles;
 mod echo;
 mod footprint;
 pub(in crate::bench) mod message;
+mod rings;
 mod serve;
 mod words;
 
@@ -86,6 +87,22 @@ impl Remote {
             bail!("the second process does not listen");
         };
         connect(&name)
+    }
+
+    /// Hears that what it was told is done.
+    pub(super) fn done(&mut self) -> Result<()> {
+        match self.hear()? {
+            Answer::Done => Ok(()),
+            other => bail!("the second process answered {other:?}"),
+        }
+    }
+
+    /// How often its host has waited for a ring.
+    pub(super) fn host_waits(&mut self) -> Result<u64> {
+        match self.ask(&Command::HostWaits)? {
+            Answer::Waits { count } => Ok(count),
+            other => bail!("the second process answered {other:?}"),
+        }
     }
 
     /// Waits for its end, which has to be a good one.

@@ -15,6 +15,7 @@ use super::bundles;
 use super::echo::{self, Socket};
 use super::footprint;
 use super::message::{Answer, Command, Words};
+use super::rings::{self, RingMember};
 use super::words::{BACK, Page, THERE};
 use crate::output::line;
 
@@ -53,6 +54,7 @@ struct Server {
     raw_blocks: Vec<(Buffer, RawExport)>,
     /// The address of each page's words for the stream's device.
     pages: HashMap<PathBuf, (Page, u64)>,
+    ring: Option<RingMember>,
 }
 
 impl Server {
@@ -76,6 +78,7 @@ impl Server {
             mappings: Vec::new(),
             raw_blocks: Vec::new(),
             pages: HashMap::new(),
+            ring: None,
         })
     }
 
@@ -131,7 +134,30 @@ impl Server {
                 Ok(Answer::Footprint(footprint::measure(&self.ipc, self.device, *count)?))
             }
             Command::StartUp => bail!("it has started already"),
+            Command::JoinRing { descriptor } => {
+                self.ring = Some(RingMember::join(&self.ipc, descriptor, &self.stream)?);
+                Ok(Answer::Done)
+            }
+            Command::RingRounds { rounds, by } => {
+                self.member()?.take_and_release(*rounds, *by).map(|()| Answer::Done)
+            }
+            Command::SpinRounds { page, first, rounds } => {
+                rings::spin(&Page::open(page)?, *first, *rounds).map(|()| Answer::Done)
+            }
+            Command::CopyBuckets { buckets } => {
+                let ipc = self.ipc.clone();
+                self.member()?.copy_buckets(&ipc, *buckets).map(|()| Answer::Done)
+            }
+            Command::HostWaits => Ok(Answer::Waits { count: device_ipc::counters().ring_host_waits_total }),
+            Command::LeaveRing => {
+                self.ring = None;
+                Ok(Answer::Done)
+            }
         }
+    }
+
+    fn member(&mut self) -> Result<&mut RingMember> {
+        self.ring.as_mut().context("it has joined no ring")
     }
 
     fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Answer> {

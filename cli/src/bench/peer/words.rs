@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
 
 use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -45,6 +46,13 @@ impl Page {
 
     pub(in crate::bench) fn address(&self) -> NonNull<u8> {
         self.address
+    }
+
+    /// A word, for the host.
+    pub(in crate::bench) fn word(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < BYTES as u64, "a word of the page");
+        // SAFETY: inside the page, which stays mapped until the process ends, and aligned; hosts use it atomically.
+        unsafe { AtomicU64::from_ptr(self.address.byte_add(offset as usize).cast().as_ptr()) }
     }
 
     pub(in crate::bench) const fn bytes(&self) -> usize {

@@ -9,6 +9,8 @@ mod many;
 mod open_again;
 mod ready_acknowledge;
 mod state_dict;
+mod ring;
+mod weights;
 
 use super::frame::Row;
 
@@ -23,4 +25,6 @@ pub(super) const ROWS: &[Row] = &[
     footprint::ROW,
     many::ROW,
     state_dict::ROW,
+    ring::ROW,
+    weights::ROW,
 ];
