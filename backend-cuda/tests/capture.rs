@@ -186,6 +186,34 @@ fn what_has_to_happen_now_is_refused_on_the_captured_stream_and_work_becomes_nod
 }
 
 #[test]
+fn a_ring_refuses_a_captured_stream_and_loses_nothing() {
+    let Some((backend, _alone)) = backend() else { return };
+    if !backend.capabilities(ZERO).unwrap().timelines {
+        eprintln!("skipped: the device has no timelines");
+        return;
+    }
+    let raw = Raw::of(&backend);
+    let ipc = Ipc::with_backend(backend.clone());
+    let stream = ipc.create_stream(0).unwrap();
+    let mut ring = ipc.ring(ipc.allocate(0, 4096).unwrap()).slots(1).start().unwrap();
+    let mut reader = ipc.join(ring.descriptor()).on(&stream).unwrap();
+    let refused = |error: &Error| assert!(matches!(error, Error::StreamCapturing { .. }), "{error}");
+    let captured = Captured::new(&raw, NON_BLOCKING);
+    captured.begin(GLOBAL);
+    refused(&reader.next(&captured.borrow()).unwrap_err());
+    refused(&ring.write(&stream).unwrap().publish(&captured.borrow()).unwrap_err());
+    assert_eq!(ring.sequence(), 0, "it has not been published");
+    ring.write(&stream).unwrap().publish(&stream).unwrap();
+    let slot = reader.wait_next(Duration::from_secs(10)).unwrap();
+    refused(&ring.write(&captured.borrow()).map(drop).unwrap_err());
+    let kept = slot.release(&captured.borrow()).unwrap_err();
+    refused(kept.error());
+    kept.into_slot().release(&stream).unwrap();
+    ring.wait_writable(Duration::from_secs(10)).unwrap();
+    assert_eq!(captured.end(), Ok(0), "the capture is intact");
+}
+
+#[test]
 fn words_are_refused_on_the_captured_stream() {
     let Some((backend, _alone)) = backend() else { return };
     if !backend.capabilities(ZERO).unwrap().timelines {

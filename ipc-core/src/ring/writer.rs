@@ -127,7 +127,7 @@ impl Ring {
 
     /// How many readers there are.
     pub fn readers(&self) -> usize {
-        self.members.count()
+        self.watch().count()
     }
 
     /// Waits until there are at least so many readers. What is published before a reader has joined is not for it.

@@ -168,3 +168,44 @@ fn every_fork_finds_the_sockets_of_its_time() {
     drop(importer);
     drop(strays);
 }
+
+/// What the child of a ring's writer says of it.
+const OF_WRITER: &[&str] = &[
+    "child ring-write Forked",
+    "child ring-writable Forked",
+    "child ring-readers Forked",
+    "child ring-close Forked",
+];
+
+/// What the child of a reader that has a slot says.
+const OF_READER: &[&str] = &[
+    "child ring-next Forked",
+    "child ring-wait-next Forked",
+    "child ring-check Forked",
+    "child ring-release-now Forked",
+];
+
+#[test]
+fn children_of_both_sides_of_a_ring_do_nothing_and_the_ring_goes_on() {
+    let mut strays = [Stray::default(), Stray::default()];
+    let (mut writer, mut reader) = (agent!(PINNING), agent!(PINNING));
+    let descriptor = writer.ok("ring 2");
+    reader.ok(&format!("ring-join {descriptor}"));
+    writer.ok("ring-readers 1 10000");
+    writer.ok("ring-publish 1");
+    assert_eq!(reader.ok("ring-next"), "0");
+    let of_ring = |said: Vec<String>| -> Vec<String> {
+        said.into_iter().filter(|line| line.starts_with("child ring-")).collect()
+    };
+    assert_eq!(of_ring(strays[0].forked_by(&mut writer)), OF_WRITER);
+    assert_eq!(of_ring(strays[1].forked_by(&mut reader)), OF_READER);
+    assert_eq!(writer.ok("ring-count"), "1", "the child has not left for its parent");
+    assert_eq!(writer.ok("ring-writable 50"), "", "one slot is free");
+    writer.ok("ring-publish 1");
+    let held = writer.fails("ring-writable 50", "Timeout");
+    assert!(held.contains("sequence 0"), "the child has released nothing: {held}");
+    reader.ok("ring-release");
+    assert_eq!(reader.ok("ring-read 1 10000"), "2");
+    reader.ok("ring-leave");
+    writer.ok("ring-close 10000");
+}

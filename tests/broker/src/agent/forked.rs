@@ -49,6 +49,7 @@ impl Agent {
         told("shutdown", device_ipc_core::shutdown(time));
         told("close-unused", device_ipc_core::close_unused(time));
         self.try_channels_in_the_child(told);
+        self.try_rings_in_the_child(told);
         told("cache", device_ipc_core::set_cache_limits(device_ipc_core::CacheLimits::NONE));
         for (_, export) in std::mem::take(&mut self.exports) {
             told("holders", if export.holders().iter().len() == 0 { Err(Error::Forked) } else { Ok(()) });

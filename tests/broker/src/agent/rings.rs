@@ -162,6 +162,28 @@ impl Agent {
         Ok(String::new())
     }
 
+    /// Tries the guards that the parent has, and drops them.
+    pub(super) fn try_rings_in_the_child(&mut self, told: fn(&str, Result<()>)) {
+        const TIME: Duration = Duration::from_secs(5);
+        let Some(stream) = self.stream.clone() else { return };
+        let Rings { ring, reader, slots } = std::mem::take(&mut self.rings);
+        if let Some(mut ring) = ring {
+            told("ring-write", ring.write(&stream).map(drop));
+            told("ring-writable", ring.wait_writable(TIME));
+            told("ring-readers", ring.wait_readers(1, TIME));
+            told("ring-close", ring.close(TIME));
+        }
+        if let Some(mut reader) = reader {
+            told("ring-next", reader.next(&stream).map(drop));
+            told("ring-wait-next", reader.wait_next(TIME).map(drop));
+        }
+        for slot in slots {
+            told("ring-check", slot.check());
+            let Err(refused) = slot.release(&stream) else { return told("ring-release", Ok(())) };
+            told("ring-release-now", refused.into_slot().release_now().map_err(Error::from));
+        }
+    }
+
     fn writer(&mut self) -> &mut Ring {
         self.rings.ring.as_mut().expect("there is a ring")
     }
