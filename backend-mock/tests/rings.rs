@@ -320,3 +320,27 @@ proptest! {
         holds("devices=1;events=off", slots, &steps);
     }
 }
+
+/// The stream that releases a slot, or publishes one, may be another device's: it is told in its turn.
+#[test]
+fn streams_of_another_device_take_their_turn() {
+    for machine in ["devices=2", "devices=2;timelines=off"] {
+        let ipc = Ipc::with_backend(MockBackend::from_spec(machine).expect("a machine"));
+        let [near, far] = [0, 1].map(|device| ipc.create_stream(device).expect("a stream"));
+        let mut ring = ipc.ring(ipc.allocate(0, SLOT).expect("memory")).slots(1).start().expect("a ring");
+        let mut reader = ipc.join(ring.descriptor()).on(&near).expect("joined");
+        ring.write(&near).expect("a slot").publish(&near).expect("published");
+        let slot = reader.wait_next(PATIENCE).expect("taken");
+        far.delay(Duration::from_millis(600)).expect("submitted");
+        slot.release(&far).expect("released");
+        let early = ring.wait_writable(Duration::from_millis(1));
+        assert!(matches!(early, Err(Error::Timeout { .. })), "{machine}: the far stream is late: {early:?}");
+        ring.wait_writable(PATIENCE).expect("released");
+        far.delay(Duration::from_millis(600)).expect("submitted");
+        ring.write(&near).expect("a slot").publish(&far).expect("published");
+        assert!(reader.try_next().expect("asked").is_none(), "{machine}: the far stream is late");
+        assert_eq!(reader.wait_next(PATIENCE).expect("taken").sequence(), 1, "{machine}");
+        drop(reader);
+        ring.close(PATIENCE).expect("everybody has left");
+    }
+}

@@ -59,8 +59,8 @@ impl RingReadSlot {
         self.is_published().map(drop)
     }
 
-    /// The elements, to be read by work on `stream`: the one that [`RingReader::next`] was given, or one that has been ordered
-    /// behind it.
+    /// The elements, to be read by work on `stream`: the one that [`RingReader::next`](crate::RingReader::next) was given, or
+    /// one that has been ordered behind it.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl RingReadSlot {
     }
 
     /// The tensor of this name in a table of what lies in each slot, which came by any road. Its [`view`](Tensor::view) is for the
-    /// stream that [`RingReader::next`] was given, or one that has been ordered behind it.
+    /// stream that [`RingReader::next`](crate::RingReader::next) was given, or one that has been ordered behind it.
     ///
     /// # Errors
     ///
@@ -102,7 +102,8 @@ impl RingReadSlot {
     /// system, nor allocates.
     ///
     /// The writer hears of it when all older slots are released too. It takes its turn among releases on streams: where
-    /// [`RingReader::waits_on_host`], it is told when the streams have got to the older ones; else they have to have.
+    /// [`RingReader::waits_on_host`](crate::RingReader::waits_on_host), it is told when the streams have got to the older ones;
+    /// else they have to have.
     ///
     /// # Errors
     ///
