@@ -111,6 +111,8 @@ pub(super) struct Connection {
     pub(super) limit: u64,
     pub(super) sending: Gate<Sending>,
     pub(super) receiving: Gate<Receiving>,
+    /// May a receiver look again and again before it sleeps?
+    pub(super) may_spin: AtomicBool,
     side: Side,
     page: Arc<WordPage>,
     /// Made when a stream first has to do with it: pages that devices know are dear.
@@ -143,6 +145,7 @@ impl Connection {
             limit: own.limit.min(peer.limit),
             sending: Gate::new(Sending::default()),
             receiving: Gate::new(Receiving::default()),
+            may_spin: AtomicBool::new(true),
             side,
             page,
             words: Mutex::default(),

@@ -158,6 +158,13 @@ impl Channel {
         }
     }
 
+    /// May [`receive`](Self::receive) spin for some tens of microseconds before it sleeps, while messages come quickly? It may
+    /// unless said otherwise. A thread that is woken by the kernel has the message later, and the processor is free until
+    /// then.
+    pub fn set_spinning(&self, spins: bool) {
+        self.connection.may_spin.store(spins, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// The process at the other end.
     pub fn peer(&self) -> &ProcessIdentity {
         &self.connection.peer.process

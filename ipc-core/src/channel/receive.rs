@@ -93,7 +93,7 @@ impl Connection {
     /// Waits until there is something to be read, or the connection has ended.
     fn wait_for_packet(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
         let begin = Instant::now();
-        let spins = receiving.pace.spins();
+        let spins = self.may_spin.load(Ordering::Relaxed) && receiving.pace.spins();
         // What has been said to be sent and is not there is nothing to spin for.
         if spins && !self.has_sent(receiving) {
             let until = deadline.at.min(begin + SPIN);

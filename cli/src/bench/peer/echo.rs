@@ -1,8 +1,10 @@
 //! Bare sockets: sequenced packets, as the broker's, and nothing else.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
     recv, send, socket_with,
@@ -59,6 +61,17 @@ impl Socket {
         Ok(true)
     }
 
+    /// The same, looking again and again until a packet is there.
+    pub(in crate::bench) fn spin(&self, buffer: &mut [u8]) -> Result<usize> {
+        let begin = Instant::now();
+        loop {
+            match recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => ensure!(begin.elapsed() < PATIENCE, "no packet came"),
+                received => return Ok(received.context("receiving")?.0),
+            }
+        }
+    }
+
     /// There and back. The first four bytes of a request say how many the answer is to have.
     pub(in crate::bench) fn round_trip(&self, request: &[u8], answer: &mut [u8]) -> Result<()> {
         self.send(request)?;
@@ -102,10 +115,10 @@ pub(super) fn serve(what: &str, body: impl FnOnce(Socket) -> Result<()> + Send +
 }
 
 /// Answers with as many bytes as each request asks for.
-pub(super) fn echo(socket: &Socket) -> Result<()> {
+pub(super) fn echo(socket: &Socket, spins: bool) -> Result<()> {
     let (mut buffer, answer) = ([0; 64 * 1024], [0; 64 * 1024]);
     loop {
-        let received = socket.receive(&mut buffer)?;
+        let received = if spins { socket.spin(&mut buffer)? } else { socket.receive(&mut buffer)? };
         if received == 0 {
             return Ok(());
         }
@@ -144,7 +157,7 @@ mod tests {
 
     #[test]
     fn an_echo_answers_with_what_it_was_asked_for() {
-        let name = serve("test", |socket| echo(&socket)).expect("it listens");
+        let name = serve("test", |socket| echo(&socket, false)).expect("it listens");
         let socket = connect(&name).expect("it is there");
         for (there, back) in [(4, 1), (100, 300), (1, 7)] {
             socket.round_trip(&request(there, back), &mut vec![0; back]).expect("it answers");

@@ -17,8 +17,8 @@ pub(in crate::bench) enum Command {
     ForgetRaw,
     /// Ends all exports.
     Unshare,
-    /// Answers on a bare socket from now on.
-    Echo,
+    /// Answers on a bare socket from now on; it spins for what comes, or sleeps.
+    Echo { spins: bool },
     /// Opens what comes over a bare socket from now on, and acknowledges it.
     Receive,
     /// Acknowledges what comes in pieces over a bare socket from now on; opens it before, as a bundle, where `open` says so.
@@ -49,6 +49,11 @@ pub(in crate::bench) enum Command {
     HostWaits,
     /// Leaves the ring.
     LeaveRing,
+    /// Opens what comes over a channel from now on, and acknowledges it.
+    ReceiveByChannel { spins: bool },
+    /// Copies what comes over a channel to memory of its own device and sends that back; what comes is opened, or taken as a
+    /// copy through the host.
+    Transport { staged: bool, bytes: u64 },
 }
 
 /// Where the words of [`Command::RawRounds`] lie.

@@ -1,6 +1,7 @@
 //! The second process of a row: this program again, told what to do line by line.
 
 mod bundles;
+mod channels;
 mod echo;
 mod footprint;
 pub(in crate::bench) mod message;
@@ -9,6 +10,7 @@ mod serve;
 mod words;
 
 pub(in crate::bench) use bundles::{acknowledged, keep};
+pub(in crate::bench) use channels::Transport;
 use echo::connect;
 pub(in crate::bench) use echo::{Socket, request};
 pub(crate) use serve::{Arguments, run};
@@ -103,6 +105,14 @@ impl Remote {
             Answer::Waits { count } => Ok(count),
             other => bail!("the second process answered {other:?}"),
         }
+    }
+
+    /// The name of the channel that the command listens for.
+    pub(super) fn channel(&mut self, command: &Command) -> Result<String> {
+        let Answer::Listening { name } = self.ask(command)? else {
+            bail!("the second process does not listen");
+        };
+        Ok(name)
     }
 
     /// Waits for its end, which has to be a good one.

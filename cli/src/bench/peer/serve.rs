@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{AsStream, Buffer, CacheLimits, Descriptor, Export, Ipc, Mapping, Stream};
+use device_ipc::{AsStream, Buffer, CacheLimits, Channel, Descriptor, Export, Ipc, Mapping, Stream};
 
 use super::super::frame::PATIENCE;
 use super::super::raw::{self, RawExport, RawSide};
 use super::bundles;
+use super::channels;
 use super::echo::{self, Socket};
 use super::footprint;
 use super::message::{Answer, Command, Words};
@@ -97,8 +98,20 @@ impl Server {
                 self.exports.drain(..).try_for_each(|export| export.close(PATIENCE))?;
                 Ok(Answer::Done)
             }
-            Command::Echo => {
-                Ok(Answer::Listening { name: echo::serve("echo", |socket| echo::echo(&socket))? })
+            Command::Echo { spins } => {
+                let spins = *spins;
+                let what = if spins { "spinning-echo" } else { "echo" };
+                Ok(Answer::Listening { name: echo::serve(what, move |socket| echo::echo(&socket, spins))? })
+            }
+            Command::ReceiveByChannel { spins } => {
+                let spins = *spins;
+                let what = if spins { "spinning" } else { "sleeping" };
+                self.listen(what, move |channel| channels::receive(&channel, spins))
+            }
+            Command::Transport { staged, bytes } => {
+                let transport = channels::Transport::new(&self.ipc, self.device, *bytes, *staged)?;
+                let what = if *staged { "staged" } else { "mapped" };
+                self.listen(what, move |channel| transport.serve(&channel))
             }
             Command::Receive => {
                 let ipc = self.ipc.clone();
@@ -158,6 +171,23 @@ impl Server {
 
     fn member(&mut self) -> Result<&mut RingMember> {
         self.ring.as_mut().context("it has joined no ring")
+    }
+
+    /// Listens for a channel, which is served on a thread.
+    fn listen(
+        &self,
+        what: &str,
+        body: impl FnOnce(Channel) -> Result<()> + Send + 'static,
+    ) -> Result<Answer> {
+        let name = format!("bench-{}-{what}", std::process::id());
+        let listener = self.ipc.listen(&name).start()?;
+        std::thread::spawn(move || {
+            let served = listener.accept(PATIENCE).map_err(anyhow::Error::from).and_then(body);
+            if let Err(error) = served {
+                eprintln!("error: the second process no longer answers by its channel: {error:#}");
+            }
+        });
+        Ok(Answer::Listening { name })
     }
 
     fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Answer> {

@@ -53,7 +53,7 @@ fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
     let mut exporter = bench.remote(home)?;
     let trips = exporter.share(1, BYTES, TRIPS + 1)?;
     let mut state = State {
-        socket: exporter.socket(&Command::Echo)?,
+        socket: exporter.socket(&Command::Echo { spins: false })?,
         first: exporter.share(BLOCKS, BYTES, 1)?,
         _open: bench.ipc.open(&trips[TRIPS]).on_device(bench.device)?,
         trips: trips[..TRIPS].to_vec(),

@@ -1,9 +1,10 @@
-//! One tensor handed to another process, which opens it and acknowledges, over a bare Unix socket.
+//! One tensor handed to another process, which opens it and acknowledges: over a bare Unix socket, and through a channel,
+//! whose receiver spins or sleeps as the bare one does.
 
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use device_ipc::{Buffer, Export};
+use device_ipc::{Buffer, Channel, Export, Message};
 
 use super::super::frame::{Bench, PATIENCE, Row, timed};
 use super::super::line::{Line, Subject, Target, Unit};
@@ -27,7 +28,8 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut importer = bench.remote(bench.device)?;
     let block = Arc::new(bench.ipc.allocate(bench.device, BYTES)?);
     let export = bench.ipc.share(Arc::clone(&block)).start()?;
-    let (receiver, echo) = (importer.socket(&Command::Receive)?, importer.socket(&Command::Echo)?);
+    let (receiver, echo) =
+        (importer.socket(&Command::Receive)?, importer.socket(&Command::Echo { spins: false })?);
     let mut state = State { receiver, echo, _importer: importer, block, export };
     let subject = |case: &str| Subject {
         case: case.into(),
@@ -43,7 +45,93 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     drop((state.receiver, state.echo));
     state._importer.finish()?;
     state.export.close(PATIENCE)?;
+    let mut lines = vec![again, new];
+    for spins in [true, false] {
+        lines.extend(through_a_channel(bench, spins)?);
+    }
+    Ok(lines)
+}
+
+/// What a message holds beside the descriptor's bytes, and all of an acknowledgement, as `docs/channel.md` says.
+const HEAD_BYTES: usize = 25;
+const ACKNOWLEDGEMENT_BYTES: usize = 22;
+
+struct ByChannel {
+    channel: Channel,
+    echo: Socket,
+    spins: bool,
+    block: Arc<Buffer>,
+    export: Export,
+}
+
+fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
+    let mut importer = bench.remote(bench.device)?;
+    let name = importer.channel(&Command::ReceiveByChannel { spins })?;
+    let block = Arc::new(bench.ipc.allocate(bench.device, BYTES)?);
+    let mut state = ByChannel {
+        channel: bench.ipc.connect(&name).timeout(PATIENCE).start()?,
+        echo: importer.socket(&Command::Echo { spins })?,
+        spins,
+        export: bench.ipc.share(Arc::clone(&block)).start()?,
+        block,
+    };
+    state.channel.set_spinning(spins);
+    let (both, bare) = if spins { ("both spin", ", spinning") } else { ("both sleep", "") };
+    let subject = |case: String| Subject {
+        case,
+        against: format!("bare socket ping-pong of the same bytes{bare}"),
+        unit: Unit::Nanoseconds,
+        target: Target::times(1.3),
+        needs_hardware: false,
+        note: None,
+    };
+    let again = subject(format!("through a channel, an export that the receiver knows, {both}"));
+    let again = bench.compare(again, &mut state, by_channel_again, raw_of_a_channel)?;
+    let new = subject(format!("through a channel, shared anew each time, {both}"));
+    let new = bench.compare(new, &mut state, |state| by_channel_anew(bench, state), raw_of_a_channel)?;
+    drop((state.channel, state.echo));
+    importer.finish()?;
+    state.export.close(PATIENCE)?;
     Ok(vec![again, new])
+}
+
+fn send(channel: &Channel, export: &Export) -> Result<()> {
+    channel.send(Message::new().tensor(export), PATIENCE)?;
+    channel.receive(PATIENCE)?;
+    Ok(())
+}
+
+fn by_channel_again(state: &mut ByChannel) -> Result<f64> {
+    timed(CALLS, |_| send(&state.channel, &state.export))
+}
+
+fn by_channel_anew(bench: &Bench, state: &mut ByChannel) -> Result<f64> {
+    let mut exports = Vec::with_capacity(CALLS);
+    let took = timed(CALLS, |_| {
+        let export = bench.ipc.share(Arc::clone(&state.block)).start()?;
+        send(&state.channel, &export)?;
+        exports.push(export);
+        Ok(())
+    })?;
+    for export in exports {
+        export.close(PATIENCE)?;
+    }
+    Ok(took)
+}
+
+fn raw_of_a_channel(state: &mut ByChannel) -> Result<Option<f64>> {
+    let bytes = state.export.descriptor().to_bytes().len() + HEAD_BYTES;
+    let request = request(bytes, ACKNOWLEDGEMENT_BYTES);
+    let mut answer = [0; ACKNOWLEDGEMENT_BYTES];
+    timed(CALLS, |_| {
+        if !state.spins {
+            return state.echo.round_trip(&request, &mut answer);
+        }
+        state.echo.send(&request)?;
+        ensure!(state.echo.spin(&mut answer)? == answer.len(), "an answer was cut");
+        Ok(())
+    })
+    .map(Some)
 }
 
 fn hand_over(socket: &Socket, export: &Export) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The rows of the table, a file each.
 
 mod copy_peer;
+mod device_map;
 mod export;
 mod first_open;
 mod footprint;
@@ -22,6 +23,7 @@ pub(super) const ROWS: &[Row] = &[
     hand_over::ROW,
     ready_acknowledge::ROW,
     copy_peer::ROW,
+    device_map::ROW,
     footprint::ROW,
     many::ROW,
     state_dict::ROW,
