@@ -13,7 +13,7 @@ impl Agent {
     /// first two thirds of the allocations, and `b` in the last two thirds.
     pub(super) fn share_bundle(&mut self, words: &Words<'_>) -> Result<String> {
         let (count, bytes) = (words.number(1) as u64, words.number(2) as u64);
-        let devices = words.number_of("devices").unwrap_or(1) as u64;
+        let devices = words.number_of("devices").unwrap_or(1);
         let ipc = self.ipc().clone();
         let mut buffers: Vec<_> =
             (0..count).map(|index| ipc.allocate((index % devices) as u32, bytes)).collect::<Result<_>>()?;
