@@ -48,7 +48,10 @@ pub(super) struct Head<'a> {
 }
 
 /// A part of a message.
-#[expect(clippy::large_enum_variant, reason = "nearly all of them are tensors, and a box costs an allocation")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are tensors, and a box costs an allocation"
+)]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Item<'a> {
     /// A region, by its descriptor; with a grant where the sender is the exporter.
