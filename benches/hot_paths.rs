@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use device_ipc::mock::MockBackend;
-use device_ipc::{Buffer, Descriptor, Ipc, Mapping};
+use device_ipc::{Buffer, BundleDescriptor, BundleExport, Descriptor, Dtype, Ipc, Mapping, TensorLayout};
 use divan::Bencher;
 
 /// Has this program be the exporter of its own measurements.
@@ -99,6 +99,46 @@ fn descriptor_to_text(bencher: Bencher<'_, '_>) {
 fn descriptor_from_text(bencher: Bencher<'_, '_>) {
     let text = descriptor().to_string();
     bencher.bench(|| text.parse::<Descriptor>().expect("it is read back"));
+}
+
+/// Tensors of a bundle, in one allocation.
+const TENSORS: [u64; 2] = [1000, 10_000];
+
+/// A bundle of so many tensors of 64 bytes, made anew.
+fn bundle(tensors: u64) -> BundleExport {
+    let mut bundle = ipc().bundle();
+    let memory = bundle.memory(Arc::clone(block()));
+    for index in 0..tensors {
+        let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
+        bundle.tensor(format!("layer.{index}.weight"), memory, index * 64, layout).expect("it fits");
+    }
+    bundle.start().expect("shared")
+}
+
+#[divan::bench(args = TENSORS)]
+fn bundle_share(bencher: Bencher<'_, '_>, tensors: u64) {
+    let first = bundle(1);
+    bencher.bench(|| bundle(tensors));
+    drop(first);
+}
+
+#[divan::bench(args = TENSORS)]
+fn bundle_to_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
+    let bundle = bundle(tensors);
+    bencher.bench(|| bundle.descriptor().to_bytes());
+}
+
+#[divan::bench(args = TENSORS)]
+fn bundle_from_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
+    let bytes = bundle(tensors).descriptor().to_bytes();
+    bencher.bench(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
+}
+
+#[divan::bench(args = TENSORS)]
+fn bundle_every_tensor(bencher: Bencher<'_, '_>, tensors: u64) {
+    let bundle = bundle(tensors);
+    let mapping = ipc().open_bundle(bundle.descriptor()).at_home().expect("opened");
+    bencher.bench(|| mapping.iter().map(|(_, tensor)| tensor.range().len).sum::<u64>());
 }
 
 /// The exporter: prints a descriptor, and serves until its input ends.

@@ -40,15 +40,15 @@ pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
     Ok(())
 }
 
-/// Closes all memory of others that nobody uses, and returns when that has been done.
+/// Closes all memory of others that nobody uses, and returns when that has been done: also what was released on streams
+/// before, once they have got there.
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`] where the driver takes longer; it goes on. [`Error::Forked`].
+/// [`Error::Timeout`] where a stream or the driver takes longer; it goes on. [`Error::Forked`].
 pub fn close_unused(timeout: Duration) -> Result<()> {
     let Some(runtime) = running()? else { return Ok(()) };
-    runtime.worker.submit(|| runtime.imports.close_all_idle());
-    flushed(runtime, Deadline::after(timeout))
+    closed(runtime, Deadline::after(timeout))
 }
 
 /// Closes everything of one exporter that is open here, also what mappings still name, and returns how many of these
@@ -83,7 +83,7 @@ pub fn shutdown(timeout: Duration) -> Result<()> {
     runtime.worker.submit(|| runtime.imports.close_all_idle());
     let waited = runtime.exports.wait_all_retired(deadline.at);
     waited.map_err(|holders| still_held(timeout, holders))?;
-    flushed(runtime, deadline)
+    closed(runtime, deadline)
 }
 
 fn running() -> Result<Option<&'static Runtime>> {
@@ -95,8 +95,8 @@ fn running() -> Result<Option<&'static Runtime>> {
     }
 }
 
-fn flushed(runtime: &Runtime, deadline: Deadline) -> Result<()> {
-    if runtime.worker.flush(deadline.left()) {
+fn closed(runtime: &'static Runtime, deadline: Deadline) -> Result<()> {
+    if runtime.worker.run_behind(|| runtime.imports.close_all_idle(), deadline.left()) {
         return Ok(());
     }
     Err(deadline.passed("the closing of memory by the driver", "; a stream may still be using it"))

@@ -91,6 +91,15 @@ impl World {
         self.cache.release(&key, held, |thing| self.close(thing));
     }
 
+    /// As the end of a mapping does it: what has to be closed is left to another thread, here the same one.
+    fn let_go(&self, held: Arc<Thing>) {
+        let key = held.key;
+        assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
+        if let Err(last) = self.cache.let_go(&key, held) {
+            self.release(last);
+        }
+    }
+
     fn use_once(&self, key: Key) {
         let held = self.acquire(key);
         self.release(held);
@@ -145,6 +154,17 @@ fn use_it(world: &World) {
     world.use_once(0);
 }
 
+fn use_it_and_let_go(world: &World) {
+    let held = world.acquire(0);
+    world.let_go(held);
+}
+
+fn revoke_it_and_let_go(world: &World) {
+    let held = world.acquire(0);
+    world.revoke(&held);
+    world.let_go(held);
+}
+
 fn use_it_twice(world: &World) {
     world.use_once(0);
     world.use_once(0);
@@ -196,6 +216,19 @@ fn one_that_is_revoked_in_use_is_closed_by_the_last() {
 #[test]
 fn one_that_is_revoked_while_idle_is_closed_once() {
     model(limits(1), 1, &[use_and_revoke_afterwards, use_it_twice]);
+}
+
+#[test]
+fn one_that_is_let_go_of_while_it_is_revoked_is_closed_once() {
+    model(limits(1), 1, &[use_and_revoke, use_it_and_let_go]);
+    model(limits(1), 1, &[revoke_it_and_let_go, use_it_and_let_go]);
+    model(limits(1), 1, &[use_it_and_let_go, use_and_revoke_afterwards]);
+}
+
+#[test]
+fn what_is_let_go_of_keeps_the_limits() {
+    model(limits(0), 0, &[use_it_and_let_go, use_it, close_what_is_idle]);
+    model(limits(1), 0, &[keep_nothing_from_now_on, use_it_and_let_go, use_the_other]);
 }
 
 #[test]

@@ -33,7 +33,8 @@ enum Task {
 }
 
 struct Waiting {
-    reached: Box<dyn FnMut() -> Result<bool> + Send>,
+    /// `None`: until all that were submitted before are over.
+    reached: Option<Box<dyn FnMut() -> Result<bool> + Send>>,
     job: Job,
     since: Instant,
     warned: bool,
@@ -57,8 +58,22 @@ impl Worker {
         reached: impl FnMut() -> Result<bool> + Send + 'static,
         job: impl FnOnce() + Send + 'static,
     ) {
-        let (reached, job) = (Box::new(reached), Box::new(job));
-        self.send(Task::When(Waiting { reached, job, since: Instant::now(), warned: false }));
+        let (reached, job): (Box<dyn FnMut() -> Result<bool> + Send>, Job) =
+            (Box::new(reached), Box::new(job));
+        self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
+    }
+
+    /// Has a job run behind everything that was submitted before, that which waits for events included, and waits for it.
+    /// False when the time was over first; it is run all the same.
+    pub(crate) fn run_behind(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
+        let (done, finished) = channel();
+        let job: Job = Box::new(move || {
+            job();
+            // Nobody listens once the time is over.
+            let _ = done.send(());
+        });
+        self.send(Task::When(Waiting { reached: None, job, since: Instant::now(), warned: false }));
+        finished.recv_timeout(timeout).is_ok()
     }
 
     /// Waits until everything that was submitted before has been run. False when the time was over first.
@@ -99,7 +114,7 @@ impl Task {
         match self {
             Self::Now(job) => run(job),
             Self::When(mut waiting) => {
-                while !waiting.is_over() {
+                while waiting.reached.is_some() && !waiting.is_over() {
                     std::thread::sleep(SELDOM);
                 }
                 waiting.finish();
@@ -111,6 +126,7 @@ impl Task {
 impl Waiting {
     /// Has the event been reached, or can that never be told?
     fn is_over(&mut self) -> bool {
+        let Some(reached) = &mut self.reached else { return false };
         if !self.warned && self.since.elapsed() > PATIENCE {
             self.warned = true;
             tracing::warn!(
@@ -118,7 +134,7 @@ impl Waiting {
                 "a stream that work waits for has not got there yet; memory that was released on it stays open"
             );
         }
-        match (self.reached)() {
+        match reached() {
             Ok(reached) => reached,
             Err(error) => {
                 tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
@@ -154,6 +170,9 @@ fn work(tasks: &Receiver<Task>) {
         }
         for over in waiting.extract_if(.., Waiting::is_over) {
             over.finish();
+        }
+        while waiting.first().is_some_and(|first| first.reached.is_none()) {
+            waiting.remove(0).finish();
         }
     }
 }
@@ -232,6 +251,21 @@ mod tests {
         assert!(receiver.try_recv().is_err());
         flag.store(true, Ordering::SeqCst);
         assert_eq!(receiver.recv().unwrap(), "late");
+    }
+
+    #[test]
+    fn what_is_to_run_behind_the_others_waits_for_their_events() {
+        let worker = Worker::default();
+        let flag = Arc::new(AtomicBool::new(false));
+        let ran = Arc::new(AtomicBool::new(false));
+        assert!(worker.run_behind(|| {}, Duration::from_secs(10)), "there is nothing before it");
+        let late = Arc::clone(&ran);
+        worker.submit_when(Box::new(Flag(Arc::clone(&flag))), move || late.store(true, Ordering::SeqCst));
+        assert!(!worker.run_behind(|| {}, Duration::from_millis(10)), "the event has not been reached");
+        flag.store(true, Ordering::SeqCst);
+        let seen = Arc::clone(&ran);
+        let behind = move || assert!(seen.load(Ordering::SeqCst), "it was to run behind the other");
+        assert!(worker.run_behind(behind, Duration::from_secs(10)));
     }
 
     #[test]
