@@ -9,8 +9,8 @@ mod hand_over;
 mod many;
 mod open_again;
 mod ready_acknowledge;
-mod state_dict;
 mod ring;
+mod state_dict;
 mod weights;
 
 use super::frame::Row;

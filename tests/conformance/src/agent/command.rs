@@ -246,7 +246,7 @@ pub enum Answer {
     /// Devices.
     Devices(Vec<DeviceIdentity>),
     /// A descriptor.
-    Descriptor(Descriptor),
+    Descriptor(Box<Descriptor>),
     /// A mapping.
     Mapping(Mapped),
     /// Bytes.

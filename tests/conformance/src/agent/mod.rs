@@ -307,7 +307,7 @@ pub fn bundle(answer: Answer) -> Result<BundleDescriptor, Stop> {
 #[track_caller]
 pub fn descriptor(answer: Answer) -> Result<Descriptor, Stop> {
     match answer {
-        Answer::Descriptor(descriptor) => Ok(descriptor),
+        Answer::Descriptor(descriptor) => Ok(*descriptor),
         other => wrong(&other),
     }
 }

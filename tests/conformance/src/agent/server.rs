@@ -121,7 +121,7 @@ impl<'a> Server<'a> {
                 Ok(taken(&mut self.mappings, &name).release(&stream).map(done)?)
             }
             Command::Forward { name } => {
-                Ok(Answer::Descriptor(named(&self.mappings, &name).descriptor().clone()))
+                Ok(Answer::Descriptor(Box::new(named(&self.mappings, &name).descriptor().clone())))
             }
             Command::PeerId { device } => {
                 Ok(Answer::Bytes(self.context.backend().local_peer_id(DeviceOrdinal::new(device))?))
@@ -325,7 +325,7 @@ impl<'a> Server<'a> {
         };
         let descriptor = export.descriptor().clone();
         self.exports.insert(name, export);
-        Ok(Answer::Descriptor(descriptor))
+        Ok(Answer::Descriptor(Box::new(descriptor)))
     }
 
     fn start_share(

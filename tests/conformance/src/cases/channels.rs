@@ -745,7 +745,7 @@ fn bundle(
         dropped.push(gone);
         for half in 0..2 {
             let layout = TensorLayout::contiguous(Dtype::U8, [BYTES as u64])?;
-            bundle.tensor(&format!("t{}", 2 * index + half), memory, (half * BYTES) as u64, layout)?;
+            bundle.tensor(format!("t{}", 2 * index + half), memory, (half * BYTES) as u64, layout)?;
         }
     }
     Ok((bundle.start()?, dropped))
