@@ -46,7 +46,7 @@ fn needs_no_device(name: &str) -> bool {
     match name.split_once("--") {
         Some(("device-ipc-broker-tests", test)) => !OF_THE_BROKER.contains(&test),
         Some(("device-ipc-cli", test)) => !["cuda", "program"].contains(&test),
-        Some((_, test)) => ["counts", "unit"].contains(&test),
+        Some((_, test)) => ["counts", "examples", "snippets", "unit"].contains(&test),
         None => false,
     }
 }
