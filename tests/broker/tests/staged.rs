@@ -42,17 +42,31 @@ fn rest(child: &mut Child) -> (u64, u64, u64, Census) {
     (child.counter("leases"), child.counter("staging_bytes"), child.allocated(), census)
 }
 
-/// What a process has once the copies before have been taken down on its side too.
+/// The machines of these that are here: Ascend's is a library that a bundle for a machine with GPUs does not hold.
+fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'static str> {
+    machines.into_iter().filter(|machine| {
+        let here = *machine != ASCEND || device_ipc_sim_ascendcl::library().is_ok();
+        if !here {
+            println!("skipped: {machine}: its simulator was not built beside the tests");
+        }
+        here
+    })
+}
+
+/// What a process has once the copies before have been taken down on its side too: nothing of theirs is left, and nothing
+/// changes any longer.
 fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
-    eventually("memory of copies that are over", 0, || {
-        rest(child).3.of_kind("/memfd:device-ipc-staging (deleted)")
+    let mut last = rest(child);
+    eventually("a process at rest", true, || {
+        let before = std::mem::replace(&mut last, rest(child));
+        last == before && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
     });
-    rest(child)
+    last
 }
 
 #[test]
 fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
-    for machine in [PINNING, REVOKING, CUDA, ASCEND] {
+    for machine in built([PINNING, REVOKING, CUDA, ASCEND]) {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut importer = agent!(machine);
         let copy = |importer: &mut Child| {
@@ -74,20 +88,25 @@ fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
 
 #[test]
 fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
-    for machine in [PINNING, CUDA, ASCEND] {
+    for machine in built([PINNING, CUDA, ASCEND]) {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut living = agent!(machine);
         for _ in 0..2 {
             living.ok(&format!("copy y {descriptor}"));
             living.ok("drop y");
         }
+        let die = |point: &str| {
+            let mut importer = agent!(machine, dies_at: Some(point));
+            importer.tell(&format!("copy y {descriptor}"));
+            importer.is_killed();
+        };
+        // A driver keeps some of what it makes for the first copy that begins while another is taken down.
+        die("importer:staging-begun=1");
         let before = settled(&mut exporter);
         for point in kill_points("importer", "staging-") {
             // At its first visit, and in the middle of the chunks.
             for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
-                let mut importer = agent!(machine, dies_at: Some(&format!("{point}={visit}")));
-                importer.tell(&format!("copy y {descriptor}"));
-                importer.is_killed();
+                die(&format!("{point}={visit}"));
                 let when = format!("{machine} {point}={visit}");
                 eventually(&when, before.clone(), || rest(&mut exporter));
             }
@@ -99,7 +118,7 @@ fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
 
 #[test]
 fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_the_importer() {
-    for machine in [PINNING, CUDA, ASCEND] {
+    for machine in built([PINNING, CUDA, ASCEND]) {
         let mut importer = agent!(machine);
         let (mut living, descriptor, sum) = exporter(machine, None);
         for _ in 0..2 {
@@ -107,16 +126,21 @@ fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_t
             importer.ok("sum y");
             importer.ok("drop y");
         }
+        let die = |importer: &mut Child, point: &str| {
+            let (mut dying, descriptor, _) = exporter(machine, Some(point));
+            within(ERROR_DEADLINE, &format!("{machine} {point}"), || {
+                importer.fails(&format!("copy y {descriptor} timeout=60000"), "ExporterGone");
+            });
+            dying.is_killed();
+        };
+        // As above.
+        die(&mut importer, "exporter:staging-chunk=1");
         let before = settled(&mut importer);
         for point in kill_points("exporter", "staging-") {
             for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
-                let when = format!("{machine} {point}={visit}");
-                let (mut dying, descriptor, _) = exporter(machine, Some(&format!("{point}={visit}")));
-                within(ERROR_DEADLINE, &when, || {
-                    importer.fails(&format!("copy y {descriptor} timeout=60000"), "ExporterGone");
-                });
-                dying.is_killed();
-                eventually(&when, before.clone(), || rest(&mut importer));
+                let point = format!("{point}={visit}");
+                die(&mut importer, &point);
+                eventually(&format!("{machine} {point}"), before.clone(), || rest(&mut importer));
             }
         }
         importer.ok(&format!("copy y {descriptor}"));
