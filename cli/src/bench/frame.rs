@@ -41,6 +41,10 @@ pub(super) struct Bench {
     pub(super) allocations: usize,
     /// Bytes of the row 'weights'.
     pub(super) weights: u64,
+    /// What they are handed over in.
+    pub(super) buckets: usize,
+    /// Of the ring that they go through.
+    pub(super) slots: u32,
     pub(super) row: &'static str,
     pub(super) progress: MultiProgress,
 }

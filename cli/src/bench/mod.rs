@@ -58,6 +58,12 @@ pub(crate) struct Arguments {
     /// MiB of the row 'weights': 16384 on hardware and 16 elsewhere, unless given.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     weights: Option<u32>,
+    /// Buckets that the row 'weights' hands them over in: more of them, and the stream's queue may hold the host.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
+    buckets: u32,
+    /// Slots of the ring of the row 'weights', each of a bucket's size.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    slots: u32,
     /// Write the result as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -125,6 +131,8 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
         raw: raw::of(&ipc)?,
         hardware,
         weights: u64::from(weights) << 20,
+        buckets: arguments.buckets as usize,
+        slots: arguments.slots,
         ipc,
         device,
         other,

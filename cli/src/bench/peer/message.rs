@@ -45,6 +45,9 @@ pub(in crate::bench) enum Command {
     SpinRounds { page: PathBuf, first: u64, rounds: u64 },
     /// Copies so many buckets of the ring into memory of its own, by its stream.
     CopyBuckets { buckets: usize },
+    /// Copies so many buckets from one of its own to the next, by its stream, whatever others do. They are those of
+    /// [`CopyBuckets`](Self::CopyBuckets).
+    CopyOwnBuckets { buckets: usize },
     /// How often a host has waited for a ring.
     HostWaits,
     /// Leaves the ring.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use device_ipc::{Buffer, Ipc, RingReader, Stream};
 
 use super::super::frame::PATIENCE;
@@ -47,6 +47,17 @@ impl RingMember {
             let mut copy = self.copies[bucket].view_mut::<u8>(&self.stream)?;
             copy.copy_from_device(&slot.view::<u8, _>(&self.stream)?)?;
             slot.release(&self.stream).map_err(device_ipc::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// What [`copy_buckets`](Self::copy_buckets) copied is copied on, without the ring.
+    pub(super) fn copy_own_buckets(&mut self, buckets: usize) -> Result<()> {
+        ensure!(self.copies.len() > 1, "no two buckets have been copied before");
+        for bucket in 0..buckets {
+            let (from, to) = (bucket % self.copies.len(), (bucket + 1) % self.copies.len());
+            let mut copy = self.copies[to].view_mut::<u8>(&self.stream)?;
+            copy.copy_from_device(&self.copies[from].view::<u8>(&self.stream)?)?;
         }
         Ok(())
     }

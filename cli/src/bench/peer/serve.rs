@@ -161,6 +161,9 @@ impl Server {
                 let ipc = self.ipc.clone();
                 self.member()?.copy_buckets(&ipc, *buckets).map(|()| Answer::Done)
             }
+            Command::CopyOwnBuckets { buckets } => {
+                self.member()?.copy_own_buckets(*buckets).map(|()| Answer::Done)
+            }
             Command::HostWaits => Ok(Answer::Waits { count: device_ipc::counters().ring_host_waits_total }),
             Command::LeaveRing => {
                 self.ring = None;

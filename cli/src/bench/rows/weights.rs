@@ -18,11 +18,6 @@ pub(super) const ROW: Row = Row {
 
 const READERS: usize = 2;
 
-/// So few that a stream's queue holds all that is submitted for them, and nobody waits to submit.
-const BUCKETS: usize = 16;
-
-const SLOTS: u32 = 2;
-
 struct State {
     readers: Vec<Remote>,
     ring: Ring,
@@ -36,13 +31,13 @@ struct State {
 }
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
-    let bucket = (bench.weights / BUCKETS as u64).next_multiple_of(256);
+    let bucket = (bench.weights / bench.buckets as u64).next_multiple_of(256);
     let mut state = State {
         readers: (0..READERS).map(|_| bench.remote(bench.device)).collect::<Result<_>>()?,
         ring: bench
             .ipc
-            .ring(bench.ipc.allocate(bench.device, bucket * u64::from(SLOTS))?)
-            .slots(SLOTS)
+            .ring(bench.ipc.allocate(bench.device, bucket * u64::from(bench.slots))?)
+            .slots(bench.slots)
             .start()?,
         stream: bench.ipc.create_stream(bench.device)?,
         weights: buckets(bench, bucket)?,
@@ -53,16 +48,22 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         reader.order(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
     }
     state.ring.wait_readers(READERS, PATIENCE)?;
-    let case = format!("{} MiB in {BUCKETS} buckets", bench.weights >> 20);
-    let subject = Subject {
-        case: case.clone(),
-        against: "the same copies from device to device, once, by one stream in one process".into(),
+    let case = format!("{} MiB in {} buckets, {} slots", bench.weights >> 20, bench.buckets, bench.slots);
+    let subject = |case: String, against: &str| Subject {
+        case,
+        against: against.into(),
         unit: Unit::BytesPerSecond,
         target: Target::Speed { least: 0.95 },
         needs_hardware: true,
         note: Some("bytes copied: ours into the ring once, and out of it by each of the two readers"),
     };
-    let bandwidth = bench.compare(subject, &mut state, ours, raw)?;
+    let alone = "the same copies from device to device, once, by one stream in one process";
+    let alone = bench.compare(subject(case.clone(), alone), &mut state, ours, raw)?;
+    let at_once = subject(
+        format!("{case}, beside three processes"),
+        "as many copies by each of three processes at once, in no order",
+    );
+    let at_once = bench.compare(at_once, &mut state, ours, |state| in_no_order(state).map(Some))?;
     let waits = Subject {
         case: format!("{case}, waits of a host for the ring, of all three processes"),
         against: String::new(),
@@ -74,11 +75,11 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let steady = state.host_waits.split_off(state.host_waits.len().min(1));
     let waits = bench.figure(waits, &steady);
     finish(state)?;
-    Ok(vec![bandwidth, waits])
+    Ok(vec![alone, at_once, waits])
 }
 
 fn buckets(bench: &Bench, bytes: u64) -> Result<Vec<Buffer>> {
-    (0..BUCKETS).map(|_| Ok(bench.ipc.allocate(bench.device, bytes)?)).collect()
+    (0..bench.buckets).map(|_| Ok(bench.ipc.allocate(bench.device, bytes)?)).collect()
 }
 
 fn finish(state: State) -> Result<()> {
@@ -95,7 +96,7 @@ fn ours(state: &mut State) -> Result<f64> {
     let waited = host_waits(state)?;
     for reader in &mut state.readers {
         // Hosts that wait do so while this one publishes.
-        reader.tell(&Command::CopyBuckets { buckets: BUCKETS })?;
+        reader.tell(&Command::CopyBuckets { buckets: state.weights.len() })?;
     }
     if !state.ring.waits_on_host() {
         state.readers.iter_mut().try_for_each(Remote::done)?;
@@ -126,11 +127,29 @@ fn host_waits(state: &mut State) -> Result<u64> {
 fn raw(state: &mut State) -> Result<Option<f64>> {
     state.stream.synchronize()?;
     let begin = Instant::now();
+    copy(state)?;
+    state.stream.synchronize()?;
+    Ok(Some(bytes(&state.weights) / begin.elapsed().as_secs_f64()))
+}
+
+/// What the device does for three processes that leave each other alone.
+fn in_no_order(state: &mut State) -> Result<f64> {
+    state.stream.synchronize()?;
+    let (begin, buckets) = (Instant::now(), state.weights.len());
+    state.readers.iter_mut().try_for_each(|reader| reader.tell(&Command::CopyOwnBuckets { buckets }))?;
+    copy(state)?;
+    state.readers.iter_mut().try_for_each(Remote::done)?;
+    state.readers.iter_mut().try_for_each(|reader| reader.tell(&Command::Synchronize))?;
+    state.stream.synchronize()?;
+    state.readers.iter_mut().try_for_each(Remote::done)?;
+    Ok(bytes(&state.weights) * (1 + READERS) as f64 / begin.elapsed().as_secs_f64())
+}
+
+fn copy(state: &State) -> Result<()> {
     for (from, to) in state.weights.iter().zip(&state.copies) {
         to.view_mut::<u8>(&state.stream)?.copy_from_device(&from.view::<u8>(&state.stream)?)?;
     }
-    state.stream.synchronize()?;
-    Ok(Some(bytes(&state.weights) / begin.elapsed().as_secs_f64()))
+    Ok(())
 }
 
 fn bytes(buckets: &[Buffer]) -> f64 {
