@@ -43,7 +43,7 @@ class Pair:
 # PyTorch's transport is compared and not the tutorial's whole rounds, whose layers compute the same on both sides.
 PAIRS = (
     Pair(
-        "a tensor handed over and acknowledged",
+        "a tensor handed over and acknowledged, over a bare socket, both sides sleep",
         "hand-over",
         "an export that the receiver knows",
         "one_tensor_queue",
@@ -53,6 +53,20 @@ PAIRS = (
         "the same, shared anew each time",
         "hand-over",
         "shared anew each time, in memory that the receiver has open",
+        "one_tensor_queue",
+        30,
+    ),
+    Pair(
+        "the same through a channel, both sides spin",
+        "hand-over",
+        "through a channel, an export that the receiver knows, both spin",
+        "one_tensor_queue",
+        30,
+    ),
+    Pair(
+        "through a channel, shared anew each time, both sides spin",
+        "hand-over",
+        "through a channel, shared anew each time, both spin",
         "one_tensor_queue",
         30,
     ),
