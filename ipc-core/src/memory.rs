@@ -72,6 +72,10 @@ impl Buffer {
         unsafe { stream.view_mut(self.range) }
     }
 
+    pub(crate) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
     /// A part of the buffer as an owner of its own that keeps the whole: for sharing what lies inside an allocation.
     ///
     /// # Errors

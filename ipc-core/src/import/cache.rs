@@ -10,7 +10,9 @@
 //! *Revoked* is not a place in the picture but a property of the thing ([`Cached::may_be_kept`] turns false): a live one
 //! goes on until it is let go and is then closed; an idle one is closed at once.
 
-use std::collections::HashMap;
+mod kept;
+
+use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Arc, PoisonError};
 #[cfg(not(all(loom, test)))]
@@ -19,6 +21,9 @@ use std::sync::{Mutex, MutexGuard};
 // The model checker decides who runs, and its waits have no timeout.
 #[cfg(all(loom, test))]
 use loom::sync::{Condvar, Mutex, MutexGuard};
+
+use kept::ByKey;
+pub(super) use kept::Kept;
 
 use crate::broker::Deadline;
 use crate::error::Result;
@@ -68,32 +73,16 @@ pub(super) struct Cache<K, V> {
 
 #[derive(Debug)]
 struct State<K, V> {
-    entries: HashMap<K, Entry<V>>,
+    entries: HashSet<ByKey<K, V>>,
     limits: CacheLimits,
     idle: usize,
     idle_bytes: u64,
     clock: u64,
 }
 
-#[derive(Debug)]
-enum Entry<V> {
-    Opening,
-    /// Held so many times.
-    Live {
-        value: Arc<V>,
-        holds: usize,
-    },
-    /// Held by nobody since that tick of the table's clock.
-    Idle {
-        value: Arc<V>,
-        since: u64,
-    },
-    Closing,
-}
-
 impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
-        let (entries, limits) = (HashMap::new(), CacheLimits::default());
+        let (entries, limits) = (HashSet::new(), CacheLimits::default());
         Self {
             state: Mutex::new(State { entries, limits, idle: 0, idle_bytes: 0, clock: 0 }),
             changed: Condvar::new(),
@@ -113,149 +102,143 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         key: &K,
         deadline: Deadline,
         open: impl FnOnce() -> Result<V>,
-        close: impl FnOnce(&V),
-    ) -> Result<(Arc<V>, bool)> {
+        close: impl FnOnce(&Kept<K, V>),
+    ) -> Result<(Arc<Kept<K, V>>, bool)> {
         let mut state = self.lock();
         let stale = loop {
-            match state.entries.get_mut(key) {
-                None => break None,
-                Some(Entry::Live { value, holds }) => {
-                    *holds += 1;
-                    return Ok((Arc::clone(value), true));
+            let Some(known) = state.get(key) else { break None };
+            if known.is_open() {
+                if known.is_live() || known.may_be_kept() || known.is_busy() {
+                    state.hold(&known);
+                    return Ok((known, true));
                 }
-                Some(Entry::Idle { value, .. }) => {
-                    if value.may_be_kept() || value.is_busy() {
-                        return Ok((state.use_again(key).expect("it was there just now"), true));
-                    }
-                    break state.take_idle(key);
-                }
-                Some(Entry::Opening | Entry::Closing) => {
-                    let left = deadline.left();
-                    if left.is_zero() {
-                        return Err(
-                            deadline.passed("the open or close of the same memory by another thread", "")
-                        );
-                    }
-                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-                }
+                state.take_idle(&known);
+                break Some(known);
             }
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(deadline.passed("the open or close of the same memory by another thread", ""));
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.entries.insert(key.clone(), Entry::Opening);
+        let opening = Arc::new(Kept::opening(key.clone()));
+        state.entries.replace(ByKey(Arc::clone(&opening)));
         drop(state);
         let unfinished = Unfinished { cache: self, key };
-        if let Some(value) = stale {
-            close(&value);
+        if let Some(stale) = stale {
+            close(&stale);
         }
-        let value = Arc::new(open()?);
+        let value = open()?;
         std::mem::forget(unfinished);
-        if let Some(entry) = self.lock().entries.get_mut(key) {
-            *entry = Entry::Live { value: Arc::clone(&value), holds: 1 };
-        }
+        let state = self.lock();
+        opening.opened(value);
+        drop(state);
         self.changed.notify_all();
-        Ok((value, false))
+        Ok((opening, false))
     }
 
     /// A hold on the thing where it is open and `usable`; opens, closes and waits for nothing.
-    pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<V>> {
+    pub(super) fn acquire_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<Kept<K, V>>> {
         let mut state = self.lock();
-        match state.entries.get_mut(key)? {
-            Entry::Live { value, holds } if usable(value) => {
-                *holds += 1;
-                Some(Arc::clone(value))
-            }
-            Entry::Idle { value, .. } if value.may_be_kept() && usable(value) => state.use_again(key),
-            _ => None,
+        let known = state.get(key).filter(|known| known.is_open() && usable(known))?;
+        state.hold_again(known)
+    }
+
+    /// The same for one that had been open before. Where others hold it this meets no other thread.
+    pub(super) fn acquire_known(
+        &self,
+        known: Arc<Kept<K, V>>,
+        usable: impl Fn(&V) -> bool,
+    ) -> Option<Arc<Kept<K, V>>> {
+        if !usable(&known) {
+            return None;
         }
+        if known.join_others() {
+            return Some(known);
+        }
+        self.lock().hold_again(known)
     }
 
     /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
-    /// otherwise, for [`release`](Self::release).
-    pub(super) fn let_go(&self, key: &K, held: Arc<V>) -> Result<(), Arc<V>> {
+    /// otherwise, for [`release`](Self::release). Where others have holds this meets no other thread.
+    pub(super) fn let_go(&self, held: Arc<Kept<K, V>>) -> Result<(), Arc<Kept<K, V>>> {
+        if held.leave_to_others() {
+            return Ok(());
+        }
         let mut state = self.lock();
-        let Some(Entry::Live { holds, .. }) = state.entries.get_mut(key) else { return Err(held) };
-        if *holds > 1 {
-            *holds -= 1;
-        } else if held.may_be_kept() && state.has_room_for(held.bytes()) {
-            state.put_idle(key, held);
-        } else {
+        if !held.may_be_kept() || !state.has_room_for(held.bytes()) {
             return Err(held);
         }
+        state.leave(&held);
         Ok(())
     }
 
     /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
     /// been idle for longest is closed where the limits are passed.
-    pub(super) fn release(&self, key: &K, held: Arc<V>, mut close: impl FnMut(&V)) {
-        drop(held);
-        let mut state = self.lock();
-        let Some(Entry::Live { holds, value }) = state.entries.get_mut(key) else { return };
-        *holds -= 1;
-        if *holds > 0 {
+    pub(super) fn release(&self, held: Arc<Kept<K, V>>, mut close: impl FnMut(&Kept<K, V>)) {
+        if held.leave_to_others() {
             return;
         }
-        let value = Arc::clone(value);
-        state.put_idle(key, value);
+        let mut state = self.lock();
+        if !state.leave(&held) {
+            return;
+        }
         let mut victims = Vec::new();
-        if !state.may_keep(key) {
-            victims.push(key.clone());
+        if !held.may_be_kept() {
+            victims.push(held);
         }
         victims.extend(state.over_the_limits());
         for victim in victims {
-            state = self.close_idle_entry(state, &victim, &mut close);
+            state = self.close_if_idle(state, &victim, &mut close);
         }
     }
 
     /// Closes the thing if it is idle.
-    pub(super) fn close_idle(&self, key: &K, mut close: impl FnMut(&V)) {
-        drop(self.close_idle_entry(self.lock(), key, &mut close));
+    pub(super) fn close_idle(&self, key: &K, mut close: impl FnMut(&Kept<K, V>)) {
+        let state = self.lock();
+        if let Some(known) = state.get(key) {
+            drop(self.close_if_idle(state, &known, &mut close));
+        }
     }
 
     /// Closes everything that is idle, until the limits are kept.
-    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&V)) {
+    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Kept<K, V>)) {
         let mut state = self.lock();
         state.limits = limits;
         for victim in state.over_the_limits() {
-            state = self.close_idle_entry(state, &victim, &mut close);
+            state = self.close_if_idle(state, &victim, &mut close);
         }
     }
 
     /// The keys of everything that is idle.
     pub(super) fn idle_keys(&self) -> Vec<K> {
-        let state = self.lock();
-        let idle = |(key, entry): (&K, &Entry<V>)| matches!(entry, Entry::Idle { .. }).then(|| key.clone());
-        state.entries.iter().filter_map(idle).collect()
+        self.lock().those(Kept::is_idle).map(|idle| idle.key().clone()).collect()
     }
 
     /// Everything that is in use.
-    pub(super) fn live(&self) -> Vec<Arc<V>> {
-        let state = self.lock();
-        let live = |entry: &Entry<V>| match entry {
-            Entry::Live { value, .. } => Some(Arc::clone(value)),
-            _ => None,
-        };
-        state.entries.values().filter_map(live).collect()
+    pub(super) fn live(&self) -> Vec<Arc<Kept<K, V>>> {
+        self.lock().those(Kept::is_live).cloned().collect()
     }
 
     /// Is there one like this among what is open?
     #[cfg(all(loom, test))]
     pub(super) fn any(&self, is_so: impl Fn(&V) -> bool) -> bool {
-        self.lock().entries.values().any(|entry| match entry {
-            Entry::Live { value, .. } | Entry::Idle { value, .. } => is_so(value),
-            Entry::Opening | Entry::Closing => false,
-        })
+        self.lock().those(Kept::is_open).any(|open| is_so(open))
     }
 
-    fn close_idle_entry<'a>(
+    fn close_if_idle<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<K, V>>,
-        key: &K,
-        close: &mut impl FnMut(&V),
+        known: &Arc<Kept<K, V>>,
+        close: &mut impl FnMut(&Kept<K, V>),
     ) -> MutexGuard<'a, State<K, V>> {
-        let Some(value) = state.take_idle(key) else { return state };
-        state.entries.insert(key.clone(), Entry::Closing);
+        if !known.is_idle() {
+            return state;
+        }
+        state.take_idle(known);
         drop(state);
-        let unfinished = Unfinished { cache: self, key };
-        close(&value);
+        let unfinished = Unfinished { cache: self, key: known.key() };
+        close(known);
         drop(unfinished);
         self.lock()
     }
@@ -266,39 +249,50 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
-    /// What is in use is so no longer.
-    fn put_idle(&mut self, key: &K, value: Arc<V>) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
-        self.clock += 1;
-        self.idle += 1;
-        self.idle_bytes = self.idle_bytes.saturating_add(value.bytes());
-        *entry = Entry::Idle { value, since: self.clock };
+    fn get(&self, key: &K) -> Option<Arc<Kept<K, V>>> {
+        self.entries.get(key).map(|found| Arc::clone(&found.0))
     }
 
-    /// A first hold on what is idle.
-    fn use_again(&mut self, key: &K) -> Option<Arc<V>> {
-        let entry = self.entries.get_mut(key)?;
-        let Entry::Idle { value, .. } = entry else { return None };
-        let value = Arc::clone(value);
-        *entry = Entry::Live { value: Arc::clone(&value), holds: 1 };
-        self.idle -= 1;
-        self.idle_bytes = self.idle_bytes.saturating_sub(value.bytes());
-        Some(value)
+    fn those(&self, are_so: impl Fn(&Kept<K, V>) -> bool) -> impl Iterator<Item = &Arc<Kept<K, V>>> {
+        self.entries.iter().map(|entry| &entry.0).filter(move |entry| are_so(entry))
     }
 
-    /// Takes an idle thing out of the table.
-    fn take_idle(&mut self, key: &K) -> Option<Arc<V>> {
-        if !matches!(self.entries.get(key), Some(Entry::Idle { .. })) {
+    /// Takes a hold on what is open.
+    fn hold(&mut self, known: &Kept<K, V>) {
+        if known.hold() {
+            self.end_idleness(known);
+        }
+    }
+
+    /// A hold on what is in use, or is idle and may be used again.
+    fn hold_again(&mut self, known: Arc<Kept<K, V>>) -> Option<Arc<Kept<K, V>>> {
+        if !known.is_live() && !(known.is_idle() && known.may_be_kept()) {
             return None;
         }
-        let Some(Entry::Idle { value, .. }) = self.entries.remove(key) else { return None };
-        self.idle -= 1;
-        self.idle_bytes = self.idle_bytes.saturating_sub(value.bytes());
-        Some(value)
+        self.hold(&known);
+        Some(known)
     }
 
-    fn may_keep(&self, key: &K) -> bool {
-        matches!(self.entries.get(key), Some(Entry::Idle { value, .. }) if value.may_be_kept())
+    /// Lets go of a hold. Is nobody left?
+    fn leave(&mut self, held: &Kept<K, V>) -> bool {
+        self.clock += 1;
+        let last = held.leave(self.clock);
+        if last {
+            self.idle += 1;
+            self.idle_bytes = self.idle_bytes.saturating_add(held.bytes());
+        }
+        last
+    }
+
+    /// Nobody gets what was idle any longer: it is to be closed.
+    fn take_idle(&mut self, known: &Kept<K, V>) {
+        known.closing();
+        self.end_idleness(known);
+    }
+
+    fn end_idleness(&mut self, known: &Kept<K, V>) {
+        self.idle -= 1;
+        self.idle_bytes = self.idle_bytes.saturating_sub(known.bytes());
     }
 
     /// May so many bytes become idle without anything being closed for it?
@@ -307,25 +301,21 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// What has to be closed, the longest unused first; never what is in use.
-    fn over_the_limits(&self) -> Vec<K> {
+    fn over_the_limits(&self) -> Vec<Arc<Kept<K, V>>> {
         let (mut count, mut bytes) = (self.idle, self.idle_bytes);
         if count <= self.limits.mappings && bytes <= self.limits.bytes {
             return Vec::new();
         }
-        let idle = |(key, entry): (&K, &Entry<V>)| match entry {
-            Entry::Idle { value, since } => Some((*since, value.bytes(), key.clone())),
-            _ => None,
-        };
-        let mut candidates: Vec<_> = self.entries.iter().filter_map(idle).collect();
-        candidates.sort_unstable_by_key(|(since, ..)| *since);
+        let mut candidates: Vec<_> = self.those(Kept::is_idle).collect();
+        candidates.sort_unstable_by_key(|idle| idle.idle_since());
         let mut victims = Vec::new();
-        for (_, size, key) in candidates {
+        for candidate in candidates {
             if count <= self.limits.mappings && bytes <= self.limits.bytes {
                 break;
             }
             count -= 1;
-            bytes = bytes.saturating_sub(size);
-            victims.push(key);
+            bytes = bytes.saturating_sub(candidate.bytes());
+            victims.push(Arc::clone(candidate));
         }
         victims
     }
@@ -378,7 +368,7 @@ mod tests {
         (cache.live().len(), cache.idle_keys().len())
     }
 
-    fn never(_: &Thing) {
+    fn never<K>(_: &Kept<K, Thing>) {
         panic!("it is not to be closed");
     }
 
@@ -389,13 +379,13 @@ mod tests {
         assert!(!was_open);
         let (second, was_open) = cache.acquire(&1, deadline(), || panic!("it is open"), never).unwrap();
         assert!(was_open);
-        cache.release(&1, first, never);
-        cache.release(&1, second, never);
+        cache.release(first, never);
+        cache.release(second, never);
         assert_eq!(counts(&cache), (0, 1));
         let (again, was_open) = cache.acquire(&1, deadline(), || panic!("it is open"), never).unwrap();
         assert!(was_open);
         assert_eq!(counts(&cache), (1, 0));
-        cache.release(&1, again, never);
+        cache.release(again, never);
         let mut closed = 0;
         cache.close_idle(&1, |_| closed += 1);
         cache.close_idle(&1, |_| closed += 1);
@@ -409,12 +399,12 @@ mod tests {
         let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
         assert!(cache.acquire_open(&1, |_| false).is_none(), "it is not usable");
         let second = cache.acquire_open(&1, |_| true).unwrap();
-        cache.release(&1, held, never);
+        cache.release(held, never);
         assert_eq!(counts(&cache), (1, 0), "the second hold counts");
-        cache.release(&1, second, never);
+        cache.release(second, never);
         let again = cache.acquire_open(&1, |_| true).unwrap();
         assert_eq!(counts(&cache), (1, 0), "an idle one is used again");
-        cache.release(&1, Arc::clone(&again), never);
+        cache.release(Arc::clone(&again), never);
         again.kept.store(false, Ordering::SeqCst);
         assert!(cache.acquire_open(&1, |_| true).is_none(), "it was revoked while it was idle");
         let closed = AtomicUsize::new(0);
@@ -431,18 +421,18 @@ mod tests {
         let hold = |key: i32, bytes| cache.acquire(&key, deadline(), || Ok(thing(bytes)), never).unwrap().0;
         let (first, second) = (hold(1, 60), hold(1, 60));
         first.kept.store(false, Ordering::SeqCst);
-        assert!(cache.let_go(&1, first).is_ok(), "another hold is left");
-        let revoked = cache.let_go(&1, second).unwrap_err();
+        assert!(cache.let_go(first).is_ok(), "another hold is left");
+        let revoked = cache.let_go(second).unwrap_err();
         assert_eq!(counts(&cache), (1, 0), "the last hold on what may not be kept is given back");
         revoked.kept.store(true, Ordering::SeqCst);
-        assert!(cache.let_go(&1, revoked).is_ok());
+        assert!(cache.let_go(revoked).is_ok());
         assert_eq!(counts(&cache), (0, 1), "it stays open");
-        let other = cache.let_go(&2, hold(2, 10)).unwrap_err();
+        let other = cache.let_go(hold(2, 10)).unwrap_err();
         assert_eq!(counts(&cache), (1, 1), "there is room for one");
         cache.set_limits(CacheLimits { mappings: 2, bytes: 69 }, never);
-        let other = cache.let_go(&2, other).unwrap_err();
+        let other = cache.let_go(other).unwrap_err();
         cache.set_limits(CacheLimits { mappings: 2, bytes: 70 }, never);
-        assert!(cache.let_go(&2, other).is_ok(), "there is room for its bytes");
+        assert!(cache.let_go(other).is_ok(), "there is room for its bytes");
         assert_eq!(counts(&cache), (0, 2));
     }
 
@@ -460,13 +450,13 @@ mod tests {
                 true
             }
         }
-        let close = |_: &Busy| panic!("it is not to be closed");
+        let close = |_: &Kept<i32, Busy>| panic!("it is not to be closed");
         let cache = Cache::default();
         let (held, _) = cache.acquire(&1, deadline(), || Ok(Busy(AtomicBool::new(true))), close).unwrap();
-        assert!(cache.let_go(&1, Arc::clone(&held)).is_ok());
+        assert!(cache.let_go(Arc::clone(&held)).is_ok());
         held.0.store(false, Ordering::SeqCst);
         assert!(cache.acquire(&1, deadline(), || panic!("it is open"), close).unwrap().1);
-        assert!(cache.let_go(&1, held).is_err(), "it may still not be kept");
+        assert!(cache.let_go(held).is_err(), "it may still not be kept");
     }
 
     #[test]
@@ -477,15 +467,15 @@ mod tests {
         let hold = |key: i32, bytes| cache.acquire(&key, deadline(), || Ok(thing(bytes)), never).unwrap().0;
         let used = hold(0, 90);
         for key in 1..=3 {
-            cache.release(&key, hold(key, 30), |one| closed.push(one.bytes));
+            cache.release(hold(key, 30), |one| closed.push(one.bytes));
         }
         assert_eq!((closed.len(), counts(&cache)), (1, (1, 2)), "by number");
         let mut keys = cache.idle_keys();
         keys.sort_unstable();
         assert_eq!(keys, [2, 3], "the one that was used first has gone");
-        cache.release(&4, hold(4, 80), |one| closed.push(one.bytes));
+        cache.release(hold(4, 80), |one| closed.push(one.bytes));
         assert_eq!((closed.len(), cache.idle_keys()), (3, vec![4]), "by bytes");
-        cache.release(&0, used, |one| closed.push(one.bytes));
+        cache.release(used, |one| closed.push(one.bytes));
         assert_eq!(cache.idle_keys(), [0], "what was let go last is kept");
         cache.set_limits(CacheLimits::NONE, |one| closed.push(one.bytes));
         assert_eq!((closed.len(), counts(&cache)), (5, (0, 0)));
@@ -499,7 +489,7 @@ mod tests {
         let mut closed = 0;
         cache.close_idle(&1, |_| closed += 1);
         assert_eq!(closed, 0, "it is in use");
-        cache.release(&1, held, |_| closed += 1);
+        cache.release(held, |_| closed += 1);
         assert_eq!((closed, counts(&cache)), (1, (0, 0)));
     }
 
@@ -508,7 +498,7 @@ mod tests {
         let cache = Cache::default();
         let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(1)), never).unwrap();
         let revoke = Arc::clone(&held);
-        cache.release(&1, held, never);
+        cache.release(held, never);
         revoke.kept.store(false, Ordering::SeqCst);
         drop(revoke);
         let closed = AtomicUsize::new(0);
@@ -517,7 +507,7 @@ mod tests {
             Ok(thing(2))
         };
         let (again, was_open) = cache
-            .acquire(&1, deadline(), open, |_: &Thing| {
+            .acquire(&1, deadline(), open, |_| {
                 closed.fetch_add(1, Ordering::SeqCst);
             })
             .unwrap();
@@ -551,7 +541,7 @@ mod tests {
     fn many_threads_never_have_two_open_at_a_time() {
         let cache = Cache::default();
         let open = AtomicUsize::new(0);
-        let close = |_: &Thing| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
+        let close = |_: &Kept<(), Thing>| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (cache, open) = (&cache, &open);
@@ -568,7 +558,7 @@ mod tests {
                         );
                         let held = acquired.unwrap().0;
                         held.kept.store((round + thread) % 3 != 0, Ordering::SeqCst);
-                        cache.release(&(), held, close);
+                        cache.release(held, close);
                         if round % 7 == 0 {
                             cache.close_idle(&(), close);
                         }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use super::cache::{Cache, CacheLimits, Cached};
+use super::cache::{Cache, CacheLimits, Cached, Kept};
 use crate::broker::Deadline;
 use crate::error::{Error, Result};
 
@@ -26,7 +26,15 @@ struct Thing {
     key: Key,
     kept: AtomicBool,
     closed: AtomicBool,
+    /// The driver has it mapped.
+    mapped: AtomicBool,
+    /// How many have come to hold it, and how many have done their work with it. Without an order of their own: it is the
+    /// cache's that whoever closes it sees all of them.
+    came: AtomicUsize,
+    done: AtomicUsize,
 }
+
+type Held = Arc<Kept<Key, Thing>>;
 
 impl Cached for Thing {
     fn may_be_kept(&self) -> bool {
@@ -63,40 +71,73 @@ impl World {
         let before = self.alive[usize::from(key)].fetch_add(1, Ordering::AcqRel);
         assert_eq!(before, 0, "two of one key are open at a time");
         self.opened.fetch_add(1, Ordering::Relaxed);
-        Thing { key, kept: AtomicBool::new(true), closed: AtomicBool::new(false) }
+        Thing {
+            key,
+            kept: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+            mapped: AtomicBool::new(true),
+            came: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+        }
     }
 
     fn close(&self, thing: &Thing) {
         assert!(!thing.closed.swap(true, Ordering::AcqRel), "it is closed a second time");
         self.closed.fetch_add(1, Ordering::Relaxed);
-        let before = self.alive[usize::from(thing.key)].fetch_sub(1, Ordering::AcqRel);
-        assert_eq!(before, 1, "it was closed, but not open");
+        let (came, done) = (thing.came.load(Ordering::Relaxed), thing.done.load(Ordering::Relaxed));
+        assert_eq!(came, done, "it is closed before those who held it are done with it");
+        self.unmap(thing);
     }
 
-    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<Arc<Thing>> {
+    fn unmap(&self, thing: &Thing) {
+        if thing.mapped.swap(false, Ordering::AcqRel) {
+            let before = self.alive[usize::from(thing.key)].fetch_sub(1, Ordering::AcqRel);
+            assert_eq!(before, 1, "it was closed, but not open");
+        }
+    }
+
+    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<Held> {
         let deadline = Deadline::after(Duration::from_secs(24 * 3600));
         let (held, _) = self.cache.acquire(&key, deadline, open, |thing| self.close(thing))?;
         assert_eq!(held.key, key);
-        assert!(!held.closed.load(Ordering::Acquire), "a closed one was handed out");
-        Ok(held)
+        Ok(self.came(held))
     }
 
-    fn acquire(&self, key: Key) -> Arc<Thing> {
+    fn acquire(&self, key: Key) -> Held {
         self.try_acquire(key, || Ok(self.open(key))).expect("the open succeeds, and the deadline is far away")
     }
 
-    fn release(&self, held: Arc<Thing>) {
-        let key = held.key;
+    /// As a thread does that remembers it.
+    fn acquire_known(&self, known: &Held) -> Option<Held> {
+        let held = self.cache.acquire_known(Arc::clone(known), |thing| thing.may_be_kept())?;
+        Some(self.came(held))
+    }
+
+    fn came(&self, held: Held) -> Held {
+        assert!(!held.closed.load(Ordering::Acquire), "a closed one was handed out");
+        held.came.fetch_add(1, Ordering::Relaxed);
+        held
+    }
+
+    fn done(&self, held: &Held) {
         assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
-        self.cache.release(&key, held, |thing| self.close(thing));
+        held.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn release(&self, held: Held) {
+        self.done(&held);
+        self.release_done(held);
+    }
+
+    fn release_done(&self, held: Held) {
+        self.cache.release(held, |thing| self.close(thing));
     }
 
     /// As the end of a mapping does it: what has to be closed is left to another thread, here the same one.
-    fn let_go(&self, held: Arc<Thing>) {
-        let key = held.key;
-        assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
-        if let Err(last) = self.cache.let_go(&key, held) {
-            self.release(last);
+    fn let_go(&self, held: Held) {
+        self.done(&held);
+        if let Err(last) = self.cache.let_go(held) {
+            self.release_done(last);
         }
     }
 
@@ -109,6 +150,15 @@ impl World {
     fn revoke(&self, thing: &Thing) {
         thing.kept.store(false, Ordering::Release);
         self.close_idle(thing.key);
+    }
+
+    /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
+    fn close_by_force(&self) {
+        self.close_idle(0);
+        for held in self.cache.live() {
+            held.kept.store(false, Ordering::Release);
+            self.unmap(&held);
+        }
     }
 
     fn close_idle(&self, key: Key) {
@@ -148,6 +198,70 @@ fn model(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World)
         others.into_iter().for_each(|other| other.join().unwrap());
         world.finish(kept_at_most);
     });
+}
+
+/// The same with one that is open, and held by the first thread, which all threads know.
+fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World, Held)]) {
+    loom::model(move || {
+        let world = World::new(limits);
+        let first = world.acquire(0);
+        let others: Vec<_> = threads[1..]
+            .iter()
+            .map(|other| {
+                let (world, known) = (Arc::clone(&world), Arc::clone(&first));
+                thread::spawn(move || other(&world, known))
+            })
+            .collect();
+        threads[0](&world, first);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        world.finish(kept_at_most);
+    });
+}
+
+fn let_it_go(world: &World, first: Held) {
+    world.let_go(first);
+}
+
+fn release_it(world: &World, first: Held) {
+    world.release(first);
+}
+
+fn revoke_and_let_it_go(world: &World, first: Held) {
+    world.revoke(&first);
+    world.let_go(first);
+}
+
+fn use_what_is_known(world: &World, known: Held) {
+    if let Some(held) = world.acquire_known(&known) {
+        world.let_go(held);
+    }
+}
+
+fn use_what_is_known_twice(world: &World, known: Held) {
+    use_what_is_known(world, Arc::clone(&known));
+    use_what_is_known(world, known);
+}
+
+/// As an open does it: the table's is used where what is known is none any longer.
+fn use_what_is_known_or_another(world: &World, known: Held) {
+    let held = world.acquire_known(&known).unwrap_or_else(|| world.acquire(0));
+    world.let_go(held);
+}
+
+fn revoke_what_is_known(world: &World, known: Held) {
+    world.revoke(&known);
+}
+
+fn close_by_force(world: &World, _: Held) {
+    world.close_by_force();
+}
+
+fn close_if_idle(world: &World, _: Held) {
+    world.close_idle(0);
+}
+
+fn keep_nothing(world: &World, _: Held) {
+    keep_nothing_from_now_on(world);
 }
 
 fn use_it(world: &World) {
@@ -254,4 +368,31 @@ fn the_limit_holds_for_two_keys() {
 #[test]
 fn limits_that_shrink_while_it_is_used_hold_at_the_end() {
     model(limits(1), 0, &[keep_nothing_from_now_on, use_it, use_the_other]);
+}
+
+#[test]
+fn threads_that_know_it_share_it_with_each_other() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, use_what_is_known]);
+    model_known(limits(1), 1, &[release_it, use_what_is_known_twice]);
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_is_not_used_once_it_is_being_closed() {
+    model_known(limits(0), 0, &[let_it_go, use_what_is_known, use_what_is_known]);
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_twice, close_if_idle]);
+    model_known(limits(1), 0, &[let_it_go, use_what_is_known, keep_nothing]);
+    model_known(limits(0), 0, &[release_it, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_and_revoked_is_closed_once() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, revoke_what_is_known]);
+    model_known(limits(1), 1, &[revoke_and_let_it_go, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_and_closed_by_force_is_unmapped_once() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, close_by_force]);
+    model_known(limits(1), 1, &[release_it, use_what_is_known_or_another, close_by_force]);
 }

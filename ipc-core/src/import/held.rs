@@ -3,14 +3,14 @@
 #![allow(unsafe_code, reason = "views are made of ranges that this guard keeps mapped")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::table::Lease;
+use super::table::{HeldLease, Lease};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
-use crate::descriptor::{Descriptor, ExportId};
+use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::{Shared, check_backend};
@@ -30,46 +30,69 @@ use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
 /// caller wait.
 #[derive(Debug)]
 pub(crate) struct Held {
-    parts: Option<HeldParts>,
+    /// Taken when it ends.
+    hold: Option<Hold>,
+    terms: Terms,
     owner: Owner,
     /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
     seen_ready: AtomicBool,
-    callbacks: Mutex<Vec<u64>>,
-    /// The timeline where the exporter is this very process; else it is the lease's.
-    local_timeline: Mutex<Option<Timeline>>,
+    seldom: OnceLock<Box<Seldom>>,
 }
 
-#[derive(Debug)]
-pub(crate) struct HeldParts {
-    pub(super) backend: Arc<dyn DeviceIpc>,
-    pub(super) export: ExportId,
+/// How it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
     /// The device in whose address space the memory is.
     pub(super) device: DeviceOrdinal,
     pub(super) access: Access,
     pub(super) at_home: bool,
     /// How long an exporter may take to answer.
     pub(super) timeout: Duration,
-    pub(super) hold: Hold,
+}
+
+/// What few have.
+#[derive(Debug, Default)]
+struct Seldom {
+    callbacks: Mutex<Vec<u64>>,
+    /// The timeline where the exporter is this very process; else it is the lease's.
+    local_timeline: Mutex<Option<Timeline>>,
 }
 
 /// What keeps the memory mapped.
 #[derive(Debug)]
-pub(crate) enum Hold {
+pub(super) enum Hold {
     /// A lease of another process's broker.
-    Remote(Arc<Lease>),
+    Remote(HeldLease),
     /// The exporter is this very process.
-    Local(LeaseId, Arc<Shared>),
+    Local(Box<LocalHold>),
     /// A copy of the only region, in a buffer of this process's own.
-    Copy(Buffer),
+    Copy(Box<Buffer>),
+}
+
+/// A hold on an export of this very process.
+#[derive(Debug)]
+pub(super) struct LocalHold {
+    pub(super) backend: Arc<dyn DeviceIpc>,
+    pub(super) export: ExportId,
+    pub(super) lease: LeaseId,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Hold {
+    fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        match self {
+            Self::Remote(lease) => &lease.backend,
+            Self::Local(local) => &local.backend,
+            Self::Copy(buffer) => buffer.backend(),
+        }
+    }
+
     /// The regions: as the driver mapped their allocations; in the exporting process itself, and of a copy, as they were
     /// shared.
     fn regions(&self) -> &[DeviceRange] {
         match self {
             Self::Remote(lease) => &lease.mapped,
-            Self::Local(_, shared) => &shared.regions,
+            Self::Local(local) => &local.shared.regions,
             Self::Copy(buffer) => buffer.as_region(),
         }
     }
@@ -77,7 +100,7 @@ impl Hold {
     fn is_ready_by_itself(&self) -> bool {
         match self {
             Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
-            Self::Local(_, shared) => shared.ready.is_none(),
+            Self::Local(local) => local.shared.ready.is_none(),
             Self::Copy(_) => true,
         }
     }
@@ -85,8 +108,8 @@ impl Hold {
     fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
             Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
-            Self::Local(_, shared) => {
-                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
+            Self::Local(local) => {
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
             }
             Self::Copy(_) => Ok(()),
         }
@@ -95,8 +118,8 @@ impl Hold {
     fn wait_ready(&self, timeout: Duration) -> Result<()> {
         match self {
             Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
-            Self::Local(_, shared) => {
-                shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
+            Self::Local(local) => {
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
             }
             Self::Copy(_) => Ok(()),
         }
@@ -104,57 +127,57 @@ impl Hold {
 }
 
 impl Held {
-    pub(super) fn new(parts: HeldParts) -> Self {
-        Self {
-            parts: Some(parts),
-            owner: Owner::current(),
-            seen_ready: AtomicBool::new(false),
-            callbacks: Mutex::default(),
-            local_timeline: Mutex::default(),
-        }
+    /// For the process that the runtime is of.
+    pub(super) fn new(runtime: &Runtime, hold: Hold, terms: Terms) -> Self {
+        let seen_ready = AtomicBool::new(hold.is_ready_by_itself());
+        Self { hold: Some(hold), terms, owner: runtime.owner, seen_ready, seldom: OnceLock::new() }
     }
 
-    fn parts(&self) -> &HeldParts {
-        self.parts.as_ref().expect("taken when the mapping ends")
+    fn hold(&self) -> &Hold {
+        self.hold.as_ref().expect("taken when the mapping ends")
+    }
+
+    fn seldom(&self) -> &Seldom {
+        self.seldom.get_or_init(Box::default)
     }
 
     /// The regions; of memory of another process, with the allocations that they lie in
     /// ([`has_allocations`](Self::has_allocations)).
     pub(crate) fn regions(&self) -> &[DeviceRange] {
-        self.parts().hold.regions()
+        self.hold().regions()
     }
 
     /// Are the regions whole allocations, as the driver mapped them?
     pub(crate) fn has_allocations(&self) -> bool {
-        matches!(self.parts().hold, Hold::Remote(..))
+        matches!(self.hold(), Hold::Remote(_))
     }
 
-    /// The descriptor that it was opened by, shared with others of its lease.
-    pub(super) fn share_descriptor(&self, descriptor: &Descriptor) -> Arc<Descriptor> {
-        match &self.parts().hold {
-            Hold::Remote(lease) => lease.share_descriptor(descriptor),
-            Hold::Local(..) | Hold::Copy(_) => Arc::new(descriptor.clone()),
+    /// The lease, of memory of another process.
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        match self.hold() {
+            Hold::Remote(lease) => Some(lease),
+            Hold::Local(_) | Hold::Copy(_) => None,
         }
     }
 
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.parts().hold, Hold::Copy(_))
+        matches!(self.hold(), Hold::Copy(_))
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
-        &self.parts().backend
+        self.hold().backend()
     }
 
     pub(crate) fn device(&self) -> DeviceOrdinal {
-        self.parts().device
+        self.terms.device
     }
 
     pub(crate) fn is_at_home(&self) -> bool {
-        self.parts().at_home
+        self.terms.at_home
     }
 
     pub(crate) fn access(&self) -> Access {
-        self.parts().access
+        self.terms.access
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
@@ -163,51 +186,51 @@ impl Held {
 
     pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.check_stream(stream)?;
-        if self.seen_ready.load(Ordering::Acquire) || self.parts().hold.is_ready_by_itself() {
+        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
             return Ok(());
         }
-        self.parts().hold.wait_ready_on(stream)
+        self.hold().wait_ready_on(stream)
     }
 
     /// Waits on the host until the bytes are ready, as long as `left` says where they are not.
     pub(crate) fn wait_ready(&self, left: impl FnOnce() -> Duration) -> Result<()> {
-        if !self.parts().hold.is_ready_by_itself() {
-            self.parts().hold.wait_ready(left())?;
-            self.seen_ready.store(true, Ordering::Release);
-            if let Hold::Remote(lease) = &self.parts().hold {
-                lease.seen_ready.store(true, Ordering::Release);
-            }
+        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
+            return Ok(());
+        }
+        self.hold().wait_ready(left())?;
+        self.seen_ready.store(true, Ordering::Release);
+        if let Some(lease) = self.lease() {
+            lease.seen_ready.store(true, Ordering::Release);
         }
         Ok(())
     }
 
     pub(crate) fn timeline(&self) -> Result<Timeline> {
         self.owner.check()?;
-        timelines_of(&*self.parts().backend, self.device())?;
+        timelines_of(&**self.backend(), self.device())?;
         self.words()
     }
 
     /// The same also where only hosts can use it.
     pub(crate) fn words(&self) -> Result<Timeline> {
         self.owner.check()?;
-        let parts = self.parts();
-        match &parts.hold {
-            Hold::Remote(lease) => lease.timeline(&parts.backend, Deadline::after(parts.timeout)),
-            Hold::Local(lease, _) => {
-                let mut own = self.local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.hold() {
+            Hold::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
+            Hold::Local(local) => {
+                let mut own = self.seldom().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(known) = &*own {
                     return Ok(known.clone());
                 }
-                let (export, pid) = (parts.export, std::process::id());
+                let pid = std::process::id();
                 let page = || Ok((WordPage::create()?, 0));
-                let far = Runtime::get()?.exports.timeline(export, *lease, true, page)?;
+                let far = Runtime::get()?.exports.timeline(local.export, local.lease, true, page)?;
                 let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
                 let place = (Arc::clone(far.ends().page()), far.ends().slot());
-                let near = Timeline::new(place, Side::Importer, Arc::clone(&parts.backend), pid);
+                let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
                 Ok(own.insert(near).clone())
             }
             Hold::Copy(_) => Err(Error::Unsupported {
-                backend: parts.backend.info().name,
+                backend: self.backend().info().name,
                 what: "order hand-overs by a copy".into(),
                 why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
             }),
@@ -258,14 +281,14 @@ impl Held {
     /// May work on this stream use the memory now?
     pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
-        if let Hold::Remote(lease) = &self.parts().hold {
+        if let Some(lease) = self.lease() {
             lease.check()?;
         }
         self.check_stream(stream)
     }
 
     pub(crate) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        check_backend("the stream", stream.backend(), self.parts().backend.info().name)?;
+        check_backend("the stream", stream.backend(), self.backend().info().name)?;
         if stream.device() != self.device() {
             let (stream, expected) = (stream.device(), self.device());
             return Err(Error::WrongStream { stream, what: "the mapping", expected });
@@ -276,39 +299,39 @@ impl Held {
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
     /// very process, for a copy, or once this guard is gone.
     pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        if let (Hold::Remote(lease), true) = (&self.parts().hold, self.owner.is_here()) {
+        if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
             let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
-            self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+            self.seldom().callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }
     }
 
     /// Ends it when the event has been reached. Without one, as by a plain drop, which waits for the whole device.
     pub(crate) fn end_at(mut self, event: Option<Box<dyn DeviceEvent>>) {
         let Some(event) = event else { return };
-        let Some((runtime, parts)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &parts);
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
         runtime.worker.submit_when(event, move || {
             end(near);
-            parts.let_go(runtime);
+            hold.let_go(runtime);
         });
     }
 
     /// Ends it. The caller knows that device work with the memory has finished.
     pub(crate) fn end_finished(mut self) {
-        let Some((runtime, parts)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &parts);
-        let Some(parts) = parts.let_go_of_lease(runtime, true) else { return };
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
+        let Some(hold) = hold.let_go_of_lease(runtime, true) else { return };
         runtime.worker.submit(move || {
             end(near);
-            parts.let_go(runtime);
+            hold.let_go(runtime);
         });
     }
 
     /// Ends it, and keeps nothing open of it that nobody else uses.
     pub(crate) fn abandon(self) {
-        let key = match &self.parts().hold {
-            Hold::Remote(lease) => Some(lease.key.clone()),
-            Hold::Local(..) | Hold::Copy(_) => None,
+        let key = match self.hold() {
+            Hold::Remote(lease) => Some(lease.key().clone()),
+            Hold::Local(_) | Hold::Copy(_) => None,
         };
         drop(self);
         if let (Some(key), Ok(runtime)) = (key, Runtime::get()) {
@@ -321,7 +344,7 @@ impl Held {
     pub(crate) fn released_event(&self, stream: BorrowedStream<'_>) -> Result<Option<Box<dyn DeviceEvent>>> {
         self.owner.check()?;
         self.check_stream(stream)?;
-        let backend = &self.parts().backend;
+        let backend = self.backend();
         if !backend.capabilities(stream.device())?.ipc_events {
             return Ok(None);
         }
@@ -333,28 +356,27 @@ impl Held {
     /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
     /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
     /// the poller, as the worker may be waiting for them already.
-    fn end_local_timeline(&mut self, runtime: &Runtime, parts: &HeldParts) -> Option<Timeline> {
-        let near = self.local_timeline.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(near) = &near {
-            runtime.poller.end_once_arrived(near.clone(), parts.far_timeline(runtime));
-        }
-        near
+    fn end_local_timeline(&mut self, runtime: &Runtime, hold: &Hold) -> Option<Timeline> {
+        let near = &mut self.seldom.get_mut()?.local_timeline;
+        let near = near.get_mut().unwrap_or_else(PoisonError::into_inner).take()?;
+        runtime.poller.end_once_arrived(near.clone(), hold.far_timeline(runtime));
+        Some(near)
     }
 
     /// Everything that has to be let go of, on the worker's thread, once device work has finished.
-    fn take_for_end(&mut self) -> Option<(&'static Runtime, HeldParts)> {
-        let parts = self.parts.take()?;
+    fn take_for_end(&mut self) -> Option<(&'static Runtime, Hold)> {
+        let hold = self.hold.take()?;
         let Some(runtime) = Runtime::of_guard(&self.owner) else {
             // A forked child: the driver's state is the parent's.
-            std::mem::forget(parts);
+            std::mem::forget(hold);
             return None;
         };
-        if let Hold::Remote(lease) = &parts.hold {
-            for id in std::mem::take(self.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+        if let (Hold::Remote(lease), Some(seldom)) = (&hold, self.seldom.get_mut()) {
+            for id in std::mem::take(seldom.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
         }
-        Some((runtime, parts))
+        Some((runtime, hold))
     }
 }
 
@@ -384,19 +406,19 @@ fn end(near: Option<Timeline>) {
     }
 }
 
-impl HeldParts {
+impl Hold {
     /// The exporter's side of the timeline, where that is this very process.
     fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
-        match &self.hold {
-            Hold::Local(lease, _) => runtime.exports.known_timeline(self.export, *lease),
-            Hold::Remote(..) | Hold::Copy(_) => None,
+        match self {
+            Self::Local(local) => runtime.exports.known_timeline(local.export, local.lease),
+            Self::Remote(_) | Self::Copy(_) => None,
         }
     }
 
     /// Lets go of a lease of another process's broker: on this thread, unless something has to be closed for it. Anything
     /// else is given back.
     fn let_go_of_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
-        let Hold::Remote(lease) = self.hold else { return Some(self) };
+        let Self::Remote(lease) = self else { return Some(self) };
         kill_point!("importer:letting-go");
         runtime.imports.let_go(runtime, lease, finished);
         None
@@ -404,28 +426,30 @@ impl HeldParts {
 
     fn let_go(self, runtime: &'static Runtime) {
         kill_point!("importer:letting-go");
-        match self.hold {
-            Hold::Remote(lease) => runtime.imports.release(lease),
-            Hold::Local(lease, shared) => {
+        match self {
+            Self::Remote(lease) => runtime.imports.release(lease),
+            Self::Local(local) => {
+                let LocalHold { export, lease, shared, .. } = *local;
                 drop(shared);
-                runtime.exports.release(self.export, lease, End::Released);
+                runtime.exports.release(export, lease, End::Released);
             }
-            Hold::Copy(buffer) => drop(buffer),
+            Self::Copy(buffer) => drop(buffer),
         }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let Some((runtime, parts)) = self.take_for_end() else { return };
-        let near = self.end_local_timeline(runtime, &parts);
-        let Some(parts) = parts.let_go_of_lease(runtime, false) else { return };
+        let device = self.device();
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
+        let Some(hold) = hold.let_go_of_lease(runtime, false) else { return };
         runtime.worker.submit(move || {
-            if let Err(error) = parts.backend.synchronize_device(parts.device) {
+            if let Err(error) = hold.backend().synchronize_device(device) {
                 tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
             }
             end(near);
-            parts.let_go(runtime);
+            hold.let_go(runtime);
         });
     }
 }

@@ -1,9 +1,9 @@
 //! The receiver's guard.
 
 use std::fmt;
-use std::sync::Arc;
 
 use super::held::Held;
+use super::table::Lease;
 use super::tensor::{Tensor, elements_of};
 use crate::address::DeviceRange;
 use crate::backend::Access;
@@ -23,14 +23,16 @@ use crate::timeline::Timeline;
 #[derive(Debug)]
 pub struct Mapping {
     held: Held,
-    descriptor: Arc<Descriptor>,
+    /// What it was opened by, unless the first mapping of the lease was opened by the same.
+    descriptor: Option<Box<Descriptor>>,
     range: DeviceRange,
 }
 
 impl Mapping {
     pub(super) fn new(held: Held, descriptor: &Descriptor) -> Result<Self> {
         let range = region_of(&held, descriptor)?;
-        let descriptor = held.share_descriptor(descriptor);
+        let shared = held.lease().is_some_and(|lease| lease.is_described_by(descriptor));
+        let descriptor = if shared { None } else { Some(Box::new(descriptor.clone())) };
         Ok(Self { held, descriptor, range })
     }
 
@@ -60,7 +62,7 @@ impl Mapping {
 
     /// The device where the bytes live; of a [copy](Self::is_copy), where the original does.
     pub fn home(&self) -> DeviceIdentity {
-        self.descriptor.home
+        self.descriptor().home
     }
 
     /// Do the bytes live on the device of the mapping, so that access does not cross cards? Those of a
@@ -83,12 +85,13 @@ impl Mapping {
 
     /// Element type, shape and strides, where the exporter stated them.
     pub fn layout(&self) -> Option<&TensorLayout> {
-        self.descriptor.layout.as_ref()
+        self.descriptor().layout.as_ref()
     }
 
     /// What the mapping was opened by. Forward it to let a third process open the memory.
     pub fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
+        let of_lease = || self.held.lease().and_then(Lease::descriptor);
+        self.descriptor.as_deref().or_else(of_lease).expect("the lease has what the mapping has not")
     }
 
     /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and

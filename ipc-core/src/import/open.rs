@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::time::Duration;
 
 use super::grant::HeldGrant;
-use super::held::{Held, HeldParts, Hold};
+use super::held::{Held, Hold, LocalHold, Terms};
 use super::mapping::Mapping;
 use super::table::Wanted;
 use crate::backend::Access;
@@ -225,9 +225,8 @@ impl OpenExport<'_> {
             return Err(Error::AccessDenied { wanted: access, granted: named.access });
         }
         let held = |device, hold| {
-            let (backend, export) = (backend.clone(), named.export);
-            let at_home = home == Some(device);
-            Held::new(HeldParts { backend, export, device, access, at_home, timeout: patience.timeout, hold })
+            let terms = Terms { device, access, at_home: home == Some(device), timeout: patience.timeout };
+            Held::new(runtime, hold, terms)
         };
         let open = || runtime.imports.acquire_open(runtime, &named, backend, (device, access), grant);
         if let Some(lease) = if alone { None } else { open() } {
@@ -237,7 +236,7 @@ impl OpenExport<'_> {
         self.check(runtime)?;
         let held = if let Some(granted) = self.granted_locally(runtime)? {
             let there = granted.shared.regions[0].device;
-            held(there, Hold::Local(granted.lease, granted.shared))
+            held(there, self.local_hold(granted))
         } else {
             if let Some(home) = home
                 && !backend.peer_access(device, home)?
@@ -276,16 +275,14 @@ impl OpenExport<'_> {
         let backend = ipc.backend();
         self.check(runtime)?;
         let held = |device, access, hold| {
-            let (backend, export) = (backend.clone(), named.export);
-            Held::new(HeldParts { backend, export, device, access, at_home: true, timeout, hold })
+            Held::new(runtime, hold, Terms { device, access, at_home: true, timeout })
         };
         let reading = Self { access: Access::ReadOnly, ..*self };
         let buffer = match reading.granted_locally(runtime)? {
             Some(granted) => {
                 let original = granted.shared.regions[0];
                 // Ends the lease however the copy goes.
-                let hold = Hold::Local(granted.lease, granted.shared);
-                let kept = held(original.device, Access::ReadOnly, hold);
+                let kept = held(original.device, Access::ReadOnly, self.local_hold(granted));
                 kept.wait_ready(|| timeout)?;
                 copy_within(backend, original, device)?
             }
@@ -295,7 +292,13 @@ impl OpenExport<'_> {
             }
         };
         kill_point!("importer:mapped");
-        Ok(held(device, access, Hold::Copy(buffer)))
+        Ok(held(device, access, Hold::Copy(Box::new(buffer))))
+    }
+
+    fn local_hold(&self, granted: LocalGrant) -> Hold {
+        let LocalGrant { lease, shared, .. } = granted;
+        let (backend, export) = (self.ipc.backend().clone(), self.named.export);
+        Hold::Local(Box::new(LocalHold { backend, export, lease, shared }))
     }
 
     /// What can be told before anybody is asked.

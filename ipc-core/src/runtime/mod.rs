@@ -32,7 +32,7 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 /// The process-wide state.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    owner: Owner,
+    pub(crate) owner: Owner,
     pub(crate) identity: ProcessIdentity,
     pub(crate) metrics: Metrics,
     pub(crate) worker: Worker,

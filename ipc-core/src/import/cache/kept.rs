@@ -1,0 +1,133 @@
+//! One thing of a cache, and the count of those who hold it.
+//!
+//! The count tells the state: opening, closing, held so many times, or idle where it is 0. Only who has the cache's lock
+//! makes a thing idle, live again, or closed. Those in between, who come where others hold it already and leave it to
+//! others, need no lock: they never see the count at 0, nor bring it there.
+
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::OnceLock;
+
+#[cfg(not(all(loom, test)))]
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+#[cfg(all(loom, test))]
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Counts that say that nobody can hold it.
+const OPENING: usize = usize::MAX;
+const CLOSING: usize = usize::MAX - 1;
+
+/// A thing under its key. In C's order, so that the count lies beside those of the [`Arc`](std::sync::Arc) around it: who
+/// takes a hold changes both.
+#[derive(Debug)]
+#[repr(C)]
+pub(in crate::import) struct Kept<K, V> {
+    holds: AtomicUsize,
+    /// The tick of the table's clock at which it became idle.
+    since: AtomicU64,
+    key: K,
+    value: OnceLock<V>,
+}
+
+impl<K, V> Kept<K, V> {
+    /// One that is being opened.
+    pub(super) fn opening(key: K) -> Self {
+        let (holds, since) = (AtomicUsize::new(OPENING), AtomicU64::new(0));
+        Self { holds, since, key, value: OnceLock::new() }
+    }
+
+    pub(in crate::import) const fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// Takes a further hold, where there is one.
+    pub(super) fn join_others(&self) -> bool {
+        // What the others have seen of the thing, and what they did with it before they came, has happened for this one.
+        let joined = |holds| (1..CLOSING - 1).contains(&holds).then(|| holds + 1);
+        self.holds.fetch_update(Ordering::Acquire, Ordering::Relaxed, joined).is_ok()
+    }
+
+    /// Lets go of a hold, where there is another one.
+    pub(super) fn leave_to_others(&self) -> bool {
+        // Whoever closes it comes behind everything that this one did with it.
+        let left = |holds| (holds > 1).then(|| holds - 1);
+        self.holds.fetch_update(Ordering::Release, Ordering::Relaxed, left).is_ok()
+    }
+}
+
+/// Under the cache's lock, where what is idle, opening or closing stays so.
+impl<K, V> Kept<K, V> {
+    /// It has been opened, for one who holds it.
+    pub(super) fn opened(&self, value: V) {
+        // It was opening, so there is none.
+        let _ = self.value.set(value);
+        self.holds.store(1, Ordering::Release);
+    }
+
+    /// Is it neither being opened nor being closed?
+    pub(super) fn is_open(&self) -> bool {
+        self.holds.load(Ordering::Acquire) < CLOSING
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.holds.load(Ordering::Acquire) == 0
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.is_open() && !self.is_idle()
+    }
+
+    /// Takes a hold on what is open. True for the first.
+    pub(super) fn hold(&self) -> bool {
+        self.holds.fetch_add(1, Ordering::Acquire) == 0
+    }
+
+    /// Lets go of a hold. True for the last, at this tick of the clock.
+    pub(super) fn leave(&self, now: u64) -> bool {
+        // Before it can be seen to be idle.
+        self.since.store(now, Ordering::Relaxed);
+        self.holds.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// It was idle, and is to be closed.
+    pub(super) fn closing(&self) {
+        self.holds.store(CLOSING, Ordering::Relaxed);
+    }
+
+    pub(super) fn idle_since(&self) -> u64 {
+        self.since.load(Ordering::Relaxed)
+    }
+}
+
+impl<K, V> Deref for Kept<K, V> {
+    type Target = V;
+
+    fn deref(&self) -> &V {
+        self.value.get().expect("nobody holds what has not been opened")
+    }
+}
+
+/// Found by its key.
+#[derive(Debug)]
+pub(super) struct ByKey<K, V>(pub(super) std::sync::Arc<Kept<K, V>>);
+
+impl<K, V> std::borrow::Borrow<K> for ByKey<K, V> {
+    fn borrow(&self) -> &K {
+        &self.0.key
+    }
+}
+
+impl<K: Hash, V> Hash for ByKey<K, V> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.hash(state);
+    }
+}
+
+impl<K: PartialEq, V> PartialEq for ByKey<K, V> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl<K: Eq, V> Eq for ByKey<K, V> {}

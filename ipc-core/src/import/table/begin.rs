@@ -1,0 +1,230 @@
+//! How a lease begins: the exporter is asked for it, and the driver opens what comes with it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::ImportTable;
+use super::keys::LeaseKey;
+use super::lease::{Lease, NO_EPOCH, Ready};
+use super::range::Opening;
+use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes};
+use crate::broker::{AllowList, Deadline, ExportNotices, Grant, Link, Token, WireHandle};
+use crate::descriptor::{DescribedExtent, NamedExport};
+use crate::device::DeviceOrdinal;
+use crate::error::{Error, Result};
+use crate::import::grant::HeldGrant;
+use crate::kill::kill_point;
+use crate::lease::LeaseId;
+use crate::runtime::Runtime;
+
+/// How long an open waits for drops that are in progress where they may stand in its way.
+const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
+
+/// What an open needs to know.
+pub(in crate::import) struct Wanted<'a> {
+    pub(in crate::import) backend: &'a Arc<dyn DeviceIpc>,
+    pub(in crate::import) descriptor: NamedExport<'a>,
+    pub(in crate::import) device: DeviceOrdinal,
+    pub(in crate::import) home: Option<DeviceOrdinal>,
+    pub(in crate::import) access: Access,
+    pub(in crate::import) allow: &'a AllowList,
+    pub(in crate::import) deadline: Deadline,
+    /// Is the lease, and with it the timeline, to be nobody else's?
+    pub(in crate::import) alone: bool,
+    /// The right to open the export once more, whatever has become of it.
+    pub(in crate::import) grant: Option<&'a HeldGrant>,
+    /// Says of an error which region it concerns.
+    pub(in crate::import) blame: &'a dyn Fn(usize, Error) -> Error,
+}
+
+impl Wanted<'_> {
+    /// What opens the export.
+    fn token(&self) -> Token {
+        self.grant.and_then(HeldGrant::token).unwrap_or(self.descriptor.token)
+    }
+}
+
+impl ImportTable {
+    pub(super) fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
+        let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+        match self.begin_over(&link, wanted, key) {
+            // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
+            Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
+                let (runtime, exporter) = (Runtime::get()?, wanted.descriptor.exporter);
+                // By the worker, as device work may have to be waited for.
+                runtime.worker.submit(move || runtime.imports.close_idle_of(&exporter));
+                runtime.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
+                self.begin_over(&link, wanted, key)
+            }
+            // A busy exporter may have closed a connection that held no lease.
+            Err(Error::ExporterGone { .. }) if !is_new => {
+                let (link, _) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+                self.begin_over(&link, wanted, key)
+            }
+            begun => begun,
+        }
+    }
+
+    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
+        let descriptor = &wanted.descriptor;
+        let peer = wanted.backend.local_peer_id(wanted.device)?;
+        // Before the lease begins, so that no notice about it is missed.
+        let notices = link.expect_notices(key);
+        let epoch = link.epoch().unwrap_or(NO_EPOCH);
+        let importer = (wanted.device, peer);
+        let granted = link.open(descriptor.export, wanted.token(), wanted.access, importer, wanted.deadline);
+        if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
+            grant.used_up();
+        }
+        let begun = granted.and_then(|(grant, fds)| {
+            kill_point!("importer:granted");
+            if !grant.keep {
+                notices.recall();
+            }
+            let id = grant.lease;
+            let begun = self.open_granted(wanted, key, link, (notices, epoch), grant, fds);
+            if begun.is_err() {
+                link.release(id);
+            }
+            begun
+        });
+        if begun.is_err() {
+            link.forget_notices(key);
+        }
+        begun
+    }
+
+    fn open_granted(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        link: &Arc<Link>,
+        (notices, epoch): (Arc<ExportNotices>, u64),
+        grant: Grant,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Lease> {
+        let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
+        check_grant(wanted, &handles, fds.len())?;
+        let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
+        // Closes what has been opened where something fails behind it.
+        let mut opened = Opening { table: self, ranges: Vec::with_capacity(wanted.descriptor.regions.len()) };
+        for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+            let handles = handles.by_ref().take(region.len());
+            let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
+                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
+                // silence or answer does not.
+                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                error => error,
+            });
+            opened.ranges.push(range.map_err(|error| (wanted.blame)(index, error))?);
+        }
+        kill_point!("importer:opened");
+        if confirm {
+            // What the driver opened may already have been something else.
+            link.confirm(id, wanted.deadline)?;
+        }
+        let ready = event.map(|handle| ready(wanted, link, id, &handle)).transpose()?;
+        let ranges = opened.into_ranges();
+        Ok(Lease {
+            id,
+            alone: lease_key.alone != 0,
+            backend: Arc::clone(wanted.backend),
+            token: wanted.descriptor.token,
+            descriptor: OnceLock::new(),
+            seen_ready: AtomicBool::new(false),
+            link: Arc::clone(link),
+            notices,
+            epoch: AtomicU64::new(epoch),
+            borrowed: confirm,
+            mapped: ranges.iter().map(|open| open.range).collect(),
+            ready,
+            timeline: Mutex::default(),
+            ranges: Mutex::new(ranges),
+            revoked: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
+        })
+    }
+
+}
+
+/// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the
+/// exporter's stream writes: an event of a process that dies before it gets there is never reached (CUDA), while the word is
+/// let go by this process itself; nor does every event open (CUDA keeps them in `/dev/shm`, which containers do not share).
+/// Where there are no words, or the exporter is too busy to give one, the event it is.
+fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
+    let event = wanted.backend.open_event(handle.as_slice(), wanted.device);
+    // An event of a process that has just died may open, and say that it has been reached.
+    link.check_alive()?;
+    let reached = |event: &dyn DeviceEvent| event.query().unwrap_or(false);
+    let has_words =
+        || wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines);
+    match event {
+        Ok(event) if reached(&*event) || !has_words() => Ok(Ready::Event(event)),
+        Ok(event) => match link.timeline(lease, wanted.backend, true, wanted.deadline.at_most(WORD_DEADLINE))
+        {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(gone @ Error::ExporterGone { .. }) => Err(gone),
+            Err(error) => {
+                tracing::debug!(%error, "there is no word for the bytes; their event is waited for");
+                Ok(Ready::Event(event))
+            }
+        },
+        Err(error) if !has_words() => Err(error),
+        // Where a word cannot be had either, the first error says what to change.
+        Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(Error::NotPermitted(why)) => {
+                tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
+                Err(error)
+            }
+            Err(other) => Err(other),
+        },
+    }
+}
+
+/// How long an exporter may take to give a word where there is an event as well.
+const WORD_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The grant is the exporter's word; it must fit the descriptor.
+fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
+    let misfit = |why: String| Err(Error::Protocol(why));
+    let allocations: usize = wanted.descriptor.regions.iter().map(Vec::len).sum();
+    if handles.len() != allocations {
+        return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
+    }
+    let claimed: usize = handles.iter().map(|handle| usize::from(handle.fds)).sum();
+    if claimed != fds {
+        if fds < claimed {
+            return Err(Error::io(
+                format!(
+                    "receiving the memory's {claimed} file descriptors, of which {fds} came (this process may have too \
+                     few left; raise its limit, ulimit -n)"
+                ),
+                rustix::io::Errno::MFILE,
+            ));
+        }
+        return misfit(format!("it sent {fds} descriptors and spoke of {claimed}"));
+    }
+    let mut handles = handles.iter();
+    for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+        for (extent, handle) in region.iter().zip(handles.by_ref()) {
+            check_handle(extent, handle).map_err(|error| (wanted.blame)(index, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_handle(extent: &DescribedExtent, handle: &WireHandle) -> Result<()> {
+    let generation = handle.generation.map_or(0, |generation| generation.0);
+    if handle.size == extent.size && generation == extent.generation {
+        return Ok(());
+    }
+    Err(Error::StaleGeneration(format!(
+        "the descriptor names an allocation of {} bytes with number {}, the exporter one of {} bytes with number \
+         {generation}",
+        extent.size, extent.generation, handle.size
+    )))
+}
+

@@ -1,0 +1,115 @@
+//! The driver's mappings, each opened once.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::ImportTable;
+use super::begin::Wanted;
+use super::keys::{LeaseKey, RangeKey};
+use crate::address::DeviceRange;
+use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
+use crate::broker::WireHandle;
+use crate::error::Result;
+use crate::import::cache::{Cached, Kept};
+use crate::runtime::Runtime;
+
+/// A hold on a driver's mapping.
+pub(super) type HeldRange = Arc<Kept<RangeKey, OpenRange>>;
+
+/// The driver's mapping.
+#[derive(Debug)]
+pub(super) struct OpenRange {
+    backend: Arc<dyn DeviceIpc>,
+    opened: Mutex<Option<Opened>>,
+    pub(super) range: DeviceRange,
+}
+
+impl Cached for OpenRange {
+    /// The leases are what is kept; a mapping without any is of no use.
+    fn may_be_kept(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self) -> u64 {
+        self.range.len
+    }
+}
+
+impl ImportTable {
+    /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
+    pub(super) fn open_region(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        handles: impl Iterator<Item = WireHandle>,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<HeldRange> {
+        let mut allocations = Vec::with_capacity(handles.size_hint().0);
+        let received = handles.map(|handle| {
+            allocations.push(handle.allocation);
+            ReceivedHandle {
+                kind: handle.kind,
+                bytes: handle.bytes,
+                fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
+                size: handle.size,
+                generation: handle.generation,
+                home: wanted.home,
+                exporter: wanted.descriptor.exporter,
+            }
+        });
+        let received: Vec<_> = received.collect();
+        let key = RangeKey { exporter: lease_key.exporter, allocations: allocations.into(), on: lease_key.on };
+        let open = || {
+            let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
+            if let Some(runtime) = Runtime::existing() {
+                runtime.metrics.driver_opens_total.add(1);
+                runtime.metrics.mapped_bytes.add(opened.range.len);
+            }
+            self.addresses.add(opened.range);
+            let (backend, range) = (Arc::clone(wanted.backend), opened.range);
+            Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
+        };
+        let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, |range| range.close())?;
+        Ok(range)
+    }
+
+    pub(super) fn release_ranges(&self, ranges: Vec<HeldRange>) {
+        for range in ranges {
+            self.ranges.release(range, |range| range.close());
+        }
+    }
+
+}
+
+impl OpenRange {
+    fn close(&self) {
+        let Some(opened) = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.driver_closes_total.add(1);
+            runtime.metrics.mapped_bytes.subtract(self.range.len);
+            // Before the driver may give the addresses to somebody else.
+            runtime.imports.addresses.remove(self.range);
+        }
+        if let Err(error) = self.backend.close(opened) {
+            tracing::warn!(%error, "a mapping could not be closed");
+        }
+    }
+}
+
+/// What a lease has open so far; closed again unless all of it is.
+pub(super) struct Opening<'a> {
+    pub(super) table: &'a ImportTable,
+    pub(super) ranges: Vec<HeldRange>,
+}
+
+impl Opening<'_> {
+    pub(super) fn into_ranges(mut self) -> Vec<HeldRange> {
+        std::mem::take(&mut self.ranges)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.table.release_ranges(std::mem::take(&mut self.ranges));
+    }
+}

@@ -1,0 +1,39 @@
+//! The leases that a thread has opened last, so that it finds them again without meeting other threads.
+//!
+//! Whether one may still be used its own state says. Remembering one keeps nothing open: what it had open goes when it
+//! ends, and only the place in memory stays until the thread remembers another one there.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use super::keys::{LeaseKey, OnDevice};
+use super::lease::{HeldLease, Lease};
+use crate::import::cache::Kept;
+use crate::descriptor::{ExportId, NamedExport};
+
+/// How many leases a thread remembers.
+const PLACES: usize = 16;
+
+type Places = [Weak<Kept<LeaseKey, Lease>>; PLACES];
+
+thread_local! {
+    static RECENT: RefCell<Places> = const { RefCell::new([const { Weak::new() }; PLACES]) };
+}
+
+/// The lease that mappings of this export share there, where this thread remembers it.
+pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<HeldLease> {
+    // A thread that is about to end remembers nothing.
+    let found = RECENT.try_with(|recent| recent.borrow()[place(named.export, on)].upgrade()).ok()??;
+    found.key().is_shared(named, on).then_some(found)
+}
+
+/// Has this thread find it again, unless it opens others in between.
+pub(super) fn remember(lease: &HeldLease) {
+    let place = place(lease.key().export, lease.key().on);
+    let _ = RECENT.try_with(|recent| recent.borrow_mut()[place] = Arc::downgrade(lease));
+}
+
+/// Neighbours in a process's count of exports have different places.
+fn place(export: ExportId, on: OnDevice) -> usize {
+    (export.0 as usize).wrapping_add(on.device.index()) % PLACES
+}
