@@ -23,6 +23,11 @@ impl Token {
     pub(crate) const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
+
+    fn halves(&self) -> [u64; 2] {
+        let bytes = u128::from_ne_bytes(self.0);
+        [bytes as u64, (bytes >> 64) as u64]
+    }
 }
 
 /// Bytes that nobody can guess.
@@ -35,7 +40,9 @@ pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
 
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
+        // As two numbers: a slice is compared in as many steps as it has bytes.
+        let ([low, high], [other_low, other_high]) = (self.halves(), other.halves());
+        (low.ct_eq(&other_low) & high.ct_eq(&other_high)).into()
     }
 }
 

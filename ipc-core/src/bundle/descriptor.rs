@@ -150,7 +150,7 @@ impl Contents {
         NamedExport {
             backend: &self.backend,
             home: part.home,
-            exporter: self.exporter,
+            exporter: &self.exporter,
             broker: &self.broker,
             export: part.export,
             token: part.token,

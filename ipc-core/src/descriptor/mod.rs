@@ -74,7 +74,7 @@ impl DescribedExtent {
 pub(crate) struct NamedExport<'a> {
     pub(crate) backend: &'a str,
     pub(crate) home: DeviceIdentity,
-    pub(crate) exporter: ProcessIdentity,
+    pub(crate) exporter: &'a ProcessIdentity,
     pub(crate) broker: &'a BrokerAddress,
     pub(crate) export: ExportId,
     pub(crate) token: Token,
@@ -85,8 +85,8 @@ pub(crate) struct NamedExport<'a> {
 
 impl<'a> NamedExport<'a> {
     /// The exporter, and where its broker is.
-    pub(crate) const fn broker(&self) -> (&ProcessIdentity, &'a BrokerAddress) {
-        (&self.exporter, self.broker)
+    pub(crate) const fn broker(&self) -> (&'a ProcessIdentity, &'a BrokerAddress) {
+        (self.exporter, self.broker)
     }
 }
 
@@ -145,7 +145,7 @@ impl Descriptor {
         NamedExport {
             backend: &self.backend,
             home: self.home,
-            exporter: self.exporter,
+            exporter: &self.exporter,
             broker: &self.broker,
             export: self.export,
             token: self.token,

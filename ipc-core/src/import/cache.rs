@@ -63,6 +63,13 @@ impl Default for CacheLimits {
     }
 }
 
+#[cfg(not(all(loom, test)))]
+type Hashing = std::hash::RandomState;
+
+/// The model checker repeats what happened, so the order of the table is always the same.
+#[cfg(all(loom, test))]
+type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
 /// A table of opened things. While one is being opened or closed, those who ask for it wait: some vendors cannot open a
 /// handle a second time, and none likes a close that races with an open.
 #[derive(Debug)]
@@ -73,7 +80,7 @@ pub(super) struct Cache<K, V> {
 
 #[derive(Debug)]
 struct State<K, V> {
-    entries: HashSet<ByKey<K, V>>,
+    entries: HashSet<ByKey<K, V>, Hashing>,
     limits: CacheLimits,
     idle: usize,
     idle_bytes: u64,
@@ -82,7 +89,7 @@ struct State<K, V> {
 
 impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
-        let (entries, limits) = (HashSet::new(), CacheLimits::default());
+        let (entries, limits) = (HashSet::default(), CacheLimits::default());
         Self {
             state: Mutex::new(State { entries, limits, idle: 0, idle_bytes: 0, clock: 0 }),
             changed: Condvar::new(),

@@ -158,6 +158,8 @@ impl World {
         for held in self.cache.live() {
             held.kept.store(false, Ordering::Release);
             self.unmap(&held);
+            // It may have become idle before it was marked.
+            self.close_idle(held.key);
         }
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct HeldGrant {
 
 impl HeldGrant {
     pub(crate) fn new(named: &NamedExport<'_>, token: Token, channel: ChannelId, allow: AllowList) -> Self {
-        let (exporter, broker, export) = (named.exporter, named.broker.clone(), named.export);
+        let (exporter, broker, export) = (*named.exporter, named.broker.clone(), named.export);
         let (held, owner) = (AtomicBool::new(true), Owner::current());
         Self { exporter, broker, export, token, channel, allow, held, owner }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::grant::HeldGrant;
 use super::held::{Held, Hold, LocalHold, Terms};
 use super::mapping::Mapping;
-use super::table::Wanted;
+use super::table::{HeldLease, Wanted};
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Deadline, Refusal};
 use crate::descriptor::{Descriptor, NamedExport};
@@ -151,23 +151,33 @@ impl<'a> OpenBuilder<'a> {
         let access = self.access.unwrap_or(named.access);
         let (ipc, patience, grant, alone) = (self.ipc, &patience, self.grant, self.alone);
         let opening = OpenExport { ipc, named, device, home, access, patience, grant, alone };
-        let held = match self.staging {
-            Staging::Always => opening.copied(self.descriptor.len),
-            _ => opening.held(&|_, error| error),
-        };
-        let held = match held {
+        let runtime = Runtime::get()?;
+        let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
+        if let Some(lease) = known {
+            // Made where it is returned from: a guard that is moved costs as much as the rest.
+            let mapping = Mapping::new(opening.guard(runtime, device, Hold::Remote(lease)), self.descriptor)?;
+            wait_ready(&mapping, stream, patience)?;
+            return Ok(mapping);
+        }
+        let mapping = Mapping::new(self.open_anew(&opening, runtime)?, self.descriptor)?;
+        wait_ready(&mapping, stream, patience)?;
+        Ok(mapping)
+    }
+
+    /// Opens what is not open here, or copies it.
+    #[cold]
+    fn open_anew(&self, opening: &OpenExport<'_>, runtime: &'static Runtime) -> Result<Held> {
+        let bytes = self.descriptor.len;
+        if self.staging == Staging::Always {
+            return opening.copied(runtime, bytes);
+        }
+        match opening.opened(runtime, &|_, error| error) {
             Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
                 tracing::debug!(%error, "the memory is copied, as it cannot be opened");
-                opening.copied(self.descriptor.len)?
+                opening.copied(runtime, bytes)
             }
-            held => held?,
-        };
-        let mapping = Mapping::new(held, self.descriptor)?;
-        match stream {
-            Some(stream) => mapping.held().wait_ready_on(stream)?,
-            None => mapping.held().wait_ready(|| patience.left())?,
+            opened => opened,
         }
-        Ok(mapping)
     }
 
     fn home_among(&self, devices: &[DeviceInfo]) -> Option<DeviceOrdinal> {
@@ -177,6 +187,13 @@ impl<'a> OpenBuilder<'a> {
     fn home_not_visible(&self) -> Error {
         let home: DeviceIdentity = self.descriptor.home;
         Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
+    }
+}
+
+fn wait_ready(mapping: &Mapping, stream: Option<BorrowedStream<'_>>, patience: &Patience) -> Result<()> {
+    match stream {
+        Some(stream) => mapping.held().wait_ready_on(stream),
+        None => mapping.held().wait_ready(|| patience.left()),
     }
 }
 
@@ -218,25 +235,44 @@ pub(crate) struct OpenExport<'a> {
 impl OpenExport<'_> {
     /// Opens it, ready or not. `blame` says of an error which region it concerns.
     pub(crate) fn held(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
-        let Self { ipc, named, device, home, access, patience, grant, alone } = *self;
         let runtime = Runtime::get()?;
-        let backend = ipc.backend();
-        if access.is_writable() && !named.access.is_writable() {
-            return Err(Error::AccessDenied { wanted: access, granted: named.access });
+        match self.open_already(runtime) {
+            Some(lease) => Ok(self.guard(runtime, self.device, Hold::Remote(lease))),
+            None => self.opened(runtime, blame),
         }
-        let held = |device, hold| {
-            let terms = Terms { device, access, at_home: home == Some(device), timeout: patience.timeout };
-            Held::new(runtime, hold, terms)
-        };
-        let open = || runtime.imports.acquire_open(runtime, &named, backend, (device, access), grant);
-        if let Some(lease) = if alone { None } else { open() } {
-            kill_point!("importer:mapped");
-            return Ok(held(device, Hold::Remote(lease)));
+    }
+
+    /// A hold on what is open here and can be used at once.
+    fn open_already(&self, runtime: &'static Runtime) -> Option<HeldLease> {
+        if self.alone || !self.is_permitted() {
+            return None;
+        }
+        let (backend, on) = (self.ipc.backend(), (self.device, self.access));
+        let lease = runtime.imports.acquire_open(runtime, &self.named, backend, on, self.grant)?;
+        kill_point!("importer:mapped");
+        Some(lease)
+    }
+
+    fn is_permitted(&self) -> bool {
+        self.named.access.is_writable() || !self.access.is_writable()
+    }
+
+    fn guard(&self, runtime: &Runtime, device: DeviceOrdinal, hold: Hold) -> Held {
+        let (access, timeout) = (self.access, self.patience.timeout);
+        Held::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
+    }
+
+    /// Opens what cannot be used at once.
+    fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
+        let Self { ipc, named, device, home, access, patience, grant, alone } = *self;
+        let backend = ipc.backend();
+        if !self.is_permitted() {
+            return Err(Error::AccessDenied { wanted: access, granted: named.access });
         }
         self.check(runtime)?;
         let held = if let Some(granted) = self.granted_locally(runtime)? {
             let there = granted.shared.regions[0].device;
-            held(there, self.local_hold(granted))
+            self.guard(runtime, there, self.local_hold(granted))
         } else {
             if let Some(home) = home
                 && !backend.peer_access(device, home)?
@@ -250,7 +286,7 @@ impl OpenExport<'_> {
             let lease = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
             let there = lease.mapped[0].device;
-            held(there, Hold::Remote(lease))
+            self.guard(runtime, there, Hold::Remote(lease))
         };
         if held.device() != device {
             return Err(Error::Unsupported {
@@ -268,15 +304,13 @@ impl OpenExport<'_> {
     }
 
     /// A copy of the export's only region, of so many bytes, on the device.
-    pub(crate) fn copied(&self, bytes: u64) -> Result<Held> {
+    fn copied(&self, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
         let Self { ipc, named, device, access, patience, grant, .. } = *self;
         let timeout = patience.timeout;
-        let runtime = Runtime::get()?;
         let backend = ipc.backend();
         self.check(runtime)?;
-        let held = |device, access, hold| {
-            Held::new(runtime, hold, Terms { device, access, at_home: true, timeout })
-        };
+        let held =
+            |device, access, hold| Held::new(runtime, hold, Terms { device, access, at_home: true, timeout });
         let reading = Self { access: Access::ReadOnly, ..*self };
         let buffer = match reading.granted_locally(runtime)? {
             Some(granted) => {
@@ -315,7 +349,7 @@ impl OpenExport<'_> {
     /// In the exporting process itself there is nothing to open.
     fn granted_locally(&self, runtime: &Runtime) -> Result<Option<LocalGrant>> {
         let (named, access) = (&self.named, self.access);
-        if named.exporter != runtime.identity {
+        if *named.exporter != runtime.identity {
             return Ok(None);
         }
         if !runtime.poller.listens_at(named.broker) {
@@ -359,7 +393,7 @@ pub(crate) const fn is_out_of_reach(error: &Error) -> bool {
 
 /// What can be told of the exporter without asking it.
 fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
-    let (exporter, local) = (&descriptor.exporter, &runtime.identity);
+    let (exporter, local) = (descriptor.exporter, &runtime.identity);
     if exporter.boot != local.boot {
         return Err(if exporter.host == local.host {
             Error::Rebooted

@@ -98,8 +98,7 @@ impl ImportTable {
             Some(lease)
         };
         let lease = known.or_else(found)?;
-        runtime.metrics.opens_total.add(1);
-        runtime.metrics.cache_hits_total.add(1);
+        runtime.metrics.opens_again.add(1);
         self.settle(grant, &lease);
         tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
         Some(lease)
@@ -162,6 +161,8 @@ impl ImportTable {
                 tracing::warn!(%error, "the device could not be waited for before its mappings were closed");
             }
             self.release_ranges(ranges);
+            // It may have become idle before it was marked.
+            self.close_idle(lease.key());
             closed += 1;
         }
         closed
@@ -194,4 +195,3 @@ impl ImportTable {
         lease.link.forget_notices(lease.key());
     }
 }
-

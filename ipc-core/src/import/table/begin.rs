@@ -52,7 +52,7 @@ impl ImportTable {
         match self.begin_over(&link, wanted, key) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
-                let (runtime, exporter) = (Runtime::get()?, wanted.descriptor.exporter);
+                let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
                 // By the worker, as device work may have to be waited for.
                 runtime.worker.submit(move || runtime.imports.close_idle_of(&exporter));
                 runtime.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
@@ -146,7 +146,6 @@ impl ImportTable {
             unfinished: AtomicBool::new(false),
         })
     }
-
 }
 
 /// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the
@@ -227,4 +226,3 @@ fn check_handle(extent: &DescribedExtent, handle: &WireHandle) -> Result<()> {
         extent.size, extent.generation, handle.size
     )))
 }
-

@@ -31,12 +31,12 @@ impl Hash for LeaseKey {
 impl LeaseKey {
     /// Of the lease that mappings share.
     pub(super) fn shared(named: &NamedExport<'_>, on: OnDevice) -> Self {
-        Self { exporter: named.exporter, export: named.export, on, alone: 0 }
+        Self { exporter: *named.exporter, export: named.export, on, alone: 0 }
     }
 
     /// Is it that of the lease that mappings of this export share there?
     pub(super) fn is_shared(&self, named: &NamedExport<'_>, on: OnDevice) -> bool {
-        self.export == named.export && self.on == on && self.alone == 0 && self.exporter == named.exporter
+        self.export == named.export && self.on == on && self.alone == 0 && self.exporter == *named.exporter
     }
 
     pub(crate) fn export(&self) -> ExportId {

@@ -80,7 +80,11 @@ impl Ready {
 impl Lease {
     /// May the mappings of this lease still be used?
     pub(in crate::import) fn check(&self) -> Result<()> {
-        if self.revoked.load(Ordering::Acquire) { Err(self.link.exporter_gone()) } else { Ok(()) }
+        if self.is_revoked() { Err(self.link.exporter_gone()) } else { Ok(()) }
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
     }
 
     /// The timeline of this lease.
@@ -113,6 +117,7 @@ impl Lease {
                     && self.link.epoch().is_some_and(|epoch| epoch == self.epoch.load(Ordering::Acquire))
         };
         !self.borrowed
+            && !self.is_revoked()
             && self.token == token
             && may_be_opened()
             // Behind the others: what the exporter said before it died is not taken for what it says now.
@@ -121,6 +126,7 @@ impl Lease {
 
     /// May it be used by who has a grant? The lease keeps the memory, and the grant says that the export may be opened.
     pub(super) fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
+        self.check()?;
         if self.link.is_gone() {
             return Err(self.link.exporter_gone());
         }
@@ -137,6 +143,7 @@ impl Lease {
     /// May it be used by newcomers?
     pub(super) fn check_for_newcomers(&self, wanted: &Wanted<'_>) -> Result<()> {
         let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
+        self.check()?;
         if self.link.is_gone() {
             return Err(self.link.exporter_gone());
         }
@@ -166,16 +173,16 @@ impl Cached for Lease {
     /// Not one with a timeline: the exporter's side waits for the end of the lease, not for another mapping.
     fn may_be_kept(&self) -> bool {
         let unused = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).is_none();
-        !self.alone && unused && self.notices.may_keep() && !self.link.is_gone()
+        !self.alone && unused && !self.is_revoked() && self.notices.may_keep() && !self.link.is_gone()
     }
 
     fn bytes(&self) -> u64 {
         self.mapped.iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
 
-    /// Not one whose exporter has gone: another mapping of it would be of no use.
+    /// Not one whose exporter has gone, or whose memory was closed by force: another mapping of it would be of no use.
     fn is_busy(&self) -> bool {
-        self.unfinished.load(Ordering::Acquire) && !self.link.is_gone()
+        self.unfinished.load(Ordering::Acquire) && !self.is_revoked() && !self.link.is_gone()
     }
 }
 
@@ -214,4 +221,3 @@ impl Lease {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-

@@ -54,11 +54,12 @@ impl ImportTable {
                 size: handle.size,
                 generation: handle.generation,
                 home: wanted.home,
-                exporter: wanted.descriptor.exporter,
+                exporter: *wanted.descriptor.exporter,
             }
         });
         let received: Vec<_> = received.collect();
-        let key = RangeKey { exporter: lease_key.exporter, allocations: allocations.into(), on: lease_key.on };
+        let key =
+            RangeKey { exporter: lease_key.exporter, allocations: allocations.into(), on: lease_key.on };
         let open = || {
             let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
             if let Some(runtime) = Runtime::existing() {
@@ -78,7 +79,6 @@ impl ImportTable {
             self.ranges.release(range, |range| range.close());
         }
     }
-
 }
 
 impl OpenRange {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 
 use super::keys::{LeaseKey, OnDevice};
 use super::lease::{HeldLease, Lease};
-use crate::import::cache::Kept;
 use crate::descriptor::{ExportId, NamedExport};
+use crate::import::cache::Kept;
 
 /// How many leases a thread remembers.
 const PLACES: usize = 16;
