@@ -14,7 +14,10 @@ use crate::staging::StagingLimits;
 
 /// What the library has done so far in this process.
 pub fn counters() -> Counters {
-    Runtime::existing().map(|runtime| runtime.metrics.read()).unwrap_or_default()
+    let Some(runtime) = Runtime::existing() else { return Counters::default() };
+    let (counted, again) = (runtime.metrics.read(), runtime.imports.opens_again());
+    let (opens_total, cache_hits_total) = (counted.opens_total + again, counted.cache_hits_total + again);
+    Counters { opens_total, cache_hits_total, ..counted }
 }
 
 /// How much memory of others stays open while nobody uses it, so that it can be opened again at no cost. The longest

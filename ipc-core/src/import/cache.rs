@@ -85,13 +85,15 @@ struct State<K, V> {
     idle: usize,
     idle_bytes: u64,
     clock: u64,
+    /// How many holds were taken again, where what is held does not count them itself.
+    again: u64,
 }
 
 impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
         let (entries, limits) = (HashSet::default(), CacheLimits::default());
         Self {
-            state: Mutex::new(State { entries, limits, idle: 0, idle_bytes: 0, clock: 0 }),
+            state: Mutex::new(State { entries, limits, idle: 0, idle_bytes: 0, clock: 0, again: 0 }),
             changed: Condvar::new(),
         }
     }
@@ -227,6 +229,12 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().those(Kept::is_live).cloned().collect()
     }
 
+    /// How many holds [`acquire_open`](Self::acquire_open) and [`acquire_known`](Self::acquire_known) have given.
+    pub(super) fn taken_again(&self) -> u64 {
+        let state = self.lock();
+        state.again + state.those(|_| true).map(|kept| kept.joined()).sum::<u64>()
+    }
+
     /// Is there one like this among what is open?
     #[cfg(all(loom, test))]
     pub(super) fn any(&self, is_so: impl Fn(&V) -> bool) -> bool {
@@ -266,6 +274,7 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
 
     /// Takes a hold on what is open.
     fn hold(&mut self, known: &Kept<K, V>) {
+        self.again += known.take_joined();
         if known.hold() {
             self.end_idleness(known);
         }
@@ -277,6 +286,7 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
             return None;
         }
         self.hold(&known);
+        self.again += 1;
         Some(known)
     }
 
@@ -293,6 +303,7 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
 
     /// Nobody gets what was idle any longer: it is to be closed.
     fn take_idle(&mut self, known: &Kept<K, V>) {
+        self.again += known.take_joined();
         known.closing();
         self.end_idleness(known);
     }
@@ -419,6 +430,38 @@ mod tests {
             closed.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(closed.into_inner(), 1, "it was left to be closed");
+    }
+
+    #[test]
+    fn one_that_others_hold_is_taken_and_left_while_another_thread_has_the_table() {
+        let cache = Cache::default();
+        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
+        assert!(cache.acquire_known(Arc::clone(&held), |_| false).is_none(), "it is not usable");
+        let (done, finished) = std::sync::mpsc::channel();
+        let table = cache.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let again = cache.acquire_known(Arc::clone(&held), |_| true).unwrap();
+                assert!(cache.let_go(again).is_ok());
+                done.send(()).unwrap();
+            });
+            let waited = finished.recv_timeout(Duration::from_secs(10));
+            drop(table);
+            waited.expect("it waited for the table");
+        });
+        assert!(cache.let_go(Arc::clone(&held)).is_ok());
+        assert_eq!(counts(&cache), (0, 1), "the last of them has gone");
+        assert!(cache.acquire_known(Arc::clone(&held), |_| true).is_some());
+        assert_eq!((counts(&cache), cache.taken_again()), ((1, 0), 2), "an idle one is used again");
+        assert!(cache.let_go(Arc::clone(&held)).is_ok());
+        held.kept.store(false, Ordering::SeqCst);
+        assert!(
+            cache.acquire_known(Arc::clone(&held), |_| true).is_none(),
+            "it was revoked while it was idle"
+        );
+        cache.close_idle(&1, |_| {});
+        assert!(cache.acquire_known(held, |_| true).is_none(), "it was closed");
+        assert_eq!(cache.taken_again(), 2);
     }
 
     #[test]
@@ -553,7 +596,14 @@ mod tests {
             for thread in 0..8 {
                 let (cache, open) = (&cache, &open);
                 scope.spawn(move || {
+                    let mut known: Option<Arc<Kept<(), Thing>>> = None;
                     for round in 0..500 {
+                        if let Some(held) =
+                            known.take().and_then(|known| cache.acquire_known(known, |_| true))
+                        {
+                            assert_eq!(open.load(Ordering::SeqCst), 1);
+                            cache.release(held, close);
+                        }
                         let acquired = cache.acquire(
                             &(),
                             deadline(),
@@ -564,6 +614,7 @@ mod tests {
                             close,
                         );
                         let held = acquired.unwrap().0;
+                        known = Some(Arc::clone(&held));
                         held.kept.store((round + thread) % 3 != 0, Ordering::SeqCst);
                         cache.release(held, close);
                         if round % 7 == 0 {

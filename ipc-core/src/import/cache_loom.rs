@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
@@ -26,8 +27,9 @@ struct Thing {
     key: Key,
     kept: AtomicBool,
     closed: AtomicBool,
-    /// The driver has it mapped.
-    mapped: AtomicBool,
+    /// The driver has it mapped. Who finds that it has not any longer finds it unmapped, as the table of the driver's
+    /// mappings has it.
+    mapped: Mutex<bool>,
     /// How many have come to hold it, and how many have done their work with it. Without an order of their own: it is the
     /// cache's that whoever closes it sees all of them.
     came: AtomicUsize,
@@ -75,7 +77,7 @@ impl World {
             key,
             kept: AtomicBool::new(true),
             closed: AtomicBool::new(false),
-            mapped: AtomicBool::new(true),
+            mapped: Mutex::new(true),
             came: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
         }
@@ -90,7 +92,8 @@ impl World {
     }
 
     fn unmap(&self, thing: &Thing) {
-        if thing.mapped.swap(false, Ordering::AcqRel) {
+        let mut mapped = thing.mapped.lock().unwrap();
+        if std::mem::take(&mut *mapped) {
             let before = self.alive[usize::from(thing.key)].fetch_sub(1, Ordering::AcqRel);
             assert_eq!(before, 1, "it was closed, but not open");
         }

@@ -29,11 +29,12 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(held: Held, descriptor: &Descriptor) -> Result<Self> {
-        let range = region_of(&held, descriptor)?;
+    /// Of the region that the descriptor names.
+    #[inline]
+    pub(super) fn new(held: Held, descriptor: &Descriptor, range: DeviceRange) -> Self {
         let shared = held.lease().is_some_and(|lease| lease.is_described_by(descriptor));
         let descriptor = if shared { None } else { Some(Box::new(descriptor.clone())) };
-        Ok(Self { held, descriptor, range })
+        Self { held, descriptor, range }
     }
 
     pub(crate) const fn held(&self) -> &Held {
@@ -196,7 +197,7 @@ impl Mapping {
 
 /// From the allocations as the driver mapped them to the region that the descriptor names. In the exporting process itself,
 /// and of a copy, there is only the region.
-fn region_of(held: &Held, descriptor: &Descriptor) -> Result<DeviceRange> {
+pub(super) fn region_of(held: &Held, descriptor: &Descriptor) -> Result<DeviceRange> {
     let mapped = held.regions()[0];
     if !held.has_allocations() {
         return Ok(mapped);

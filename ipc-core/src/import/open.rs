@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::grant::HeldGrant;
 use super::held::{Held, Hold, LocalHold, Terms};
-use super::mapping::Mapping;
+use super::mapping::{Mapping, region_of};
 use super::table::{HeldLease, Wanted};
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Deadline, Refusal};
@@ -154,14 +154,27 @@ impl<'a> OpenBuilder<'a> {
         let runtime = Runtime::get()?;
         let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
         if let Some(lease) = known {
-            // Made where it is returned from: a guard that is moved costs as much as the rest.
-            let mapping = Mapping::new(opening.guard(runtime, device, Hold::Remote(lease)), self.descriptor)?;
-            wait_ready(&mapping, stream, patience)?;
-            return Ok(mapping);
+            let held = opening.guard(runtime, device, Hold::Remote(lease));
+            return self.mapping(held, stream, patience);
         }
-        let mapping = Mapping::new(self.open_anew(&opening, runtime)?, self.descriptor)?;
-        wait_ready(&mapping, stream, patience)?;
-        Ok(mapping)
+        let held = self.open_anew(&opening, runtime)?;
+        self.mapping(held, stream, patience)
+    }
+
+    /// The mapping of what is open, once the bytes are ready.
+    #[inline]
+    fn mapping(
+        &self,
+        held: Held,
+        stream: Option<BorrowedStream<'_>>,
+        patience: &Patience,
+    ) -> Result<Mapping> {
+        let range = region_of(&held, self.descriptor)?;
+        match stream {
+            Some(stream) => held.wait_ready_on(stream)?,
+            None => held.wait_ready(|| patience.left())?,
+        }
+        Ok(Mapping::new(held, self.descriptor, range))
     }
 
     /// Opens what is not open here, or copies it.
@@ -187,13 +200,6 @@ impl<'a> OpenBuilder<'a> {
     fn home_not_visible(&self) -> Error {
         let home: DeviceIdentity = self.descriptor.home;
         Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
-    }
-}
-
-fn wait_ready(mapping: &Mapping, stream: Option<BorrowedStream<'_>>, patience: &Patience) -> Result<()> {
-    match stream {
-        Some(stream) => mapping.held().wait_ready_on(stream),
-        None => mapping.held().wait_ready(|| patience.left()),
     }
 }
 
@@ -248,7 +254,7 @@ impl OpenExport<'_> {
             return None;
         }
         let (backend, on) = (self.ipc.backend(), (self.device, self.access));
-        let lease = runtime.imports.acquire_open(runtime, &self.named, backend, on, self.grant)?;
+        let lease = runtime.imports.acquire_open(&self.named, backend, on, self.grant)?;
         kill_point!("importer:mapped");
         Some(lease)
     }

@@ -82,7 +82,6 @@ impl ImportTable {
     /// call of the driver or of the kernel. Anything else, errors included, is left to [`acquire`](Self::acquire).
     pub(super) fn acquire_open(
         &'static self,
-        runtime: &Runtime,
         named: &NamedExport<'_>,
         backend: &Arc<dyn DeviceIpc>,
         (device, access): (DeviceOrdinal, Access),
@@ -92,16 +91,19 @@ impl ImportTable {
         let on = OnDevice::new(backend, device, access);
         let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
         let known = recent::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
-        let found = || {
+        let lease = known.or_else(|| {
             let lease = self.leases.acquire_open(&LeaseKey::shared(named, on), usable)?;
             recent::remember(&lease);
             Some(lease)
-        };
-        let lease = known.or_else(found)?;
-        runtime.metrics.opens_again.add(1);
+        })?;
         self.settle(grant, &lease);
         tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
         Some(lease)
+    }
+
+    /// How many opens found a lease that could be used at once.
+    pub(crate) fn opens_again(&self) -> u64 {
+        self.leases.taken_again()
     }
 
     /// A lease that there was already has taken the place of a grant.

@@ -1,7 +1,7 @@
 //! What the library has done so far, counted.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
@@ -11,9 +11,6 @@ macro_rules! metrics {
         #[derive(Debug, Default)]
         pub(crate) struct Metrics {
             $(pub(crate) $name: Count,)*
-            /// Opens of what was open here, which any number of threads may do at a time: both an open and a hit of the
-            /// cache.
-            pub(crate) opens_again: SpreadCount,
         }
 
         /// What the library has done so far in this process; see [`counters`](crate::counters).
@@ -25,9 +22,7 @@ macro_rules! metrics {
 
         impl Metrics {
             pub(crate) fn read(&self) -> Counters {
-                let (read, again) = (Counters { $($name: self.$name.get(),)* }, self.opens_again.get());
-                let (opens_total, cache_hits_total) = (read.opens_total + again, read.cache_hits_total + again);
-                Counters { opens_total, cache_hits_total, ..read }
+                Counters { $($name: self.$name.get(),)* }
             }
         }
 
@@ -107,49 +102,9 @@ impl Count {
     }
 }
 
-/// One number that threads count up together, each mostly in a place of its own.
-#[derive(Debug, Default)]
-pub(crate) struct SpreadCount([Place; PLACES]);
-
-const PLACES: usize = 16;
-
-/// A processor fetches two lines of its cache at a time.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Place(AtomicU64);
-
-impl SpreadCount {
-    pub(crate) fn add(&self, count: u64) {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
-        // A thread that is about to end may have forgotten its place.
-        let place = THREAD.try_with(|thread| thread % PLACES).unwrap_or(0);
-        self.0[place].0.fetch_add(count, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.iter().map(|place| place.0.load(Ordering::Relaxed)).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn threads_that_count_together_lose_nothing() {
-        let metrics = Metrics::default();
-        metrics.opens_total.add(1);
-        std::thread::scope(|scope| {
-            for _ in 0..2 * PLACES {
-                scope.spawn(|| (0..100).for_each(|_| metrics.opens_again.add(1)));
-            }
-        });
-        let read = metrics.read();
-        assert_eq!((read.opens_total, read.cache_hits_total), (3201, 3200));
-    }
 
     #[test]
     fn the_text_is_what_prometheus_reads() {

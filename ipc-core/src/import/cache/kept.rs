@@ -9,21 +9,26 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 
 #[cfg(not(all(loom, test)))]
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(all(loom, test))]
-use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts that say that nobody can hold it.
-const OPENING: usize = usize::MAX;
-const CLOSING: usize = usize::MAX - 1;
+/// The bits of the word that say how many hold it. Those above count who joined, so that this costs nothing beside the
+/// hold.
+const HOLDS: u64 = (1 << 28) - 1;
+const ONE_JOINED: u64 = HOLDS + 1;
 
-/// A thing under its key. In C's order, so that the count lies beside those of the [`Arc`](std::sync::Arc) around it: who
-/// takes a hold changes both.
+/// Holds that say that nobody can hold it.
+const OPENING: u64 = HOLDS;
+const CLOSING: u64 = HOLDS - 1;
+
+/// A thing under its key. In C's order, so that the word lies beside the counts of the [`Arc`](std::sync::Arc) around it:
+/// who takes a hold changes both.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::import) struct Kept<K, V> {
-    holds: AtomicUsize,
+    word: AtomicU64,
     /// The tick of the table's clock at which it became idle.
     since: AtomicU64,
     key: K,
@@ -33,26 +38,34 @@ pub(in crate::import) struct Kept<K, V> {
 impl<K, V> Kept<K, V> {
     /// One that is being opened.
     pub(super) fn opening(key: K) -> Self {
-        let (holds, since) = (AtomicUsize::new(OPENING), AtomicU64::new(0));
-        Self { holds, since, key, value: OnceLock::new() }
+        let (word, since) = (AtomicU64::new(OPENING), AtomicU64::new(0));
+        Self { word, since, key, value: OnceLock::new() }
     }
 
     pub(in crate::import) const fn key(&self) -> &K {
         &self.key
     }
 
-    /// Takes a further hold, where there is one.
+    /// Takes a further hold, where there is one, and counts that.
     pub(super) fn join_others(&self) -> bool {
-        // What the others have seen of the thing, and what they did with it before they came, has happened for this one.
-        let joined = |holds| (1..CLOSING - 1).contains(&holds).then(|| holds + 1);
-        self.holds.fetch_update(Ordering::Acquire, Ordering::Relaxed, joined).is_ok()
+        let joined = |word: u64| {
+            let has_others = (1..CLOSING - 1).contains(&(word & HOLDS));
+            // What cannot be counted any longer takes the lock, under which the count begins anew.
+            word.checked_add(ONE_JOINED + 1).filter(|_| has_others)
+        };
+        // What the others have seen of the thing has happened for this one too.
+        self.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, joined).is_ok()
     }
 
     /// Lets go of a hold, where there is another one.
     pub(super) fn leave_to_others(&self) -> bool {
+        let left = |word: u64| (word & HOLDS > 1).then(|| word - 1);
         // Whoever closes it comes behind everything that this one did with it.
-        let left = |holds| (holds > 1).then(|| holds - 1);
-        self.holds.fetch_update(Ordering::Release, Ordering::Relaxed, left).is_ok()
+        self.word.fetch_update(Ordering::Release, Ordering::Relaxed, left).is_ok()
+    }
+
+    fn holds(&self) -> u64 {
+        self.word.load(Ordering::Acquire) & HOLDS
     }
 }
 
@@ -62,37 +75,48 @@ impl<K, V> Kept<K, V> {
     pub(super) fn opened(&self, value: V) {
         // It was opening, so there is none.
         let _ = self.value.set(value);
-        self.holds.store(1, Ordering::Release);
+        self.word.store(1, Ordering::Release);
     }
 
     /// Is it neither being opened nor being closed?
     pub(super) fn is_open(&self) -> bool {
-        self.holds.load(Ordering::Acquire) < CLOSING
+        self.holds() < CLOSING
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.holds.load(Ordering::Acquire) == 0
+        self.holds() == 0
     }
 
     pub(super) fn is_live(&self) -> bool {
-        self.is_open() && !self.is_idle()
+        (1..CLOSING).contains(&self.holds())
     }
 
     /// Takes a hold on what is open. True for the first.
     pub(super) fn hold(&self) -> bool {
-        self.holds.fetch_add(1, Ordering::Acquire) == 0
+        let before = self.word.fetch_add(1, Ordering::Acquire) & HOLDS;
+        assert!(before < CLOSING - 1, "there is memory for fewer guards");
+        before == 0
     }
 
     /// Lets go of a hold. True for the last, at this tick of the clock.
     pub(super) fn leave(&self, now: u64) -> bool {
         // Before it can be seen to be idle.
         self.since.store(now, Ordering::Relaxed);
-        self.holds.fetch_sub(1, Ordering::AcqRel) == 1
+        self.word.fetch_sub(1, Ordering::AcqRel) & HOLDS == 1
     }
 
     /// It was idle, and is to be closed.
     pub(super) fn closing(&self) {
-        self.holds.store(CLOSING, Ordering::Relaxed);
+        self.word.fetch_or(CLOSING, Ordering::Relaxed);
+    }
+
+    /// How many have joined others since this was taken.
+    pub(super) fn joined(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) / ONE_JOINED
+    }
+
+    pub(super) fn take_joined(&self) -> u64 {
+        self.word.fetch_and(HOLDS, Ordering::AcqRel) / ONE_JOINED
     }
 
     pub(super) fn idle_since(&self) -> u64 {
