@@ -388,7 +388,7 @@ fn what_opening_costs_in_system_calls() {
     traced.enter();
     let found = system_calls::trace(pid);
     drop(traced);
-    let [share, first, second, again, ring, send, receive, wait] = found.as_slice() else {
+    let [share, first, second, again, ring, there_and_back, send, receive, wait] = found.as_slice() else {
         panic!("{found:?}")
     };
     let nothing: [u64; 0] = [];
@@ -402,7 +402,12 @@ fn what_opening_costs_in_system_calls() {
         round_trip.map(number),
         "one round trip, with the poller kept away meanwhile"
     );
-    assert_eq!(of_ours(send), [libc::SYS_sendmsg].map(number), "a message that is sent");
+    assert_eq!(of_ours(there_and_back), nothing, "a message and its answer, while both ends are awake");
+    assert_eq!(
+        of_ours(send),
+        [libc::SYS_sendmsg].map(number),
+        "a message behind one that was not received yet"
+    );
     assert_eq!(of_ours(receive), [libc::SYS_recvmsg].map(number), "a message that is there");
     let waiting = of_ours(wait);
     let asleep = waiting.iter().all(|call| *call == number(libc::SYS_ppoll)) && !waiting.is_empty();
@@ -493,11 +498,24 @@ fn run_traced() {
     system_calls::mark();
     let (near, far) = channel(&ipc);
     let message = || Message::new().bytes(b"layer").tensor(&shared);
+    let round_trip = || {
+        // What this process shares is sent with a grant, and what the other one shares is open already.
+        near.send(message().descriptor(&exports[0]), PATIENCE).expect("sent");
+        let received = far.receive(PATIENCE).expect("received");
+        drop(received.tensors()[1].open().at_home().expect("opened"));
+        received.reply(Message::new(), PATIENCE).expect("answered");
+        drop(near.receive(PATIENCE).expect("received"));
+    };
+    // Tables and buffers are as large as they have to be.
+    (0..20).for_each(|_| round_trip());
+    system_calls::mark();
+    round_trip();
+    system_calls::mark();
     near.send(message(), PATIENCE).expect("sent");
+    system_calls::mark();
+    near.send(message(), PATIENCE).expect("sent");
+    system_calls::mark();
     drop(far.receive(PATIENCE).expect("received"));
-    system_calls::mark();
-    near.send(message(), PATIENCE).expect("sent");
-    system_calls::mark();
     system_calls::mark();
     let received = far.receive(PATIENCE).expect("received");
     system_calls::mark();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
@@ -63,20 +64,42 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     }
 }
 
+/// Lets [`receive_waiting`] wait, so long at most. Nothing else is told to wait by it.
+pub(crate) fn let_block(socket: BorrowedFd<'_>, most: Duration) -> rustix::io::Result<()> {
+    rustix::io::ioctl_fionbio(socket, false)?;
+    rustix::net::sockopt::set_socket_timeout(socket, Timeout::Recv, Some(most))
+}
+
 /// Receives one message. `None` at the end of the connection, `AGAIN` where there is none yet, `MSGSIZE` for one that
 /// is larger than any of ours. One that lost some of its descriptors, as this process may have no more of them, comes with
 /// none.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Packet>> {
+    loop {
+        match receive_with(RecvFlags::DONTWAIT, socket, buffer) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// The same, waiting for a message for as long as [`let_block`] says. `INTR` where a signal came first.
+pub(crate) fn receive_waiting(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<Packet>> {
+    receive_with(RecvFlags::empty(), socket, buffer)
+}
+
+fn receive_with(
+    flags: RecvFlags,
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<Packet>> {
     buffer.resize(MAX_MESSAGE_BYTES, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            other => break other?,
-        }
-    };
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
     // Collected first, so that they are closed whatever is wrong with the message.
     let mut fds = Vec::new();
     for message in control.drain() {

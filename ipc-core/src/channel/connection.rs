@@ -8,10 +8,11 @@ use std::time::Duration;
 use rustix::net::Shutdown;
 
 use super::handshake::Hello;
+use super::inbox::Inbox;
 use super::maps::Maps;
 use super::receive::Receiving;
 use super::send::Sending;
-use crate::broker::{Deadline, Gate, WatchedSocket};
+use crate::broker::{Deadline, Gate, WatchedSocket, socket};
 use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::export::{Bearer, ChannelId};
@@ -28,6 +29,9 @@ pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 pub(super) const SPIN: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
+/// How long a receive sleeps at the socket at a time.
+pub(super) const LONGEST_RECEIVE: Duration = Duration::from_secs(1);
+
 /// What the slots of the page are for. In each, either end has a word of its own.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
@@ -40,8 +44,12 @@ pub(super) enum Slot {
     Received = 2,
     /// How many tensors of messages the end has opened or discarded.
     Settled = 3,
-    /// How many messages the end has sent, a moment after the socket has them: for an end that spins.
+    /// How many messages the end has sent by its socket, a moment after that has them: for an end that spins.
     Sent = 4,
+    /// The number of the last message that the end has taken out of its inbox.
+    Taken = 5,
+    /// 1 while the end is awake: it looks into its inbox before it sleeps, and before it takes anything from its socket.
+    Awake = 6,
 }
 
 /// A socket that a forked child leaves alone: its copy was closed when it was forked, and the number may be another
@@ -113,6 +121,8 @@ pub(super) struct Connection {
     pub(super) receiving: Gate<Receiving>,
     /// May a receiver look again and again before it sleeps?
     pub(super) may_spin: AtomicBool,
+    /// Did the other end sleep when the last message was sent to it?
+    pub(super) has_woken: AtomicBool,
     side: Side,
     page: Arc<WordPage>,
     /// Made when a stream first has to do with it: pages that devices know are dear.
@@ -146,6 +156,7 @@ impl Connection {
             sending: Gate::new(Sending::default()),
             receiving: Gate::new(Receiving::default()),
             may_spin: AtomicBool::new(true),
+            has_woken: AtomicBool::new(false),
             side,
             page,
             words: Mutex::default(),
@@ -155,8 +166,21 @@ impl Connection {
             callbacks: Mutex::default(),
             owner: Owner::current(),
         });
+        socket::let_block(connection.socket.fd(), LONGEST_RECEIVE)
+            .map_err(|error| Error::io("preparing the channel's socket", error))?;
+        connection.own_word(Slot::Awake).store(1, Ordering::SeqCst);
         Runtime::get()?.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;
         Ok(connection)
+    }
+
+    /// What the other end writes and this one reads.
+    pub(super) fn inbox(&self) -> Inbox<'_> {
+        Inbox::of(&self.page, self.side == Side::Exporter)
+    }
+
+    /// What this end writes and the other one reads.
+    pub(super) fn outbox(&self) -> Inbox<'_> {
+        Inbox::of(&self.page, self.side != Side::Exporter)
     }
 
     /// The word that this end writes.
@@ -174,6 +198,11 @@ impl Connection {
     /// Has the other end been closed? What it had sent before may still be there to be received.
     pub(super) fn peer_has_closed(&self) -> bool {
         self.peers_word(Slot::Closed).load(Ordering::Acquire) != 0
+    }
+
+    /// Does the other end look into its inbox before it sleeps?
+    pub(super) fn peer_is_awake(&self) -> bool {
+        self.peers_word(Slot::Awake).load(Ordering::SeqCst) == 1
     }
 
     /// Does nothing more come, and does nobody take anything?

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 
 use super::handshake::{Greeting, Hello};
-use super::wire::{BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
+use super::wire::{
+    BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read, read_message,
+};
 use crate::broker::Token;
 use crate::descriptor::ExportId;
 use crate::device::DeviceIdentity;
@@ -17,7 +19,9 @@ const LIMIT: u64 = 1 << 20;
 /// A packet of a message, by itself, and as the file that a packet brings.
 pub(crate) fn packet(bytes: &[u8]) {
     message(bytes.to_vec(), Vec::new());
-    if let Ok(Outgoing { packet, file: Some(file) }) = Outgoing::raw_file(bytes) {
+    // What an inbox holds.
+    let _ = read_message(bytes.to_vec());
+    if let Ok(Outgoing { packet, file: Some(file), .. }) = Outgoing::raw_file(bytes) {
         message(packet, vec![file]);
     }
 }
@@ -26,14 +30,20 @@ pub(crate) fn packet(bytes: &[u8]) {
 fn message(packet: Vec<u8>, fds: Vec<OwnedFd>) {
     let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
     assert!(head.items.len() <= super::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT);
-    let Ok(Outgoing { packet, file }) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
+    let Ok(outgoing) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
         panic!("what was read is no larger than it may be");
     };
-    assert!(packet.len() <= MAX_PACKET_BYTES);
+    assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
+    let by_itself =
+        outgoing.message().map(|message| read_message(message.to_vec()).expect("it was just written"));
+    let Outgoing { packet, file, .. } = outgoing;
     let again = read(packet, file.into_iter().collect(), LIMIT).expect("it was just written");
     let Incoming::Message { head: again, bytes: again_bytes } = again else { panic!("it was a message") };
     assert_eq!(again_bytes.bytes(), bytes.bytes());
     assert_eq!(written(&again), written(&head));
+    if let Some(Incoming::Message { head: by_itself, bytes }) = by_itself {
+        assert_eq!((written(&by_itself), bytes.bytes()), (written(&head), again_bytes.bytes()));
+    }
 }
 
 fn written(head: &Head<'_>) -> Vec<u8> {
@@ -99,6 +109,7 @@ pub(crate) fn seeds() -> Vec<Seed> {
             Outgoing::of(&head(0, false), &[5; 70_000], LIMIT, Vec::new()).expect("it fits").packet,
         ),
         ("end", Outgoing::end().expect("it is short").packet),
+        ("look", Outgoing::look().expect("it is short").packet),
         ("hello", greeting(Greeting::Hello(hello()))),
         ("not-allowed", greeting(Greeting::NotAllowed { uid: 1000 })),
     ]

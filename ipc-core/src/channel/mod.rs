@@ -10,6 +10,7 @@
 //! | `listen`, `connect`, `name`, `handshake` | how two ends find each other and agree |
 //! | `connection` | one end, and what it knows of the other |
 //! | `message`, `send`, `wire` | what is sent |
+//! | `inbox` | by which way small messages go |
 //! | `receive`, `pace`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
 //! | `maps` | on which device |
 //!
@@ -19,6 +20,7 @@ mod arrival;
 mod connect;
 mod connection;
 mod handshake;
+mod inbox;
 mod listen;
 mod maps;
 mod message;
@@ -114,8 +116,8 @@ impl Channel {
         Self { connection }
     }
 
-    /// Sends a message, waiting for room in the queue. When this returns, the message is in the hands of the kernel: it
-    /// arrives also where the channel is dropped then. What its tensors name lives in this process, and ends with it: call
+    /// Sends a message, waiting for room in the queue. When this returns, the message is in the hands of the kernel, or in
+    /// memory that the receiver has mapped: it arrives also where the channel is dropped then. What its tensors name lives in this process, and ends with it: call
     /// [`close`](Self::close) before the process ends.
     ///
     /// # Errors

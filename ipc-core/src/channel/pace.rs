@@ -1,47 +1,51 @@
 //! When a receiver spins before it sleeps: to be woken by the kernel takes longer than a hand-over.
 
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use super::connection::SPIN;
-
-/// The most quick messages in a row that are needed before it spins again.
+/// The most waits that pass before it spins again.
 const MOST_NEEDED: u32 = 256;
 
-/// How messages have been coming. A receiver spins while they come quickly. Where that was in vain, as the sender is silent
-/// or has no processor to run on, so many more of them have to come quickly before it does again.
+/// So many messages that were spun for pay for spinning in vain once: each saves some microseconds.
+const PAYS: u32 = 16;
+
+/// How messages have been coming. A receiver spins as long as they come while it does. Where that was in vain, as the sender is
+/// silent or has no processor to run on, it sleeps the next time, and then twice as often, and so on; unless spinning has paid
+/// before, as with messages that come in bursts. How long it slept says nothing: that may be what the waking took.
 #[derive(Debug)]
 pub(super) struct Pace {
-    quick: u32,
+    /// Waits since it last spun in vain, and how many there have to be.
+    since: u32,
     needed: u32,
+    /// Messages that were spun for since then.
+    paid: u32,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { quick: 0, needed: 1 }
+        Self { since: 0, needed: 1, paid: 0 }
     }
 }
 
 impl Pace {
     /// Is it worth while to spin now?
     pub(super) fn spins(&self) -> bool {
-        self.quick >= self.needed && several_processors()
+        self.since >= self.needed && several_processors()
     }
 
-    /// Notes how long a message was waited for, and whether by spinning at first.
-    pub(super) fn waited(&mut self, time: Duration, spun: bool) {
-        if time < SPIN {
-            self.quick = self.quick.saturating_add(1);
-            // It has paid for a while: an exception is no reason to wait long.
-            if spun && self.quick.is_multiple_of(MOST_NEEDED) {
-                self.needed = 1;
-            }
-        } else {
-            self.quick = 0;
-            if spun {
-                self.needed = (self.needed * 2).min(MOST_NEEDED);
-            }
+    /// Notes a wait in which it slept at once.
+    pub(super) fn slept(&mut self) {
+        self.since = self.since.saturating_add(1);
+    }
+
+    /// Notes a wait in which it spun, and whether a message came meanwhile.
+    pub(super) fn spun(&mut self, came: bool) {
+        if came {
+            self.paid = self.paid.saturating_add(1);
+            return;
         }
+        let has_paid = std::mem::take(&mut self.paid) >= PAYS;
+        self.needed = if has_paid { 0 } else { (self.needed * 2).clamp(1, MOST_NEEDED) };
+        self.since = 0;
     }
 }
 
@@ -55,38 +59,51 @@ fn several_processors() -> bool {
 mod tests {
     use super::*;
 
-    const QUICK: Duration = Duration::from_micros(10);
-    const SLOW: Duration = Duration::from_millis(10);
-
     fn wanted(pace: &Pace) -> bool {
-        pace.quick >= pace.needed
+        pace.since >= pace.needed
+    }
+
+    /// A wait for a message that comes at once to who spins, or not.
+    fn wait(pace: &mut Pace, comes: bool) -> bool {
+        let spins = wanted(pace);
+        if spins {
+            pace.spun(comes)
+        } else {
+            pace.slept()
+        }
+        spins
     }
 
     #[test]
-    fn it_spins_while_messages_come_quickly() {
+    fn it_spins_while_messages_come_meanwhile() {
         let mut pace = Pace::default();
-        assert!(!wanted(&pace), "nothing is known of the sender yet");
-        pace.waited(QUICK, false);
-        assert!(wanted(&pace));
-        pace.waited(SLOW, true);
-        assert!(!wanted(&pace), "a silent sender");
+        assert!(!wait(&mut pace, true), "nothing is known of the sender yet");
+        assert!((0..1000).all(|_| wait(&mut pace, true)));
+        assert!(wait(&mut pace, false), "a pause of the sender");
+        assert!(wait(&mut pace, false), "it had paid");
+        assert!(!wait(&mut pace, true));
+        assert!(wait(&mut pace, true));
     }
 
     #[test]
     fn what_was_in_vain_is_done_less_and_less_often() {
         let mut pace = Pace::default();
-        let mut spun = 0;
-        for _ in 0..10_000 {
-            // As on a busy machine: quick where it sleeps, and late where it spins.
-            let spins = wanted(&pace);
-            spun += u32::from(spins);
-            pace.waited(if spins { SLOW } else { QUICK }, spins);
-        }
+        // As on a busy machine, where the sender has no processor while this end spins.
+        let spun = (0..10_000).filter(|_| wait(&mut pace, false)).count();
         assert!(spun < 60, "{spun} of 10000 waits were spun for in vain");
-        for _ in 0..3 * MOST_NEEDED {
-            pace.waited(QUICK, wanted(&pace));
+        let slept = (0..1000).filter(|_| !wait(&mut pace, true)).count() as u32;
+        assert!(slept <= MOST_NEEDED, "{slept} waits passed before it was tried again");
+        wait(&mut pace, false);
+        assert_eq!(pace.needed, 0, "it has paid since");
+    }
+
+    #[test]
+    fn bursts_are_spun_for_whatever_lies_between_them() {
+        let mut pace = Pace::default();
+        for burst in 0..1000 {
+            let spun = (0..2 * PAYS).filter(|_| wait(&mut pace, true)).count() as u32;
+            assert!(spun >= PAYS, "burst {burst}");
+            wait(&mut pace, false);
         }
-        pace.waited(SLOW, true);
-        assert_eq!(pace.needed, 2, "it has paid since");
     }
 }

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::arrival::{Arrival, Place};
-use super::connection::{Connection, SPIN, Slot};
+use super::connection::{Connection, LONGEST_RECEIVE, SPIN, Slot};
 use super::maps::{ResolvedMap, position};
 use super::pace::Pace;
 use super::received::{Received, ReceivedTensor};
 use super::received_bundle::ReceivedBundle;
-use super::wire::{Head, Incoming, Item, Payload, read};
-use crate::broker::{Deadline, Token, socket};
+use super::wire::{Head, Incoming, Item, Payload, read, read_message};
+use crate::broker::socket::{self, Packet};
+use crate::broker::{Deadline, Token};
 use crate::bundle::BundleDescriptor;
 use crate::descriptor::{Descriptor, NamedExport};
 use crate::device::DeviceIdentity;
@@ -25,6 +26,9 @@ use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 use crate::timeline::TIMELINE_END;
 
+/// How long a receiver spins where the other end slept when it was sent to: that has to wake before it can answer.
+const WAKING: Duration = Duration::from_micros(200);
+
 /// How often a spinning receiver looks at a word before it looks at the time.
 const LOOKS: u32 = 16;
 
@@ -33,8 +37,12 @@ const LOOKS: u32 = 16;
 pub(super) struct Receiving {
     buffer: Vec<u8>,
     messages: u64,
-    /// Packets that were messages, also those that could not be read.
+    /// Messages that have been taken, also those that could not be read.
     taken: u64,
+    /// Packets of the socket that were messages.
+    by_socket: u64,
+    /// A packet that came while the message before it lay in the inbox, or while this end slept.
+    early: Option<Packet>,
     pace: Pace,
     /// The kernel has said that there is something.
     polled: bool,
@@ -60,11 +68,11 @@ impl Connection {
         loop {
             // Looked at before the queue, which it speaks of.
             let closed = self.peer_has_closed();
-            // Where nothing has been sent, looking would be a system call in vain: there is waiting to be done.
-            let look = closed || std::mem::take(&mut receiving.polled) || self.has_sent(&receiving);
-            let incoming = if look { self.next(&mut receiving)? } else { None };
-            match incoming {
+            match self.next(&mut receiving, closed)? {
                 Some(Incoming::End) => receiving.ended = true,
+                // A peer that says nothing else cannot keep this end busy for ever.
+                Some(Incoming::Look) if deadline.left().is_zero() => return Err(self.nothing_came(deadline)),
+                Some(Incoming::Look) => {}
                 Some(Incoming::Message { head, bytes }) => {
                     receiving.messages += 1;
                     let received = self.take(head, bytes)?;
@@ -76,72 +84,149 @@ impl Connection {
                     receiving.ended = true;
                     return Err(self.why_over());
                 }
-                None => self.wait_for_packet(&mut receiving, deadline)?,
+                None => self.wait_for_message(&mut receiving, deadline)?,
             }
         }
     }
 
     /// Has the other end sent what has not been taken, or is there something else to look for in the queue? It is only what
-    /// that end says; [`wait_for_packet`](Self::wait_for_packet) asks the kernel.
+    /// that end says; [`sleep`](Self::sleep) asks the kernel.
     fn has_sent(&self, receiving: &Receiving) -> bool {
-        self.peers_word(Slot::Sent).load(Ordering::Acquire) != receiving.taken
+        self.inbox().has(receiving.taken + 1)
+            || self.peers_word(Slot::Sent).load(Ordering::Acquire) != receiving.by_socket
             || receiving.ended
             || self.has_gone()
             || self.is_broken()
     }
 
-    /// Waits until there is something to be read, or the connection has ended.
-    fn wait_for_packet(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
-        let begin = Instant::now();
-        let spins = self.may_spin.load(Ordering::Relaxed) && receiving.pace.spins();
+    /// Waits until there is something to be taken, or the connection has ended.
+    fn wait_for_message(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
         // What has been said to be sent and is not there is nothing to spin for.
-        if spins && !self.has_sent(receiving) {
-            let until = deadline.at.min(begin + SPIN);
-            while Instant::now() < until {
-                for _ in 0..LOOKS {
-                    if self.has_sent(receiving) || self.peer_has_closed() {
-                        receiving.pace.waited(begin.elapsed(), spins);
-                        return Ok(());
-                    }
-                    std::hint::spin_loop();
+        let spins =
+            self.may_spin.load(Ordering::Relaxed) && receiving.pace.spins() && !self.has_sent(receiving);
+        if !spins {
+            receiving.pace.slept();
+            return self.sleep(receiving, deadline);
+        }
+        let patience = if self.has_woken.swap(false, Ordering::Relaxed) { WAKING } else { SPIN };
+        let came = self.spin(receiving, deadline.at.min(Instant::now() + patience));
+        receiving.pace.spun(came);
+        if came { Ok(()) } else { self.sleep(receiving, deadline) }
+    }
+
+    /// Looks again and again. False where nothing came in time.
+    fn spin(&self, receiving: &Receiving, until: Instant) -> bool {
+        while Instant::now() < until {
+            for _ in 0..LOOKS {
+                if self.has_sent(receiving) || self.peer_has_closed() {
+                    return true;
                 }
+                std::hint::spin_loop();
             }
         }
+        false
+    }
+
+    /// Sleeps at the socket: whoever sends from now on wakes it.
+    fn sleep(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
+        let awake = self.own_word(Slot::Awake);
+        awake.store(0, Ordering::SeqCst);
+        // What was put there before the sender could see that.
+        let slept = if self.inbox().has(receiving.taken + 1) {
+            Ok(())
+        } else {
+            self.wait_at_socket(receiving, deadline)
+        };
+        awake.store(1, Ordering::SeqCst);
+        slept
+    }
+
+    fn wait_at_socket(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
+        if receiving.early.is_none() && deadline.left() > LONGEST_RECEIVE {
+            match socket::receive_waiting(self.socket.fd(), &mut receiving.buffer) {
+                Ok(Some(packet)) => receiving.early = Some(packet),
+                Err(Errno::MSGSIZE) => return Err(self.too_large()),
+                // Whatever else it is, it is met again.
+                Ok(None) | Err(_) => receiving.polled = true,
+            }
+            return Ok(());
+        }
         let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
-        receiving.pace.waited(begin.elapsed(), spins);
         if !waited.map_err(|error| Error::io("waiting for the other end of the channel", error))? {
-            let detail = format!("; process {} ({}) is still there", self.peer.pid, self.peer.program);
-            return Err(deadline.passed("the receiving of a message", &detail));
+            return Err(self.nothing_came(deadline));
         }
         // The word may come a moment later, or not at all.
         receiving.polled = true;
         Ok(())
     }
 
-    /// The next packet, if there is one. Notes the end of the connection.
-    fn next(&self, receiving: &mut Receiving) -> Result<Option<Incoming>> {
+    fn nothing_came(&self, deadline: Deadline) -> Error {
+        let detail = format!("; process {} ({}) is still there", self.peer.pid, self.peer.program);
+        deadline.passed("the receiving of a message", &detail)
+    }
+
+    /// The next message, or what else is said, if there is something: out of the inbox, or by the socket where there is a
+    /// reason to look there, which is a system call.
+    fn next(&self, receiving: &mut Receiving, closed: bool) -> Result<Option<Incoming>> {
         if self.is_broken() {
             return Err(self.why_over());
+        }
+        if let Some(message) = self.out_of_inbox(receiving)? {
+            return Ok(Some(message));
+        }
+        let look = closed || std::mem::take(&mut receiving.polled) || receiving.early.is_some();
+        if !look && !self.has_sent(receiving) {
+            return Ok(None);
+        }
+        let Some(packet) = self.packet(receiving)? else { return Ok(None) };
+        // A packet that came behind a message in the inbox: that was there before it.
+        if let Some(message) = self.out_of_inbox(receiving)? {
+            receiving.early = Some(packet);
+            return Ok(Some(message));
+        }
+        let read = read(packet.bytes, packet.fds, self.limit);
+        if !matches!(read, Ok(Incoming::End | Incoming::Look)) {
+            receiving.by_socket += 1;
+            receiving.taken += 1;
+        }
+        self.accepted(read).map(Some)
+    }
+
+    /// The next message, if it lies in the inbox.
+    fn out_of_inbox(&self, receiving: &mut Receiving) -> Result<Option<Incoming>> {
+        let inbox = self.inbox();
+        if !inbox.has(receiving.taken + 1) {
+            return Ok(None);
+        }
+        let message = inbox.copy();
+        receiving.taken += 1;
+        self.own_word(Slot::Taken).store(receiving.taken, Ordering::Release);
+        let message = message.ok_or_else(|| Error::Protocol("its message is longer than an inbox".into()));
+        self.accepted(message.and_then(read_message)).map(Some)
+    }
+
+    fn accepted(&self, read: Result<Incoming>) -> Result<Incoming> {
+        match read {
+            Err(Error::Protocol(how)) => Err(self.break_off(how)),
+            read => read,
+        }
+    }
+
+    /// The next packet of the socket, if there is one. Notes the end of the connection.
+    fn packet(&self, receiving: &mut Receiving) -> Result<Option<Packet>> {
+        if let Some(packet) = receiving.early.take() {
+            return Ok(Some(packet));
         }
         if receiving.ended {
             return Ok(None);
         }
         loop {
             match socket::receive(self.socket.fd(), &mut receiving.buffer) {
-                Ok(Some(packet)) => {
-                    let read = read(packet.bytes, packet.fds, self.limit);
-                    receiving.taken += u64::from(!matches!(read, Ok(Incoming::End)));
-                    return match read {
-                        Err(Error::Protocol(how)) => Err(self.break_off(how)),
-                        read => read.map(Some),
-                    };
-                }
+                Ok(Some(packet)) => return Ok(Some(packet)),
                 // The other end has gone with something unread. What it had sent is still there.
                 Err(Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::MSGSIZE) => {
-                    return Err(self.break_off("its packet is larger than packets are".into()));
-                }
+                Err(Errno::MSGSIZE) => return Err(self.too_large()),
                 Ok(None) => {
                     receiving.ended = true;
                     return Ok(None);
@@ -149,6 +234,10 @@ impl Connection {
                 Err(error) => return Err(Error::io("receiving a message", error)),
             }
         }
+    }
+
+    fn too_large(&self) -> Error {
+        self.break_off("its packet is larger than packets are".into())
     }
 
     fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
@@ -234,9 +323,10 @@ impl Connection {
     /// Discards what nobody will receive; its grants go back.
     pub(super) fn discard_unread(self: &Arc<Self>) {
         let Some(mut receiving) = self.receiving.try_enter() else { return };
-        while let Ok(Some(incoming)) = self.next(&mut receiving) {
+        while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
+                Incoming::Look => {}
                 Incoming::End => return,
             }
         }

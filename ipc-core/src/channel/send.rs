@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::MAX_MESSAGE_TENSORS;
 use super::connection::{Connection, Slot, wait_until};
+use super::inbox::MOST_BYTES;
 use super::message::{Message, Part};
 use super::wire::{BundleBytes, DescriptorBytes, Head, Item, Outgoing};
 use crate::broker::{Deadline, Token, socket};
@@ -25,6 +26,9 @@ use crate::timeline::timelines_of;
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     messages: u64,
+    /// Those of them that went by the socket, and the number of the last that did not.
+    by_socket: u64,
+    last_put: u64,
     tensors: u64,
     /// The last value of the own counter that was submitted to a stream.
     signalled: u64,
@@ -107,14 +111,41 @@ impl Connection {
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
         let outgoing = Outgoing::of(&head, message.payload(), self.limit, buffer)?;
-        self.send_packet(&outgoing, deadline)?;
+        // An end that has been closed takes nothing more, though its inbox may be empty.
+        self.check()?;
+        if !self.put(&outgoing, &mut sending) {
+            self.has_woken.store(!self.peer_is_awake(), Ordering::Relaxed);
+            self.send_packet(&outgoing, deadline)?;
+            sending.by_socket += 1;
+            self.own_word(Slot::Sent).store(sending.by_socket, Ordering::Release);
+        }
         unsent.has_been_sent();
         sending.messages += 1;
-        self.own_word(Slot::Sent).store(sending.messages, Ordering::Release);
         sending.buffer = outgoing.packet;
         sending.tensors += tensors;
         kill_point!("sender:channel-sent");
         Ok(())
+    }
+
+    /// Puts the message into the other end's inbox. False where it has to go by the socket: there is no room, or that end
+    /// sleeps.
+    fn put(&self, outgoing: &Outgoing, sending: &mut Sending) -> bool {
+        let Some(message) = outgoing.message().filter(|message| message.len() <= MOST_BYTES) else {
+            return false;
+        };
+        let has_room = self.peers_word(Slot::Taken).load(Ordering::Acquire) == sending.last_put;
+        if !has_room || !self.peer_is_awake() {
+            return false;
+        }
+        sending.last_put = sending.messages + 1;
+        self.outbox().put(sending.last_put, message);
+        // It may have looked before, and sleep now. Where there is no room for this it has something to wake it.
+        if !self.peer_is_awake()
+            && let Ok(look) = Outgoing::look()
+        {
+            let _ = socket::send(self.socket.fd(), &look.packet, &[]);
+        }
+        true
     }
 
     fn send_packet(&self, outgoing: &Outgoing, deadline: Deadline) -> Result<()> {

@@ -31,6 +31,8 @@ pub(super) enum Frame {
     InFile { bytes: u64 },
     /// Nothing more comes.
     End,
+    /// A message lies in the inbox: for an end that went to sleep meanwhile.
+    Look,
 }
 
 /// What a message says before its bytes, which take up the rest. An end that sends borrows what it describes.
@@ -153,12 +155,29 @@ fn unwritten(error: postcard::Error) -> Error {
 pub(super) struct Outgoing {
     pub(super) packet: Vec<u8>,
     pub(super) file: Option<OwnedFd>,
+    /// Where the message begins in the packet, unless it lies in the file.
+    start: usize,
 }
 
 impl Outgoing {
     /// Nothing more comes.
     pub(super) fn end() -> Result<Self> {
-        Ok(Self { packet: encoded(&Frame::End)?, file: None })
+        Self::alone(Frame::End)
+    }
+
+    /// There is something in the inbox.
+    pub(super) fn look() -> Result<Self> {
+        Self::alone(Frame::Look)
+    }
+
+    fn alone(frame: Frame) -> Result<Self> {
+        let packet = encoded(&frame)?;
+        Ok(Self { start: packet.len(), packet, file: None })
+    }
+
+    /// The message itself, where the packet holds it.
+    pub(super) fn message(&self) -> Option<&[u8]> {
+        if self.file.is_some() { None } else { Some(&self.packet[self.start..]) }
     }
 
     /// Encodes a message, unless it is larger than `limit`, in a buffer whose contents are over.
@@ -173,11 +192,12 @@ impl Outgoing {
         }
         if frame as u64 + size <= MAX_PACKET_BYTES as u64 {
             packet.extend_from_slice(bytes);
-            return Ok(Self { packet, file: None });
+            return Ok(Self { packet, file: None, start: frame });
         }
         let file = write_file(&packet[frame..], bytes)
             .map_err(|error| Error::io("writing a message's memory file", error))?;
-        Ok(Self { packet: encoded(&Frame::InFile { bytes: size })?, file: Some(file) })
+        let packet = encoded(&Frame::InFile { bytes: size })?;
+        Ok(Self { start: packet.len(), packet, file: Some(file) })
     }
 }
 
@@ -188,7 +208,7 @@ impl Outgoing {
         let file =
             write_file(&[], bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
         let packet = encoded(&Frame::InFile { bytes: bytes.len() as u64 })?;
-        Ok(Self { packet, file: Some(file) })
+        Ok(Self { start: packet.len(), packet, file: Some(file) })
     }
 }
 
@@ -209,6 +229,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(super) enum Incoming {
     Message { head: Head<'static>, bytes: Payload },
     End,
+    Look,
 }
 
 /// A message's bytes, where they came.
@@ -236,11 +257,12 @@ pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Inc
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
     let start = packet.len() - rest.len();
     match frame {
-        Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
-        Frame::Whole | Frame::End if !fds.is_empty() => {
+        Frame::End | Frame::Look if !rest.is_empty() => misfit("something follows what is said alone"),
+        Frame::Whole | Frame::End | Frame::Look if !fds.is_empty() => {
             misfit("it sent descriptors that it does not speak of")
         }
         Frame::End => Ok(Incoming::End),
+        Frame::Look => Ok(Incoming::Look),
         Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet is larger than packets are"),
         Frame::Whole => parse(packet, start),
         Frame::InFile { .. } if !rest.is_empty() => misfit("something follows the size of its memory file"),
@@ -271,6 +293,11 @@ fn read_file(fds: Vec<OwnedFd>, bytes: u64) -> Result<Vec<u8>> {
     let mut read = vec![0; size];
     std::fs::File::from(file).read_exact_at(&mut read, 0).map_err(failed)?;
     Ok(read)
+}
+
+/// Reads a message that came without a packet.
+pub(super) fn read_message(message: Vec<u8>) -> Result<Incoming> {
+    parse(message, 0)
 }
 
 fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {

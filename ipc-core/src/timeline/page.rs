@@ -68,6 +68,14 @@ impl WordPage {
         }
     }
 
+    /// Words that lie one behind the other, for hosts alone, from the beginning of this slot.
+    pub(crate) fn words(&self, slot: u32, count: usize) -> &[AtomicU64] {
+        let begin = slot as usize * SLOT_BYTES;
+        assert!(begin + count * size_of::<AtomicU64>() <= BYTES, "they lie inside the page");
+        // SAFETY: inside the mapping, which lives as long as `self`; aligned; everybody uses words atomically.
+        unsafe { std::slice::from_raw_parts(self.pages.base().byte_add(begin).cast().as_ptr(), count) }
+    }
+
     /// A word, for streams of a device. The page is registered with the device first.
     pub(super) fn word_on(
         &self,
