@@ -51,7 +51,8 @@ pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub use timeline::DeviceTimelines;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::{DeviceRange, Extent, Generation};
 use crate::device::{DeviceInfo, DeviceOrdinal};
@@ -252,8 +253,7 @@ pub struct Opened {
 }
 
 /// The bytes of a vendor's handle. Not shown by `Debug`: who reads them may open the memory.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HandleBytes(Box<[u8]>);
 
 impl HandleBytes {
@@ -265,6 +265,46 @@ impl HandleBytes {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// All at once: the bytes of a list would be taken one by one.
+impl Serialize for HandleBytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for HandleBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_byte_buf(BytesVisitor)
+    }
+}
+
+struct BytesVisitor;
+
+impl<'de> Visitor<'de> for BytesVisitor {
+    type Value = HandleBytes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the bytes of a handle")
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<HandleBytes, E> {
+        Ok(HandleBytes::new(bytes))
+    }
+
+    fn visit_byte_buf<E: serde::de::Error>(self, bytes: Vec<u8>) -> Result<HandleBytes, E> {
+        Ok(HandleBytes::new(bytes))
+    }
+
+    /// Formats without bytes, as JSON, list them.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut listed: A) -> Result<HandleBytes, A::Error> {
+        let mut bytes = Vec::new();
+        while let Some(byte) = listed.next_element::<u8>()? {
+            bytes.push(byte);
+        }
+        Ok(HandleBytes::new(bytes))
     }
 }
 
