@@ -3,16 +3,18 @@
 //! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
 //! where the bytes are handled otherwise than `docs/descriptor.md`, `docs/bundle.md`, `docs/ring.md` and `docs/protocol.md` say.
 
+use std::sync::Arc;
+
 use data_encoding::BASE64URL_NOPAD;
 
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Token};
-use crate::bundle::{BundleDescriptor, Contents, Part};
+use crate::bundle::{BundleDescriptor, Contents, Part, Tensors};
 use crate::descriptor::{DescribedExtent, Descriptor, ExportId, FORMAT_VERSION, TEXT_PREFIX};
 use crate::device::{DeviceIdentity, HostId};
 use crate::process::ProcessIdentity;
 use crate::ring::RingDescriptor;
-use crate::tensor::{Dtype, NamedTensor, TensorLayout, TensorTable};
+use crate::tensor::{Dtype, TensorLayout, TensorTable};
 
 pub use crate::broker::fuzzing::{Exporter, Importer, reply, request};
 
@@ -142,19 +144,18 @@ pub(crate) fn plain_descriptor() -> Descriptor {
 /// A bundle of 3 tensors in 2 allocations of one device and 2 neighbours of another.
 pub(crate) fn plain_bundle() -> BundleDescriptor {
     let extent = DescribedExtent { size: 1 << 20, generation: 7 };
-    let part = |export: u64, regions| Part {
+    let part = |export: u64, regions: &[&[DescribedExtent]]| Part {
         home: DeviceIdentity::Uuid([0x33 + export as u8; 16]),
         export: ExportId(export),
         token: Token::from_bytes(std::array::from_fn(|index| 0xa0 + (16 * export) as u8 + index as u8)),
         ready: export == 1,
-        regions,
+        regions: regions.iter().map(|region| region.iter().copied()).collect(),
     };
     let layout = |dtype, shape: &[u64]| TensorLayout::contiguous(dtype, shape).expect("a seed is a layout");
-    let tensor = |name: &str, offset, layout| NamedTensor { name: name.into(), offset, layout };
-    let tensors = vec![
-        tensor("embed.weight", 256, layout(Dtype::BF16, &[128, 64])),
-        tensor("layers.0.bias", 0, layout(Dtype::F32, &[64])),
-        tensor("head", (1 << 20) - 512, layout(Dtype::F8_E4M3FN, &[2, 2048])),
+    let tensors = [
+        ("embed.weight", 256, layout(Dtype::BF16, &[128, 64])),
+        ("layers.0.bias", 0, layout(Dtype::F32, &[64])),
+        ("head", (1 << 20) - 512, layout(Dtype::F8_E4M3FN, &[2, 2048])),
     ];
     let plain = plain_descriptor();
     BundleDescriptor::new(Contents {
@@ -162,10 +163,16 @@ pub(crate) fn plain_bundle() -> BundleDescriptor {
         exporter: SOMEBODY,
         broker: plain.broker,
         access: Access::ReadWrite,
-        parts: vec![part(1, vec![vec![extent], vec![extent]]), part(2, vec![vec![extent; 2]])],
-        table: TensorTable::checked(tensors).expect("a seed is a table"),
-        regions: vec![0, 1, 2],
+        parts: vec![part(1, &[&[extent], &[extent]]), part(2, &[&[extent; 2]])],
+        tensors: listed(tensors, vec![0, 1, 2]),
     })
+}
+
+fn listed<N: AsRef<str>>(
+    tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>,
+    regions: Vec<u32>,
+) -> Arc<Tensors> {
+    Arc::new(Tensors::new(TensorTable::new(tensors).expect("a seed is a table"), regions))
 }
 
 /// The binary form of a bundle; what can be read is written so that it reads the same.
@@ -269,7 +276,7 @@ pub fn bundle_text_seeds() -> Vec<Seed> {
 
 /// Seeds of [`tensor_table`].
 pub fn tensor_table_seeds() -> Vec<Seed> {
-    let table = |bundle: &BundleDescriptor| bundle.contents().table.to_bytes();
+    let table = |bundle: &BundleDescriptor| bundle.contents().table().to_bytes();
     let mut seeds: Vec<Seed> = bundles().iter().map(|(name, bundle)| (*name, table(bundle))).collect();
     seeds.push(("empty", TensorTable::default().to_bytes()));
     seeds
@@ -279,29 +286,26 @@ fn bundles() -> Vec<(&'static str, BundleDescriptor)> {
     let plain = plain_bundle();
     let contents = plain.contents();
     let one = Contents { parts: contents.parts[..1].to_vec(), ..contents.clone() };
-    let table = |tensors: &[NamedTensor]| TensorTable::checked(tensors.to_vec()).expect("a seed is a table");
-    let tensors = contents.table.tensors();
-    let layouts = described().into_iter().filter_map(|(name, descriptor)| Some((name, descriptor.layout?)));
-    let layouts: Vec<_> =
-        layouts.map(|(name, layout)| NamedTensor { name: name.into(), offset: 64, layout }).collect();
-    let extent = contents.parts[0].regions[0][0];
-    let many = Part { regions: vec![vec![extent]; 40], ..contents.parts[0].clone() };
+    let tensors: Vec<_> = contents.table().iter().collect();
+    let first = |regions| {
+        listed(tensors[..2].iter().map(|(name, at, layout)| (name, *at, (*layout).clone())), regions)
+    };
+    let layouts =
+        described().into_iter().filter_map(|(name, descriptor)| Some((name, 64, descriptor.layout?)));
+    let layouts: Vec<_> = layouts.collect();
+    let extent = DescribedExtent { size: 1 << 20, generation: 7 };
+    let many = Part { regions: vec![[extent]; 40].into_iter().collect(), ..contents.parts[0].clone() };
     let bundle = BundleDescriptor::new;
     vec![
-        ("one-device", bundle(Contents { table: table(&tensors[..2]), regions: vec![0, 1], ..one.clone() })),
+        ("one-device", bundle(Contents { tensors: first(vec![0, 1]), ..one.clone() })),
         (
             "every-layout",
-            bundle(Contents { regions: vec![1; layouts.len()], table: table(&layouts), ..one.clone() }),
+            bundle(Contents { tensors: listed(layouts.clone(), vec![1; layouts.len()]), ..one.clone() }),
         ),
         ("read-only", bundle(Contents { access: Access::ReadOnly, ..contents.clone() })),
         (
             "many-regions",
-            bundle(Contents {
-                parts: vec![many],
-                table: table(&tensors[..2]),
-                regions: vec![0, 39],
-                ..contents.clone()
-            }),
+            bundle(Contents { parts: vec![many], tensors: first(vec![0, 39]), ..contents.clone() }),
         ),
         ("plain", plain),
     ]

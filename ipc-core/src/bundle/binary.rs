@@ -1,20 +1,22 @@
 //! The binary form. `docs/bundle.md` is its specification; the two change together.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::descriptor::{BundleDescriptor, Contents, Part};
+use super::tensors::Tensors;
 use crate::backend::Access;
-use crate::broker::{MAX_HANDLES, Token};
+use crate::broker::{BrokerAddress, MAX_HANDLES, Token};
 use crate::descriptor::{
-    DescriptorError, ExportId, ExtentEntry, FormatVersion, address_kind, bad, home_fields, read_address,
-    read_backend, read_extents, read_home, take,
+    DescribedRegions, DescriptorError, ExportId, ExtentEntry, FormatVersion, address_kind, bad, home_fields,
+    read_address, read_backend, read_extents, read_home, take,
 };
 use crate::device::HostId;
 use crate::process::ProcessIdentity;
-use crate::tensor::{MAX_TABLE_BYTES, NamedTensor, TensorTable, checked_count, checked_total, read_names};
+use crate::tensor::{MAX_TABLE_BYTES, checked_total};
 
 /// The most home devices of a bundle.
 pub const MAX_BUNDLE_PARTS: usize = 64;
@@ -72,18 +74,16 @@ impl BundleDescriptor {
     /// The binary form.
     pub fn to_bytes(&self) -> Vec<u8> {
         let contents = self.contents();
-        let total = encoded_bytes(contents, contents.table.tensors());
+        let Contents { backend, broker, parts, tensors, .. } = contents;
+        let total = encoded_bytes(backend, broker, parts, tensors.bytes().len());
         let mut bytes = Vec::with_capacity(total);
         bytes.extend_from_slice(head(contents, total).as_bytes());
-        bytes.extend_from_slice(contents.backend.as_bytes());
-        bytes.extend_from_slice(contents.broker.bytes());
-        for part in &contents.parts {
+        bytes.extend_from_slice(backend.as_bytes());
+        bytes.extend_from_slice(broker.bytes());
+        for part in parts {
             write_part(part, &mut bytes);
         }
-        for (tensor, region) in contents.table.tensors().iter().zip(&contents.regions) {
-            bytes.extend_from_slice(&region.to_le_bytes());
-            tensor.write(&mut bytes);
-        }
+        bytes.extend_from_slice(tensors.bytes());
         bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
         debug_assert_eq!(bytes.len(), total);
         bytes
@@ -99,7 +99,7 @@ impl BundleDescriptor {
         let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
         let broker = read_address(head.address_kind, take(&mut body, usize::from(head.address_bytes))?)?;
         let parts = read_parts(usize::from(head.parts.get()), &mut body)?;
-        let (table, regions) = read_tensors(head.tensors.get() as usize, &parts, &mut body)?;
+        let tensors = read_tensors(head.tensors.get() as usize, &parts, &mut body)?;
         let read_only = head.flags.get() & FLAG_READ_ONLY != 0;
         Ok(Self::new(Contents {
             backend,
@@ -114,23 +114,19 @@ impl BundleDescriptor {
             broker,
             access: if read_only { Access::ReadOnly } else { Access::ReadWrite },
             parts,
-            table,
-            regions,
+            tensors,
         }))
     }
 }
 
-/// How many bytes the binary form has.
-pub(super) fn encoded_bytes(contents: &Contents, tensors: &[NamedTensor]) -> usize {
-    let region = |region: &Vec<_>| size_of::<U32>() + region.len() * size_of::<ExtentEntry>();
-    let part = |part: &Part| size_of::<PartHead>() + part.regions.iter().map(region).sum::<usize>();
-    let tensor = |tensor: &NamedTensor| size_of::<U32>() + tensor.record_bytes();
-    size_of::<Head>()
-        + contents.backend.len()
-        + contents.broker.bytes().len()
-        + contents.parts.iter().map(part).sum::<usize>()
-        + tensors.iter().map(tensor).sum::<usize>()
-        + CHECKSUM_BYTES
+/// How many bytes the binary form has, with so many of the tensors.
+pub(super) fn encoded_bytes(backend: &str, broker: &BrokerAddress, parts: &[Part], tensors: usize) -> usize {
+    let part = |part: &Part| {
+        let (regions, allocations) = (part.regions.len(), part.regions.allocations());
+        size_of::<PartHead>() + regions * size_of::<U32>() + allocations * size_of::<ExtentEntry>()
+    };
+    let parts: usize = parts.iter().map(part).sum();
+    size_of::<Head>() + backend.len() + broker.bytes().len() + parts + tensors + CHECKSUM_BYTES
 }
 
 fn head(contents: &Contents, total: usize) -> Head {
@@ -151,7 +147,7 @@ fn head(contents: &Contents, total: usize) -> Head {
         backend_bytes: contents.backend.len() as u8,
         address_kind: address_kind(&contents.broker),
         address_bytes: contents.broker.bytes().len() as u8,
-        tensors: U32::new(contents.table.len() as u32),
+        tensors: U32::new(contents.table().len() as u32),
     }
 }
 
@@ -167,7 +163,7 @@ fn write_part(part: &Part, bytes: &mut Vec<u8>) {
         regions: U32::new(part.regions.len() as u32),
     };
     bytes.extend_from_slice(head.as_bytes());
-    for region in &part.regions {
+    for region in part.regions.iter() {
         bytes.extend_from_slice(&(region.len() as u32).to_le_bytes());
         for extent in region {
             bytes.extend_from_slice(ExtentEntry::new(extent).as_bytes());
@@ -225,7 +221,7 @@ fn read_part(allocations_left: &mut usize, body: &mut &[u8]) -> Result<Part, Des
     if count == 0 {
         return Err(bad("parts", "one has no memory"));
     }
-    let mut regions = Vec::new();
+    let mut regions = DescribedRegions::default();
     for _ in 0..count {
         let extents = take(body, size_of::<U32>())?;
         let extents =
@@ -233,7 +229,7 @@ fn read_part(allocations_left: &mut usize, body: &mut &[u8]) -> Result<Part, Des
         *allocations_left = allocations_left
             .checked_sub(extents)
             .ok_or_else(|| bad("allocations", &format!("there are more than {MAX_BUNDLE_ALLOCATIONS}")))?;
-        regions.push(read_extents(extents, body)?);
+        regions.add(|all| read_extents(extents, body, all))?;
     }
     Ok(Part {
         home: read_home(head.home_kind, head.home, head.home_physical.get())?,
@@ -244,33 +240,14 @@ fn read_part(allocations_left: &mut usize, body: &mut &[u8]) -> Result<Part, Des
     })
 }
 
-/// The tensors, and the region of each.
-fn read_tensors(
-    count: usize,
-    parts: &[Part],
-    body: &mut &[u8],
-) -> Result<(TensorTable, Vec<u32>), DescriptorError> {
-    let mut region_bytes = Vec::new();
-    for region in parts.iter().flat_map(|part| &part.regions) {
+fn read_tensors(count: usize, parts: &[Part], body: &mut &[u8]) -> Result<Arc<Tensors>, DescriptorError> {
+    let mut region_bytes = Vec::with_capacity(parts.iter().map(|part| part.regions.len()).sum());
+    for region in parts.iter().flat_map(|part| part.regions.iter()) {
         let bytes = region.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
         region_bytes.push(bytes.ok_or_else(|| bad("region", "its allocations do not fit 64 bits"))?);
     }
     if count == 0 {
         return Err(bad("tensors", "there are none"));
     }
-    let count = checked_count(count, body)?;
-    let (mut tensors, mut regions) = (Vec::with_capacity(count), Vec::with_capacity(count));
-    let (names, mut at) = (read_names(count, size_of::<U32>(), body)?, 0);
-    for _ in 0..count {
-        let region = take(body, size_of::<U32>())?;
-        let region = U32::ref_from_bytes(region).map_err(|_| bad("tensors", "one is cut off"))?.get();
-        let tensor = NamedTensor::read(body, &names, &mut at)?;
-        let bytes = *region_bytes.get(region as usize).ok_or_else(|| {
-            bad("tensors", &format!("one lies in region {region} of {}", region_bytes.len()))
-        })?;
-        tensor.check_fits(bytes)?;
-        tensors.push(tensor);
-        regions.push(region);
-    }
-    Ok((TensorTable::checked(tensors)?, regions))
+    Tensors::read(count, region_bytes, body)
 }

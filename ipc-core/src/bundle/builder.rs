@@ -1,29 +1,25 @@
 //! How a bundle is made.
 
-use std::any::Any;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::binary::encoded_bytes;
 use super::descriptor::{BundleDescriptor, Contents, Part};
+use super::draft::{Draft, Made};
 use super::export::BundleExport;
-use super::gather::{Gathered, GatheredPart, gather};
+use super::gather::{Gathered, GatheredPart, Kept, gather};
 use crate::backend::Access;
-use crate::broker::Token;
-use crate::descriptor::{DescribedExtent, DescriptorError, ExportId};
+use crate::broker::{BrokerAddress, Token};
+use crate::descriptor::{DescriptorError, ExportId};
 use crate::error::{Error, Result};
-use crate::export::{NewExport, Published, ShareError, Shared, check_read_only, ready_event};
+use crate::export::{Allocation, NewExport, Published, ShareError, Shared, check_read_only, ready_event};
 use crate::interop::{DeviceOwner, Region};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::{
-    LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, Name, NameIndex, NamedTensor, TensorLayout, TensorTable,
-    check_name,
-};
+use crate::tensor::{LayoutError, MAX_TABLE_BYTES, TensorLayout};
 
 /// A bundle in the making; see [`Ipc::bundle`].
 #[must_use = "nothing is shared before BundleBuilder::start"]
@@ -36,35 +32,13 @@ pub struct BundleBuilder<'a> {
 /// Memory that was put into a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryId {
-    draft: u64,
-    index: usize,
-}
-
-/// What was put in so far.
-struct Draft {
-    /// Tells the memories of one bundle from another's.
-    number: u64,
-    access: Access,
-    memories: Vec<(Region, Box<dyn Any + Send>)>,
-    tensors: Vec<NamedTensor>,
-    /// The memory that each of them lies in.
-    lie_in: Vec<usize>,
-    /// Their names.
-    names: NameIndex,
+    pub(super) draft: u64,
+    pub(super) index: usize,
 }
 
 impl<'a> BundleBuilder<'a> {
     pub(crate) fn new(ipc: &'a Ipc) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let draft = Draft {
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
-            access: Access::ReadWrite,
-            memories: Vec::new(),
-            tensors: Vec::new(),
-            lie_in: Vec::new(),
-            names: NameIndex::default(),
-        };
-        Self { ipc, draft, ready: Vec::new() }
+        Self { ipc, draft: Draft::new(), ready: Vec::new() }
     }
 
     /// Puts memory in, for tensors to lie in. The owner is kept until the last importer has let go.
@@ -73,8 +47,7 @@ impl<'a> BundleBuilder<'a> {
     /// each allocation once.
     pub fn memory<M, O: DeviceOwner<M>>(&mut self, owner: O) -> MemoryId {
         let region = owner.region();
-        self.draft.memories.push((region, Box::new(owner)));
-        MemoryId { draft: self.draft.number, index: self.draft.memories.len() - 1 }
+        self.draft.add_memory(region, Box::new(owner))
     }
 
     /// Puts a tensor in: its region begins `offset_bytes` behind the start of that memory, and its layout's own offset
@@ -87,19 +60,12 @@ impl<'a> BundleBuilder<'a> {
     /// has. The tensor is not in the bundle then; the rest stays.
     pub fn tensor(
         &mut self,
-        name: impl Into<String>,
+        name: impl AsRef<str>,
         memory: MemoryId,
         offset_bytes: u64,
         layout: TensorLayout,
     ) -> Result<()> {
-        let tensor = NamedTensor { name: Name::Own(name.into()), offset: offset_bytes, layout };
-        let known =
-            (memory.draft == self.draft.number).then(|| self.draft.memories.get(memory.index)).flatten();
-        let (region, _) = known.ok_or_else(|| {
-            Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another bundle", tensor.name))
-        })?;
-        let fits = self.draft.check(&tensor, region);
-        fits.and_then(|()| self.draft.add(memory.index, tensor))
+        self.draft.add_in(memory, name.as_ref(), offset_bytes, layout)
     }
 
     /// Puts memory in that is one tensor: of this layout, or of the owner's element type and one dimension.
@@ -110,18 +76,13 @@ impl<'a> BundleBuilder<'a> {
     /// that gives the owner back.
     pub fn owned<M, O: DeviceOwner<M>>(
         &mut self,
-        name: impl Into<String>,
+        name: impl AsRef<str>,
         owner: O,
         layout: Option<TensorLayout>,
     ) -> Result<MemoryId, ShareError<O>> {
         let region = owner.region();
-        let tensor = match layout.map_or_else(|| layout_of(&region), Ok) {
-            Ok(layout) => NamedTensor { name: Name::Own(name.into()), offset: 0, layout },
-            Err(error) => return Err(ShareError::new(error, owner)),
-        };
-        let fits = self.draft.check(&tensor, &region);
-        // In the memory that is put in next.
-        match fits.and_then(|()| self.draft.add(self.draft.memories.len(), tensor)) {
+        let layout = layout.map_or_else(|| layout_of(&region), Ok);
+        match layout.and_then(|layout| self.draft.add_in_next(&region, name.as_ref(), layout)) {
             Ok(()) => Ok(self.memory(owner)),
             Err(error) => Err(ShareError::new(error, owner)),
         }
@@ -160,68 +121,83 @@ impl<'a> BundleBuilder<'a> {
         let runtime = Runtime::get()?;
         let (ipc, draft) = (self.ipc, &self.draft);
         let backend = ipc.backend();
-        if draft.tensors.is_empty() {
+        if draft.tensors() == 0 {
             return Err(Error::InvalidRegion("a bundle has at least one tensor; put one in first".into()));
         }
         self.check_streams()?;
-        let regions: Vec<Region> = draft.memories.iter().map(|(region, _)| *region).collect();
-        let gathered = gather(backend, &regions).map_err(|(memory, error)| draft.blame(memory, error))?;
+        let (gathered, handles) = self.gather()?;
         let mut exports = Vec::with_capacity(gathered.parts.len());
         let mut parts = Vec::with_capacity(gathered.parts.len());
-        for (index, part) in gathered.parts.iter().enumerate() {
+        for (index, (part, allocations)) in gathered.parts.iter().zip(handles).enumerate() {
             let blame = |region, error| draft.blame_part(&gathered, (index, region), error);
-            let export = self.prepare_part(part, blame)?;
+            let export = self.prepare_part(part, allocations, blame)?;
             parts.push(Part {
                 home: ipc.identity_of(part.device)?,
                 // Given when it is put into the table; a placeholder that differs from the others'.
                 export: ExportId(index as u64),
                 token: export.token,
                 ready: export.shared.ready.is_some(),
-                regions: part
-                    .regions
-                    .iter()
-                    .map(|region| region.iter().map(DescribedExtent::of).collect())
-                    .collect(),
+                regions: part.described(),
             });
             exports.push(export);
         }
-        let broker = runtime.poller.listen(ipc.socket_directory())?;
-        let regions = draft.regions(&gathered);
-        let contents = Contents {
+        let described = Described {
             backend: backend.info().name.to_owned(),
-            exporter: runtime.identity,
-            broker,
-            access: draft.access,
+            broker: runtime.poller.listen(ipc.socket_directory())?,
             parts,
-            // The draft's, which is given back where anything fails.
-            table: TensorTable::default(),
-            regions,
         };
-        let bytes = encoded_bytes(&contents, &draft.tensors);
+        let bytes =
+            encoded_bytes(&described.backend, &described.broker, &described.parts, draft.encoded_bytes());
         if bytes > MAX_TABLE_BYTES {
             return Err(DescriptorError::TooLarge { found: bytes }.into());
         }
-        Ok(Prepared { runtime, contents, exports, gathered })
+        Ok(Prepared { runtime, described, exports, gathered })
+    }
+
+    /// Where the memory lies, and the handles of each part's allocations: those of an earlier bundle of the same memory, or
+    /// found anew.
+    fn gather(&self) -> Result<(Arc<Gathered>, Vec<Arc<[Arc<Allocation>]>>)> {
+        let (backend, draft) = (self.ipc.backend(), &self.draft);
+        if let Some(known) = Made::of_the_same(backend, &draft.memories) {
+            return Ok(known);
+        }
+        let gathered = gather(backend, &draft.memories);
+        let (gathered, kept) = gathered.map_err(|(memory, error)| draft.blame(memory, error))?;
+        let mut handles = Vec::with_capacity(kept.len());
+        for (index, (part, kept)) in gathered.parts.iter().zip(kept).enumerate() {
+            let made = self.handles(part, kept);
+            handles.push(made.map_err(|(allocation, error)| {
+                draft.blame_part(&gathered, (index, Some(part.region_of(allocation))), error)
+            })?);
+        }
+        Ok((Arc::new(gathered), handles))
+    }
+
+    /// The handles of a part's allocations; an error comes with the position of the allocation that it concerns.
+    fn handles(&self, part: &GatheredPart, kept: Kept) -> Result<Arc<[Arc<Allocation>]>, (usize, Error)> {
+        let runtime = Runtime::get().map_err(|error| (0, error))?;
+        let handle = |(index, (extent, kept)): (usize, (_, Option<_>))| match kept {
+            Some(kept) => Ok(kept),
+            None => runtime.exports.allocation(self.ipc.backend(), extent).map_err(|error| (index, error)),
+        };
+        part.allocations.iter().zip(kept).enumerate().map(handle).collect()
     }
 
     /// `blame` says of an error which region it concerns, or that it is all of them.
     fn prepare_part(
         &self,
         part: &GatheredPart,
+        allocations: Arc<[Arc<Allocation>]>,
         blame: impl Fn(Option<usize>, Error) -> Error,
     ) -> Result<NewExport> {
-        let runtime = Runtime::get()?;
         let backend = self.ipc.backend();
-        let mut allocations = Vec::new();
-        for (index, region) in part.regions.iter().enumerate() {
-            let before = allocations.len();
-            for extent in region {
-                let allocation = runtime.exports.allocation(backend, extent);
-                allocations.push(allocation.map_err(|error| blame(Some(index), error))?);
-            }
-            if !self.draft.access.is_writable() {
-                let checked = check_read_only(backend.info().name, &allocations[before..]);
-                checked.map_err(|error| blame(Some(index), error))?;
+        if !self.draft.access.is_writable() {
+            let each = allocations.iter().enumerate();
+            let mut checked = each
+                .map(|(index, one)| (index, check_read_only(backend.info().name, std::slice::from_ref(one))));
+            let refused = checked.find_map(|(index, checked)| Some((index, checked.err()?)));
+            if let Some((allocation, error)) = refused {
+                return Err(blame(Some(part.region_of(allocation)), error));
             }
         }
         kill_point!("exporter:exported");
@@ -257,107 +233,50 @@ impl<'a> BundleBuilder<'a> {
     }
 }
 
-impl Draft {
-    fn check(&self, tensor: &NamedTensor, region: &Region) -> Result<()> {
-        check_name(&tensor.name)?;
-        if self.tensors.len() >= MAX_TENSORS {
-            return Err(Error::InvalidRegion(format!("a bundle has at most {MAX_TENSORS} tensors")));
-        }
-        Ok(tensor.check_fits(region.range.len)?)
-    }
-
-    /// Adds what has been checked, unless its name is another one's.
-    fn add(&mut self, memory: usize, tensor: NamedTensor) -> Result<()> {
-        let position = self.tensors.len() as u32;
-        self.tensors.push(tensor);
-        if self.names.insert(position, |position| &*self.tensors[position as usize].name) {
-            self.lie_in.push(memory);
-            return Ok(());
-        }
-        let name = self.tensors.pop().map(|tensor| tensor.name.to_string()).unwrap_or_default();
-        Err(DescriptorError::TensorName { name, why: "another tensor of the bundle is called so" }.into())
-    }
-
-    /// The region of each tensor, counted through all parts.
-    fn regions(&self, gathered: &Gathered) -> Vec<u32> {
-        let mut before = Vec::with_capacity(gathered.parts.len());
-        let mut regions = 0;
-        for part in &gathered.parts {
-            before.push(regions);
-            regions += part.regions.len();
-        }
-        let region = |memory: &usize| {
-            let place = gathered.places[*memory];
-            (before[place.part] + place.region) as u32
-        };
-        self.lie_in.iter().map(region).collect()
-    }
-
-    /// The tensors with their places in the regions.
-    fn into_table(mut self, gathered: &Gathered) -> TensorTable {
-        for (tensor, memory) in self.tensors.iter_mut().zip(&self.lie_in) {
-            // It fits its memory, which fits its region.
-            tensor.offset += gathered.places[*memory].offset;
-        }
-        TensorTable::with_names(self.tensors, self.names)
-    }
-
-    /// The same error, about the first tensor in that memory.
-    fn blame(&self, memory: usize, error: Error) -> Error {
-        self.blame_first(|lies_in| lies_in == memory, error)
-    }
-
-    /// The same error, about the first tensor in that region of that part.
-    fn blame_part(&self, gathered: &Gathered, (part, region): (usize, Option<usize>), error: Error) -> Error {
-        let lies_there = |memory: usize| {
-            let place = gathered.places[memory];
-            place.part == part && region.is_none_or(|region| place.region == region)
-        };
-        self.blame_first(lies_there, error)
-    }
-
-    /// The same error, about the first tensor in such memory.
-    fn blame_first(&self, is_it: impl Fn(usize) -> bool, error: Error) -> Error {
-        match self.lie_in.iter().position(|memory| is_it(*memory)) {
-            Some(position) => error.of_tensor(&self.tensors[position].name),
-            None => error,
-        }
-    }
-}
-
 fn layout_of(region: &Region) -> Result<TensorLayout> {
     let dtype = region.dtype.ok_or(LayoutError::NoDtype)?;
     let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
     Ok(TensorLayout::contiguous(dtype, [region.range.len / element])?)
 }
 
+/// What a descriptor says beside the tensors.
+struct Described {
+    backend: String,
+    broker: BrokerAddress,
+    parts: Vec<Part>,
+}
+
 /// All that can fail has been done.
 struct Prepared {
     runtime: &'static Runtime,
-    contents: Contents,
+    described: Described,
     exports: Vec<NewExport>,
-    gathered: Gathered,
+    gathered: Arc<Gathered>,
 }
 
 impl Prepared {
     fn finish(mut self, mut draft: Draft) -> BundleExport {
-        let mut owners: Vec<Vec<Box<dyn Any + Send>>> = self.exports.iter().map(|_| Vec::new()).collect();
-        for ((_, owner), place) in std::mem::take(&mut draft.memories).into_iter().zip(&self.gathered.places)
-        {
+        let mut owners: Vec<Vec<_>> = self.exports.iter().map(|_| Vec::new()).collect();
+        for (owner, place) in std::mem::take(&mut draft.owners).into_iter().zip(&self.gathered.places) {
             owners[place.part].push(owner);
         }
-        let table = draft.into_table(&self.gathered);
-        let mut published = Vec::with_capacity(owners.len());
-        for ((mut export, owners), part) in self.exports.into_iter().zip(owners).zip(&mut self.contents.parts)
-        {
+        let (mut published, mut allocations) =
+            (Vec::with_capacity(owners.len()), Vec::with_capacity(owners.len()));
+        let parts = &mut self.described.parts;
+        for ((mut export, owners), part) in self.exports.into_iter().zip(owners).zip(parts) {
+            allocations.push(Arc::clone(&export.shared.allocations));
             export.shared.owner = Some(Box::new(Mutex::new(owners)));
             part.export = self.runtime.exports.insert(export);
             published.push(Published::new(part.export));
             kill_point!("exporter:published");
         }
-        self.contents.table = table;
-        tracing::debug!(parts = published.len(), tensors = self.contents.table.len(), "a bundle is shared");
-        BundleExport::new(BundleDescriptor::new(self.contents), published)
+        let access = draft.access;
+        let tensors = draft.into_tensors(self.gathered, &allocations);
+        tracing::debug!(parts = published.len(), tensors = tensors.table().len(), "a bundle is shared");
+        let Described { backend, broker, parts } = self.described;
+        let exporter = self.runtime.identity;
+        let contents = Contents { backend, exporter, broker, access, parts, tensors };
+        BundleExport::new(BundleDescriptor::new(contents), published)
     }
 }
 
@@ -365,7 +284,7 @@ impl fmt::Debug for BundleBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BundleBuilder")
             .field("memories", &self.draft.memories.len())
-            .field("tensors", &self.draft.tensors.len())
+            .field("tensors", &self.draft.tensors())
             .finish_non_exhaustive()
     }
 }

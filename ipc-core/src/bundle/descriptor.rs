@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::tensors::Tensors;
 use super::view::BundleView;
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Token};
-use crate::descriptor::{DescribedExtent, DescriptorError, ExportId, NamedExport, text_and_serde};
+use crate::descriptor::{DescribedRegions, DescriptorError, ExportId, NamedExport, text_and_serde};
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
 use crate::tensor::{MAX_TABLE_BYTES, NamedTensor, TensorLayout, TensorTable};
@@ -33,10 +34,7 @@ pub(crate) struct Contents {
     pub(crate) access: Access,
     /// One for each home device.
     pub(crate) parts: Vec<Part>,
-    /// Each tensor's place counts from the start of the first allocation of its region.
-    pub(crate) table: TensorTable,
-    /// The region of each tensor, counted through all parts.
-    pub(crate) regions: Vec<u32>,
+    pub(crate) tensors: Arc<Tensors>,
 }
 
 /// What lies on one device: an export.
@@ -47,7 +45,7 @@ pub(crate) struct Part {
     pub(crate) token: Token,
     pub(crate) ready: bool,
     /// The allocations of each region; a region is opened as one range, and all of it can be reached.
-    pub(crate) regions: Vec<Vec<DescribedExtent>>,
+    pub(crate) regions: DescribedRegions,
 }
 
 impl BundleDescriptor {
@@ -86,32 +84,32 @@ impl BundleDescriptor {
 
     /// How many allocations the tensors lie in; each is opened once.
     pub fn allocations(&self) -> usize {
-        self.contents.parts.iter().flat_map(|part| &part.regions).map(Vec::len).sum()
+        self.contents.parts.iter().map(|part| part.regions.allocations()).sum()
     }
 
     /// How many tensors there are.
     pub fn len(&self) -> usize {
-        self.contents.table.len()
+        self.contents.table().len()
     }
 
     /// Never true: a bundle has at least one tensor.
     pub fn is_empty(&self) -> bool {
-        self.contents.table.is_empty()
+        self.contents.table().is_empty()
     }
 
     /// The name and the layout of every tensor, in the order in which they were put in.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &TensorLayout)> {
-        self.contents.table.iter().map(|(name, _, layout)| (name, layout))
+        self.contents.table().iter().map(|(name, _, layout)| (name, layout))
     }
 
     /// The layout of the tensor of this name.
     pub fn layout(&self, name: &str) -> Option<&TensorLayout> {
-        self.contents.table.get(name).map(|(_, layout)| layout)
+        self.contents.table().get(name).map(|(_, layout)| layout)
     }
 
     /// The device where the tensor of this name lives.
     pub fn home(&self, name: &str) -> Option<DeviceIdentity> {
-        let position = self.contents.table.position(name)?;
+        let position = self.contents.table().position(name)?;
         Some(self.contents.parts[self.contents.place(position).0].home)
     }
 
@@ -122,9 +120,13 @@ impl BundleDescriptor {
 }
 
 impl Contents {
+    pub(crate) fn table(&self) -> &TensorTable {
+        self.tensors.table()
+    }
+
     /// The part of a tensor, and the region in it.
     pub(crate) fn place(&self, tensor: usize) -> (usize, usize) {
-        let mut region = self.regions[tensor] as usize;
+        let mut region = self.tensors.regions()[tensor] as usize;
         for (index, part) in self.parts.iter().enumerate() {
             if region < part.regions.len() {
                 return (index, region);
@@ -135,13 +137,13 @@ impl Contents {
     }
 
     /// The first tensor of a region, or of the part where the region has none; for errors.
-    pub(crate) fn first_tensor(&self, part: usize, region: Option<usize>) -> Option<&NamedTensor> {
+    pub(crate) fn first_tensor(&self, part: usize, region: Option<usize>) -> Option<NamedTensor<'_>> {
         let lies_there = |position: &usize| {
             let place = self.place(*position);
             place.0 == part && region.is_none_or(|region| place.1 == region)
         };
-        let found = (0..self.regions.len()).find(lies_there);
-        let found = found.map(|position| &self.table.tensors()[position]);
+        let found = (0..self.table().len()).find(lies_there);
+        let found = found.map(|position| self.table().at(position));
         found.or_else(|| region.and_then(|_| self.first_tensor(part, None)))
     }
 
@@ -155,7 +157,7 @@ impl Contents {
             export: part.export,
             token: part.token,
             access: self.access,
-            regions: &part.regions,
+            regions: part.regions.as_regions(),
         }
     }
 }

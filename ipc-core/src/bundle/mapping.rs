@@ -40,17 +40,17 @@ impl BundleMapping {
     ///
     /// [`Error::NoSuchTensor`].
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
-        self.at(self.descriptor.contents().table.find(name)?)
+        self.at(self.descriptor.contents().table().find(name)?)
     }
 
     /// Every tensor under its name, in the order in which the exporter put them in.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, Tensor<'_>)> {
-        let tensors = self.descriptor.contents().table.tensors().iter().enumerate();
+        let tensors = self.descriptor.contents().table().tensors().enumerate();
         tensors.map(|(position, tensor)| {
             let found = self
                 .at(position)
                 .expect("it was checked when the bundle was opened that it lies in its region");
-            (&*tensor.name, found)
+            (tensor.name, found)
         })
     }
 
@@ -58,7 +58,7 @@ impl BundleMapping {
         let contents = self.descriptor.contents();
         let (part, region) = contents.place(position);
         let held = &self.parts[part];
-        Tensor::of(held, held.regions()[region], &contents.table.tensors()[position])
+        Tensor::of(held, held.regions()[region], contents.table().at(position))
     }
 
     /// What this process may do with the memory.

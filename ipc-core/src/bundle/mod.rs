@@ -7,12 +7,15 @@
 mod binary;
 mod builder;
 mod descriptor;
+mod draft;
 mod export;
 mod gather;
 mod mapping;
 mod open;
 #[cfg(test)]
 mod properties;
+mod recent;
+mod tensors;
 mod view;
 
 pub use binary::{MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS};
@@ -25,3 +28,5 @@ pub use view::BundleView;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use descriptor::{Contents, Part};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tensors::Tensors;

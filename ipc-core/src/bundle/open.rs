@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::descriptor::{BundleDescriptor, Contents};
 use super::mapping::BundleMapping;
 use crate::backend::Access;
-use crate::descriptor::DescribedExtent;
+use crate::descriptor::Regions;
 use crate::device::{DeviceIdentity, DeviceOrdinal};
 use crate::error::{Error, Result};
 use crate::export::check_backend;
@@ -171,7 +171,7 @@ impl<'a> BundleOpenBuilder<'a> {
 }
 
 /// What the driver mapped, or the exporter shares, is what the descriptor says; the position of a region where not.
-fn check_mapped(held: &Held, regions: &[Vec<DescribedExtent>]) -> Result<(), (usize, Error)> {
+fn check_mapped(held: &Held, regions: Regions<'_>) -> Result<(), (usize, Error)> {
     let mapped = held.regions();
     for (index, region) in regions.iter().enumerate() {
         let wanted = region.iter().map(|extent| extent.size).fold(0, u64::saturating_add);
@@ -194,7 +194,7 @@ fn check_mapped(held: &Held, regions: &[Vec<DescribedExtent>]) -> Result<(), (us
 /// The same error, about the first tensor of that region or part.
 fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
     match contents.first_tensor(part, region) {
-        Some(tensor) => error.of_tensor(&tensor.name),
+        Some(tensor) => error.of_tensor(tensor.name),
         None => error,
     }
 }

@@ -1,5 +1,7 @@
 //! What holds for every bundle and every table of tensors, tried on arbitrary ones.
 
+use std::sync::Arc;
+
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -8,13 +10,14 @@ use super::*;
 use crate::backend::Access;
 use crate::broker::Token;
 use crate::descriptor::properties::{broker, home, identity, layout, spellings};
-use crate::descriptor::{DescribedExtent, DescriptorError, ExportId};
-use crate::tensor::{Dtype, LayoutError, NamedTensor, TensorLayout, TensorTable};
+use crate::descriptor::{DescribedExtent, DescribedRegions, DescriptorError, ExportId};
+use crate::tensor::{Dtype, LayoutError, TensorLayout, TensorTable};
 
 fn part() -> impl Strategy<Value = Part> {
     let extent = (1_u64..1 << 40, any::<u64>());
     let extent = extent.prop_map(|(size, generation)| DescribedExtent { size, generation });
     let regions = vec(vec(extent, 1..=3), 1..=4);
+    let regions = regions.prop_map(|regions| regions.into_iter().collect::<DescribedRegions>());
     (home(), any::<([u8; 16], bool)>(), regions).prop_map(|(home, (token, ready), regions)| Part {
         home,
         export: ExportId(0),
@@ -38,7 +41,7 @@ fn contents() -> impl Strategy<Value = Contents> {
             }
             let bytes: Vec<u64> = parts
                 .iter()
-                .flat_map(|part| &part.regions)
+                .flat_map(|part| part.regions.iter())
                 .map(|region| region.iter().map(|extent| extent.size).sum())
                 .collect();
             let mut regions = Vec::new();
@@ -49,16 +52,12 @@ fn contents() -> impl Strategy<Value = Contents> {
                 let fits = layout.span_bytes().is_ok_and(|span| span <= bytes[region]);
                 let layout = if fits { layout } else { TensorLayout::contiguous(Dtype::U8, []).unwrap() };
                 let room = bytes[region] - layout.span_bytes().unwrap();
-                tensors.push(NamedTensor {
-                    name: name.into(),
-                    offset: at.checked_rem(room + 1).unwrap(),
-                    layout,
-                });
+                tensors.push((name, at.checked_rem(room + 1).unwrap(), layout));
                 regions.push(region as u32);
             }
-            let table = TensorTable::checked(tensors).unwrap();
+            let tensors = Arc::new(Tensors::new(TensorTable::new(tensors).unwrap(), regions));
             let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
-            Contents { backend, exporter, broker, access, parts, table, regions }
+            Contents { backend, exporter, broker, access, parts, tensors }
         },
     )
 }
@@ -244,12 +243,13 @@ fn a_table_that_does_not_fit_names_the_tensor() {
 fn a_tensor_that_leaves_its_memory_is_named() {
     let contents = crate::fuzzing::plain_bundle().contents().clone();
     let of = |offset, layout: TensorLayout| {
-        let tensor = NamedTensor { name: "w".into(), offset, layout };
-        let table = TensorTable::checked(vec![tensor]).unwrap();
-        let bundle = BundleDescriptor::new(Contents { table, regions: vec![0], ..contents.clone() });
+        let table = TensorTable::new([("w", offset, layout)]).unwrap();
+        let tensors = Arc::new(Tensors::new(table, vec![0]));
+        let bundle = BundleDescriptor::new(Contents { tensors, ..contents.clone() });
         BundleDescriptor::from_bytes(&bundle.to_bytes()).map(|_| ())
     };
-    let size = contents.parts[0].regions[0].iter().map(|extent| extent.size).sum::<u64>();
+    let first = contents.parts[0].regions.iter().next().unwrap();
+    let size = first.iter().map(|extent| extent.size).sum::<u64>();
     assert_eq!(of(size - 4, bytes(4)), Ok(()));
     assert_eq!(of(size, bytes(0)), Ok(()));
     let too_large = |needed| {
@@ -272,18 +272,22 @@ fn senseless_bundles_are_refused() {
     };
     assert_eq!(refused(&|_| {}), "");
     assert!(refused(&|bundle| bundle.parts.clear()).contains("parts makes no sense"));
-    assert!(refused(&|bundle| bundle.parts[0].regions.clear()).contains("one has no memory"));
-    assert!(refused(&|bundle| bundle.parts[0].regions[0].clear()).contains("allocations"));
-    assert!(refused(&|bundle| bundle.parts[0].regions[0][0].size = 0).contains("one has no bytes"));
+    let with_regions = |regions: Vec<Vec<DescribedExtent>>| {
+        refused(&|bundle| bundle.parts[0].regions = regions.iter().cloned().collect())
+    };
+    let extent = DescribedExtent { size: 1, generation: 0 };
+    assert!(with_regions(vec![]).contains("one has no memory"));
+    assert!(with_regions(vec![vec![]]).contains("allocations"));
+    assert!(with_regions(vec![vec![DescribedExtent { size: 0, ..extent }]]).contains("one has no bytes"));
     assert!(refused(&|bundle| bundle.parts[1].export = bundle.parts[0].export).contains("the same export"));
-    assert!(refused(&|bundle| bundle.regions[0] = 99).contains("region 99"));
-    assert!(
-        refused(&|bundle| (bundle.table, bundle.regions) = Default::default()).contains("there are none")
-    );
+    let listed = |table: TensorTable, regions| {
+        refused(&|bundle| bundle.tensors = Arc::new(Tensors::new(table.clone(), Vec::clone(&regions))))
+    };
+    assert!(listed(contents.table().clone(), vec![99, 1, 2]).contains("region 99"));
+    assert!(listed(TensorTable::default(), vec![]).contains("there are none"));
     let huge = DescribedExtent { size: u64::MAX, generation: 0 };
-    assert!(refused(&|bundle| bundle.parts[0].regions[0] = vec![huge; 2]).contains("64 bits"));
-    let many = vec![vec![DescribedExtent { size: 1, generation: 0 }; 2048]; 33];
-    assert!(refused(&|bundle| bundle.parts[0].regions = many.clone()).contains("more than 65536"));
+    assert!(with_regions(vec![vec![huge; 2]]).contains("64 bits"));
+    assert!(with_regions(vec![vec![extent; 2048]; 33]).contains("more than 65536"));
 
     let bytes = BundleDescriptor::new(contents.clone()).to_bytes();
     let with = |at: usize, byte: u8| {

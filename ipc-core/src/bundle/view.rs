@@ -46,7 +46,7 @@ impl<'a> BundleView<'a> {
             access: contents.access.to_string(),
             exporter: ExporterView::new(&contents.exporter, &contents.broker, None),
             parts: contents.parts.iter().map(PartView::new).collect(),
-            tensors: contents.table.iter().enumerate().map(tensor).collect(),
+            tensors: contents.table().iter().enumerate().map(tensor).collect(),
         }
     }
 }

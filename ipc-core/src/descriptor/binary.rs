@@ -175,7 +175,8 @@ impl Descriptor {
         let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
         let address = take(&mut body, usize::from(head.address_bytes))?;
         let broker = read_address(head.address_kind, address)?;
-        let extents = read_extents(usize::from(head.extents.get()), &mut body)?;
+        let mut extents = Vec::new();
+        read_extents(usize::from(head.extents.get()), &mut body, &mut extents)?;
         let layout = read_layout(head, &mut body)?;
         let region_end = head.offset.get().checked_add(head.len.get());
         let allocated = extents.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
@@ -311,21 +312,26 @@ pub(crate) fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, Desc
 }
 
 /// The allocations of a region.
-pub(crate) fn read_extents(count: usize, body: &mut &[u8]) -> Result<Vec<DescribedExtent>, DescriptorError> {
+pub(crate) fn read_extents(
+    count: usize,
+    body: &mut &[u8],
+    extents: &mut Vec<DescribedExtent>,
+) -> Result<(), DescriptorError> {
     if count == 0 || count > MAX_EXTENTS {
         return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
     }
     let bytes = take(body, count * size_of::<ExtentEntry>())?;
     let entries =
         <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
-    let extents: Vec<_> = entries
-        .iter()
-        .map(|entry| DescribedExtent { size: entry.size.get(), generation: entry.generation.get() })
-        .collect();
-    if extents.iter().any(|extent| extent.size == 0) {
+    if entries.iter().any(|entry| entry.size.get() == 0) {
         return Err(bad("allocations", "one has no bytes"));
     }
-    Ok(extents)
+    extents.extend(
+        entries
+            .iter()
+            .map(|entry| DescribedExtent { size: entry.size.get(), generation: entry.generation.get() }),
+    );
+    Ok(())
 }
 
 fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, DescriptorError> {

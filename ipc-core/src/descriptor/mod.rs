@@ -10,6 +10,7 @@ mod binary;
 mod error;
 #[cfg(test)]
 pub(crate) mod properties;
+mod regions;
 mod text;
 mod view;
 
@@ -27,6 +28,7 @@ pub(crate) use binary::{
 };
 pub use binary::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 pub use error::DescriptorError;
+pub(crate) use regions::{DescribedRegions, Regions};
 pub use text::TEXT_PREFIX;
 pub(crate) use text::text_and_serde;
 pub use view::DescriptorView;
@@ -80,7 +82,7 @@ pub(crate) struct NamedExport<'a> {
     pub(crate) token: Token,
     pub(crate) access: Access,
     /// The allocations of each region; a region is opened as one range.
-    pub(crate) regions: &'a [Vec<DescribedExtent>],
+    pub(crate) regions: Regions<'a>,
 }
 
 impl<'a> NamedExport<'a> {
@@ -150,7 +152,7 @@ impl Descriptor {
             export: self.export,
             token: self.token,
             access: self.access,
-            regions: std::slice::from_ref(&self.extents),
+            regions: Regions::one(&self.extents),
         }
     }
 

@@ -14,9 +14,9 @@ pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::{
-    check_backend, check_read_only, check_region, copy_and_wait, extents_of, ready_event,
+    check_backend, check_read_only, check_region, copy_and_wait, extents_by_driver, ready_event,
 };
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Allocation, Shared};
 pub(crate) use table::{Bearer, ChannelId};
 pub(crate) use table::{
     ExportTable, Granted, Importer, LocalGrant, NewExport, OpenRequest, TimelineObserver, stale,

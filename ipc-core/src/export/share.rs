@@ -206,7 +206,13 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: self.access,
             allow: self.ipc.allow_list().clone(),
             token,
-            shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
+            shared: Shared {
+                ready,
+                allocations: allocations.into(),
+                regions: [range].into(),
+                owner: None,
+                keeps: false,
+            },
         };
         Ok(Prepared { runtime, descriptor, export, exposure })
     }
@@ -286,11 +292,7 @@ pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
 }
 
 /// The allocations that memory lies in which its owner keeps: without a question where it is known that they are still those.
-pub(crate) fn extents_of(
-    runtime: &Runtime,
-    backend: &Arc<dyn DeviceIpc>,
-    region: &Region,
-) -> Result<Vec<Extent>> {
+fn extents_of(runtime: &Runtime, backend: &Arc<dyn DeviceIpc>, region: &Region) -> Result<Vec<Extent>> {
     let kept = runtime.exports.kept_extent(backend, region.range);
     match kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation)) {
         Some(extent) => Ok(vec![extent]),
@@ -298,7 +300,8 @@ pub(crate) fn extents_of(
     }
 }
 
-fn extents_by_driver(
+/// The same, asked of the driver.
+pub(crate) fn extents_by_driver(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
     region: &Region,

@@ -14,7 +14,7 @@ use crate::runtime::Runtime;
 pub(crate) struct Shared {
     pub(crate) ready: Option<ReadyEvent>,
     /// Those of all regions, one region after the other.
-    pub(crate) allocations: Vec<Arc<Allocation>>,
+    pub(crate) allocations: Arc<[Arc<Allocation>]>,
     /// The regions in this process's address space.
     pub(crate) regions: Box<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
@@ -79,9 +79,18 @@ impl Allocation {
         &self.kind
     }
 
-    /// Where it lies, if an export keeps it allocated. What lies there and is allocated now lies in it, then.
-    pub(super) fn kept_extent(&self) -> Option<Extent> {
-        (self.kept.load(Ordering::Acquire) > 0).then_some(self.extent)
+    /// Does an export keep it allocated? What lies there and is allocated now lies in it, then.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) const fn extent(&self) -> &Extent {
+        &self.extent
+    }
+
+    /// Is it memory of this instance of a backend?
+    pub(crate) fn is_of(&self, backend: &Arc<dyn DeviceIpc>) -> bool {
+        self.key == allocation_key(backend, &self.extent)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -117,7 +126,7 @@ impl Shared {
     /// From now on, until this is dropped, the owner keeps the allocations.
     pub(super) fn keep(&mut self) {
         self.keeps = true;
-        for allocation in &self.allocations {
+        for allocation in self.allocations.iter() {
             allocation.kept.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -127,7 +136,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.keeps {
-            for allocation in &self.allocations {
+            for allocation in self.allocations.iter() {
                 allocation.kept.fetch_sub(1, Ordering::AcqRel);
             }
         }

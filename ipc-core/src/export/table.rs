@@ -1,6 +1,7 @@
 //! The exports of this process: what the broker answers from, and who holds what.
 
 mod grants;
+mod kept;
 mod watching;
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 use super::BorrowedMemory;
 use super::shared::{Allocation, AllocationKey, Shared, allocation_key};
-use crate::address::{DevicePtr, DeviceRange, Extent};
+use crate::address::{DevicePtr, Extent};
 use crate::backend::{Access, DeviceIpc, Lifetime};
 use crate::broker::{
     AllocationId, AllowList, ConnectionId, Epoch, LISTED_EXPORTS, LISTED_HOLDERS, ListedExport, ListedHolder,
@@ -152,7 +153,7 @@ impl Granted {
     /// Ends its part in the export here, as its owner may have to be dropped.
     pub(crate) fn prepare(self, device: usize, peer: &[u8]) -> Result<(), Refusal> {
         stale(self.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
-        for allocation in &self.shared.allocations {
+        for allocation in self.shared.allocations.iter() {
             let prepared = allocation.prepare(device, peer);
             prepared.map_err(|error| Refusal::Failed { detail: error.to_string() })?;
         }
@@ -194,21 +195,6 @@ impl ExportTable {
         drop(state);
         self.changed.notify_all();
         Ok(made)
-    }
-
-    /// The allocation that this memory lies in, where an export keeps it allocated, so that the driver need not be asked.
-    pub(crate) fn kept_extent(&self, backend: &Arc<dyn DeviceIpc>, range: DeviceRange) -> Option<Extent> {
-        let backend = Arc::as_ptr(backend).cast::<()>() as usize;
-        let state = self.lock();
-        let before = ..=(backend, range.device, range.ptr);
-        let ((instance, device, _), allocation) = state.by_address.range(before).next_back()?;
-        if (*instance, *device) != (backend, range.device) {
-            return None;
-        }
-        let allocation = allocation.upgrade()?;
-        // Not under the lock, where this may be the last to let go of it.
-        drop(state);
-        allocation.kept_extent().filter(|extent| extent.allocation.contains(&range))
     }
 
     pub(super) fn forget_allocation(&self, key: &AllocationKey) {
@@ -526,7 +512,7 @@ impl ExportTable {
     pub(crate) fn check_revokes(&self, export: ExportId) -> Result<()> {
         let shared = self.lock().exports.get(&export).and_then(|entry| entry.shared.clone());
         let Some(shared) = shared else { return Ok(()) };
-        for allocation in &shared.allocations {
+        for allocation in shared.allocations.iter() {
             let kind = allocation.kind();
             if kind.lifetime != Lifetime::Revokes {
                 return Err(Error::Unsupported {

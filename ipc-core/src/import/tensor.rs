@@ -56,18 +56,18 @@ impl<'m> Tensor<'m> {
         table: &'m TensorTable,
         name: &str,
     ) -> Result<Self> {
-        Self::of(keeper, region, &table.tensors()[table.find(name)?])
+        Self::of(keeper, region, table.at(table.find(name)?))
     }
 
     /// The tensor that lies in this region of the memory as its entry says.
     pub(crate) fn of(
         keeper: impl Into<Keeper<'m>>,
         region: DeviceRange,
-        tensor: &'m NamedTensor,
+        tensor: NamedTensor<'m>,
     ) -> Result<Self> {
         tensor.check_fits(region.len)?;
         let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
-        Self::new(keeper, behind, &tensor.layout)
+        Self::new(keeper, behind, tensor.layout)
     }
 
     /// The bytes from the first element to the end of the last, those between rows included: the layout's

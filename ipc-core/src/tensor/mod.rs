@@ -5,6 +5,7 @@
 
 mod dtype;
 mod error;
+mod hash;
 mod layout;
 mod name;
 mod numbers;
@@ -17,6 +18,5 @@ pub use layout::{MAX_DIMENSIONS, TensorLayout};
 pub use record::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
 pub use table::TensorTable;
 
-pub(crate) use name::{Name, NameIndex};
-pub(crate) use record::{NamedTensor, check_name, read_names};
+pub(crate) use record::{NamedTensor, check_name};
 pub(crate) use table::{checked_count, checked_total};

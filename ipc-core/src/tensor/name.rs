@@ -1,62 +1,12 @@
-//! Names of tensors: many in one text, and found by a table of positions.
+//! Names of tensors, found by a table of positions.
 
-use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
-use std::ops::{Deref, Range};
-use std::sync::Arc;
-
-/// The name of a tensor.
-#[derive(Clone)]
-pub(crate) enum Name {
-    /// As it was given.
-    Own(String),
-    /// A piece of a text that other names lie in too.
-    Piece { text: Arc<str>, start: u32, end: u32 },
-}
-
-impl Name {
-    /// A piece of a text of less than 4 GiB, which begins and ends between two characters.
-    pub(super) fn piece(text: &Arc<str>, range: Range<usize>) -> Self {
-        Self::Piece { text: Arc::clone(text), start: range.start as u32, end: range.end as u32 }
-    }
-}
-
-impl<T: Into<String>> From<T> for Name {
-    fn from(text: T) -> Self {
-        Self::Own(text.into())
-    }
-}
-
-impl Deref for Name {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        match self {
-            Self::Own(text) => text,
-            Self::Piece { text, start, end } => &text[*start as usize..*end as usize],
-        }
-    }
-}
-
-impl PartialEq for Name {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
-impl Eq for Name {}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, f)
-    }
-}
+use super::hash::NameHasher;
 
 /// Positions of names in a list that lies elsewhere: a hash table with open addressing. The names may come from anybody, so
 /// the hash is seeded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NameIndex {
-    hasher: RandomState,
+    hasher: NameHasher,
     /// A power of two of them, or none; at most half of them are taken.
     slots: Vec<Option<Slot>>,
     taken: usize,
@@ -83,7 +33,7 @@ impl NameIndex {
             self.resize((self.slots.len() * 2).max(16));
         }
         let name = name_at(position);
-        let hash = self.hasher.hash_one(name) as u32;
+        let hash = self.hasher.hash(name);
         match self.look_for(hash, |known| name_at(known) == name) {
             Ok(_) => false,
             Err(free) => {
@@ -99,7 +49,7 @@ impl NameIndex {
         if self.slots.is_empty() {
             return None;
         }
-        let hash = self.hasher.hash_one(name) as u32;
+        let hash = self.hasher.hash(name);
         self.look_for(hash, |position| name_at(position) == name).ok()
     }
 
@@ -130,15 +80,6 @@ impl NameIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_pieces_of_one_text() {
-        let text: Arc<str> = "aé.b".into();
-        let names = [Name::piece(&text, 0..3), Name::piece(&text, 3..5)];
-        assert_eq!(names.each_ref().map(|name| &**name), ["aé", ".b"]);
-        assert_eq!(names[0], Name::from("aé"));
-        assert_eq!(format!("{:?}", names[1]), "\".b\"");
-    }
 
     #[test]
     fn every_name_is_found_at_its_position_and_none_twice() {

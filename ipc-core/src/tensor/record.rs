@@ -1,11 +1,8 @@
 //! A tensor in a table or a bundle, as it travels. `docs/bundle.md` is the specification; the two change together.
 
-use std::sync::Arc;
-
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::name::Name;
 use super::{Dtype, LayoutError, MAX_DIMENSIONS, TensorLayout};
 use crate::descriptor::DescriptorError;
 
@@ -35,14 +32,21 @@ struct Head {
 pub(crate) const LEAST_RECORD_BYTES: usize = size_of::<Head>() + 1;
 
 /// A tensor under its name. Its region begins `offset` bytes behind the start of what holds them all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NamedTensor {
-    pub(crate) name: Name,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamedTensor<'a> {
+    pub(crate) name: &'a str,
     pub(crate) offset: u64,
-    pub(crate) layout: TensorLayout,
+    pub(crate) layout: &'a TensorLayout,
 }
 
-impl NamedTensor {
+/// A tensor as it was read: its name is a piece of the bytes.
+pub(super) struct ReadTensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) offset: u64,
+    pub(super) layout: TensorLayout,
+}
+
+impl NamedTensor<'_> {
     /// The end of the last element, in bytes behind the start of what holds them all.
     pub(crate) fn end(&self) -> Result<u64, LayoutError> {
         self.offset.checked_add(self.layout.span_bytes()?).ok_or(LayoutError::Overflow)
@@ -58,7 +62,7 @@ impl NamedTensor {
     }
 
     pub(crate) fn senseless(&self, source: LayoutError) -> DescriptorError {
-        DescriptorError::Tensor { name: self.name.to_string(), source }
+        DescriptorError::Tensor { name: self.name.to_owned(), source }
     }
 
     /// How many bytes [`write`](Self::write) adds.
@@ -80,17 +84,20 @@ impl NamedTensor {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
     }
+}
 
-    /// Reads one, and passes behind it; its name begins at `at` in the text of all names ([`read_names`]), and so does the
-    /// next one's then. The bytes may come from anybody.
-    pub(crate) fn read(body: &mut &[u8], names: &Arc<str>, at: &mut usize) -> Result<Self, DescriptorError> {
+impl<'a> ReadTensor<'a> {
+    /// Reads one, and passes behind it. The bytes may come from anybody.
+    pub(super) fn read(body: &mut &'a [u8]) -> Result<Self, DescriptorError> {
         let (head, rest) = Head::read_from_prefix(body).map_err(|_| cut_off())?;
         *body = rest;
-        let bytes = take(body, usize::from(head.name_bytes.get()))?.len();
-        let name = Name::piece(names, *at..*at + bytes);
-        *at += bytes;
-        check_name(&name)?;
-        let senseless = |source| DescriptorError::Tensor { name: name.to_string(), source };
+        let name = take(body, usize::from(head.name_bytes.get()))?;
+        let name = str::from_utf8(name).map_err(|_| DescriptorError::TensorName {
+            name: String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned(),
+            why: "it is no UTF-8",
+        })?;
+        check_name(name)?;
+        let senseless = |source| DescriptorError::Tensor { name: name.to_owned(), source };
         let dimensions = usize::from(head.dimensions);
         if dimensions > MAX_DIMENSIONS {
             return Err(senseless(LayoutError::TooManyDimensions(dimensions)));
@@ -100,26 +107,8 @@ impl NamedTensor {
         let numbers = numbers.iter().map(|number| number.get());
         let dtype = Dtype::from_code(head.dtype);
         let layout = TensorLayout::from_numbers(dtype, dimensions, numbers, head.offset.get());
-        let layout = layout.map_err(senseless)?;
-        Ok(Self { name, offset: head.place.get(), layout })
+        Ok(Self { name, offset: head.place.get(), layout: layout.map_err(senseless)? })
     }
-}
-
-/// The names of so many tensors, one behind the other, in no more bytes than the tensors have; each tensor lies so many bytes behind the last one's end.
-pub(crate) fn read_names(count: usize, between: usize, mut body: &[u8]) -> Result<Arc<str>, DescriptorError> {
-    let mut names = String::new();
-    for _ in 0..count {
-        take(&mut body, between)?;
-        let (head, rest) = Head::read_from_prefix(body).map_err(|_| cut_off())?;
-        body = rest;
-        let name = take(&mut body, usize::from(head.name_bytes.get()))?;
-        names.push_str(str::from_utf8(name).map_err(|_| DescriptorError::TensorName {
-            name: String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned(),
-            why: "it is no UTF-8",
-        })?);
-        take(&mut body, usize::from(head.dimensions) * 16)?;
-    }
-    Ok(names.into())
 }
 
 /// As much of a bad name as is shown.

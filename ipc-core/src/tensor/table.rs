@@ -3,8 +3,8 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::name::{Name, NameIndex};
-use super::record::{LEAST_RECORD_BYTES, check_name, read_names};
+use super::name::NameIndex;
+use super::record::{LEAST_RECORD_BYTES, ReadTensor, check_name};
 use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout};
 use crate::descriptor::{DescriptorError, FormatVersion};
 use crate::error::{Error, Result};
@@ -36,13 +36,30 @@ struct Head {
 /// for each filling.
 #[derive(Clone, Debug, Default)]
 pub struct TensorTable {
-    tensors: Vec<NamedTensor>,
+    /// The names, one behind the other.
+    text: String,
+    records: Vec<Record>,
     names: NameIndex,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Record {
+    /// Where its name begins and ends in the text.
+    name: (u32, u32),
+    /// The tensor's place in bytes.
+    offset: u64,
+    layout: TensorLayout,
+}
+
+impl Record {
+    fn name<'a>(&self, text: &'a str) -> &'a str {
+        &text[self.name.0 as usize..self.name.1 as usize]
+    }
 }
 
 impl PartialEq for TensorTable {
     fn eq(&self, other: &Self) -> bool {
-        self.tensors == other.tensors
+        self.text == other.text && self.records == other.records
     }
 }
 
@@ -55,10 +72,13 @@ impl TensorTable {
     ///
     /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, an end that
     /// does not fit 64 bits; or that says what a table has at most.
-    pub fn new<N: Into<String>>(tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>) -> Result<Self> {
-        let named =
-            |(name, offset, layout): (N, _, _)| NamedTensor { name: Name::Own(name.into()), offset, layout };
-        Ok(Self::checked(tensors.into_iter().map(named).collect())?)
+    pub fn new<N: AsRef<str>>(tensors: impl IntoIterator<Item = (N, u64, TensorLayout)>) -> Result<Self> {
+        let tensors = tensors.into_iter();
+        let mut table = Self::with_room_for(tensors.size_hint().0.min(MAX_TENSORS));
+        for (name, offset, layout) in tensors {
+            table.push(name.as_ref(), offset, layout)?;
+        }
+        Ok(table.checked()?)
     }
 
     /// A table that lays tensors one behind the other, each at a multiple of `align` bytes, in the order in which they come.
@@ -66,7 +86,7 @@ impl TensorTable {
     /// # Errors
     ///
     /// As [`new`](Self::new); and [`Error::InvalidRegion`] for an alignment that is no power of two.
-    pub fn packed<N: Into<String>>(
+    pub fn packed<N: AsRef<str>>(
         align: u64,
         tensors: impl IntoIterator<Item = (N, TensorLayout)>,
     ) -> Result<Self> {
@@ -74,71 +94,107 @@ impl TensorTable {
             return Err(Error::InvalidRegion(format!("an alignment of {align} bytes is no power of two")));
         }
         let mut end: u64 = 0;
-        let mut packed = Vec::new();
+        let mut packed = Self::default();
         for (name, layout) in tensors {
-            let name = name.into();
-            let Some(offset) = end.checked_next_multiple_of(align) else {
-                return Err(DescriptorError::Tensor { name, source: LayoutError::Overflow }.into());
-            };
-            let tensor = NamedTensor { name: name.into(), offset, layout };
-            end = tensor.end().map_err(|source| tensor.senseless(source))?;
-            packed.push(tensor);
+            let name = name.as_ref();
+            let senseless = |source| DescriptorError::Tensor { name: name.to_owned(), source };
+            let offset =
+                end.checked_next_multiple_of(align).ok_or_else(|| senseless(LayoutError::Overflow))?;
+            end = NamedTensor { name, offset, layout: &layout }.end().map_err(senseless)?;
+            packed.push(name, offset, layout)?;
         }
-        Ok(Self::checked(packed)?)
+        Ok(packed.checked()?)
     }
 
-    pub(crate) fn checked(tensors: Vec<NamedTensor>) -> Result<Self, DescriptorError> {
-        if tensors.len() > MAX_TENSORS {
-            let why = format!("there are {}, at most {MAX_TENSORS}", tensors.len());
+    pub(crate) fn with_room_for(tensors: usize) -> Self {
+        Self {
+            text: String::new(),
+            records: Vec::with_capacity(tensors),
+            names: NameIndex::with_room_for(tensors),
+        }
+    }
+
+    /// Adds a tensor. Where that cannot be, the table stays as it was.
+    pub(crate) fn push(
+        &mut self,
+        name: &str,
+        offset: u64,
+        layout: TensorLayout,
+    ) -> Result<(), DescriptorError> {
+        check_name(name)?;
+        let tensor = NamedTensor { name, offset, layout: &layout };
+        tensor.end().map_err(|source| tensor.senseless(source))?;
+        let Self { text, records, names } = self;
+        if records.len() >= MAX_TENSORS {
+            let why = format!("there are more than {MAX_TENSORS}");
             return Err(DescriptorError::BadField { field: "tensors", why });
         }
-        let mut bytes = size_of::<Head>() + CHECKSUM_BYTES;
-        for tensor in &tensors {
-            check_name(&tensor.name)?;
-            tensor.end().map_err(|source| tensor.senseless(source))?;
-            bytes += tensor.record_bytes();
+        let new = records.len() as u32;
+        let name_at = |position| if position == new { name } else { records[position as usize].name(text) };
+        if !names.insert(new, name_at) {
+            return Err(DescriptorError::TensorName {
+                name: name.to_owned(),
+                why: "another tensor is called so",
+            });
         }
-        if bytes > MAX_TABLE_BYTES {
-            return Err(DescriptorError::TooLarge { found: bytes });
-        }
-        let mut names = NameIndex::with_room_for(tensors.len());
-        let name_at = |position: u32| &*tensors[position as usize].name;
-        if let Some(twice) = (0..tensors.len() as u32).find(|position| !names.insert(*position, name_at)) {
-            let name = name_at(twice).to_owned();
-            return Err(DescriptorError::TensorName { name, why: "another tensor is called so" });
-        }
-        Ok(Self { tensors, names })
+        let start = text.len() as u32;
+        text.push_str(name);
+        records.push(Record { name: (start, text.len() as u32), offset, layout });
+        Ok(())
     }
 
-    /// What has been checked already: these tensors, and their names in this order.
-    pub(crate) const fn with_names(tensors: Vec<NamedTensor>, names: NameIndex) -> Self {
-        Self { tensors, names }
+    /// The table, unless its binary form is too large.
+    fn checked(self) -> Result<Self, DescriptorError> {
+        let found = self.encoded_bytes();
+        if found > MAX_TABLE_BYTES { Err(DescriptorError::TooLarge { found }) } else { Ok(self) }
+    }
+
+    /// A table of the first of them, each at the place that `offset_of` says by its position and its place in this table.
+    pub(crate) fn first(&self, count: usize, offset_of: impl Fn(usize, u64) -> u64) -> Self {
+        let mut first = Self::with_room_for(count);
+        first.records.extend_from_slice(&self.records[..count]);
+        let end = first.records.last().map_or(0, |last| last.name.1 as usize);
+        first.text.push_str(&self.text[..end]);
+        let Self { text, records, names } = &mut first;
+        for (position, record) in records.iter_mut().enumerate() {
+            record.offset = offset_of(position, record.offset);
+        }
+        // All of them differ.
+        (0..count as u32).for_each(|position| {
+            names.insert(position, |position| records[position as usize].name(text));
+        });
+        first
+    }
+
+    /// Moves each tensor by so many bytes, by its position. Its end still fits 64 bits, the caller knows.
+    pub(crate) fn move_each(&mut self, by: impl Fn(usize) -> u64) {
+        self.records.iter_mut().enumerate().for_each(|(position, record)| record.offset += by(position));
     }
 
     /// How many tensors there are.
     pub fn len(&self) -> usize {
-        self.tensors.len()
+        self.records.len()
     }
 
     /// Are there none?
     pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
+        self.records.is_empty()
     }
 
     /// Every tensor in the order of the table: its name, its place in bytes, its layout from there on.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64, &TensorLayout)> {
-        self.tensors.iter().map(|tensor| (&*tensor.name, tensor.offset, &tensor.layout))
+        self.tensors().map(|tensor| (tensor.name, tensor.offset, tensor.layout))
     }
 
     /// The place in bytes and the layout of the tensor of this name.
     pub fn get(&self, name: &str) -> Option<(u64, &TensorLayout)> {
-        let tensor = &self.tensors[self.position(name)?];
-        Some((tensor.offset, &tensor.layout))
+        let tensor = self.at(self.position(name)?);
+        Some((tensor.offset, tensor.layout))
     }
 
     /// How many bytes a region needs to hold all of them.
     pub fn region_bytes(&self) -> u64 {
-        self.tensors.iter().filter_map(|tensor| tensor.end().ok()).max().unwrap_or(0)
+        self.tensors().filter_map(|tensor| tensor.end().ok()).max().unwrap_or(0)
     }
 
     /// Checks that all of them lie in a region of so many bytes.
@@ -147,33 +203,45 @@ impl TensorTable {
     ///
     /// [`Error::Descriptor`] that names the first that does not.
     pub fn check_fits(&self, region_bytes: u64) -> Result<()> {
-        Ok(self.tensors.iter().try_for_each(|tensor| tensor.check_fits(region_bytes))?)
+        Ok(self.tensors().try_for_each(|tensor| tensor.check_fits(region_bytes))?)
     }
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
-        let found = self.names.find(name, |position| &*self.tensors[position as usize].name)?;
+        let found = self.names.find(name, |position| self.at(position as usize).name)?;
         Some(found as usize)
     }
 
     /// As [`position`](Self::position), with an error for those who asked.
     pub(crate) fn find(&self, name: &str) -> Result<usize> {
         self.position(name).ok_or_else(|| {
-            let known = match self.tensors.as_slice() {
-                [] => "there are none".into(),
-                [first, ..] => format!("there are {}, the first is {:?}", self.len(), first.name),
+            let known = match self.tensors().next() {
+                None => "there are none".into(),
+                Some(first) => format!("there are {}, the first is {:?}", self.len(), first.name),
             };
             Error::NoSuchTensor { name: name.to_owned(), known }
         })
     }
 
-    pub(crate) fn tensors(&self) -> &[NamedTensor] {
-        &self.tensors
+    pub(crate) fn at(&self, position: usize) -> NamedTensor<'_> {
+        self.named(&self.records[position])
+    }
+
+    fn named<'a>(&'a self, record: &'a Record) -> NamedTensor<'a> {
+        NamedTensor { name: record.name(&self.text), offset: record.offset, layout: &record.layout }
+    }
+
+    pub(crate) fn tensors(&self) -> impl ExactSizeIterator<Item = NamedTensor<'_>> {
+        self.records.iter().map(|record| self.named(record))
+    }
+
+    fn encoded_bytes(&self) -> usize {
+        let records: usize = self.tensors().map(|tensor| tensor.record_bytes()).sum();
+        size_of::<Head>() + records + CHECKSUM_BYTES
     }
 
     /// The binary form; `docs/bundle.md` specifies it.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let records: usize = self.tensors.iter().map(NamedTensor::record_bytes).sum();
-        let total = size_of::<Head>() + records + CHECKSUM_BYTES;
+        let total = self.encoded_bytes();
         let mut bytes = Vec::with_capacity(total);
         let head = Head {
             magic: MAGIC,
@@ -181,10 +249,10 @@ impl TensorTable {
             minor: TABLE_VERSION.minor,
             flags: U16::new(0),
             total_bytes: U32::new(total as u32),
-            tensors: U32::new(self.tensors.len() as u32),
+            tensors: U32::new(self.records.len() as u32),
         };
         bytes.extend_from_slice(head.as_bytes());
-        self.tensors.iter().for_each(|tensor| tensor.write(&mut bytes));
+        self.tensors().for_each(|tensor| tensor.write(&mut bytes));
         bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
         bytes
     }
@@ -221,12 +289,18 @@ impl TensorTable {
         }
         let mut body = &covered[size_of::<Head>()..];
         let count = head.tensors.get() as usize;
-        let mut tensors = Vec::with_capacity(checked_count(count, body)?);
-        let (names, mut at) = (read_names(count, 0, body)?, 0);
+        let mut table = Self::with_room_for(checked_count(count, body)?);
         for _ in 0..count {
-            tensors.push(NamedTensor::read(&mut body, &names, &mut at)?);
+            table.read_one(&mut body)?;
         }
-        Self::checked(tensors)
+        Ok(table)
+    }
+
+    /// Reads one more, and passes behind it. The bytes may come from anybody.
+    pub(crate) fn read_one(&mut self, body: &mut &[u8]) -> Result<NamedTensor<'_>, DescriptorError> {
+        let ReadTensor { name, offset, layout } = ReadTensor::read(body)?;
+        self.push(name, offset, layout)?;
+        Ok(self.at(self.len() - 1))
     }
 }
 

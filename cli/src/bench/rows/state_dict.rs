@@ -133,7 +133,7 @@ fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
         let memory = bundle.memory(Arc::clone(block));
         for (index, name) in names.iter().enumerate() {
             let layout = TensorLayout::contiguous(Dtype::F32, [kind.elements])?;
-            bundle.tensor(name.clone(), memory, index as u64 * kind.tensor_bytes(), layout)?;
+            bundle.tensor(name, memory, index as u64 * kind.tensor_bytes(), layout)?;
         }
     }
     let export = bundle.start()?;

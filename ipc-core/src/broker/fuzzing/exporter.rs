@@ -446,7 +446,7 @@ mod tests {
         // The fuzz target has a backend, and so handles in its grants.
         let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), 4096);
         let shared =
-            Shared { ready: None, allocations: Vec::new(), regions: [].into(), owner: None, keeps: false };
+            Shared { ready: None, allocations: [].into(), regions: [].into(), owner: None, keeps: false };
         let exporter = Exporter { range, shared, buffers: Mutex::default() };
         for (name, seed) in super::super::request_seeds() {
             eprintln!("{name}");

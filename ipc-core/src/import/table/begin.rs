@@ -189,7 +189,7 @@ const WORD_DEADLINE: Duration = Duration::from_secs(1);
 /// The grant is the exporter's word; it must fit the descriptor.
 fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
-    let allocations: usize = wanted.descriptor.regions.iter().map(Vec::len).sum();
+    let allocations = wanted.descriptor.regions.allocations();
     if handles.len() != allocations {
         return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
     }

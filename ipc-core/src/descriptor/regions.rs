@@ -1,0 +1,110 @@
+//! The allocations of an export, by the regions that they lie in.
+
+use super::DescribedExtent;
+
+/// The allocations of all regions side by side, so that a bundle of a thousand regions needs no thousand lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DescribedRegions {
+    extents: Vec<DescribedExtent>,
+    /// Where each region ends among them.
+    ends: Vec<u32>,
+}
+
+/// The same, of whoever has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Regions<'a> {
+    extents: &'a [DescribedExtent],
+    /// `None` where all of them are one region.
+    ends: Option<&'a [u32]>,
+}
+
+impl DescribedRegions {
+    /// Adds a region: what `add` adds to the allocations.
+    pub(crate) fn add<E>(
+        &mut self,
+        add: impl FnOnce(&mut Vec<DescribedExtent>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        add(&mut self.extents)?;
+        self.ends.push(self.extents.len() as u32);
+        Ok(())
+    }
+
+    pub(crate) fn as_regions(&self) -> Regions<'_> {
+        Regions { extents: &self.extents, ends: Some(&self.ends) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The allocations of each region.
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &[DescribedExtent]> {
+        self.as_regions().iter()
+    }
+
+    /// How many allocations there are in all regions.
+    pub(crate) fn allocations(&self) -> usize {
+        self.extents.len()
+    }
+}
+
+impl<R: IntoIterator<Item = DescribedExtent>> FromIterator<R> for DescribedRegions {
+    fn from_iter<I: IntoIterator<Item = R>>(regions: I) -> Self {
+        let mut all = Self::default();
+        for region in regions {
+            all.extents.extend(region);
+            all.ends.push(all.extents.len() as u32);
+        }
+        all
+    }
+}
+
+impl<'a> Regions<'a> {
+    /// Allocations of one region.
+    pub(crate) const fn one(extents: &'a [DescribedExtent]) -> Self {
+        Self { extents, ends: None }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.map_or(1, <[u32]>::len)
+    }
+
+    /// The allocations of each region.
+    pub(crate) fn iter(self) -> impl ExactSizeIterator<Item = &'a [DescribedExtent]> {
+        let mut begin = 0;
+        (0..self.len()).map(move |region| {
+            let end = self.ends.map_or(self.extents.len(), |ends| ends[region] as usize);
+            let extents = &self.extents[begin..end];
+            begin = end;
+            extents
+        })
+    }
+
+    /// How many allocations there are in all regions.
+    pub(crate) const fn allocations(&self) -> usize {
+        self.extents.len()
+    }
+
+    pub(crate) fn to_owned(self) -> DescribedRegions {
+        let ends = self.ends.map_or_else(|| vec![self.extents.len() as u32], <[u32]>::to_vec);
+        DescribedRegions { extents: self.extents.to_vec(), ends }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_region_has_its_allocations() {
+        let extent = |size| DescribedExtent { size, generation: 0 };
+        let nested = [vec![extent(1)], vec![extent(2), extent(3)], vec![extent(4)]];
+        let regions: DescribedRegions = nested.iter().cloned().collect();
+        assert_eq!(regions.iter().map(<[_]>::to_vec).collect::<Vec<_>>(), nested);
+        assert_eq!((regions.len(), regions.allocations()), (3, 4));
+        assert_eq!(regions.as_regions().to_owned(), regions);
+        let one = Regions::one(&nested[1]);
+        assert_eq!(one.iter().collect::<Vec<_>>(), [&nested[1][..]]);
+        assert_eq!(one.to_owned().as_regions().iter().collect::<Vec<_>>(), [&nested[1][..]]);
+    }
+}

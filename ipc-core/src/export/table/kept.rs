@@ -1,0 +1,42 @@
+//! Which memory exports keep allocated, so that the driver need not be asked where it lies.
+
+use std::sync::Arc;
+
+use super::{Allocation, ExportTable, State};
+use crate::address::{DeviceRange, Extent};
+use crate::backend::DeviceIpc;
+
+impl ExportTable {
+    /// The allocation that this memory lies in, where an export keeps it allocated.
+    pub(crate) fn kept_extent(&self, backend: &Arc<dyn DeviceIpc>, range: DeviceRange) -> Option<Extent> {
+        let kept = self.kept_allocations(backend, [range].into_iter()).pop()??;
+        Some(*kept.extent())
+    }
+
+    /// The same of several, with their handles.
+    pub(crate) fn kept_allocations(
+        &self,
+        backend: &Arc<dyn DeviceIpc>,
+        ranges: impl ExactSizeIterator<Item = DeviceRange>,
+    ) -> Vec<Option<Arc<Allocation>>> {
+        let backend = Arc::as_ptr(backend).cast::<()>() as usize;
+        let mut found = Vec::with_capacity(ranges.len());
+        let state = self.lock();
+        found.extend(ranges.map(|range| (range, state.before(backend, range))));
+        drop(state);
+        // Not under the lock, where this may be the last to let go of one.
+        let kept = |allocation: &Arc<Allocation>, range: &DeviceRange| {
+            allocation.is_kept() && allocation.extent().allocation.contains(range)
+        };
+        found.into_iter().map(|(range, allocation)| allocation.filter(|one| kept(one, &range))).collect()
+    }
+}
+
+impl State {
+    /// The allocation that begins at the range or before it, and behind all others that do.
+    fn before(&self, backend: usize, range: DeviceRange) -> Option<Arc<Allocation>> {
+        let until = ..=(backend, range.device, range.ptr);
+        let ((instance, device, _), allocation) = self.by_address.range(until).next_back()?;
+        if (*instance, *device) == (backend, range.device) { allocation.upgrade() } else { None }
+    }
+}
