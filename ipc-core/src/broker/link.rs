@@ -85,20 +85,21 @@ impl Link {
         })
     }
 
-    /// Asks for a lease.
+    /// Asks for a lease. `like` is one that this process holds and that looks the same.
     pub(crate) fn open(
         &self,
         export: ExportId,
         token: Token,
         access: Access,
         (on, peer): (DeviceOrdinal, Vec<u8>),
+        like: Option<LeaseId>,
         deadline: Deadline,
     ) -> Result<(Grant, Vec<OwnedFd>)> {
         let runtime = Runtime::get()?;
         let mut calls = self.turn(deadline)?;
         calls.next += 1;
         let request = RequestId(calls.next);
-        let open = Request::Open { request, export, token, access, on: on.get(), peer };
+        let open = Request::Open { request, export, token, access, on: on.get(), peer, like };
         let answer = self.call(runtime, calls, &open, request, deadline)?;
         match answer {
             (Reply::Grant(grant), fds) => Ok((grant, fds)),

@@ -21,14 +21,15 @@ fn access() -> impl Strategy<Value = Access> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let open = (any::<(u64, u64, [u8; 16], u32)>(), access(), vec(any::<u8>(), 0..40)).prop_map(
-        |((request, export, token, on), access, peer)| Request::Open {
+    let open = (any::<(u64, u64, [u8; 16], u32, Option<u64>)>(), access(), vec(any::<u8>(), 0..40)).prop_map(
+        |((request, export, token, on, like), access, peer)| Request::Open {
             request: RequestId(request),
             export: ExportId(export),
             token: Token::from_bytes(token),
             access,
             on,
             peer,
+            like: like.map(LeaseId),
         },
     );
     prop_oneof![
@@ -127,8 +128,8 @@ fn reply() -> impl Strategy<Value = Reply> {
         },
     );
     let ready = option::of(vec(any::<u8>(), 0..70));
-    let grant = (any::<(u64, u64, bool)>(), vec(handle(), 0..4), ready).prop_map(
-        |((request, lease, keep), handles, ready)| {
+    let grant = (any::<(u64, u64, bool, bool)>(), vec(handle(), 0..4), ready).prop_map(
+        |((request, lease, keep, like), handles, ready)| {
             Reply::Grant(Grant {
                 request: RequestId(request),
                 lease: LeaseId(lease),
@@ -136,6 +137,7 @@ fn reply() -> impl Strategy<Value = Reply> {
                 ready: ready.map(crate::backend::HandleBytes::new),
                 keep,
                 confirm: false,
+                like,
             })
         },
     );
@@ -229,6 +231,7 @@ proptest! {
             access: Access::ReadOnly,
             on: 0,
             peer: Vec::new(),
+            like: None,
         };
         prop_assert_eq!(format!("{:?}", open(token)), format!("{:?}", open([0; 16])));
     }
@@ -249,6 +252,7 @@ proptest! {
             ready: Some(crate::backend::HandleBytes::new(bytes)),
             keep: true,
             confirm: false,
+            like: false,
         };
         let zeros = vec![0; bytes.len()];
         prop_assert_eq!(format!("{:?}", grant(bytes)), format!("{:?}", grant(zeros)));

@@ -31,8 +31,17 @@ pub(crate) enum Request {
     /// The first message of a connection.
     Hello { protocol: u16, program: String },
     /// Asks for a lease on an export, to open it on the device `on` of the importer's own numbering. `peer` is how the
-    /// vendor knows the importer on a whitelist.
-    Open { request: RequestId, export: ExportId, token: Token, access: Access, on: u32, peer: Vec<u8> },
+    /// vendor knows the importer on a whitelist. `like` is a lease that the importer holds for that device, and whose memory
+    /// may be the export's.
+    Open {
+        request: RequestId,
+        export: ExportId,
+        token: Token,
+        access: Access,
+        on: u32,
+        peer: Vec<u8>,
+        like: Option<LeaseId>,
+    },
     /// Gives a lease back.
     Release { lease: LeaseId },
     /// Asks for the exports behind this one that the importer might open, and who holds them.
@@ -141,6 +150,8 @@ pub(crate) struct Grant {
     /// The memory is not the exporter's own: the importer asks for a confirmation after it has opened the memory, and
     /// whenever it opens it again.
     pub(crate) confirm: bool,
+    /// The allocations are those of the lease that the importer named: there are no handles then.
+    pub(crate) like: bool,
 }
 
 /// The handle of one allocation.

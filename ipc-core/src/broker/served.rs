@@ -246,7 +246,7 @@ impl Served {
                 kill_point!("exporter:answered-hello");
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
-            (Request::Open { request, export, token, access, on, peer }, Some(program)) => {
+            (Request::Open { request, export, token, access, on, peer, like }, Some(program)) => {
                 let importer =
                     Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
                 let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
@@ -264,7 +264,9 @@ impl Served {
                     Ok(granted) => {
                         self.leases.insert(granted.lease, export);
                         kill_point!("exporter:leased");
-                        if granted.needs_the_driver(device) {
+                        if self.has_it_open(like, &granted, exports) {
+                            self.send_last(request, &granted, Vec::new(), true, &[])
+                        } else if granted.needs_the_driver(device) {
                             let answer = Waiting::Grant { request, lease: granted.lease, device };
                             self.ask_the_driver(answer, move || granted.prepare(device, &peer))
                         } else {
@@ -474,10 +476,30 @@ impl Served {
                 generation: exported.extent.generation,
             });
         }
+        self.send_last(request, granted, packet, false, &fds)
+    }
+
+    /// Does the importer hold a lease on the very same allocations, whose handles it has got, so that it needs them no more?
+    fn has_it_open(&self, like: Option<LeaseId>, granted: &Granted, exports: &ExportTable) -> bool {
+        let held = like.and_then(|lease| Some((*self.leases.get(&lease)?, lease)));
+        let copied = like.is_some_and(|lease| self.stagings.contains_key(&lease));
+        let same = |(export, lease)| exports.has_allocations_of(export, lease, &granted.shared);
+        granted.borrowed.is_none() && !copied && held.is_some_and(same)
+    }
+
+    /// The lease, with the last of the handles.
+    fn send_last(
+        &mut self,
+        request: RequestId,
+        granted: &Granted,
+        handles: Vec<WireHandle>,
+        like: bool,
+        fds: &[BorrowedFd<'_>],
+    ) -> Next {
         let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
-        let (keep, confirm) = (granted.keep, granted.borrowed.is_some());
-        let grant = Grant { request, lease: granted.lease, handles: packet, ready, keep, confirm };
-        let next = self.send(&Reply::Grant(grant), &fds);
+        let (lease, keep, confirm) = (granted.lease, granted.keep, granted.borrowed.is_some());
+        let next =
+            self.send(&Reply::Grant(Grant { request, lease, handles, ready, keep, confirm, like }), fds);
         kill_point!("exporter:granted");
         next
     }

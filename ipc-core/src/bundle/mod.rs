@@ -26,6 +26,8 @@ pub use mapping::BundleMapping;
 pub use open::BundleOpenBuilder;
 pub use view::BundleView;
 
+pub(crate) use recent::Recent;
+
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use descriptor::{Contents, Part};
 #[cfg(any(test, feature = "fuzzing"))]

@@ -46,6 +46,12 @@ impl<T> Recent<T> {
     }
 }
 
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -168,6 +168,14 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().hold_again(known)
     }
 
+    /// A hold as [`acquire_open`](Self::acquire_open) gives it, for who opens another thing: it does not count as an
+    /// open.
+    pub(super) fn hold_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<Kept<K, V>>> {
+        let mut state = self.lock();
+        let known = state.get(key).filter(|known| known.is_open() && usable(known))?;
+        state.hold_where_usable(&known).then_some(known)
+    }
+
     /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
     /// otherwise, for [`release`](Self::release). Where others have holds this meets no other thread.
     pub(super) fn let_go(&self, held: Arc<Kept<K, V>>) -> Result<(), Arc<Kept<K, V>>> {
@@ -281,13 +289,19 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
     }
 
     /// A hold on what is in use, or is idle and may be used again.
-    fn hold_again(&mut self, known: Arc<Kept<K, V>>) -> Option<Arc<Kept<K, V>>> {
-        if !known.is_live() && !(known.is_idle() && known.may_be_kept()) {
-            return None;
+    fn hold_where_usable(&mut self, known: &Kept<K, V>) -> bool {
+        let usable = known.is_live() || known.is_idle() && known.may_be_kept();
+        if usable {
+            self.hold(known);
         }
-        self.hold(&known);
-        self.again += 1;
-        Some(known)
+        usable
+    }
+
+    /// The same, counted.
+    fn hold_again(&mut self, known: Arc<Kept<K, V>>) -> Option<Arc<Kept<K, V>>> {
+        let held = self.hold_where_usable(&known);
+        self.again += u64::from(held);
+        held.then_some(known)
     }
 
     /// Lets go of a hold. Is nobody left?

@@ -4,6 +4,7 @@
 //! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
 //! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
 
+mod alike;
 mod begin;
 mod keys;
 mod lease;
@@ -19,6 +20,7 @@ pub(super) use begin::Wanted;
 pub(crate) use keys::LeaseKey;
 pub(super) use lease::{HeldLease, Lease};
 
+use alike::Looks;
 use keys::{OnDevice, RangeKey};
 use links::LinkSlot;
 use range::OpenRange;
@@ -28,6 +30,7 @@ use super::cache::{Cache, CacheLimits, Cached, Kept};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc};
+use crate::bundle::Recent;
 use crate::descriptor::NamedExport;
 use crate::device::DeviceOrdinal;
 use crate::error::Result;
@@ -44,6 +47,7 @@ pub(crate) struct ImportTable {
     /// Grants that are over, which their exporters have not been told yet.
     pub(super) ended: Mutex<AllEnded>,
     addresses: Addresses,
+    looks: Recent<Looks>,
 }
 
 impl ImportTable {

@@ -26,6 +26,8 @@ pub enum ToExporter {
         on: u32,
         /// The vendor's id of the importer.
         peer: Vec<u8>,
+        /// A lease whose memory may be the same.
+        like: Option<u64>,
     },
     /// Gives a lease back.
     Release {
@@ -206,6 +208,8 @@ pub struct Grant {
     pub keep: bool,
     /// Is to be confirmed after every open: the exporter does not own the memory.
     pub confirm: bool,
+    /// The memory is that of the lease that the importer named.
+    pub like: bool,
 }
 
 /// What opens one allocation.

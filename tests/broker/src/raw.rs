@@ -181,7 +181,15 @@ impl Connection {
 /// An open of what the descriptor names.
 pub fn open_request(target: &Forged, request: u64) -> ToExporter {
     let (export, token) = (target.export(), target.token());
-    ToExporter::Open { request, export, token, access: Access::ReadWrite, on: 0, peer: Vec::new() }
+    ToExporter::Open {
+        request,
+        export,
+        token,
+        access: Access::ReadWrite,
+        on: 0,
+        peer: Vec::new(),
+        like: None,
+    }
 }
 
 /// Listens at a name, and is no broker.

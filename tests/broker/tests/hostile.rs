@@ -164,6 +164,7 @@ fn the_token_of_an_ended_export_opens_nothing() {
         access: Access::ReadWrite,
         on: 0,
         peer: Vec::new(),
+        like: None,
     };
     connection.send(&swapped).expect("it reads");
     let expected = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
@@ -188,6 +189,56 @@ fn a_second_implementation_opens_and_gives_back_by_the_words_of_the_specificatio
     connection.send(&ToExporter::Release { lease: grant.lease }).expect("it reads");
     eventually("holders", 1, || scene.exporter.holders("x"));
     drop(connection);
+    scene.is_unharmed();
+}
+
+/// The same export, by somebody who says to hold a lease on its memory.
+fn open_like(forged: &Forged, request: u64, like: u64) -> ToExporter {
+    match open_request(forged, request) {
+        ToExporter::Open { request, export, token, access, on, peer, .. } => {
+            ToExporter::Open { request, export, token, access, on, peer, like: Some(like) }
+        }
+        other => other,
+    }
+}
+
+#[test]
+fn handles_are_spared_only_whom_they_were_sent_to_and_who_holds_the_memory() {
+    let mut scene = Scene::new(PINNING);
+    let other = Forged::of(&scene.exporter.share("y 4096"));
+    let [connection, stranger] = [scene.greeted(), scene.greeted()];
+    let ask = |connection: &Connection, message: &ToExporter| {
+        connection.send(message).expect("it reads");
+        match connection.receive_message() {
+            FromExporter::Grant(grant) => (grant.lease, grant.like, grant.handles.len()),
+            answer => panic!("no grant: {answer:?}"),
+        }
+    };
+    let (first, like, handles) = ask(&connection, &open_request(&scene.forged, 1));
+    assert_eq!((like, handles), (false, 1));
+    let (second, like, handles) = ask(&connection, &open_like(&scene.forged, 2, first));
+    assert_eq!((like, handles), (true, 0), "it has them");
+    let (third, like, handles) = ask(&connection, &open_like(&other, 3, first));
+    assert_eq!((like, handles), (false, 1), "it holds other memory");
+    let (_, like, handles) = ask(&stranger, &open_like(&scene.forged, 4, first));
+    assert_eq!((like, handles), (false, 1), "another connection holds it");
+    let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 5, u64::MAX));
+    assert_eq!((like, handles), (false, 1), "nobody holds it");
+    connection.send(&ToExporter::Release { lease: first }).expect("it reads");
+    let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 6, first));
+    assert_eq!((like, handles), (false, 1), "it was given back");
+    let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 7, second));
+    assert_eq!((like, handles), (true, 0), "the second lease goes on by itself");
+    let guess = scene.forged.clone().with_token([7; 16]);
+    connection.send(&open_like(&guess, 8, second)).expect("it reads");
+    let refused = FromExporter::Refused { request: 8, refusal: Refusal::WrongToken };
+    assert_eq!(connection.receive_message(), refused, "a lease is no token");
+    scene.exporter.ok("drop y");
+    assert_eq!(connection.receive_message(), FromExporter::Dropped { export: other.export() });
+    connection.send(&open_like(&other, 9, third)).expect("it reads");
+    let refused = FromExporter::Refused { request: 9, refusal: Refusal::Dropped };
+    assert_eq!(connection.receive_message(), refused, "nor the right to open what was dropped");
+    drop((connection, stranger));
     scene.is_unharmed();
 }
 

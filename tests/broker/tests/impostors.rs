@@ -266,7 +266,8 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
     let handle =
         Handle { allocation: 1, kind: 1, bytes: vec![7; 64], fds: 0, size: 4096, generation: Some(1) };
     let gift = connection_fd();
-    let cases: [(&str, Vec<Handle>, usize, &str); 8] = [
+    let cases: [(&str, Vec<Handle>, usize, &str); 9] = [
+        ("what was never opened", vec![], 0, "Protocol"),
         ("no handle", vec![], 0, "Protocol"),
         ("two handles", vec![handle.clone(), handle.clone()], 0, "Protocol"),
         ("a descriptor that it does not speak of", vec![handle.clone()], 1, "Protocol"),
@@ -282,7 +283,9 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
         let pipes = importer.census().of_kind("pipe");
         importer.tell(&open);
         let (connection, request) = asked(&server, &forged, &[]);
-        let grant = Grant { request, lease: 4711, handles, ready: None, keep: true, confirm: false };
+        // It was told of no lease that might have the same memory.
+        let like = what == "what was never opened";
+        let grant = Grant { request, lease: 4711, handles, ready: None, keep: true, confirm: false, like };
         let grant = postcard::to_stdvec(&FromExporter::Grant(grant)).expect("it encodes");
         connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
         // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.

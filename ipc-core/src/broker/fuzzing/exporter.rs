@@ -220,7 +220,7 @@ impl Model {
             }
             _ if !self.said_hello => Next::Close,
             Request::Hello { .. } => Next::Close,
-            Request::Open { request, export, token, access, on, peer } => {
+            Request::Open { request, export, token, access, on, peer, .. } => {
                 if peer.len() > LONGEST_PEER {
                     return Next::Close;
                 }

@@ -95,7 +95,7 @@ impl Importer {
         };
         let open = |deadline| {
             let on = (DeviceOrdinal::new(0), Vec::new());
-            link.open(descriptor.export, descriptor.token, descriptor.access, on, deadline)
+            link.open(descriptor.export, descriptor.token, descriptor.access, on, None, deadline)
         };
         let mut request = 1;
         if mode & GIVE_UP_FIRST != 0 {

@@ -20,7 +20,7 @@ fn hello(protocol: u16) -> Vec<u8> {
 
 fn open(export: u64, token: Token, access: Access) -> Vec<u8> {
     let (request, export) = (RequestId(5), ExportId(export));
-    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new() })
+    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new(), like: None })
         .expect("a seed is short")
 }
 
@@ -152,6 +152,7 @@ fn grant(request: u64, fds: u16) -> Vec<u8> {
         ready: Some(crate::backend::HandleBytes::new([0x77; 32])),
         keep: false,
         confirm: false,
+        like: false,
     }))
 }
 

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Allocation, ExportTable, State};
+use super::{Allocation, ExportTable, Shared, State};
 use crate::address::{DeviceRange, Extent};
 use crate::backend::DeviceIpc;
+use crate::descriptor::ExportId;
+use crate::lease::LeaseId;
 
 impl ExportTable {
     /// The allocation that this memory lies in, where an export keeps it allocated.
@@ -29,6 +31,17 @@ impl ExportTable {
             allocation.is_kept() && allocation.extent().allocation.contains(range)
         };
         found.into_iter().map(|(range, allocation)| allocation.filter(|one| kept(one, &range))).collect()
+    }
+
+    /// Is there such a lease, and are the allocations of its export these very ones?
+    pub(crate) fn has_allocations_of(&self, export: ExportId, lease: LeaseId, of: &Shared) -> bool {
+        let state = self.lock();
+        let entry = state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease));
+        let Some(known) = entry.and_then(|entry| entry.shared.as_deref()) else { return false };
+        let (known, these) = (&known.allocations, &of.allocations);
+        Arc::ptr_eq(known, these)
+            || known.len() == these.len()
+                && known.iter().zip(&**these).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 }
 

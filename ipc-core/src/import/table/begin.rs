@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::ImportTable;
+use super::alike::{self, Alike};
 use super::keys::LeaseKey;
 use super::lease::{Lease, NO_EPOCH, Ready};
 use super::range::Opening;
@@ -74,7 +75,10 @@ impl ImportTable {
         let notices = link.expect_notices(key);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
-        let granted = link.open(descriptor.export, wanted.token(), wanted.access, importer, wanted.deadline);
+        let alike = self.alike(wanted, link, key.on);
+        let like = alike.as_ref().and_then(Alike::lease);
+        let token = wanted.token();
+        let granted = link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
         if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
             grant.used_up();
         }
@@ -84,9 +88,10 @@ impl ImportTable {
                 notices.recall();
             }
             let id = grant.lease;
-            let begun = self.open_granted(wanted, key, link, (notices, epoch), grant, fds);
-            if begun.is_err() {
-                link.release(id);
+            let begun = self.open_granted(wanted, key, link, (notices, epoch), alike.as_ref(), grant, fds);
+            match &begun {
+                Ok(lease) => self.remember_looks(wanted, key, lease.id),
+                Err(_) => link.release(id),
             }
             begun
         });
@@ -102,24 +107,18 @@ impl ImportTable {
         lease_key: &LeaseKey,
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
+        alike: Option<&Alike>,
         grant: Grant,
         fds: Vec<OwnedFd>,
     ) -> Result<Lease> {
+        let known = if grant.like { Some(alike::ranges_of(alike, &grant, fds.len())?) } else { None };
         let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
-        check_grant(wanted, &handles, fds.len())?;
-        let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
         // Closes what has been opened where something fails behind it.
-        let mut opened = Opening { table: self, ranges: Vec::with_capacity(wanted.descriptor.regions.len()) };
-        for (index, region) in wanted.descriptor.regions.iter().enumerate() {
-            let handles = handles.by_ref().take(region.len());
-            let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
-                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
-                // silence or answer does not.
-                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
-                error => error,
-            });
-            opened.ranges.push(range.map_err(|error| (wanted.blame)(index, error))?);
-        }
+        let opened = Opening {
+            table: self,
+            ranges: known
+                .map_or_else(|| self.open_ranges(wanted, lease_key, link, id, (handles, fds)), Ok)?,
+        };
         kill_point!("importer:opened");
         if confirm {
             // What the driver opened may already have been something else.
@@ -187,7 +186,7 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The grant is the exporter's word; it must fit the descriptor.
-fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
+pub(super) fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
     let allocations = wanted.descriptor.regions.allocations();
     if handles.len() != allocations {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::begin::Wanted;
 use super::keys::LeaseKey;
-use super::range::HeldRange;
+use super::range::HeldRanges;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, ExportNotices, Link, Token};
@@ -46,7 +46,7 @@ pub(in crate::import) struct Lease {
     pub(super) timeline: Mutex<Option<Timeline>>,
     /// The driver's mappings of the regions. Empty once they have been closed: at the lease's end, or by force after the
     /// exporter's.
-    pub(super) ranges: Mutex<Vec<HeldRange>>,
+    pub(super) ranges: Mutex<HeldRanges>,
     /// The driver's mapping was closed while mappings were still alive.
     pub(super) revoked: AtomicBool,
     /// Device work of mappings that have ended may still be running: whoever ends the lease waits for the device first.
@@ -217,7 +217,7 @@ impl Lease {
         }
     }
 
-    pub(super) fn lock_ranges(&self) -> MutexGuard<'_, Vec<HeldRange>> {
+    pub(super) fn lock_ranges(&self) -> MutexGuard<'_, HeldRanges> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

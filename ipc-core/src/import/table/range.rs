@@ -4,17 +4,21 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ImportTable;
-use super::begin::Wanted;
+use super::begin::{Wanted, check_grant};
 use super::keys::{LeaseKey, RangeKey};
 use crate::address::DeviceRange;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
-use crate::broker::WireHandle;
-use crate::error::Result;
+use crate::broker::{Link, WireHandle};
+use crate::error::{Error, Result};
 use crate::import::cache::{Cached, Kept};
+use crate::lease::LeaseId;
 use crate::runtime::Runtime;
 
 /// A hold on a driver's mapping.
 pub(super) type HeldRange = Arc<Kept<RangeKey, OpenRange>>;
+
+/// Those of a lease, or of several that have the same; they are let go of with the last.
+pub(super) type HeldRanges = Arc<Vec<HeldRange>>;
 
 /// The driver's mapping.
 #[derive(Debug)]
@@ -36,8 +40,35 @@ impl Cached for OpenRange {
 }
 
 impl ImportTable {
+    /// Holds on the driver's mappings of all regions, opened by what came with the grant.
+    pub(super) fn open_ranges(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        link: &Link,
+        id: LeaseId,
+        (handles, fds): (Vec<WireHandle>, Vec<OwnedFd>),
+    ) -> Result<HeldRanges> {
+        check_grant(wanted, &handles, fds.len())?;
+        let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
+        let regions = wanted.descriptor.regions;
+        let mut opened = Opening { table: self, ranges: Arc::new(Vec::with_capacity(regions.len())) };
+        for (index, region) in regions.iter().enumerate() {
+            let handles = handles.by_ref().take(region.len());
+            let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
+                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
+                // silence or answer does not.
+                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                error => error,
+            });
+            let range = range.map_err(|error| (wanted.blame)(index, error))?;
+            opened.add(range);
+        }
+        Ok(opened.into_ranges())
+    }
+
     /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
-    pub(super) fn open_region(
+    fn open_region(
         &self,
         wanted: &Wanted<'_>,
         lease_key: &LeaseKey,
@@ -74,8 +105,8 @@ impl ImportTable {
         Ok(range)
     }
 
-    pub(super) fn release_ranges(&self, ranges: Vec<HeldRange>) {
-        for range in ranges {
+    pub(super) fn release_ranges(&self, ranges: HeldRanges) {
+        for range in Arc::into_inner(ranges).into_iter().flatten() {
             self.ranges.release(range, |range| range.close());
         }
     }
@@ -99,11 +130,16 @@ impl OpenRange {
 /// What a lease has open so far; closed again unless all of it is.
 pub(super) struct Opening<'a> {
     pub(super) table: &'a ImportTable,
-    pub(super) ranges: Vec<HeldRange>,
+    pub(super) ranges: HeldRanges,
 }
 
 impl Opening<'_> {
-    pub(super) fn into_ranges(mut self) -> Vec<HeldRange> {
+    /// Nobody else has them yet.
+    fn add(&mut self, range: HeldRange) {
+        Arc::make_mut(&mut self.ranges).push(range);
+    }
+
+    pub(super) fn into_ranges(mut self) -> HeldRanges {
         std::mem::take(&mut self.ranges)
     }
 }

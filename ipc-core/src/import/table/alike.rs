@@ -1,0 +1,99 @@
+//! Leases whose memory looks like what is opened next: a state dict that is handed over again and again lies in the same
+//! allocations each time, in an export of its own.
+//!
+//! The exporter is told of such a lease. Where the export's allocations are those of the lease, it sends no handles, and
+//! the new lease has the same mappings: nothing is sent, looked up or opened for each of them. What the importer knows of
+//! the lease is only that it looks the same; that it is the same is the exporter's word, as the handles would be.
+
+use std::sync::Arc;
+
+use super::ImportTable;
+use super::begin::Wanted;
+use super::keys::{LeaseKey, OnDevice};
+use super::lease::{HeldLease, Lease};
+use super::range::HeldRanges;
+use crate::broker::{Grant, Link};
+use crate::descriptor::DescribedRegions;
+use crate::error::{Error, Result};
+use crate::lease::LeaseId;
+use crate::runtime::Runtime;
+
+/// What is remembered of the leases that began last. It keeps none of them open.
+#[derive(Debug)]
+pub(super) struct Looks {
+    key: LeaseKey,
+    lease: LeaseId,
+    /// What the grant was checked against, and the mappings were made of.
+    regions: DescribedRegions,
+}
+
+/// A hold on a lease that looks like what is opened.
+pub(super) struct Alike {
+    runtime: &'static Runtime,
+    lease: Option<HeldLease>,
+    ranges: HeldRanges,
+}
+
+impl ImportTable {
+    /// A lease over this link, on the same device, that looks like what is wanted: of several allocations, as there is nothing
+    /// to be spared for one.
+    pub(super) fn alike(&self, wanted: &Wanted<'_>, link: &Arc<Link>, on: OnDevice) -> Option<Alike> {
+        let regions = wanted.descriptor.regions;
+        if regions.allocations() < 2 || wanted.alone {
+            return None;
+        }
+        let looks =
+            self.looks.find(|known| known.is_on(wanted, on) && known.regions.as_regions() == regions)?;
+        let usable = |lease: &Lease| lease.id == looks.lease && Arc::ptr_eq(&lease.link, link);
+        let runtime = Runtime::get().ok()?;
+        let lease = self.leases.hold_open(&looks.key, usable)?;
+        // Empty where they have been closed by force.
+        let ranges = Arc::clone(&lease.lock_ranges());
+        let alike = Alike { runtime, lease: Some(lease), ranges };
+        (!alike.ranges.is_empty()).then_some(alike)
+    }
+
+    /// From now on this lease is the one that looks so.
+    pub(super) fn remember_looks(&self, wanted: &Wanted<'_>, key: &LeaseKey, lease: LeaseId) {
+        let (on, regions) = (key.on, wanted.descriptor.regions);
+        if regions.allocations() < 2 || wanted.alone {
+            return;
+        }
+        let looks = Looks { key: key.clone(), lease, regions: regions.to_owned() };
+        self.looks.remember(Arc::new(looks), |known| {
+            known.is_on(wanted, on) && known.regions.as_regions() == regions
+        });
+    }
+}
+
+impl Looks {
+    fn is_on(&self, wanted: &Wanted<'_>, on: OnDevice) -> bool {
+        self.key.exporter == *wanted.descriptor.exporter && self.key.on == on
+    }
+}
+
+impl Alike {
+    pub(super) fn lease(&self) -> Option<LeaseId> {
+        self.lease.as_ref().map(|lease| lease.id)
+    }
+}
+
+/// The mappings of the lease that the exporter says to have the same allocations.
+pub(super) fn ranges_of(alike: Option<&Alike>, grant: &Grant, fds: usize) -> Result<HeldRanges> {
+    match alike {
+        Some(alike) if grant.handles.is_empty() && fds == 0 => Ok(Arc::clone(&alike.ranges)),
+        Some(_) => Err(Error::Protocol("it sent handles of memory that it says to be open already".into())),
+        None => Err(Error::Protocol("it named a lease whose memory it shares, and was told of none".into())),
+    }
+}
+
+impl Drop for Alike {
+    fn drop(&mut self) {
+        let imports = &self.runtime.imports;
+        imports.release_ranges(std::mem::take(&mut self.ranges));
+        if let Some(lease) = self.lease.take() {
+            // No device work was submitted under this hold.
+            imports.let_go(self.runtime, lease, true);
+        }
+    }
+}
