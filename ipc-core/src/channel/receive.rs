@@ -272,10 +272,10 @@ impl Connection {
     ) -> Result<ReceivedTensor> {
         let named = descriptor.named();
         if grant.is_some() {
-            self.check_granted(&named.exporter)?;
+            self.check_granted(named.exporter)?;
         }
         let held = grant.map(|token| self.held(&named, token));
-        let place = self.place(at, &named.exporter, descriptor.home());
+        let place = self.place(at, named.exporter, descriptor.home());
         Ok(ReceivedTensor::new(Arrival::new(self, at.ready), descriptor, held, place))
     }
 

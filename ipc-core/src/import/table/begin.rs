@@ -88,7 +88,7 @@ impl ImportTable {
                 notices.recall();
             }
             let id = grant.lease;
-            let begun = self.open_granted(wanted, key, link, (notices, epoch), alike.as_ref(), grant, fds);
+            let begun = self.open_granted(wanted, key, link, (notices, epoch), alike.as_ref(), (grant, fds));
             match &begun {
                 Ok(lease) => self.remember_looks(wanted, key, lease.id),
                 Err(_) => link.release(id),
@@ -108,8 +108,7 @@ impl ImportTable {
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
         alike: Option<&Alike>,
-        grant: Grant,
-        fds: Vec<OwnedFd>,
+        (grant, fds): (Grant, Vec<OwnedFd>),
     ) -> Result<Lease> {
         let known = if grant.like { Some(alike::ranges_of(alike, &grant, fds.len())?) } else { None };
         let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
