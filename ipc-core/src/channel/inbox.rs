@@ -75,7 +75,9 @@ impl<'a> Inbox<'a> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
 
+    use super::super::wire::read_message;
     use super::*;
     use crate::timeline::Word;
 
@@ -119,5 +121,34 @@ mod tests {
             inbox.words[LENGTH].store(length, Ordering::Relaxed);
             assert_eq!(inbox.copy(), None);
         }
+    }
+
+    /// A peer writes whenever it likes: what is read is a message or an error.
+    #[test]
+    fn who_scribbles_over_it_meanwhile_does_no_harm() {
+        let page = page();
+        let (inbox, done) = (Inbox::of(&page, true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+                while !done.load(Ordering::Relaxed) {
+                    random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    let at = (random >> 40) as usize % (4 * HEAD_WORDS);
+                    inbox.words[at].store((random >> 20) % (2 * MOST_BYTES as u64), Ordering::Relaxed);
+                }
+            });
+            let (mut copied, mut refused) = (0, 0);
+            while copied < 1000 || refused < 1000 {
+                match inbox.copy() {
+                    Some(message) => {
+                        assert!(message.len() <= MOST_BYTES);
+                        copied += 1;
+                        let _ = read_message(message);
+                    }
+                    None => refused += 1,
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
     }
 }

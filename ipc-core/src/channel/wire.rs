@@ -257,7 +257,8 @@ pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Inc
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
     let start = packet.len() - rest.len();
     match frame {
-        Frame::End | Frame::Look if !rest.is_empty() => misfit("something follows what is said alone"),
+        Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
+        Frame::Look if !rest.is_empty() => misfit("something follows its word that there is a message"),
         Frame::Whole | Frame::End | Frame::Look if !fds.is_empty() => {
             misfit("it sent descriptors that it does not speak of")
         }

@@ -1,6 +1,7 @@
 //! Channels whose other end dies at every point of the protocol, lies, stands still, forks, or is somebody else.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
@@ -399,6 +400,8 @@ fn messages_that_are_none_break_the_channel_off() {
         (in_file(3), vec![file(&[0xff; 3], SEALS)], "no head"),
         ([in_file(4), vec![0]].concat(), vec![file(&empty, SEALS)], "follows the size"),
         (vec![2, 0], vec![], "follows its end"),
+        (vec![3, 0], vec![], "follows its word"),
+        (vec![3], vec![file(b"x", SEALS)], "does not speak of"),
         (vec![0; 70_000], vec![], "larger than packets"),
         (vec![0; 200_000], vec![], "larger than packets"),
     ];
@@ -434,6 +437,132 @@ fn a_message_that_lost_its_file_is_lost_alone() {
     raw.send_bytes(&[0, 0, 0, 0, 0, 0], &[]).expect("it reads");
     assert!(child.fails("receive c m 20000", "Io").contains("ulimit -n"));
     assert_eq!(child.ok("receive c m 20000"), "1 0");
+}
+
+/// A message of these bytes alone, without a packet.
+fn message(bytes: &[u8]) -> Vec<u8> {
+    [&[0, 0, 0, 0], bytes].concat()
+}
+
+/// The page of a channel whose listening end is the child, by its file: what the connecting end does with it.
+struct RawPage(OwnedFd);
+
+impl RawPage {
+    const INBOX: u64 = 32_768;
+    const LONGEST: usize = 4032;
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        assert_eq!(rustix::io::pwrite(&self.0, bytes, at).expect("it is a file"), bytes.len());
+    }
+
+    fn read(&self, at: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        assert_eq!(rustix::io::pread(&self.0, &mut bytes, at).expect("it is a file"), count);
+        bytes
+    }
+
+    fn number(&self, at: u64) -> u64 {
+        u64::from_ne_bytes(self.read(at, 8).try_into().expect("eight bytes"))
+    }
+
+    /// The connecting end's word of a slot.
+    fn say(&self, slot: u64, value: u64) {
+        self.write(slot * 256 + 128, &value.to_ne_bytes());
+    }
+
+    /// Into the listening end's inbox.
+    fn put(&self, number: u64, length: u64, message: &[u8]) {
+        self.write(Self::INBOX + 64, message);
+        self.write(Self::INBOX + 8, &length.to_ne_bytes());
+        self.write(Self::INBOX, &number.to_ne_bytes());
+    }
+
+    /// Out of the connecting end's.
+    fn take(&self) -> (u64, Vec<u8>) {
+        let inbox = Self::INBOX + 4096;
+        (self.number(inbox), self.read(inbox + 64, self.number(inbox + 8) as usize))
+    }
+}
+
+const TAKEN: u64 = 5;
+const AWAKE: u64 = 6;
+
+#[test]
+fn messages_come_in_their_order_by_the_inbox_and_by_the_socket() {
+    let mut child = agent!(PINNING);
+    let under = name("inbox");
+    child.ok(&format!("listen {under}"));
+    let (raw, page) = greeted(&mut child, &under);
+    let page = RawPage(page);
+    let packet = |bytes: &[u8]| [vec![0], message(bytes)].concat();
+    let put = |number, bytes: &[u8]| page.put(number, message(bytes).len() as u64, &message(bytes));
+    put(1, &[0]);
+    raw.send_bytes(&packet(&[0, 1]), &[]).expect("it reads");
+    raw.send_bytes(&packet(&[0, 1, 2]), &[]).expect("it reads");
+    assert_eq!(child.ok("receive c m 20000"), "1 0");
+    assert_eq!(page.number(TAKEN * 256 + 64), 1, "it says what it has taken");
+    put(4, &[0, 1, 2, 3]);
+    for expected in ["2 0", "3 0", "4 0"] {
+        assert_eq!(child.ok("receive c m 20000"), expected);
+    }
+    // A number that is not the next one says nothing; a receiver that sleeps is woken by the socket.
+    put(7, &[0]);
+    assert!(child.fails("receive c m 50", "Timeout").contains("still there"));
+    child.tell("receive c m 20000");
+    eventually("it sleeps", 0, || page.number(AWAKE * 256 + 64));
+    put(5, &[]);
+    raw.send_bytes(&[3], &[]).expect("it reads");
+    assert_eq!(child.hear(), Answer::Done("0 0".into()));
+    // What nobody says to be awake gets, it gets by the socket.
+    child.ok("send c 1 20000");
+    assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == packet(&[0])));
+    page.say(AWAKE, 1);
+    child.ok("send c 2 20000");
+    assert_eq!(page.take(), (2, message(&[0, 1])));
+    child.ok("send c 3 20000");
+    assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == packet(&[0, 1, 2])));
+    page.say(TAKEN, 2);
+    child.ok("send c 4 20000");
+    assert_eq!(page.take(), (4, message(&[0, 1, 2, 3])));
+    page.say(TAKEN, 4);
+    child.ok("send c 5000 20000");
+    assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes.len() == 5005));
+}
+
+#[test]
+fn an_inbox_with_no_message_in_it_breaks_the_channel_off() {
+    let mut child = agent!(PINNING);
+    let under = name("lies");
+    child.ok(&format!("listen {under}"));
+    let longest = RawPage::LONGEST as u64;
+    let cases: [(u64, Vec<u8>, &str); 5] = [
+        (longest + 1, message(&[]), "longer than an inbox"),
+        (u64::MAX, message(&[]), "longer than an inbox"),
+        (3, vec![0xff; 3], "no head"),
+        (0, vec![], "no head"),
+        (longest, vec![0xff; RawPage::LONGEST], "no head"),
+    ];
+    for (length, bytes, why) in cases {
+        let (raw, page) = greeted(&mut child, &under);
+        RawPage(page).put(1, length, &bytes);
+        let text = child.fails("receive c m 20000", "Protocol");
+        assert!(text.contains(why), "{why}: {text}");
+        assert_eq!(child.fails("receive c m 20000", "Protocol"), text, "it stays so");
+        raw.is_closed_within(DEADLINE);
+        child.ok("drop-channel c");
+    }
+    // One that says again and again that there is something keeps nobody longer than it wants to wait.
+    let (raw, _page) = greeted(&mut child, &under);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // It waits for room once nobody reads any longer, until the channel has gone.
+            while !stop.load(Ordering::Relaxed) && raw.send_bytes(&[3], &[]).is_ok() {}
+        });
+        child.fails("receive c m 300", "Timeout");
+        stop.store(true, Ordering::Relaxed);
+        child.ok("drop-channel c");
+    });
 }
 
 /// A forked child that stays; killed, and reaped by whoever its parent leaves it to.
