@@ -270,6 +270,7 @@ impl Link {
         if self.is_gone() {
             return;
         }
+        count_release();
         let deadline = Deadline::after(RELEASE_DEADLINE);
         if let Err(error) = self.send(&Request::Release { lease }, deadline) {
             tracing::warn!(%lease, %error, "a lease could not be given back; the exporter is taken to have gone");
@@ -282,6 +283,7 @@ impl Link {
         if self.is_gone() || grants.is_empty() {
             return;
         }
+        count_release();
         let deadline = Deadline::after(RELEASE_DEADLINE);
         if let Err(error) = self.send(&Request::EndGrants { grants }, deadline) {
             tracing::warn!(%error, "grants could not be given back; the exporter is taken to have gone");
@@ -493,6 +495,12 @@ impl Link {
 
     fn lock_notices(&self) -> MutexGuard<'_, Notices> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn count_release() {
+    if let Some(runtime) = Runtime::existing() {
+        runtime.metrics.releases_total.add(1);
     }
 }
 

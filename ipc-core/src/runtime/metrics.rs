@@ -82,6 +82,8 @@ metrics! {
     counter jobs_total;
     /// Waits of a host for a publication or a release of a ring. Streams that wait do not count.
     counter ring_host_waits_total;
+    /// Messages sent to the brokers of other processes that have no answer: leases and grants that are over.
+    counter releases_total;
 }
 
 /// One number.

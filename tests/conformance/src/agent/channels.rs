@@ -101,7 +101,11 @@ impl Server<'_> {
             Command::Echo { by, times, answers, timeout } => {
                 self.echo(&by, times, answers, timeout).map(done)
             }
-            Command::Requests => Ok(Answer::Number(device_ipc_core::counters().requests_total)),
+            Command::Said => {
+                let counters = device_ipc_core::counters();
+                let (requests, releases) = (counters.requests_total, counters.releases_total);
+                Ok(Answer::Said { requests, releases })
+            }
             other => panic!("the agent does not know what to do with {other:?}"),
         }
     }

@@ -212,8 +212,8 @@ pub enum Command {
     CloseChannel { name: String, timeout: Option<Duration> },
     /// Receives messages by a channel, opens what they hold and drops it, and answers each with its bytes, so many times.
     Echo { by: String, times: u32, answers: bool, timeout: Duration },
-    /// How many requests it has sent to brokers.
-    Requests,
+    /// How much it has said to brokers so far.
+    Said,
     /// Shares buffers as a bundle; drops what was shared by that name before.
     ShareBundle { name: String, sharing: BundleSharing },
     /// Drops a bundle that it shares.
@@ -255,6 +255,13 @@ pub enum Answer {
     Floats(Vec<f32>),
     /// A number.
     Number(u64),
+    /// What it has said to brokers.
+    Said {
+        /// Messages that are answered.
+        requests: u64,
+        /// Messages that are not.
+        releases: u64,
+    },
     /// Yes or no.
     Truth(bool),
     /// What names a bundle.

@@ -287,7 +287,8 @@ themes! {
         bundle_on_a_device_that_is_not_mapped,
         bundle_in_one_process,
         copied_when_it_is_ready,
-        copied_where_it_cannot_be_opened;
+        copied_where_it_cannot_be_opened,
+        small_and_large_in_order;
     bundles:
         thousands_of_tensors_in_few_allocations,
         many_allocations,

@@ -1,0 +1,200 @@
+//! Bundles in messages.
+
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use device_ipc_core::{BundleExport, DeviceOwner, Dtype, Message, TensorLayout};
+
+use super::{
+    BYTES, COUNT, discard, is_dropped, is_kept, local_pair, open_at, pair, receive, says_nothing_else,
+};
+use crate::agent::{Agent, Answer, Command, Place};
+use crate::check::{equal, refused, same};
+use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, pattern, tensor_bytes};
+use crate::timing::{Seen, while_delayed};
+use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
+
+/// A bundle of two tensors of bytes on each of these devices, `t0` and so on, whose owners tell when they are dropped.
+pub(super) fn bundle(
+    context: &Context,
+    devices: &[u32],
+) -> Result<(BundleExport, Vec<Receiver<()>>), Stop> {
+    let (ipc, mut dropped) = (context.ipc(), Vec::new());
+    let mut bundle = ipc.bundle();
+    for (index, device) in devices.iter().enumerate() {
+        let bytes = [bytes_of_tensor(2 * index), bytes_of_tensor(2 * index + 1)].concat();
+        let memory = Memory::with_bytes(context, *device, &bytes)?;
+        let (owner, gone) = Witness::of(&memory);
+        let memory = bundle.memory(unchecked::owned(owner, memory.buffer.region()));
+        dropped.push(gone);
+        for half in 0..2 {
+            let layout = TensorLayout::contiguous(Dtype::U8, [BYTES as u64])?;
+            bundle.tensor(format!("t{}", 2 * index + half), memory, (half * BYTES) as u64, layout)?;
+        }
+    }
+    Ok((bundle.start()?, dropped))
+}
+
+pub(super) fn bytes_of_tensor(index: usize) -> Vec<u8> {
+    pattern(BYTES + index)[index..].to_vec()
+}
+
+pub(super) fn open_bundle(agent: &mut Agent, of: &str, place: Option<Place>) -> Outcome {
+    let (name, of) = (format!("{of}.b"), of.to_owned());
+    agent.must(&Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE }).map(drop)
+}
+
+/// The agent has these tensors, as they were written.
+pub(super) fn has_tensors(agent: &mut Agent, of: &str, count: usize) -> Outcome {
+    for index in 0..count {
+        let tensor = format!("t{index}");
+        let read = Command::TensorBytes { name: format!("{of}.b"), tensor: tensor.clone() };
+        match agent.must(&read)? {
+            Answer::Bytes(bytes) => same(&bytes, &bytes_of_tensor(index), tensor)?,
+            other => return fail(format!("the agent answered {other:?}")),
+        }
+    }
+    Ok(())
+}
+
+fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
+    agent.must(&Command::ReleaseBundle { name: format!("{of}.b"), device }).map(drop)
+}
+
+/// `send(b); drop(b)`: the memory stays until the receiver has opened the bundle and let go.
+pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    channel.send(Message::new().bytes(b"state").bundle(&share), PATIENCE)?;
+    drop(share);
+    equal(receive(&mut agent, "r")?, b"state".to_vec(), "the bytes of the message")?;
+    is_kept(&dropped[1], "by a message that has not been opened")?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)?;
+    discard(&mut agent, "r")?;
+    is_kept(&dropped[0], "by a mapping")?;
+    release_bundle(&mut agent, "r", 0)?;
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
+}
+
+/// What lies on two devices has a grant for each.
+pub fn bundle_of_two_devices(context: &Context) -> Outcome {
+    context.two_devices()?;
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 1])?;
+    let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
+    let tensor = memory.share()?;
+    channel.send(Message::new().tensor(&tensor).bundle(&share).tensor(&tensor), PATIENCE)?;
+    drop((share, tensor));
+    receive(&mut agent, "r")?;
+    dropped.iter().try_for_each(|dropped| is_kept(dropped, "by a message that has not been opened"))?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)?;
+    open_at(&mut agent, "r", 1, Some(Place::Home))?;
+    same(&agent.bytes("r.1")?, &pattern(BYTES), "the bytes of the tensor behind the bundle")?;
+    release_bundle(&mut agent, "r", 1)?;
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
+}
+
+/// A bundle that nobody opens goes back: by dropping the message, and by the receiver's death.
+pub fn unopened_bundle_goes_back(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    is_kept(&dropped[0], "by a message")?;
+    discard(&mut agent, "r")?;
+    is_dropped(&dropped[0], "when the message has been")?;
+    let (share, dropped) = bundle(context, &[0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    is_kept(&dropped[0], "by who lives")?;
+    agent.kill()?;
+    is_dropped(&dropped[0], "when who had received it has died")
+}
+
+/// An open that fails before the exporter was asked leaves the grants.
+pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    let (name, of) = ("r.b".to_owned(), "r".to_owned());
+    let place = Some(Place::Device(4711));
+    let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE };
+    let nowhere = agent.tell(&nowhere)?.result;
+    refused(nowhere, "an open on a device that is not there", "InBundle", &["4711", "t0"])?;
+    is_kept(&dropped[1], "after an open that failed")?;
+    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    has_tensors(&mut agent, "r", 4)
+}
+
+/// A bundle that goes there and back: once it is open there, nothing is said but the messages.
+pub fn bundle_round_trips_cost_no_other_message(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, _dropped) = bundle(context, &[0, 0])?;
+    says_nothing_else((&channel, &mut agent), 100, || Message::new().bundle(&share))?;
+    share.close(SOON)?;
+    Ok(())
+}
+
+/// The receiver's stream waits for the sender's before it touches the bundle; nobody's host does.
+pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let mut share = memory.ipc.bundle();
+    let layout = TensorLayout::contiguous(Dtype::F32, [COUNT as u64])?;
+    share.owned("weights", memory.buffer.clone(), Some(layout))?;
+    let share = share.start()?;
+    let read = Command::TensorBytes { name: "r.b".into(), tensor: "weights".into() };
+    channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+    receive(&mut agent, "r")?;
+    open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+    agent.must(&read)?;
+    let mut expected = OLD;
+    while_delayed("sending, receiving and opening", |delay| {
+        expected += 1.0;
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+        receive(&mut agent, "r")?;
+        open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = match agent.must(&read)? {
+            Answer::Bytes(bytes) => {
+                same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait")
+            }
+            other => fail(format!("the agent answered {other:?}")),
+        };
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// Both ends in this process: a bundle is opened by its addresses.
+pub fn bundle_in_one_process(context: &Context) -> Outcome {
+    let (near, far) = local_pair(context, "own-bundle")?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    near.send(Message::new().bundle(&share).bundle(&share), PATIENCE)?;
+    drop(share);
+    let received = far.receive(PATIENCE)?;
+    let stream = context.ipc().create_stream(0)?;
+    let opened = received.bundles()[0].open().on(&stream)?;
+    for (index, (_, tensor)) in opened.iter().enumerate() {
+        same(
+            &tensor_bytes(&tensor, &stream)?,
+            &bytes_of_tensor(index),
+            format!("the bytes of tensor {index}"),
+        )?;
+    }
+    drop(opened);
+    is_kept(&dropped[0], "by the bundle that was not opened")?;
+    let (_, bundles) = received.into_parts();
+    drop((near, far));
+    drop(bundles);
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when both have gone"))
+}

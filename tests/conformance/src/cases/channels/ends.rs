@@ -1,0 +1,152 @@
+//! The two ends: names, how either goes, and both in one process.
+
+use std::time::Instant;
+
+use device_ipc_core::{Message, ReceivedTensor};
+
+use super::{
+    BYTES, SHORT, connecting, is_dropped, is_kept, local_pair, name, open_at, pair, receive, send, went_well,
+    witnessed,
+};
+use crate::agent::{Command, Place};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{SOON, bytes_of, pattern};
+use crate::{Context, Outcome, PATIENCE};
+
+/// What a process sent before it was killed is received, then the error names it; its tensors died with it.
+pub fn sender_killed(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (told, hear) = std::sync::mpsc::channel();
+    channel.on_gone(move |error| drop(told.send(error.to_string())));
+    agent.export("x", &pattern(BYTES))?;
+    send(&mut agent, b"one", &["x"], None)?;
+    send(&mut agent, &pattern(100_000), &[], None)?;
+    let pid = agent.peer().id().to_string();
+    agent.kill()?;
+    let said = hear.recv_timeout(SOON);
+    that(said.is_ok_and(|text| text.contains(&pid)), "on_gone should be called with who it was")?;
+    let one = channel.receive(PATIENCE)?;
+    equal(one.bytes(), b"one", "what was sent before the death")?;
+    equal(channel.receive(PATIENCE)?.bytes().len(), 100_000, "the length of what came behind it")?;
+    refused(channel.receive(PATIENCE), "receiving from the dead", "PeerGone", &[&pid, "without closing"])?;
+    refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])?;
+    refused(one.tensors()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
+}
+
+/// A process that closes and ends before the receiver has opened: its exports have ended with it.
+pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    agent.export("x", &pattern(BYTES))?;
+    send(&mut agent, b"one", &["x"], None)?;
+    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    agent.exit()?;
+    let one = channel.receive(PATIENCE)?;
+    equal(one.bytes(), b"one", "what was sent before the end")?;
+    refused(channel.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &["closed"])?;
+    refused(one.tensors()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
+}
+
+/// A receiver's death ends what it was sent, opened or not.
+pub fn receiver_killed(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (opened, opened_dropped) = witnessed(context, &pattern(BYTES))?;
+    let (received, received_dropped) = witnessed(context, &pattern(BYTES))?;
+    let (unread, unread_dropped) = witnessed(context, &pattern(BYTES))?;
+    for share in [&opened, &received, &unread] {
+        channel.send(Message::new().tensor(share), PATIENCE)?;
+    }
+    drop((opened, received, unread));
+    receive(&mut agent, "a")?;
+    open_at(&mut agent, "a", 0, Some(Place::Home))?;
+    receive(&mut agent, "b")?;
+    for dropped in [&opened_dropped, &received_dropped, &unread_dropped] {
+        is_kept(dropped, "by who lives")?;
+    }
+    let pid = agent.peer().id().to_string();
+    agent.kill()?;
+    is_dropped(&opened_dropped, "when who had opened it has died")?;
+    is_dropped(&received_dropped, "when who had received it has died")?;
+    is_dropped(&unread_dropped, "when who would have received it has died")?;
+    refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])
+}
+
+/// Each client has a channel of its own, and the end of one is not the end of the others.
+pub fn several_clients(context: &Context) -> Outcome {
+    let under = name("clients");
+    let listener = context.ipc().listen(&under).start()?;
+    let mut clients = Vec::new();
+    for index in 0..3_u8 {
+        let mut agent = context.agent()?;
+        let (under, map) = (under.clone(), Vec::new());
+        agent.begin(&Command::Channel { name: "c".into(), under, listens: false, map, timeout: PATIENCE })?;
+        let channel = listener.accept(PATIENCE)?;
+        went_well(agent.answer()?.result)?;
+        equal(channel.peer().pid, agent.peer().id(), "the process at the other end")?;
+        send(&mut agent, &[index], &[], None)?;
+        clients.push((channel, agent));
+    }
+    let (_, agent) = clients.remove(1);
+    agent.kill()?;
+    for ((channel, agent), index) in clients.iter_mut().zip([0, 2]) {
+        equal(channel.receive(PATIENCE)?.bytes(), &[index], "what a client sent")?;
+        channel.send(Message::new().bytes(&[index]), PATIENCE)?;
+        equal(receive(agent, "r")?, vec![index], "what a client was sent")?;
+    }
+    refused(listener.accept(SHORT), "accepting nobody", "Timeout", &[&under])
+}
+
+/// Both ends in this process: what is sent is opened by its address.
+pub fn both_ends_in_one_process(context: &Context) -> Outcome {
+    let (near, far) = local_pair(context, "own")?;
+    let bytes = pattern(BYTES);
+    let (share, dropped) = witnessed(context, &bytes)?;
+    let address = share.descriptor().len();
+    near.send(Message::new().bytes(b"own").tensor(&share).tensor(&share), PATIENCE)?;
+    drop(share);
+    let received = far.receive(PATIENCE)?;
+    equal(received.bytes(), b"own", "the bytes of the message")?;
+    let stream = context.ipc().create_stream(0)?;
+    let mapping = received.tensors()[0].open().on(&stream)?;
+    equal(mapping.len(), address, "the length of the tensor")?;
+    same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes of the tensor")?;
+    received.reply(Message::new().bytes(b"thanks"), PATIENCE)?;
+    equal(near.receive(PATIENCE)?.bytes(), b"thanks", "the answer")?;
+    drop((mapping, near));
+    is_kept(&dropped, "by the tensor that was not opened")?;
+    refused(far.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &[])?;
+    let kept: Vec<ReceivedTensor> = received.into_tensors();
+    drop(far);
+    drop(kept);
+    is_dropped(&dropped, "when both have gone")
+}
+
+/// Names that are none, that are taken, that nobody has, and that are free again.
+pub fn names(context: &Context) -> Outcome {
+    let ipc = context.ipc();
+    for bad in ["", "a/b", "a b", "ä", &"x".repeat(65)] {
+        refused(ipc.listen(bad).start(), "listening under no name", "InvalidChannelName", &[])?;
+        refused(ipc.connect(bad).start(), "connecting to no name", "InvalidChannelName", &[])?;
+    }
+    let under = name("names");
+    let begun = Instant::now();
+    let nobody = ipc.connect(&under).timeout(SHORT).start();
+    refused(nobody, "connecting to nobody", "NobodyListens", &[&under, "DEVICE_IPC_SOCKET_DIR"])?;
+    that(begun.elapsed() >= SHORT, "somebody who is not there should be waited for")?;
+    let listener = ipc.listen(&under).start()?;
+    let pid = std::process::id().to_string();
+    refused(ipc.listen(&under).start(), "listening twice", "ChannelNameInUse", &[&under, &pid])?;
+    let unaccepted = ipc.connect(&under).timeout(SHORT).start();
+    refused(unaccepted, "connecting to who does not accept", "Timeout", &["has not called accept"])?;
+    drop(listener);
+    // A listener that comes later is waited for.
+    let waiting = connecting({
+        let (ipc, under) = (ipc.clone(), under.clone());
+        move || ipc.connect(&under).timeout(PATIENCE).start()
+    });
+    let listener = ipc.listen(&under).start()?;
+    let accepted = listener.accept(PATIENCE)?;
+    let connected = waiting()?;
+    drop(listener);
+    connected.send(Message::new().bytes(b"on"), PATIENCE)?;
+    equal(accepted.receive(PATIENCE)?.bytes(), b"on", "what goes on without the listener")
+}

@@ -1,0 +1,133 @@
+//! Grants: what is sent stays until it has been opened, or comes back.
+
+use device_ipc_core::Message;
+
+use super::{
+    BYTES, discard, is_dropped, is_kept, mapped, open_at, opening, pair, receive, said, says_nothing_else, went_well,
+    witnessed,
+};
+use crate::agent::{Command, Place};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, SOON, pattern};
+use crate::{Context, Outcome, PATIENCE};
+
+/// `send(t); drop(t)`: the memory stays until the receiver has opened it and let go.
+pub fn tensor_outlives_its_export(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let bytes = pattern(BYTES);
+    let (share, dropped) = witnessed(context, &bytes)?;
+    channel.send(Message::new().bytes(b"t").tensor(&share), PATIENCE)?;
+    drop(share);
+    is_kept(&dropped, "by a message that has not been received")?;
+    equal(receive(&mut agent, "r")?, b"t".to_vec(), "the bytes of the message")?;
+    is_kept(&dropped, "by a message that has not been opened")?;
+    open_at(&mut agent, "r", 0, Some(Place::Home))?;
+    same(&agent.bytes("r.0")?, &bytes, "the bytes of the tensor")?;
+    discard(&mut agent, "r")?;
+    is_kept(&dropped, "by a mapping")?;
+    agent.drop_mapping("r.0")?;
+    is_dropped(&dropped, "when the mapping has gone")
+}
+
+/// What the receiver does not open goes back: by dropping the message, by closing the channel before reading it.
+pub fn unopened_tensor_goes_back(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = witnessed(context, &pattern(BYTES))?;
+    channel.send(Message::new().tensor(&share).tensor(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    is_kept(&dropped, "by a message")?;
+    discard(&mut agent, "r")?;
+    is_dropped(&dropped, "when the message has been")?;
+    let (share, dropped) = witnessed(context, &pattern(BYTES))?;
+    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    drop(share);
+    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    is_dropped(&dropped, "when the receiver has closed the channel over the message")?;
+    refused(channel.send(Message::new(), PATIENCE), "a send to who has closed", "ChannelClosed", &["closed"])
+}
+
+/// The channel may go on both sides: what was received can still be opened.
+pub fn unopened_tensor_outlives_both_ends(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let bytes = pattern(BYTES);
+    let (share, dropped) = witnessed(context, &bytes)?;
+    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    drop((share, channel));
+    receive(&mut agent, "r")?;
+    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    is_kept(&dropped, "though both ends are closed")?;
+    open_at(&mut agent, "r", 0, Some(Place::Home))?;
+    same(&agent.bytes("r.0")?, &bytes, "the bytes of the tensor")?;
+    agent.drop_mapping("r.0")?;
+    is_dropped(&dropped, "when the mapping has gone")
+}
+
+/// A plain descriptor is opened as on any other road: not once its export has been dropped.
+pub fn forwarded_descriptor_has_no_grant(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let mut third = context.agent()?;
+    let bytes = pattern(BYTES);
+    let descriptor = third.export("x", &bytes)?;
+    channel.send(Message::new().descriptor(&descriptor), PATIENCE)?;
+    channel.send(Message::new().descriptor(&descriptor), PATIENCE)?;
+    receive(&mut agent, "r")?;
+    open_at(&mut agent, "r", 0, Some(Place::Home))?;
+    same(&agent.bytes("r.0")?, &bytes, "the bytes of the third process")?;
+    third.must(&Command::DropExport { name: "x".into() })?;
+    receive(&mut agent, "s")?;
+    let late = agent.tell(&opening("late", "s", 0, Some(Place::Home)))?.result;
+    refused(late, "a descriptor whose export was dropped", "ExportDropped", &[])
+}
+
+/// An open that fails before the exporter was asked leaves the grant.
+pub fn failed_open_can_be_tried_again(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let bytes = pattern(BYTES);
+    let (share, dropped) = witnessed(context, &bytes)?;
+    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    let nowhere = agent.tell(&opening("m", "r", 0, Some(Place::Device(4711))))?.result;
+    refused(nowhere, "an open on a device that is not there", "NoSuchDevice", &["4711"])?;
+    is_kept(&dropped, "after an open that failed")?;
+    mapped(&mut agent, &opening("m", "r", 0, Some(Place::Home)))?;
+    same(&agent.bytes("m")?, &bytes, "the bytes of the tensor")
+}
+
+/// A tensor that goes there and back, again and again: once it is open there, nothing is said but the messages.
+pub fn round_trips_cost_no_other_message(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let share = Memory::with_bytes(context, 0, &pattern(BYTES))?.share()?;
+    says_nothing_else((&channel, &mut agent), 300, || Message::new().tensor(&share))?;
+    // The last is known to be over when the memory is waited for.
+    share.close(SOON)?;
+    Ok(())
+}
+
+/// A tensor that only goes there, again and again, is free when its export goes.
+pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
+    const ROUNDS: u32 = 500;
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = witnessed(context, &pattern(BYTES))?;
+    let echo = |times| Command::Echo { by: "c".into(), times, answers: false, timeout: PATIENCE };
+    agent.begin(&echo(1))?;
+    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    went_well(agent.answer()?.result)?;
+    let (asked, told) = said(&mut agent)?;
+    agent.begin(&echo(ROUNDS))?;
+    for _ in 0..ROUNDS {
+        channel.send(Message::new().tensor(&share), PATIENCE)?;
+    }
+    went_well(agent.answer()?.result)?;
+    let (asked_since, told_since) = said(&mut agent)?;
+    equal(asked_since, asked, "requests for memory that is open already")?;
+    let told = told_since - told;
+    that(
+        told <= u64::from(ROUNDS / 64) + 1,
+        format!("the broker should hear of grants now and then, not {told} times"),
+    )?;
+    // A lease that is kept, and grants that the exporter has not heard of: neither outlives the export.
+    drop(share);
+    is_dropped(&dropped, "when everything that was sent has been opened and let go")
+}

@@ -1,0 +1,148 @@
+//! Messages of bytes: order, sizes, and who waits for whom.
+
+use device_ipc_core::{MAX_MESSAGE_TENSORS, Message};
+
+use super::{BYTES, SHORT, connecting, name, pair, receive, send, went_well};
+use crate::agent::Command;
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, SOON, nobody_holds, pattern};
+use crate::{Context, Outcome, PATIENCE};
+
+/// What fits a packet and what does not, in the order in which it was sent, in both directions at once.
+pub fn bytes_of_all_sizes_in_order(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let sizes = [0, 1, 100, 65_000, 65_530, 65_536, 70_000, 3_000_000];
+    let answers =
+        Command::Echo { by: "c".into(), times: sizes.len() as u32, answers: true, timeout: PATIENCE };
+    agent.begin(&answers)?;
+    let messages = sizes.map(pattern);
+    for message in &messages {
+        channel.send(Message::new().bytes(message), PATIENCE)?;
+    }
+    for message in &messages {
+        same(channel.receive(PATIENCE)?.bytes(), message, format!("the answer of {} bytes", message.len()))?;
+    }
+    went_well(agent.answer()?.result)?;
+    Ok(())
+}
+
+/// `close` returns when everything has been opened or discarded, and says how far it is when it is not.
+pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    agent.export("x", &pattern(BYTES))?;
+    send(&mut agent, b"", &["x"], None)?;
+    send(&mut agent, b"", &["x"], None)?;
+    let first = channel.receive(PATIENCE)?;
+    let close = |timeout| Command::CloseChannel { name: "c".into(), timeout: Some(timeout) };
+    agent.begin(&close(PATIENCE))?;
+    let second = channel.receive(PATIENCE)?;
+    let mapping = first.tensors()[0].open().at_home()?;
+    that(agent.peer().receive_line(SHORT).is_err(), "close should wait for a tensor that may be opened")?;
+    drop(second);
+    went_well(agent.answer()?.result)?;
+    refused(channel.receive(PATIENCE), "receiving behind a close", "ChannelClosed", &[])?;
+    drop(mapping);
+    let (channel, mut agent) = pair(context)?;
+    send(&mut agent, b"", &[], None)?;
+    let late = agent.tell(&close(SHORT))?.result;
+    refused(late, "a close that nobody waits for", "Timeout", &["received 0 of 1 messages"])?;
+    equal(channel.receive(PATIENCE)?.bytes(), b"", "what was sent all the same")
+}
+
+/// An end that is closed: what it had sent is received first, also what did not fit a packet.
+pub fn closed_after_everything_was_received(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let sent = [pattern(10), pattern(200_000), pattern(20)];
+    for message in &sent {
+        send(&mut agent, message, &[], None)?;
+    }
+    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    for message in &sent {
+        same(channel.receive(PATIENCE)?.bytes(), message, "a message before the end")?;
+    }
+    for _ in 0..2 {
+        refused(channel.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &["closed"])?;
+    }
+    Ok(())
+}
+
+/// A send that finds no room sends nothing and keeps nothing; when there is room again, the next one goes.
+pub fn receiver_that_never_reads(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
+    let share = memory.share()?;
+    let filler = vec![7; 8192];
+    let mut sent = 0;
+    let late = loop {
+        match channel.send(Message::new().bytes(&filler).tensor(&share), SHORT) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+        that(sent < 100_000, "the queue should be full at some time")?;
+    };
+    refused(
+        Err::<(), _>(late),
+        "a send without room",
+        "Timeout",
+        &["does not read", "Nothing of the message"],
+    )?;
+    agent.must(&Command::Echo { by: "c".into(), times: sent, answers: false, timeout: PATIENCE })?;
+    channel.send(Message::new().bytes(b"next"), PATIENCE)?;
+    equal(receive(&mut agent, "r")?, b"next".to_vec(), "the message behind those that fit")?;
+    share.close(SOON)?;
+    Ok(())
+}
+
+/// What is too large is refused before anything of it is sent, and nothing is kept for it.
+pub fn too_much_for_a_message(context: &Context) -> Outcome {
+    let under = name("limits");
+    let ipc = context.ipc();
+    let listener = ipc.listen(&under).start()?;
+    let near = connecting(move || ipc.connect(&under).message_limit(100_000).timeout(PATIENCE).start());
+    let far = listener.accept(PATIENCE)?;
+    let near = near()?;
+    equal(
+        (near.message_limit(), far.message_limit()),
+        (100_000, 100_000),
+        "the limits, the smaller of both",
+    )?;
+    let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
+    let share = memory.share()?;
+    for end in [&near, &far] {
+        let large = end.send(Message::new().bytes(vec![0; 100_000]).tensor(&share), PATIENCE);
+        refused(large, "too many bytes", "MessageTooLarge", &["100000", "message_limit"])?;
+    }
+    let many = (0..=MAX_MESSAGE_TENSORS).fold(Message::new(), |message, _| message.tensor(&share));
+    refused(near.send(many, PATIENCE), "too many tensors", "MessageTooLarge", &["1025 tensors", "1024"])?;
+    nobody_holds(&share, "messages that were not sent")?;
+    let most = (0..MAX_MESSAGE_TENSORS / 8).fold(Message::new(), |message, _| message.tensor(&share));
+    near.send(most, PATIENCE)?;
+    equal(far.receive(PATIENCE)?.tensors().len(), MAX_MESSAGE_TENSORS / 8, "the tensors of a message")?;
+    nobody_holds(&share, "a message that was discarded")
+}
+
+/// What goes by the inbox and what goes by the socket, again and again, to a receiver that spins and to one that sleeps.
+pub fn small_and_large_in_order(context: &Context) -> Outcome {
+    const MESSAGES: u32 = 4000;
+    let (channel, mut agent) = pair(context)?;
+    let large = pattern(5000);
+    let length = |index: u32| match index % 7 {
+        0..4 => 4,
+        4 => 3000,
+        _ => large.len(),
+    };
+    let message = |index: u32| [&index.to_le_bytes(), &large[4..length(index)]].concat();
+    agent.begin(&Command::Echo { by: "c".into(), times: MESSAGES, answers: true, timeout: PATIENCE })?;
+    // So many are on their way at a time; one at a time, both ends wait for each other.
+    let (mut sent, mut ahead) = (0, 1);
+    for index in 0..MESSAGES {
+        channel.set_spinning(index % 200 < 100);
+        while sent < MESSAGES && sent < index + ahead {
+            channel.send(Message::new().bytes(message(sent)), PATIENCE)?;
+            sent += 1;
+        }
+        same(channel.receive(PATIENCE)?.bytes(), &message(index), format!("message {index}"))?;
+        ahead = if index % 50 < 25 { 1 } else { 8 };
+    }
+    went_well(agent.answer()?.result)
+}

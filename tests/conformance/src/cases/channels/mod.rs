@@ -1,0 +1,189 @@
+//! Channels: messages of bytes and tensors between two processes, what becomes of them when either ends, and device maps.
+
+mod bundles;
+mod copies;
+mod ends;
+mod grants;
+mod maps;
+mod messages;
+mod ready;
+
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use device_ipc_core::{Channel, DeviceMap, DeviceOwner, Error, Export, Message};
+
+pub use bundles::*;
+pub use copies::*;
+pub use ends::*;
+pub use grants::*;
+pub use maps::*;
+pub use messages::*;
+pub use ready::*;
+
+use crate::agent::{Agent, Answer, Command, Mapped, Place};
+use crate::check::{Refusal, equal, that};
+use crate::flows::{Memory, SOON, Witness};
+use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
+
+const BYTES: usize = 4096;
+const COUNT: usize = 1024;
+const SHORT: Duration = Duration::from_millis(50);
+
+/// A name that no other process has.
+fn name(what: &str) -> String {
+    format!("conformance-{}-{what}", std::process::id())
+}
+
+fn map(pairs: &[(u32, u32)]) -> Result<DeviceMap, Error> {
+    pairs.iter().try_fold(DeviceMap::new(), |map, (from, to)| map.insert(*from, *to))
+}
+
+/// This process as the listener, and an agent whose channel is called `c`.
+fn pair(context: &Context) -> Result<(Channel, Agent), Stop> {
+    pair_mapped(context, &[], &[])
+}
+
+fn pair_mapped(
+    context: &Context,
+    own: &[(u32, u32)],
+    agents: &[(u32, u32)],
+) -> Result<(Channel, Agent), Stop> {
+    let mut agent = context.agent()?;
+    let (own, agents) = tried_pair(context, &mut agent, own, agents)?;
+    went_well(agents)?;
+    Ok((own?, agent))
+}
+
+/// An agent's answer that had to be one.
+#[track_caller]
+fn went_well<T>(answer: Result<T, Refusal>) -> Outcome {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(refusal) => fail(format!("the agent got {}: {}", refusal.kind, refusal.text)),
+    }
+}
+
+/// What either end makes of a connection: this process, the agent.
+type Both = (Result<Channel, Error>, Result<Answer, Refusal>);
+
+/// Both ends' own view of a connection.
+fn tried_pair(
+    context: &Context,
+    agent: &mut Agent,
+    own: &[(u32, u32)],
+    agents: &[(u32, u32)],
+) -> Result<Both, Stop> {
+    let under = name("pair");
+    let listener = context.ipc().listen(&under).device_map(map(own)?).start()?;
+    let (map, listens) = (agents.to_vec(), false);
+    agent.begin(&Command::Channel { name: "c".into(), under, listens, map, timeout: PATIENCE })?;
+    let channel = listener.accept(PATIENCE);
+    Ok((channel, agent.answer()?.result))
+}
+
+fn receive(agent: &mut Agent, into: &str) -> Result<Vec<u8>, Stop> {
+    match agent.must(&Command::Receive { name: into.into(), by: "c".into(), timeout: PATIENCE })? {
+        Answer::Bytes(bytes) => Ok(bytes),
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// Opens the tensor at this index of a message that the agent has received.
+fn opening(name: &str, of: &str, index: usize, place: Option<Place>) -> Command {
+    Command::OpenReceived { name: name.into(), of: of.into(), index, place, timeout: PATIENCE }
+}
+
+/// It has opened it, under the message's name, a dot and the index.
+fn open_at(agent: &mut Agent, of: &str, index: usize, place: Option<Place>) -> Result<Mapped, Stop> {
+    mapped(agent, &opening(&format!("{of}.{index}"), of, index, place))
+}
+
+fn mapped(agent: &mut Agent, opening: &Command) -> Result<Mapped, Stop> {
+    match agent.must(opening)? {
+        Answer::Mapping(mapped) => Ok(mapped),
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// The agent receives a message, and opens its tensor on its stream.
+fn open_on_stream(agent: &mut Agent) -> Result<Mapped, Stop> {
+    receive(agent, "r")?;
+    open_at(agent, "r", 0, Some(Place::Stream(0)))
+}
+
+fn discard(agent: &mut Agent, name: &str) -> Outcome {
+    agent.must(&Command::Discard { name: name.into() }).map(drop)
+}
+
+fn send(agent: &mut Agent, bytes: &[u8], of: &[&str], ready_on: Option<u32>) -> Outcome {
+    let of = of.iter().map(|name| (*name).to_owned()).collect();
+    agent
+        .must(&Command::Send { by: "c".into(), bytes: bytes.to_vec(), of, ready_on, timeout: PATIENCE })
+        .map(drop)
+}
+
+/// What the agent has said to brokers: its requests, and what has no answer.
+fn said(agent: &mut Agent) -> Result<(u64, u64), Stop> {
+    match agent.must(&Command::Said)? {
+        Answer::Said { requests, releases } => Ok((requests, releases)),
+        other => fail(format!("the agent answered {other:?}")),
+    }
+}
+
+/// Has a message go there and back so many times: once what it holds is open there, the agent says nothing else. What others
+/// ask this process's broker meanwhile, as a list of all exports of the machine does, is not counted.
+fn says_nothing_else<'m>(
+    (channel, agent): (&Channel, &mut Agent),
+    rounds: u32,
+    message: impl Fn() -> Message<'m>,
+) -> Outcome {
+    let trips = |agent: &mut Agent, times| -> Outcome {
+        agent.begin(&Command::Echo { by: "c".into(), times, answers: true, timeout: PATIENCE })?;
+        for _ in 0..times {
+            channel.send(message().bytes(b"ping"), PATIENCE)?;
+            equal(channel.receive(PATIENCE)?.bytes(), b"ping", "the answer")?;
+        }
+        went_well(agent.answer()?.result)
+    };
+    trips(agent, 1)?;
+    let before = said(agent)?;
+    trips(agent, rounds)?;
+    equal(said(agent)?, before, "what was said to this process's broker in so many round trips")
+}
+
+/// Memory with known bytes, whose owner tells when it is dropped.
+fn witnessed(context: &Context, bytes: &[u8]) -> Result<(Export, Receiver<()>), Stop> {
+    let memory = Memory::with_bytes(context, 0, bytes)?;
+    let (owner, dropped) = Witness::of(&memory);
+    let owner = unchecked::owned(owner, memory.buffer.region());
+    Ok((memory.ipc.share(owner).start()?, dropped))
+}
+
+#[track_caller]
+fn is_kept(dropped: &Receiver<()>, why: &str) -> Outcome {
+    that(dropped.recv_timeout(SHORT).is_err(), format!("the owner should be kept {why}"))
+}
+
+#[track_caller]
+fn is_dropped(dropped: &Receiver<()>, why: &str) -> Outcome {
+    that(dropped.recv_timeout(SOON).is_ok(), format!("the owner should be dropped {why}"))
+}
+
+/// Both ends in this process.
+fn local_pair(context: &Context, what: &str) -> Result<(Channel, Channel), Stop> {
+    let under = name(what);
+    let listener = context.ipc().listen(&under).start()?;
+    let ipc = context.ipc();
+    let near = connecting(move || ipc.connect(&under).timeout(PATIENCE).start());
+    let far = listener.accept(PATIENCE)?;
+    Ok((near()?, far))
+}
+
+/// Begins to connect, and gives what waits for the end of that.
+fn connecting(
+    connect: impl FnOnce() -> Result<Channel, Error> + Send + 'static,
+) -> impl FnOnce() -> Result<Channel, Stop> {
+    let thread = std::thread::spawn(connect);
+    move || Ok(thread.join().map_err(|_| Stop::failed("the connecting thread panicked"))??)
+}

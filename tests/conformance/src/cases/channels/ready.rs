@@ -1,0 +1,118 @@
+//! `ready_on`: the receiver's stream waits for the sender's.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{Message, Stream};
+
+use super::{BYTES, COUNT, SHORT, open_at, open_on_stream, pair, receive, send};
+use crate::agent::{Command, Place};
+use crate::check::{equal, refused, same};
+use crate::flows::{Memory, OLD, pattern};
+use crate::timing::{Seen, while_delayed};
+use crate::{Context, Outcome, PATIENCE, fail};
+
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// The receiver's stream waits for the sender's; nobody's host does.
+pub fn stream_waits_for_ready(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+    open_on_stream(&mut agent)?;
+    equal(agent.floats("r.0")?[0], OLD, "the float before")?;
+    let mut expected = OLD;
+    while_delayed("sending, receiving and opening", |delay| {
+        expected += 1.0;
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+        open_on_stream(&mut agent)?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = same(&agent.floats("r.0")?, &[expected; COUNT], "the floats behind the wait");
+        agent.must(&Command::CheckReceived { of: "r".into() })?;
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// A fast stream's signal does not overtake a slow one's: the first message's tensor is waited for all the same.
+pub fn streams_signal_in_turn(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let fast = memory.ipc.create_stream(0)?;
+    channel.send(Message::new().tensor(&share).ready_on(&memory.stream).ready_on(&fast), PATIENCE)?;
+    open_on_stream(&mut agent)?;
+    let mut expected = OLD;
+    while_delayed("sending twice, receiving and opening", |delay| {
+        expected += 1.0;
+        let begun = Instant::now();
+        memory.stream.delay(delay)?;
+        memory.add(1.0)?;
+        channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+        channel.send(Message::new().ready_on(&fast), PATIENCE)?;
+        open_on_stream(&mut agent)?;
+        receive(&mut agent, "other")?;
+        let seen = Seen::since(begun, Ok(()));
+        let verdict = same(&agent.floats("r.0")?, &[expected; COUNT], "the floats behind the wait");
+        Ok(Seen { verdict, ..seen })
+    })
+}
+
+/// A receiver without a stream waits on its host; and where streams have no words, the sender does before it sends.
+pub fn host_waits_for_ready(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    memory.stream.delay(SHORT)?;
+    memory.add(1.0)?;
+    channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+    receive(&mut agent, "r")?;
+    open_at(&mut agent, "r", 0, Some(Place::Home))?;
+    same(&agent.floats("r.0")?, &[OLD + 1.0; COUNT], "the floats behind the wait")
+}
+
+/// A stream that waits for a sender who dies goes on, and the message says so.
+pub fn sender_killed_while_a_stream_waits(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (channel, mut agent) = pair(context)?;
+    agent.export("x", &pattern(BYTES))?;
+    send(&mut agent, b"", &["x"], Some(0))?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let first = channel.receive(PATIENCE)?;
+    drop(first.tensors()[0].open().on(&stream)?);
+    stream.synchronize()?;
+    agent.must(&Command::Delay { device: 0, time: Duration::from_secs(3600) })?;
+    send(&mut agent, b"", &["x"], Some(0))?;
+    let received = channel.receive(PATIENCE)?;
+    let mapping = received.tensors()[0].open().on(&stream)?;
+    received.check()?;
+    agent.kill()?;
+    goes_on(&stream)?;
+    refused(received.check(), "what was never written", "PeerGone", &["has ended"])?;
+    first.check()?;
+    drop(mapping);
+    let late = received.tensors()[0].open().on(&stream);
+    refused(late, "opening what was never written", "PeerGone", &[])
+}
+
+#[track_caller]
+fn goes_on(stream: &Stream) -> Outcome {
+    let (done, told) = channel();
+    let waiting = stream.clone();
+    std::thread::spawn(move || {
+        // The case may have given up.
+        let _ = done.send(waiting.synchronize());
+    });
+    match told.recv_timeout(AT_ONCE) {
+        Ok(synchronized) => Ok(synchronized?),
+        Err(_) => fail(format!(
+            "the stream that waits should go on when the sender dies, and did not in {AT_ONCE:?}"
+        )),
+    }
+}
