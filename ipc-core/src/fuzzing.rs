@@ -149,7 +149,7 @@ pub(crate) fn plain_bundle() -> BundleDescriptor {
         export: ExportId(export),
         token: Token::from_bytes(std::array::from_fn(|index| 0xa0 + (16 * export) as u8 + index as u8)),
         ready: export == 1,
-        regions: regions.iter().map(|region| region.iter().copied()).collect(),
+        regions: Arc::new(regions.iter().map(|region| region.iter().copied()).collect()),
     };
     let layout = |dtype, shape: &[u64]| TensorLayout::contiguous(dtype, shape).expect("a seed is a layout");
     let tensors = [
@@ -294,7 +294,8 @@ fn bundles() -> Vec<(&'static str, BundleDescriptor)> {
         described().into_iter().filter_map(|(name, descriptor)| Some((name, 64, descriptor.layout?)));
     let layouts: Vec<_> = layouts.collect();
     let extent = DescribedExtent { size: 1 << 20, generation: 7 };
-    let many = Part { regions: vec![[extent]; 40].into_iter().collect(), ..contents.parts[0].clone() };
+    let many =
+        Part { regions: Arc::new(vec![[extent]; 40].into_iter().collect()), ..contents.parts[0].clone() };
     let bundle = BundleDescriptor::new;
     vec![
         ("one-device", bundle(Contents { tensors: first(vec![0, 1]), ..one.clone() })),

@@ -236,7 +236,7 @@ fn read_part(allocations_left: &mut usize, body: &mut &[u8]) -> Result<Part, Des
         export: ExportId(head.export.get()),
         token: Token::from_bytes(head.token),
         ready: head.flags & PART_READY != 0,
-        regions,
+        regions: Arc::new(regions),
     })
 }
 

@@ -19,7 +19,7 @@ use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::{LayoutError, MAX_TABLE_BYTES, TensorLayout};
+use crate::tensor::{LayoutError, MAX_TABLE_BYTES, NamedTensor, TensorLayout};
 
 /// A bundle in the making; see [`Ipc::bundle`].
 #[must_use = "nothing is shared before BundleBuilder::start"]
@@ -47,7 +47,7 @@ impl<'a> BundleBuilder<'a> {
     /// each allocation once.
     pub fn memory<M, O: DeviceOwner<M>>(&mut self, owner: O) -> MemoryId {
         let region = owner.region();
-        self.draft.add_memory(region, Box::new(owner))
+        self.draft.add_memory(region, owner)
     }
 
     /// Puts a tensor in: its region begins `offset_bytes` behind the start of that memory, and its layout's own offset
@@ -65,7 +65,7 @@ impl<'a> BundleBuilder<'a> {
         offset_bytes: u64,
         layout: TensorLayout,
     ) -> Result<()> {
-        self.draft.add_in(memory, name.as_ref(), offset_bytes, layout)
+        self.draft.add_in(memory, NamedTensor { name: name.as_ref(), offset: offset_bytes, layout: &layout })
     }
 
     /// Puts memory in that is one tensor: of this layout, or of the owner's element type and one dimension.
@@ -82,7 +82,11 @@ impl<'a> BundleBuilder<'a> {
     ) -> Result<MemoryId, ShareError<O>> {
         let region = owner.region();
         let layout = layout.map_or_else(|| layout_of(&region), Ok);
-        match layout.and_then(|layout| self.draft.add_in_next(&region, name.as_ref(), layout)) {
+        let added = layout.and_then(|layout| {
+            let tensor = NamedTensor { name: name.as_ref(), offset: 0, layout: &layout };
+            self.draft.add_in_next(&region, tensor)
+        });
+        match added {
             Ok(()) => Ok(self.memory(owner)),
             Err(error) => Err(ShareError::new(error, owner)),
         }
@@ -137,7 +141,7 @@ impl<'a> BundleBuilder<'a> {
                 export: ExportId(index as u64),
                 token: export.token,
                 ready: export.shared.ready.is_some(),
-                regions: part.described(),
+                regions: Arc::clone(&part.described),
             });
             exports.push(export);
         }
@@ -213,7 +217,7 @@ impl<'a> BundleBuilder<'a> {
             shared: Shared {
                 ready: ready.transpose().map_err(|error| blame(None, error))?.flatten(),
                 allocations,
-                regions: part.ranges(),
+                regions: Arc::clone(&part.ranges),
                 owner: None,
                 keeps: false,
             },
@@ -256,16 +260,14 @@ struct Prepared {
 
 impl Prepared {
     fn finish(mut self, mut draft: Draft) -> BundleExport {
-        let mut owners: Vec<Vec<_>> = self.exports.iter().map(|_| Vec::new()).collect();
-        for (owner, place) in std::mem::take(&mut draft.owners).into_iter().zip(&self.gathered.places) {
-            owners[place.part].push(owner);
-        }
+        let mut owners = std::mem::take(&mut draft.owners);
         let (mut published, mut allocations) =
-            (Vec::with_capacity(owners.len()), Vec::with_capacity(owners.len()));
+            (Vec::with_capacity(self.exports.len()), Vec::with_capacity(self.exports.len()));
         let parts = &mut self.described.parts;
-        for ((mut export, owners), part) in self.exports.into_iter().zip(owners).zip(parts) {
+        let places = self.exports.into_iter().zip(&self.gathered.parts);
+        for ((mut export, place), part) in places.zip(parts) {
             allocations.push(Arc::clone(&export.shared.allocations));
-            export.shared.owner = Some(Box::new(Mutex::new(owners)));
+            export.shared.owner = Some(Box::new(Mutex::new(owners.take(place.device))));
             part.export = self.runtime.exports.insert(export);
             published.push(Published::new(part.export));
             kill_point!("exporter:published");

@@ -45,7 +45,7 @@ pub(crate) struct Part {
     pub(crate) token: Token,
     pub(crate) ready: bool,
     /// The allocations of each region; a region is opened as one range, and all of it can be reached.
-    pub(crate) regions: DescribedRegions,
+    pub(crate) regions: Arc<DescribedRegions>,
 }
 
 impl BundleDescriptor {

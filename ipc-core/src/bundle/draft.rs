@@ -6,13 +6,14 @@ use std::sync::{Arc, Weak};
 
 use super::builder::MemoryId;
 use super::gather::Gathered;
+use super::owners::Owners;
 use super::recent::Recent;
 use super::tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes};
 use crate::backend::{Access, DeviceIpc};
 use crate::error::{Error, Result};
 use crate::export::Allocation;
 use crate::interop::Region;
-use crate::tensor::{MAX_TENSORS, NamedTensor, TensorLayout, TensorTable, check_name};
+use crate::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 
 /// What was put in so far.
 pub(super) struct Draft {
@@ -20,8 +21,7 @@ pub(super) struct Draft {
     number: u64,
     pub(super) access: Access,
     pub(super) memories: Vec<Region>,
-    /// What keeps each of the memories.
-    pub(super) owners: Vec<Box<dyn Any + Send>>,
+    pub(super) owners: Owners,
     list: List,
 }
 
@@ -85,8 +85,7 @@ impl Made {
 
 impl List {
     /// Adds a tensor, unless its name is another one's.
-    fn add(&mut self, memory: usize, name: &str, offset: u64, layout: TensorLayout) -> Result<()> {
-        let tensor = NamedTensor { name, offset, layout: &layout };
+    fn add(&mut self, memory: usize, tensor: NamedTensor<'_>) -> Result<()> {
         if self.len() == 0 {
             let before = MADE.find(|known| known.has(0, memory, tensor));
             *self = before.map_or_else(Self::default, |before| Self::AsBefore(before, 0));
@@ -98,7 +97,7 @@ impl List {
             return Ok(());
         }
         let (table, lie_in) = self.anew();
-        table.push(name, offset, layout)?;
+        table.push(tensor.name, tensor.offset, tensor.layout.clone())?;
         lie_in.push(memory as u32);
         Ok(())
     }
@@ -164,7 +163,7 @@ impl Draft {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             access: Access::ReadWrite,
             memories: Vec::new(),
-            owners: Vec::new(),
+            owners: Owners::default(),
             list: List::default(),
         }
     }
@@ -173,46 +172,34 @@ impl Draft {
         self.list.len()
     }
 
-    pub(super) fn add_memory(&mut self, region: Region, owner: Box<dyn Any + Send>) -> MemoryId {
+    pub(super) fn add_memory(&mut self, region: Region, owner: impl Any + Send) -> MemoryId {
         self.memories.push(region);
-        self.owners.push(owner);
+        self.owners.add(region.range.device, owner);
         MemoryId { draft: self.number, index: self.memories.len() - 1 }
     }
 
     /// Adds a tensor in memory that was put in.
-    pub(super) fn add_in(
-        &mut self,
-        memory: MemoryId,
-        name: &str,
-        offset: u64,
-        layout: TensorLayout,
-    ) -> Result<()> {
+    pub(super) fn add_in(&mut self, memory: MemoryId, tensor: NamedTensor<'_>) -> Result<()> {
         let known = if memory.draft == self.number { self.memories.get(memory.index) } else { None };
-        let region = *known.ok_or_else(|| {
-            Error::InvalidRegion(format!("the memory of tensor {name:?} belongs to another bundle"))
+        let region = known.ok_or_else(|| {
+            Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another bundle", tensor.name))
         })?;
-        self.add(memory.index, &region, name, offset, layout)
+        self.add(memory.index, region.range.len, tensor)
     }
 
     /// Adds a tensor in the memory that will be put in next.
-    pub(super) fn add_in_next(&mut self, region: &Region, name: &str, layout: TensorLayout) -> Result<()> {
-        self.add(self.memories.len(), region, name, 0, layout)
+    pub(super) fn add_in_next(&mut self, region: &Region, tensor: NamedTensor<'_>) -> Result<()> {
+        self.add(self.memories.len(), region.range.len, tensor)
     }
 
-    fn add(
-        &mut self,
-        memory: usize,
-        region: &Region,
-        name: &str,
-        offset: u64,
-        layout: TensorLayout,
-    ) -> Result<()> {
-        check_name(name)?;
+    /// Adds a tensor in a memory of so many bytes.
+    fn add(&mut self, memory: usize, memory_bytes: u64, tensor: NamedTensor<'_>) -> Result<()> {
+        check_name(tensor.name)?;
         if self.list.len() >= MAX_TENSORS {
             return Err(Error::InvalidRegion(format!("a bundle has at most {MAX_TENSORS} tensors")));
         }
-        NamedTensor { name, offset, layout: &layout }.check_fits(region.range.len)?;
-        self.list.add(memory, name, offset, layout)
+        tensor.check_fits(memory_bytes)?;
+        self.list.add(memory, tensor)
     }
 
     /// How many bytes the list of tensors has in the descriptor.

@@ -32,6 +32,10 @@ pub(super) struct GatheredPart {
     ends: Vec<usize>,
     /// Bytes that were given, those given twice counted once.
     pub(super) bytes: u64,
+    /// The regions in this process's address space.
+    pub(super) ranges: Arc<[DeviceRange]>,
+    /// The regions as a descriptor states them.
+    pub(super) described: Arc<DescribedRegions>,
 }
 
 /// Where a piece of memory lies.
@@ -56,14 +60,17 @@ impl GatheredPart {
         self.ends.partition_point(|end| *end <= allocation)
     }
 
-    /// The regions in this process's address space.
-    pub(super) fn ranges(&self) -> Box<[DeviceRange]> {
-        (0..self.regions()).map(|region| whole(self.region(region))).collect()
+    fn new(device: DeviceOrdinal) -> Self {
+        let (allocations, ends, ranges) = (Vec::new(), Vec::new(), [].into());
+        Self { device, allocations, ends, bytes: 0, ranges, described: Arc::default() }
     }
 
-    /// The regions as a descriptor states them.
-    pub(super) fn described(&self) -> DescribedRegions {
-        (0..self.regions()).map(|region| self.region(region).iter().map(DescribedExtent::of)).collect()
+    /// Describes the regions, once all of them are there: for all bundles of the same memory.
+    fn describe(&mut self) {
+        let regions = (0..self.regions()).map(|region| self.region(region));
+        let ranges = regions.clone().map(whole).collect();
+        let described = regions.map(|region| region.iter().map(DescribedExtent::of)).collect();
+        (self.ranges, self.described) = (ranges, Arc::new(described));
     }
 
     fn region(&self, region: usize) -> &[Extent] {
@@ -118,6 +125,7 @@ pub(super) fn gather(
     for (index, kept) in order.into_iter().zip(kept) {
         places[index] = gathering.add(&memories[index], kept).map_err(|error| (index, error))?;
     }
+    gathering.parts.iter_mut().for_each(GatheredPart::describe);
     Ok((Gathered { parts: gathering.parts, places }, gathering.kept))
 }
 
@@ -138,8 +146,7 @@ impl Gathering<'_> {
         check_region(self.backend.info().name, memory)?;
         let range = memory.range;
         if self.parts.last().is_none_or(|part| part.device != range.device) {
-            let (allocations, ends) = (Vec::new(), Vec::new());
-            self.parts.push(GatheredPart { device: range.device, allocations, ends, bytes: 0 });
+            self.parts.push(GatheredPart::new(range.device));
             self.kept.push(Kept::new());
             self.given_until = DevicePtr::NULL;
         }

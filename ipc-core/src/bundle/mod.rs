@@ -12,6 +12,7 @@ mod export;
 mod gather;
 mod mapping;
 mod open;
+mod owners;
 #[cfg(test)]
 mod properties;
 mod recent;

@@ -17,7 +17,7 @@ fn part() -> impl Strategy<Value = Part> {
     let extent = (1_u64..1 << 40, any::<u64>());
     let extent = extent.prop_map(|(size, generation)| DescribedExtent { size, generation });
     let regions = vec(vec(extent, 1..=3), 1..=4);
-    let regions = regions.prop_map(|regions| regions.into_iter().collect::<DescribedRegions>());
+    let regions = regions.prop_map(|regions| Arc::new(regions.into_iter().collect::<DescribedRegions>()));
     (home(), any::<([u8; 16], bool)>(), regions).prop_map(|(home, (token, ready), regions)| Part {
         home,
         export: ExportId(0),
@@ -273,7 +273,7 @@ fn senseless_bundles_are_refused() {
     assert_eq!(refused(&|_| {}), "");
     assert!(refused(&|bundle| bundle.parts.clear()).contains("parts makes no sense"));
     let with_regions = |regions: Vec<Vec<DescribedExtent>>| {
-        refused(&|bundle| bundle.parts[0].regions = regions.iter().cloned().collect())
+        refused(&|bundle| bundle.parts[0].regions = Arc::new(regions.iter().cloned().collect()))
     };
     let extent = DescribedExtent { size: 1, generation: 0 };
     assert!(with_regions(vec![]).contains("one has no memory"));

@@ -16,7 +16,7 @@ pub(crate) struct Shared {
     /// Those of all regions, one region after the other.
     pub(crate) allocations: Arc<[Arc<Allocation>]>,
     /// The regions in this process's address space.
-    pub(crate) regions: Box<[DeviceRange]>,
+    pub(crate) regions: Arc<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
     pub(crate) owner: Option<Box<dyn std::any::Any + Send + Sync>>,
     /// Are the allocations counted as kept?
