@@ -31,7 +31,8 @@ impl TensorLayout {
     /// [`LayoutError`] for too many dimensions, an unknown type, or a size that does not fit 64 bits.
     pub fn contiguous(dtype: Dtype, shape: impl AsRef<[u64]>) -> Result<Self, LayoutError> {
         let shape = shape.as_ref();
-        let mut numbers = numbers_of(shape.len())?;
+        check_dimensions(shape.len())?;
+        let mut numbers = Numbers::of(shape.len());
         let (sizes, strides) = numbers.as_mut_slice().split_at_mut(shape.len());
         sizes.copy_from_slice(shape);
         let mut stride: u64 = 1;
@@ -41,7 +42,8 @@ impl TensorLayout {
                 stride = stride.checked_mul(shape[index].max(1)).ok_or(LayoutError::Overflow)?;
             }
         }
-        Self::checked(dtype, numbers, 0)
+        let span = span_of(dtype, &numbers, 0)?;
+        Ok(Self { dtype, numbers, offset: 0, span })
     }
 
     /// A tensor at the start of its region with strides in elements.
@@ -55,14 +57,16 @@ impl TensorLayout {
         strides: impl AsRef<[u64]>,
     ) -> Result<Self, LayoutError> {
         let (shape, strides) = (shape.as_ref(), strides.as_ref());
-        let mut numbers = numbers_of(shape.len())?;
+        check_dimensions(shape.len())?;
         if strides.len() != shape.len() {
             return Err(LayoutError::Strides { dimensions: shape.len(), strides: strides.len() });
         }
+        let mut numbers = Numbers::of(shape.len());
         let (sizes, places) = numbers.as_mut_slice().split_at_mut(shape.len());
         sizes.copy_from_slice(shape);
         places.copy_from_slice(strides);
-        Self::checked(dtype, numbers, 0)
+        let span = span_of(dtype, &numbers, 0)?;
+        Ok(Self { dtype, numbers, offset: 0, span })
     }
 
     /// From the sizes of the dimensions and behind them the strides, as many as there are places for, and the offset.
@@ -72,16 +76,11 @@ impl TensorLayout {
         values: impl Iterator<Item = u64>,
         offset: u64,
     ) -> Result<Self, LayoutError> {
-        let mut numbers = numbers_of(dimensions)?;
+        check_dimensions(dimensions)?;
+        let mut numbers = Numbers::of(dimensions);
         numbers.as_mut_slice().iter_mut().zip(values).for_each(|(place, value)| *place = value);
-        Self::checked(dtype, numbers, offset)
-    }
-
-    fn checked(dtype: Dtype, numbers: Numbers, offset: u64) -> Result<Self, LayoutError> {
-        let mut layout = Self { dtype, numbers, offset, span: 0 };
-        layout.start_bytes()?;
-        layout.span = layout.find_span()?;
-        Ok(layout)
+        let span = span_of(dtype, &numbers, offset)?;
+        Ok(Self { dtype, numbers, offset, span })
     }
 
     /// The same tensor, its first element so many elements behind the start of the region.
@@ -90,7 +89,8 @@ impl TensorLayout {
     ///
     /// [`LayoutError::Overflow`] for an end that does not fit 64 bits.
     pub fn with_offset(self, elements: u64) -> Result<Self, LayoutError> {
-        Self::checked(self.dtype, self.numbers, elements)
+        let span = span_of(self.dtype, &self.numbers, elements)?;
+        Ok(Self { offset: elements, span, ..self })
     }
 
     /// The type of the elements.
@@ -119,11 +119,7 @@ impl TensorLayout {
     ///
     /// [`LayoutError`] for an unknown type, or a number that does not fit 64 bits.
     pub fn start_bytes(&self) -> Result<u64, LayoutError> {
-        self.offset.checked_mul(self.element_bytes()?).ok_or(LayoutError::Overflow)
-    }
-
-    fn element_bytes(&self) -> Result<u64, LayoutError> {
-        self.dtype.bytes().ok_or(LayoutError::UnknownDtype(self.dtype.code()))
+        self.offset.checked_mul(element_bytes(self.dtype)?).ok_or(LayoutError::Overflow)
     }
 
     /// The number of elements.
@@ -158,22 +154,6 @@ impl TensorLayout {
         Ok(self.span)
     }
 
-    fn find_span(&self) -> Result<u64, LayoutError> {
-        let element = self.element_bytes()?;
-        if self.is_empty() {
-            return Ok(0);
-        }
-        let mut elements: u64 = 1;
-        let mut last = self.offset;
-        for (&size, &stride) in self.shape().iter().zip(self.strides()) {
-            elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
-            let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
-            last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
-        }
-        elements.checked_mul(element).ok_or(LayoutError::Overflow)?;
-        last.checked_add(1).and_then(|count| count.checked_mul(element)).ok_or(LayoutError::Overflow)
-    }
-
     /// Checks that the tensor lies inside a region of `region_bytes`.
     ///
     /// # Errors
@@ -188,11 +168,31 @@ impl TensorLayout {
     }
 }
 
-fn numbers_of(dimensions: usize) -> Result<Numbers, LayoutError> {
-    if dimensions > MAX_DIMENSIONS {
-        return Err(LayoutError::TooManyDimensions(dimensions));
+fn check_dimensions(dimensions: usize) -> Result<(), LayoutError> {
+    if dimensions > MAX_DIMENSIONS { Err(LayoutError::TooManyDimensions(dimensions)) } else { Ok(()) }
+}
+
+fn element_bytes(dtype: Dtype) -> Result<u64, LayoutError> {
+    dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))
+}
+
+/// What [`span_bytes`](TensorLayout::span_bytes) says of such a layout, whose start fits 64 bits too.
+fn span_of(dtype: Dtype, numbers: &Numbers, offset: u64) -> Result<u64, LayoutError> {
+    let element = element_bytes(dtype)?;
+    offset.checked_mul(element).ok_or(LayoutError::Overflow)?;
+    let (shape, strides) = numbers.halves();
+    if shape.contains(&0) {
+        return Ok(0);
     }
-    Ok(Numbers::of(dimensions))
+    let mut elements: u64 = 1;
+    let mut last = offset;
+    for (&size, &stride) in shape.iter().zip(strides) {
+        elements = elements.checked_mul(size).ok_or(LayoutError::Overflow)?;
+        let reach = (size - 1).checked_mul(stride).ok_or(LayoutError::Overflow)?;
+        last = last.checked_add(reach).ok_or(LayoutError::Overflow)?;
+    }
+    elements.checked_mul(element).ok_or(LayoutError::Overflow)?;
+    last.checked_add(1).and_then(|count| count.checked_mul(element)).ok_or(LayoutError::Overflow)
 }
 
 impl fmt::Debug for TensorLayout {
