@@ -40,6 +40,7 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
+    broker: BrokerAddress,
     conversation: Conversation,
     calls: Gate<Calls>,
     gone: AtomicBool,
@@ -78,6 +79,7 @@ impl Link {
         Ok(Self {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
+            broker: broker.clone(),
             conversation,
             calls: Gate::new(Calls::default()),
             gone: AtomicBool::new(false),
@@ -448,6 +450,11 @@ impl Link {
         if all.exports.get(&lease.export()).is_some_and(|notices| notices.remove(lease)) {
             all.exports.remove(&lease.export());
         }
+    }
+
+    /// Where it was reached.
+    pub(crate) const fn broker(&self) -> &BrokerAddress {
+        &self.broker
     }
 
     /// How many drops the exporter has counted, where it tells.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::table::{HeldLease, Lease};
+use super::table::HeldLease;
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
@@ -81,7 +81,7 @@ pub(super) struct LocalHold {
 impl Hold {
     fn backend(&self) -> &Arc<dyn DeviceIpc> {
         match self {
-            Self::Remote(lease) => &lease.backend,
+            Self::Remote(lease) => lease.backend(),
             Self::Local(local) => &local.backend,
             Self::Copy(buffer) => buffer.backend(),
         }
@@ -91,7 +91,7 @@ impl Hold {
     /// shared.
     fn regions(&self) -> &[DeviceRange] {
         match self {
-            Self::Remote(lease) => &lease.mapped,
+            Self::Remote(lease) => lease.mapped(),
             Self::Local(local) => &local.shared.regions,
             Self::Copy(buffer) => buffer.as_region(),
         }
@@ -153,7 +153,7 @@ impl Held {
     }
 
     /// The lease, of memory of another process.
-    pub(super) fn lease(&self) -> Option<&Lease> {
+    pub(super) fn lease(&self) -> Option<&HeldLease> {
         match self.hold() {
             Hold::Remote(lease) => Some(lease),
             Hold::Local(_) | Hold::Copy(_) => None,

@@ -291,7 +291,7 @@ impl OpenExport<'_> {
                 Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
             let lease = runtime.imports.acquire(&wanted)?;
             // Checked against the driver's answer below, once the hold has its guard.
-            let there = lease.mapped[0].device;
+            let there = lease.mapped()[0].device;
             self.guard(runtime, there, Hold::Remote(lease))
         };
         if held.device() != device {

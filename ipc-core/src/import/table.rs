@@ -6,22 +6,26 @@
 
 mod alike;
 mod begin;
+mod described;
 mod keys;
 mod lease;
 mod links;
 mod range;
 mod recent;
+mod regions;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub(super) use begin::Wanted;
+pub(super) use described::Described;
 pub(crate) use keys::LeaseKey;
-pub(super) use lease::{HeldLease, Lease};
+pub(super) use lease::HeldLease;
 
 use alike::Looks;
 use keys::{OnDevice, RangeKey};
+use lease::Lease;
 use links::LinkSlot;
 use range::OpenRange;
 
@@ -159,13 +163,8 @@ impl ImportTable {
             if lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
                 continue;
             }
-            let ranges = std::mem::take(&mut *lease.lock_ranges());
-            if ranges.is_empty() {
-                continue;
-            }
-            if let Err(error) = lease.backend.synchronize_device(lease.mapped[0].device) {
-                tracing::warn!(%error, "the device could not be waited for before its mappings were closed");
-            }
+            lease.wait_for_device();
+            let Some(ranges) = lease.unmap() else { continue };
             self.release_ranges(ranges);
             // It may have become idle before it was marked.
             self.close_idle(lease.key());
@@ -191,7 +190,7 @@ impl ImportTable {
         let LeaseKey { exporter, export, .. } = lease.key();
         lease.finish_work();
         lease.end_timelines();
-        self.release_ranges(std::mem::take(&mut *lease.lock_ranges()));
+        self.release_ranges(lease.unmap().unwrap_or_default());
         kill_point!("importer:closed");
         tracing::debug!(pid = exporter.pid, %export, "closed");
         // From here on no notice about the export comes.

@@ -11,7 +11,7 @@ use super::ImportTable;
 use super::begin::Wanted;
 use super::keys::{LeaseKey, OnDevice};
 use super::lease::{HeldLease, Lease};
-use super::range::HeldRanges;
+use super::regions::Untaken;
 use crate::broker::{Grant, Link};
 use crate::descriptor::DescribedRegions;
 use crate::error::{Error, Result};
@@ -31,15 +31,15 @@ pub(super) struct Looks {
 pub(super) struct Alike {
     runtime: &'static Runtime,
     lease: Option<HeldLease>,
-    ranges: HeldRanges,
+    regions: Untaken<'static>,
 }
 
 impl ImportTable {
-    /// A lease over this link, on the same device, that looks like what is wanted: of several allocations, as there is nothing
+    /// A lease over this link, on the same device, that looks like what is wanted: of several regions, as there is little
     /// to be spared for one.
     pub(super) fn alike(&self, wanted: &Wanted<'_>, link: &Arc<Link>, on: OnDevice) -> Option<Alike> {
         let regions = wanted.descriptor.regions;
-        if regions.allocations() < 2 || wanted.alone {
+        if regions.len() < 2 || wanted.alone {
             return None;
         }
         let looks =
@@ -47,16 +47,18 @@ impl ImportTable {
         let usable = |lease: &Lease| lease.id == looks.lease && Arc::ptr_eq(&lease.link, link);
         let runtime = Runtime::get().ok()?;
         let lease = self.leases.hold_open(&looks.key, usable)?;
-        // Empty where they have been closed by force.
-        let ranges = Arc::clone(&lease.lock_ranges());
-        let alike = Alike { runtime, lease: Some(lease), ranges };
-        (!alike.ranges.is_empty()).then_some(alike)
+        // Not where they have been closed by force.
+        let Some(regions) = Untaken::of(&runtime.imports, &lease.regions) else {
+            runtime.imports.let_go(runtime, lease, true);
+            return None;
+        };
+        Some(Alike { runtime, lease: Some(lease), regions })
     }
 
     /// From now on this lease is the one that looks so.
     pub(super) fn remember_looks(&self, wanted: &Wanted<'_>, key: &LeaseKey, lease: LeaseId) {
         let (on, regions) = (key.on, wanted.descriptor.regions);
-        if regions.allocations() < 2 || wanted.alone {
+        if regions.len() < 2 || wanted.alone {
             return;
         }
         let looks = Looks { key: key.clone(), lease, regions: regions.to_owned() };
@@ -79,9 +81,11 @@ impl Alike {
 }
 
 /// The mappings of the lease that the exporter says to have the same allocations.
-pub(super) fn ranges_of(alike: Option<&Alike>, grant: &Grant, fds: usize) -> Result<HeldRanges> {
+pub(super) fn regions_of(alike: Option<&Alike>, grant: &Grant, fds: usize) -> Result<Untaken<'static>> {
     match alike {
-        Some(alike) if grant.handles.is_empty() && fds == 0 => Ok(Arc::clone(&alike.ranges)),
+        Some(alike) if grant.handles.is_empty() && fds == 0 => {
+            Ok(alike.regions.share().expect("they have not been given up, but are held here"))
+        }
         Some(_) => Err(Error::Protocol("it sent handles of memory that it says to be open already".into())),
         None => Err(Error::Protocol("it named a lease whose memory it shares, and was told of none".into())),
     }
@@ -90,7 +94,6 @@ pub(super) fn ranges_of(alike: Option<&Alike>, grant: &Grant, fds: usize) -> Res
 impl Drop for Alike {
     fn drop(&mut self) {
         let imports = &self.runtime.imports;
-        imports.release_ranges(std::mem::take(&mut self.ranges));
         if let Some(lease) = self.lease.take() {
             // No device work was submitted under this hold.
             imports.let_go(self.runtime, lease, true);

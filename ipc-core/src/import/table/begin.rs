@@ -9,7 +9,7 @@ use super::ImportTable;
 use super::alike::{self, Alike};
 use super::keys::LeaseKey;
 use super::lease::{Lease, NO_EPOCH, Ready};
-use super::range::Opening;
+use super::regions::Untaken;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes};
 use crate::broker::{AllowList, Deadline, ExportNotices, Grant, Link, Token, WireHandle};
 use crate::descriptor::{DescribedExtent, NamedExport};
@@ -110,13 +110,12 @@ impl ImportTable {
         alike: Option<&Alike>,
         (grant, fds): (Grant, Vec<OwnedFd>),
     ) -> Result<Lease> {
-        let known = if grant.like { Some(alike::ranges_of(alike, &grant, fds.len())?) } else { None };
+        let like = if grant.like { Some(alike::regions_of(alike, &grant, fds.len())?) } else { None };
         let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
-        // Closes what has been opened where something fails behind it.
-        let opened = Opening {
-            table: self,
-            ranges: known
-                .map_or_else(|| self.open_ranges(wanted, lease_key, link, id, (handles, fds)), Ok)?,
+        // Given up again where something fails behind it.
+        let regions = match like {
+            Some(regions) => regions,
+            None => Untaken::new(self, self.open_ranges(wanted, lease_key, link, id, (handles, fds))?),
         };
         kill_point!("importer:opened");
         if confirm {
@@ -124,22 +123,20 @@ impl ImportTable {
             link.confirm(id, wanted.deadline)?;
         }
         let ready = event.map(|handle| ready(wanted, link, id, &handle)).transpose()?;
-        let ranges = opened.into_ranges();
         Ok(Lease {
             id,
             alone: lease_key.alone != 0,
-            backend: Arc::clone(wanted.backend),
             token: wanted.descriptor.token,
-            descriptor: OnceLock::new(),
+            described: OnceLock::new(),
             seen_ready: AtomicBool::new(false),
             link: Arc::clone(link),
             notices,
             epoch: AtomicU64::new(epoch),
             borrowed: confirm,
-            mapped: ranges.iter().map(|open| open.range).collect(),
-            ready,
+            regions: regions.take(),
+            ready: ready.map(Box::new),
             timeline: Mutex::default(),
-            ranges: Mutex::new(ranges),
+            unmapped: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
         })

@@ -1,16 +1,17 @@
 //! A lease: "this process may have this export open".
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::begin::Wanted;
+use super::described::Described;
 use super::keys::LeaseKey;
-use super::range::HeldRanges;
+use super::range::HeldRange;
+use super::regions::Regions;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, ExportNotices, Link, Token};
-use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use crate::import::cache::{Cached, Kept};
 use crate::lease::LeaseId;
@@ -25,9 +26,8 @@ pub(in crate::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
 pub(in crate::import) struct Lease {
     pub(super) id: LeaseId,
     pub(super) token: Token,
-    pub(in crate::import) backend: Arc<dyn DeviceIpc>,
-    /// What the first mapping was opened by; others share it.
-    pub(super) descriptor: OnceLock<Box<Descriptor>>,
+    /// What the descriptor of the first mapping says of the memory; others share it.
+    pub(in crate::import) described: OnceLock<Described>,
     pub(in crate::import) link: Arc<Link>,
     pub(super) notices: Arc<ExportNotices>,
     /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
@@ -37,16 +37,14 @@ pub(in crate::import) struct Lease {
     pub(super) borrowed: bool,
     /// No other mapping will ask for it.
     pub(super) alone: bool,
-    /// The allocations of each region as the driver mapped them.
-    pub(in crate::import) mapped: Box<[DeviceRange]>,
-    pub(in crate::import) ready: Option<Ready>,
+    pub(super) regions: Regions,
+    pub(in crate::import) ready: Option<Box<Ready>>,
     /// Has the host seen that they are, so that no later mapping has to ask?
     pub(in crate::import) seen_ready: AtomicBool,
     /// Made when it is first asked for.
     pub(super) timeline: Mutex<Option<Timeline>>,
-    /// The driver's mappings of the regions. Empty once they have been closed: at the lease's end, or by force after the
-    /// exporter's.
-    pub(super) ranges: Mutex<HeldRanges>,
+    /// The holds on the driver's mappings have been given up: at the lease's end, or by force after the exporter's.
+    pub(super) unmapped: AtomicBool,
     /// The driver's mapping was closed while mappings were still alive.
     pub(super) revoked: AtomicBool,
     /// Device work of mappings that have ended may still be running: whoever ends the lease waits for the device first.
@@ -94,18 +92,22 @@ impl Lease {
         if let Some(known) = &*timeline {
             return Ok(known.clone());
         }
-        let begun = self.link.timeline(self.id, &self.backend, false, deadline)?;
+        let begun = self.link.timeline(self.id, self.backend(), false, deadline)?;
         Ok(timeline.insert(begun).clone())
     }
 
-    /// The descriptor of the first mapping, which was opened by one.
-    pub(in crate::import) fn descriptor(&self) -> Option<&Descriptor> {
-        self.descriptor.get().map(|first| &**first)
+    pub(in crate::import) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.regions.first().backend
     }
 
-    /// Is it opened by the same descriptor as the first mapping? This one may be the first.
-    pub(in crate::import) fn is_described_by(&self, descriptor: &Descriptor) -> bool {
-        **self.descriptor.get_or_init(|| Box::new(descriptor.clone())) == *descriptor
+    /// The allocations of each region as the driver mapped them.
+    pub(in crate::import) fn mapped(&self) -> &[DeviceRange] {
+        self.regions.mapped()
+    }
+
+    /// Gives the driver's mappings up, unless that has been done: the holds that have to be let go of for it.
+    pub(super) fn unmap(&self) -> Option<&[HeldRange]> {
+        if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
     }
 
     /// May it be used by newcomers with this token, or by who has a grant, as far as can be told without a message and without
@@ -177,7 +179,7 @@ impl Cached for Lease {
     }
 
     fn bytes(&self) -> u64 {
-        self.mapped.iter().map(|range| range.len).fold(0, u64::saturating_add)
+        self.mapped().iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
 
     /// Not one whose exporter has gone, or whose memory was closed by force: another mapping of it would be of no use.
@@ -200,11 +202,15 @@ impl Lease {
         if !self.unfinished.swap(false, Ordering::AcqRel) {
             return;
         }
-        // None are left where they were closed by force, which has waited.
-        if self.lock_ranges().is_empty() {
+        // Who closed it by force has waited.
+        if self.unmapped.load(Ordering::Acquire) {
             return;
         }
-        if let Err(error) = self.backend.synchronize_device(self.mapped[0].device) {
+        self.wait_for_device();
+    }
+
+    pub(super) fn wait_for_device(&self) {
+        if let Err(error) = self.backend().synchronize_device(self.mapped()[0].device) {
             tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
         }
     }
@@ -215,9 +221,5 @@ impl Lease {
         if let Some(timeline) = timeline {
             timeline.ends().end(End::Released);
         }
-    }
-
-    pub(super) fn lock_ranges(&self) -> MutexGuard<'_, HeldRanges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

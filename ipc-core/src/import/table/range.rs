@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::ImportTable;
 use super::begin::{Wanted, check_grant};
 use super::keys::{LeaseKey, RangeKey};
+use super::regions::Regions;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
 use crate::broker::{Link, WireHandle};
@@ -17,13 +18,10 @@ use crate::runtime::Runtime;
 /// A hold on a driver's mapping.
 pub(super) type HeldRange = Arc<Kept<RangeKey, OpenRange>>;
 
-/// Those of a lease, or of several that have the same; they are let go of with the last.
-pub(super) type HeldRanges = Arc<Vec<HeldRange>>;
-
 /// The driver's mapping.
 #[derive(Debug)]
 pub(super) struct OpenRange {
-    backend: Arc<dyn DeviceIpc>,
+    pub(super) backend: Arc<dyn DeviceIpc>,
     opened: Mutex<Option<Opened>>,
     pub(super) range: DeviceRange,
 }
@@ -48,11 +46,11 @@ impl ImportTable {
         link: &Link,
         id: LeaseId,
         (handles, fds): (Vec<WireHandle>, Vec<OwnedFd>),
-    ) -> Result<HeldRanges> {
+    ) -> Result<Regions> {
         check_grant(wanted, &handles, fds.len())?;
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
         let regions = wanted.descriptor.regions;
-        let mut opened = Opening { table: self, ranges: Arc::new(Vec::with_capacity(regions.len())) };
+        let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
             let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
@@ -62,9 +60,9 @@ impl ImportTable {
                 error => error,
             });
             let range = range.map_err(|error| (wanted.blame)(index, error))?;
-            opened.add(range);
+            opened.ranges.push(range);
         }
-        Ok(opened.into_ranges())
+        Ok(std::mem::take(&mut opened.ranges).into())
     }
 
     /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
@@ -105,9 +103,9 @@ impl ImportTable {
         Ok(range)
     }
 
-    pub(super) fn release_ranges(&self, ranges: HeldRanges) {
-        for range in Arc::into_inner(ranges).into_iter().flatten() {
-            self.ranges.release(range, |range| range.close());
+    pub(super) fn release_ranges(&self, ranges: &[HeldRange]) {
+        for range in ranges {
+            self.ranges.release(Arc::clone(range), |range| range.close());
         }
     }
 }
@@ -128,24 +126,13 @@ impl OpenRange {
 }
 
 /// What a lease has open so far; closed again unless all of it is.
-pub(super) struct Opening<'a> {
-    pub(super) table: &'a ImportTable,
-    pub(super) ranges: HeldRanges,
-}
-
-impl Opening<'_> {
-    /// Nobody else has them yet.
-    fn add(&mut self, range: HeldRange) {
-        Arc::make_mut(&mut self.ranges).push(range);
-    }
-
-    pub(super) fn into_ranges(mut self) -> HeldRanges {
-        std::mem::take(&mut self.ranges)
-    }
+struct Opening<'a> {
+    table: &'a ImportTable,
+    ranges: Vec<HeldRange>,
 }
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
-        self.table.release_ranges(std::mem::take(&mut self.ranges));
+        self.table.release_ranges(&self.ranges);
     }
 }
