@@ -8,15 +8,25 @@ use rustix::io::Errno;
 
 use super::epoch::EpochView;
 use super::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
-use super::socket::{self, PeerCredentials};
+use super::socket::{self, PeerCredentials, Taken};
 use super::{AllowList, BrokerAddress};
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
-use crate::runtime::ClosedByFork;
+use crate::runtime::{ClosedByFork, Pace, SPIN};
 
 /// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
+
+/// How long a receiver sleeps before it looks at its deadline.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+
+/// What a receiver keeps from one message to the next.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    buffer: Vec<u8>,
+    pace: Pace,
+}
 
 /// A connected socket. Ended connections give [`Error::ExporterGone`].
 #[derive(Debug)]
@@ -42,6 +52,8 @@ impl Conversation {
         let pid = expected.map_or(0, |exporter| exporter.pid);
         connect(&socket, address, pid, deadline)?;
         kill_point!("importer:connected");
+        socket::let_sleep(socket.as_fd(), LONGEST_SLEEP)
+            .map_err(|error| Error::io("setting up the socket to the exporter", error))?;
         let server = socket::peer_credentials(&socket)
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
         if !allow.permits(&server) {
@@ -67,7 +79,7 @@ impl Conversation {
 
     fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
         self.send(&Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() }, deadline)?;
-        let (reply, fds) = self.receive(&mut Vec::new(), deadline)?;
+        let (reply, fds) = self.receive(&mut Inbox::default(), deadline)?;
         self.epoch = fds.first().and_then(EpochView::open);
         match reply {
             Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
@@ -93,23 +105,53 @@ impl Conversation {
     }
 
     /// Receives a message, waiting for one: mostly an answer, which is not there yet.
-    pub(super) fn receive(&self, buffer: &mut Vec<u8>, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
-        loop {
-            self.wait(PollFlags::IN, deadline)?;
-            if let Some(received) = self.try_receive(buffer)? {
-                return Ok(received);
-            }
+    /// Where answers come quickly it looks again and again before it sleeps.
+    pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
+        let spins = inbox.pace.spins();
+        let until = deadline.at.min(Instant::now() + SPIN);
+        let mut received = None;
+        while spins && received.is_none() && Instant::now() < until {
+            received = self.try_receive(inbox)?;
         }
+        if spins {
+            inbox.pace.spun(received.is_some());
+        } else {
+            inbox.pace.slept();
+        }
+        while received.is_none() {
+            received = self.receive_asleep(inbox, deadline)?;
+        }
+        received.ok_or_else(|| self.no_answer(deadline))
     }
 
     /// Receives a message if there is one.
-    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
-        match socket::receive(self.socket(), buffer) {
-            Ok(Some(packet)) => {
-                let reply = decode(&packet.bytes).map_err(|error| Error::Protocol(error.to_string()))?;
-                Ok(Some((reply, packet.fds)))
+    pub(super) fn try_receive(&self, inbox: &mut Inbox) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        let taken = socket::take(self.socket(), &mut inbox.buffer);
+        self.read(taken, &inbox.buffer)
+    }
+
+    /// Receives a message if one comes before the thread has to look at its deadline again.
+    fn receive_asleep(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        if deadline.left() > LONGEST_SLEEP {
+            let taken = socket::take_asleep(self.socket(), &mut inbox.buffer);
+            return self.read(taken, &inbox.buffer);
+        }
+        self.wait(PollFlags::IN, deadline)?;
+        self.try_receive(inbox)
+    }
+
+    /// What has been taken into the buffer, if anything.
+    fn read(
+        &self,
+        taken: rustix::io::Result<Option<Taken>>,
+        buffer: &[u8],
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        match taken {
+            Ok(Some(Taken { len, fds })) => {
+                let reply = decode(&buffer[..len]).map_err(|error| Error::Protocol(error.to_string()))?;
+                Ok(Some((reply, fds)))
             }
-            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Ok(None) | Err(_) => Err(self.ended()),
         }
     }

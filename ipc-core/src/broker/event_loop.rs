@@ -20,7 +20,7 @@ use super::served::{Next, Served};
 use super::socket::{self, PeerCredentials, timespec};
 use crate::descriptor::ExportId;
 use crate::kill::kill_point;
-use crate::runtime::{ClosedByFork, Runtime};
+use crate::runtime::{ClosedByFork, Pace, Runtime};
 use crate::timeline::{End, Ends, Timeline};
 
 /// Connections served at a time.
@@ -48,6 +48,10 @@ const ARRIVAL: Duration = Duration::from_millis(1);
 
 /// How often it is looked whether copies that others wait behind go on.
 const STAGINGS: Duration = Duration::from_secs(1);
+
+/// How long the loop looks for the next request before it sleeps, while importers ask one thing after the other: a driver's
+/// open in between is no reason to be woken.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// What the loop waits on, beside links.
 enum Source {
@@ -121,6 +125,10 @@ pub(super) struct EventLoop {
     kept: HashMap<u64, (Timeline, Arc<dyn Any + Send + Sync>)>,
     next: u64,
     buffer: Vec<u8>,
+    /// How requests have been coming.
+    pace: Pace,
+    /// Has a request been read since the loop last waited?
+    was_asked: bool,
 }
 
 impl EventLoop {
@@ -141,27 +149,58 @@ impl EventLoop {
             kept: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
+            pace: Pace::default(),
+            was_asked: false,
         }
     }
 
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(64);
         loop {
-            events.clear();
-            let next_timer = self.timers.first_key_value().map(|((at, _), _)| *at);
-            let timeout = next_timer.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-            let spare = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.shared.epoll, spare, timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(%error, "the device-ipc poller stops");
-                    return;
-                }
+            if let Err(error) = self.wait(&mut events) {
+                tracing::error!(%error, "the device-ipc poller stops");
+                return;
             }
             for event in &events {
                 self.handle(event);
             }
             self.run_timers();
+        }
+    }
+
+    /// Waits until there is something to do, or it is time for a timer. Where importers ask one thing after the other it looks
+    /// again and again before it sleeps.
+    fn wait(&mut self, events: &mut Vec<Event>) -> rustix::io::Result<()> {
+        events.clear();
+        let next_timer = self.timers.first_key_value().map(|((at, _), _)| *at);
+        let left = || next_timer.map(|at| at.saturating_duration_since(Instant::now()));
+        if !std::mem::take(&mut self.was_asked) {
+            return self.poll(events, left());
+        }
+        let spins = self.pace.spins();
+        let longest = Instant::now() + SPIN;
+        let until = next_timer.map_or(longest, |at| at.min(longest));
+        while spins && events.is_empty() && Instant::now() < until {
+            self.poll(events, Some(Duration::ZERO))?;
+        }
+        if spins {
+            self.pace.spun(!events.is_empty());
+        } else {
+            self.pace.slept();
+        }
+        if events.is_empty() {
+            self.poll(events, left())?;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel what there is to do, and sleeps so long where there is nothing.
+    fn poll(&self, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
+        let timeout = longest.map(timespec);
+        let spare = rustix::buffer::spare_capacity(events);
+        match epoll::wait(&self.shared.epoll, spare, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -417,6 +456,7 @@ impl EventLoop {
         }
         if next == Next::Keep && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             next = served.read(&mut self.buffer, &runtime.exports, &runtime.identity);
+            self.was_asked = true;
         }
         self.after(id, next);
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::apart::{Answer, Answered, Apart};
-use super::conversation::{Conversation, Deadline};
+use super::conversation::{Conversation, Deadline, Inbox};
 use super::gate::{Gate, Turn};
 use super::poller::LINK_BIT;
 use super::protocol::{PageId, Reply, Request, RequestId};
@@ -51,7 +51,7 @@ pub(crate) struct Link {
 #[derive(Default)]
 struct Calls {
     next: u64,
-    buffer: Vec<u8>,
+    inbox: Inbox,
     /// Requests whose caller gave up: their grant goes back when it comes.
     abandoned: HashSet<u64>,
 }
@@ -212,7 +212,7 @@ impl Link {
         // What came in packets of its own, before the last.
         let mut arrived = Arrived::default();
         loop {
-            let received = self.conversation.receive(&mut calls.buffer, deadline);
+            let received = self.conversation.receive(&mut calls.inbox, deadline);
             let (reply, fds) = received.map_err(|error| self.ended_by(error))?;
             match reply {
                 Reply::Handles { request: answered, handles } if answered == request => {
@@ -297,7 +297,7 @@ impl Link {
     pub(super) fn on_readable(&self) -> bool {
         let Some(mut calls) = self.calls.try_enter() else { return false };
         loop {
-            let taken = match self.conversation.try_receive(&mut calls.buffer) {
+            let taken = match self.conversation.try_receive(&mut calls.inbox) {
                 Ok(None) => return true,
                 Ok(Some((reply, fds))) => self.take_notice(&mut calls, reply, fds),
                 Err(error) => Err(error),

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::conversation::{Conversation, Deadline};
+use super::conversation::{Conversation, Deadline, Inbox};
 use super::protocol::{ListedExport, Reply, Request, RequestId};
 use super::{AllowList, BrokerAddress, SOCKET_DIR_VARIABLE};
 use crate::descriptor::ExportId;
@@ -89,11 +89,11 @@ pub(super) fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
 
 fn ask(address: BrokerAddress, allow: &AllowList, deadline: Deadline) -> Result<ListedProcess> {
     let (conversation, process) = Conversation::connect(&address, None, allow, deadline)?;
-    let (mut exports, mut buffer) = (Vec::new(), Vec::new());
+    let (mut exports, mut inbox) = (Vec::new(), Inbox::default());
     let mut after = ExportId(0);
     loop {
         conversation.send(&Request::List { request: RequestId(0), after }, deadline)?;
-        match conversation.receive(&mut buffer, deadline)?.0 {
+        match conversation.receive(&mut inbox, deadline)?.0 {
             Reply::Listing { exports: page, more, .. } => {
                 let last = page.last().map(|export| export.export);
                 exports.extend(page);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::Timeout;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
@@ -28,6 +28,14 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// A message as it arrived. Not shown by `Debug`: it may hold a token or a handle.
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// A message that lies in the buffer it was received with.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// In bytes, from the buffer's begin.
+    pub(crate) len: usize,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
@@ -64,42 +72,58 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     }
 }
 
-/// Lets [`receive_waiting`] wait, so long at most. Nothing else is told to wait by it.
-pub(crate) fn let_block(socket: BorrowedFd<'_>, most: Duration) -> rustix::io::Result<()> {
-    rustix::io::ioctl_fionbio(socket, false)?;
-    rustix::net::sockopt::set_socket_timeout(socket, Timeout::Recv, Some(most))
-}
-
 /// Receives one message. `None` at the end of the connection, `AGAIN` where there is none yet, `MSGSIZE` for one that
 /// is larger than any of ours. One that lost some of its descriptors, as this process may have no more of them, comes with
 /// none.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Packet>> {
+    let taken = take(socket, buffer)?;
+    Ok(taken.map(|taken| packet(taken, buffer)))
+}
+
+fn packet(taken: Taken, buffer: &[u8]) -> Packet {
+    Packet { bytes: buffer[..taken.len].to_vec(), fds: taken.fds }
+}
+
+/// As [`receive`], and leaves the message in the buffer.
+pub(crate) fn take(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
     loop {
-        match receive_with(RecvFlags::DONTWAIT, socket, buffer) {
+        match take_as(socket, buffer, RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
-            other => return other,
+            taken => return taken,
         }
     }
 }
 
-/// The same, waiting for a message for as long as [`let_block`] says. `INTR` where a signal came first.
-pub(crate) fn receive_waiting(
-    socket: BorrowedFd<'_>,
-    buffer: &mut Vec<u8>,
-) -> rustix::io::Result<Option<Packet>> {
-    receive_with(RecvFlags::empty(), socket, buffer)
+/// From now on [`take_asleep`] waits for a message, so long at most. Nothing else waits for that.
+pub(crate) fn let_sleep(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io::Result<()> {
+    set_socket_timeout(socket, Timeout::Recv, Some(longest))?;
+    rustix::io::ioctl_fionbio(socket, false)
 }
 
-fn receive_with(
-    flags: RecvFlags,
+/// As [`take`], asleep until there is a message: by one system call. `AGAIN` after a while, `INTR` for a signal.
+pub(crate) fn take_asleep(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
+    take_as(socket, buffer, RecvFlags::empty())
+}
+
+/// As [`receive`], asleep as [`take_asleep`] is.
+pub(crate) fn receive_asleep(
     socket: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
 ) -> rustix::io::Result<Option<Packet>> {
+    let taken = take_asleep(socket, buffer)?;
+    Ok(taken.map(|taken| packet(taken, buffer)))
+}
+
+fn take_as(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    how: RecvFlags,
+) -> rustix::io::Result<Option<Taken>> {
     buffer.resize(MAX_MESSAGE_BYTES, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    let received =
+        recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, how | RecvFlags::CMSG_CLOEXEC)?;
     // Collected first, so that they are closed whatever is wrong with the message.
     let mut fds = Vec::new();
     for message in control.drain() {
@@ -117,7 +141,7 @@ fn receive_with(
     if received.bytes == 0 {
         return Ok(None);
     }
-    Ok(Some(Packet { bytes: buffer[..received.bytes].to_vec(), fds }))
+    Ok(Some(Taken { len: received.bytes, fds }))
 }
 
 /// Is the other end closed? Looks, and does not wait.

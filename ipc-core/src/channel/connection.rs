@@ -18,15 +18,14 @@ use crate::error::{Error, Result};
 use crate::export::{Bearer, ChannelId};
 use crate::ipc::Ipc;
 use crate::process::{Owner, ProcessIdentity};
-use crate::runtime::{ClosedByFork, Runtime};
+use crate::runtime::{ClosedByFork, Runtime, SPIN};
 use crate::stream::BorrowedStream;
 use crate::timeline::{End, Side, TIMELINE_END, Timeline, Word, WordPage, timelines_of};
 
 /// What is run when the other end has gone.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 
-/// How long a wait for a word looks again and again before it begins to sleep, and its longest sleep.
-pub(super) const SPIN: Duration = Duration::from_micros(50);
+/// The longest sleep of a wait for a word, which looks again and again before it begins to sleep.
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// How long a receive sleeps at the socket at a time.
@@ -166,7 +165,7 @@ impl Connection {
             callbacks: Mutex::default(),
             owner: Owner::current(),
         });
-        socket::let_block(connection.socket.fd(), LONGEST_RECEIVE)
+        socket::let_sleep(connection.socket.fd(), LONGEST_RECEIVE)
             .map_err(|error| Error::io("preparing the channel's socket", error))?;
         connection.own_word(Slot::Awake).store(1, Ordering::SeqCst);
         Runtime::get()?.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;

@@ -11,7 +11,7 @@
 //! | `connection` | one end, and what it knows of the other |
 //! | `message`, `send`, `wire` | what is sent |
 //! | `inbox` | by which way small messages go |
-//! | `receive`, `pace`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
+//! | `receive`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
 //! | `maps` | on which device |
 //!
 //! `docs/channel.md` specifies what travels.
@@ -25,7 +25,6 @@ mod listen;
 mod maps;
 mod message;
 mod name;
-mod pace;
 #[cfg(test)]
 mod properties;
 mod receive;

@@ -8,9 +8,8 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::arrival::{Arrival, Place};
-use super::connection::{Connection, LONGEST_RECEIVE, SPIN, Slot};
+use super::connection::{Connection, LONGEST_RECEIVE, Slot};
 use super::maps::{ResolvedMap, position};
-use super::pace::Pace;
 use super::received::{Received, ReceivedTensor};
 use super::received_bundle::ReceivedBundle;
 use super::wire::{Head, Incoming, Item, Payload, read, read_message};
@@ -23,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::import::HeldGrant;
 use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
-use crate::runtime::Runtime;
+use crate::runtime::{Pace, Runtime, SPIN};
 use crate::timeline::TIMELINE_END;
 
 /// How long a receiver spins where the other end slept when it was sent to: that has to wake before it can answer.
@@ -143,7 +142,7 @@ impl Connection {
 
     fn wait_at_socket(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
         if receiving.early.is_none() && deadline.left() > LONGEST_RECEIVE {
-            match socket::receive_waiting(self.socket.fd(), &mut receiving.buffer) {
+            match socket::receive_asleep(self.socket.fd(), &mut receiving.buffer) {
                 Ok(Some(packet)) => receiving.early = Some(packet),
                 Err(Errno::MSGSIZE) => return Err(self.too_large()),
                 // Whatever else it is, it is met again.

@@ -1,6 +1,10 @@
 //! When a receiver spins before it sleeps: to be woken by the kernel takes longer than a hand-over.
 
 use std::sync::OnceLock;
+use std::time::Duration;
+
+/// How long a receiver looks again and again before it sleeps, where nothing else is said.
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
 /// The most waits that pass before it spins again.
 const MOST_NEEDED: u32 = 256;
@@ -12,7 +16,7 @@ const PAYS: u32 = 16;
 /// silent or has no processor to run on, it sleeps the next time, and then twice as often, and so on; unless spinning has paid
 /// before, as with messages that come in bursts. How long it slept says nothing: that may be what the waking took.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// Waits since it last spun in vain, and how many there have to be.
     since: u32,
     needed: u32,
@@ -28,17 +32,17 @@ impl Default for Pace {
 
 impl Pace {
     /// Is it worth while to spin now?
-    pub(super) fn spins(&self) -> bool {
+    pub(crate) fn spins(&self) -> bool {
         self.since >= self.needed && several_processors()
     }
 
     /// Notes a wait in which it slept at once.
-    pub(super) fn slept(&mut self) {
+    pub(crate) fn slept(&mut self) {
         self.since = self.since.saturating_add(1);
     }
 
     /// Notes a wait in which it spun, and whether a message came meanwhile.
-    pub(super) fn spun(&mut self, came: bool) {
+    pub(crate) fn spun(&mut self, came: bool) {
         if came {
             self.paid = self.paid.saturating_add(1);
             return;
