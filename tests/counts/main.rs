@@ -114,9 +114,9 @@ fn what_opening_costs() {
     // The link.
     let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
     let (first, mapping) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
-    assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 35), "the first open of an allocation");
+    assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 32), "the first open of an allocation");
     let (second, other) = counted.cost(|| ipc.open(&exports[1]).at_home().expect("opened"));
-    assert_eq!(second, cost(&[], 1, 17), "another export of an allocation that is open");
+    assert_eq!(second, cost(&[], 1, 14), "another export of an allocation that is open");
     let (again, third) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
     assert_eq!(again, cost(&[], 0, 0), "an export that is open");
     let (released, ()) = counted.cost(|| drop(third));
@@ -395,10 +395,9 @@ fn what_opening_costs_in_system_calls() {
     assert_eq!(of_ours(ring), nothing, "hosts hand over through a ring without the kernel");
     assert_eq!(of_ours(again), nothing, "opening what is open asks the kernel nothing");
     assert_eq!(of_ours(share), [libc::SYS_getrandom].map(number), "the token");
-    let round_trip =
-        [libc::SYS_epoll_ctl, libc::SYS_sendmsg, libc::SYS_ppoll, libc::SYS_recvmsg, libc::SYS_epoll_ctl];
+    let round_trip = [libc::SYS_epoll_ctl, libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_epoll_ctl];
     assert_eq!(
-        of_ours(second),
+        with_looks_as_one(of_ours(second)),
         round_trip.map(number),
         "one round trip, with the poller kept away meanwhile"
     );
@@ -412,9 +411,15 @@ fn what_opening_costs_in_system_calls() {
     let waiting = of_ours(wait);
     let asleep = waiting.iter().all(|call| *call == number(libc::SYS_ppoll)) && !waiting.is_empty();
     assert!(asleep, "a wait for a message that does not come: {waiting:?}");
-    let first = of_ours(first);
-    assert_eq!(first[..5], round_trip.map(number), "before the driver's calls");
+    let first = with_looks_as_one(of_ours(first));
+    assert_eq!(first[..4], round_trip.map(number), "before the driver's calls");
     drop(process);
+}
+
+/// While answers come quickly, the importer looks for one as often as it likes before it sleeps in the last look.
+fn with_looks_as_one(mut calls: Vec<u64>) -> Vec<u64> {
+    calls.dedup_by(|next, call| *next == number(libc::SYS_recvmsg) && next == call);
+    calls
 }
 
 const fn number(call: i64) -> u64 {

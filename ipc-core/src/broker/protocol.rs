@@ -58,6 +58,13 @@ pub(crate) enum Request {
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
 }
 
+impl Request {
+    /// Does the importer get an answer, for which it mostly waits?
+    pub(super) const fn has_an_answer(&self) -> bool {
+        !matches!(self, Self::Release { .. } | Self::EndGrants { .. })
+    }
+}
+
 /// From a broker to an importer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
@@ -187,9 +194,13 @@ pub(crate) enum Refusal {
     Failed { detail: String },
 }
 
+/// What most messages have room in.
+const USUAL_BYTES: usize = 128;
+
 /// Encodes a message. Fails only for what is larger than memory.
 pub(crate) fn encode<T: Serialize>(message: &T) -> crate::error::Result<Vec<u8>> {
-    postcard::to_stdvec(message).map_err(|error| crate::error::Error::Protocol(error.to_string()))
+    postcard::to_extend(message, Vec::with_capacity(USUAL_BYTES))
+        .map_err(|error| crate::error::Error::Protocol(error.to_string()))
 }
 
 /// Decodes a message that takes all the bytes.

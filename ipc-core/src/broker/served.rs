@@ -75,7 +75,7 @@ pub(super) struct Served {
     _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
     peer: PeerCredentials,
-    program: Option<String>,
+    program: Option<Arc<str>>,
     leases: HashMap<LeaseId, ExportId>,
     unsent: VecDeque<Unsent>,
     unsent_answers: usize,
@@ -213,8 +213,8 @@ impl Served {
             if self.read_in_period >= MESSAGES_PER_PERIOD {
                 return Next::Pause(self.period + RATE_PERIOD);
             }
-            let packet = match socket::receive(self.socket.as_fd(), buffer) {
-                Ok(Some(packet)) => packet,
+            let taken = match socket::take(self.socket.as_fd(), buffer) {
+                Ok(Some(taken)) => taken,
                 Err(Errno::AGAIN) => return Next::Keep,
                 Ok(None) => return Next::Close,
                 Err(error) => return self.broke_the_rules(&error.to_string()),
@@ -224,13 +224,16 @@ impl Served {
                 runtime.metrics.messages_total.add(1);
             }
             // No request carries descriptors; whatever came along is closed here.
-            drop(packet.fds);
-            let next = match decode(&packet.bytes) {
-                Ok(request) => self.answer(request, exports, identity),
+            drop(taken.fds);
+            let request: Request = match decode(&buffer[..taken.len]) {
+                Ok(request) => request,
                 Err(error) => return self.broke_the_rules(&error.to_string()),
             };
-            if next == Next::Close {
-                return Next::Close;
+            let waits = request.has_an_answer();
+            let next = self.answer(request, exports, identity);
+            // Who waits for an answer has mostly sent nothing behind; the kernel says where there is more.
+            if waits || next == Next::Close {
+                return next;
             }
         }
         Next::Keep
@@ -239,7 +242,7 @@ impl Served {
     fn answer(&mut self, request: Request, exports: &ExportTable, identity: &ProcessIdentity) -> Next {
         match (request, &self.program) {
             (Request::Hello { protocol, program }, None) => {
-                self.program = Some(short_name(&program));
+                self.program = Some(short_name(&program).into());
                 let page: Vec<_> = exports.epoch().map(Epoch::file).into_iter().collect();
                 let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: *identity };
                 let sent = self.send(&hello, &page);
@@ -247,8 +250,11 @@ impl Served {
                 if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
             }
             (Request::Open { request, export, token, access, on, peer, like }, Some(program)) => {
-                let importer =
-                    Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
+                let importer = Importer {
+                    credentials: self.peer,
+                    program: Arc::clone(program),
+                    connection: Some(self.id),
+                };
                 let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
                 if let Some(detail) = self.too_many_leases() {
                     return self.send(&failed(detail), &[]);
@@ -312,8 +318,11 @@ impl Served {
                 Next::Keep
             }
             (Request::Stage { request, export, token }, Some(program)) => {
-                let importer =
-                    Importer { credentials: self.peer, program: program.clone(), connection: Some(self.id) };
+                let importer = Importer {
+                    credentials: self.peer,
+                    program: Arc::clone(program),
+                    connection: Some(self.id),
+                };
                 self.stage(
                     request,
                     OpenRequest { export, token, access: Access::ReadOnly },
@@ -446,18 +455,15 @@ impl Served {
 
     /// The handles in as many packets as their descriptors need, the last of them with the lease.
     fn send_grant(&mut self, request: RequestId, granted: &Granted, device: usize) -> Next {
-        let handles: Option<Vec<_>> = granted
-            .shared
-            .allocations
-            .iter()
-            .map(|allocation| Some((allocation.id(), allocation.handle(device)?)))
-            .collect();
-        let Some(handles) = handles else {
+        let allocations = &granted.shared.allocations;
+        let exported: Option<Vec<_>> =
+            allocations.iter().map(|allocation| allocation.handle(device)).collect();
+        let Some(exported) = exported else {
             return self.broke_the_rules("a handle was to be sent that has not been made");
         };
         let mut fds = Vec::new();
-        let mut packet = Vec::new();
-        for (allocation, exported) in &handles {
+        let mut packet = Vec::with_capacity(exported.len().min(HANDLES_OF_A_PACKET));
+        for (allocation, exported) in allocations.iter().zip(&exported) {
             if fds.len() + exported.fds.len() > MAX_FDS || packet.len() >= HANDLES_OF_A_PACKET {
                 let handles = std::mem::take(&mut packet);
                 let next = self.send(&Reply::Handles { request, handles }, &fds);
@@ -468,7 +474,7 @@ impl Served {
             }
             fds.extend(exported.fds.iter().map(AsFd::as_fd));
             packet.push(WireHandle {
-                allocation: *allocation,
+                allocation: allocation.id(),
                 kind: exported.kind,
                 bytes: exported.bytes.clone(),
                 fds: exported.fds.len() as u16,

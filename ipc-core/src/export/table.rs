@@ -92,7 +92,9 @@ pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
 
 #[derive(Debug)]
 struct Lease {
-    holder: Holder,
+    pid: u32,
+    program: Arc<str>,
+    since: Instant,
     connection: Option<ConnectionId>,
     timeline: Option<Timeline>,
     /// Has the importer taken the timeline, and not just its word for the bytes?
@@ -114,7 +116,7 @@ pub(crate) struct NewExport {
 /// An importer, as the kernel and it itself tell.
 pub(crate) struct Importer {
     pub(crate) credentials: PeerCredentials,
-    pub(crate) program: String,
+    pub(crate) program: Arc<str>,
     pub(crate) connection: Option<ConnectionId>,
 }
 
@@ -326,7 +328,7 @@ impl ExportTable {
         let timeline = match &lease.timeline {
             Some(known) => known.clone(),
             None => {
-                let begun = Timeline::new(place()?, Side::Exporter, backend, lease.holder.pid);
+                let begun = Timeline::new(place()?, Side::Exporter, backend, lease.pid);
                 lease.timeline.insert(begun).clone()
             }
         };
@@ -334,7 +336,7 @@ impl ExportTable {
             && !std::mem::replace(&mut lease.taken, true)
             && let Some(observer) = &entry.observer
         {
-            observer.taken(id, &lease.holder, &timeline);
+            observer.taken(id, &lease.holder(entry.bytes), &timeline);
         }
         self.changed.notify_all();
         Ok(Some((timeline, shared)))
@@ -553,6 +555,11 @@ impl ExportTable {
 }
 
 impl Lease {
+    /// Who has it, of an export of so many bytes.
+    fn holder(&self, bytes: u64) -> Holder {
+        Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since }
+    }
+
     /// Streams of this process that wait for the importer wait no longer.
     fn end(self, how: End) {
         let Some(timeline) = self.timeline else { return };
@@ -597,15 +604,9 @@ impl State {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
-        let holder = Holder {
-            pid: importer.credentials.pid,
-            program: importer.program,
-            bytes: entry.bytes,
-            since: Instant::now(),
-        };
-        entry
-            .leases
-            .insert(lease, Lease { holder, connection: importer.connection, timeline: None, taken: false });
+        let Importer { credentials, program, connection } = importer;
+        let (pid, since) = (credentials.pid, Instant::now());
+        entry.leases.insert(lease, Lease { pid, program, since, connection, timeline: None, taken: false });
         entry.opened += 1;
         entry.tell_change();
         metrics(|metrics| {
@@ -658,7 +659,7 @@ impl Entry {
     }
 
     fn holders(&self) -> Holders {
-        let mut now: Vec<Holder> = self.leases.values().map(|lease| lease.holder.clone()).collect();
+        let mut now: Vec<Holder> = self.leases.values().map(|lease| lease.holder(self.bytes)).collect();
         now.sort_by_key(|holder| holder.since);
         Holders { now, ever: self.opened }
     }
