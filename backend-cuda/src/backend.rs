@@ -145,6 +145,10 @@ impl DeviceIpc for CudaBackend {
         self.export_extent(extent, kind)
     }
 
+    fn together(&self, device: DeviceOrdinal, calls: &mut dyn FnMut()) {
+        self.call_together(device, calls);
+    }
+
     /// The driver counts no exports: a handle is good until the memory is freed.
     fn unexport(&self, exported: Exported) -> Result<()> {
         self.unexport_handle(&exported);

@@ -12,6 +12,7 @@
 //! device that was reset is refused from then on by this backend, whose memory, mappings and events there are gone. A new
 //! backend may use the device again.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_ulonglong};
 use std::marker::PhantomData;
 use std::sync::PoisonError;
@@ -25,12 +26,29 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::status::number;
 
+thread_local! {
+    /// The last context that a [`Current`] of this thread has put in place and not taken away yet, and whose that is.
+    static INNERMOST: Cell<Option<Place>> = const { Cell::new(None) };
+}
+
+/// A driver's address, and a context.
+type Place = (usize, Context);
+
 /// The context is current until this is dropped, on this thread, which is in the relaxed capture mode meanwhile.
+///
+/// What lives shorter than another one for the same context leaves all that to that one.
 pub(crate) struct Current<'a> {
     driver: &'a Driver,
     context: Context,
-    _relaxed: Relaxed<'a>,
+    /// `None` within another one.
+    entered: Option<Entered<'a>>,
     _this_thread: PhantomData<*const ()>,
+}
+
+/// What is to be put back.
+struct Entered<'a> {
+    outer: Option<Place>,
+    _relaxed: Relaxed<'a>,
 }
 
 /// A primary context that this backend has retained.
@@ -45,11 +63,23 @@ pub(crate) struct Retained {
 impl Driver {
     /// Makes the primary context of `device` current, and retains it before if nobody has yet.
     pub(crate) fn enter(&self, device: DeviceOrdinal) -> Result<Current<'_>> {
+        let retained = self.device(device)?.context.get();
+        let within = retained.map(|retained| (self.address(), retained.context));
+        if let (Some((_, context)), true) = (within, within == INNERMOST.get()) {
+            return Ok(Current { driver: self, context, entered: None, _this_thread: PhantomData });
+        }
         let relaxed = self.relax_captures();
         let context = self.primary_context(device)?;
         // SAFETY: the context is retained until the driver is dropped.
         self.check("cuCtxPushCurrent", unsafe { (self.api.ctx_push_current)(context) })?;
-        Ok(Current { driver: self, context, _relaxed: relaxed, _this_thread: PhantomData })
+        let outer = INNERMOST.replace(Some((self.address(), context)));
+        let entered = Some(Entered { outer, _relaxed: relaxed });
+        Ok(Current { driver: self, context, entered, _this_thread: PhantomData })
+    }
+
+    /// What tells it from another backend's, which may have retained the same context before a reset.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Makes the primary context of a stream's device current, to which the stream has to belong: the driver crashes where
@@ -152,6 +182,8 @@ impl Driver {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        let Some(entered) = &self.entered else { return };
+        INNERMOST.set(entered.outer);
         let mut popped = Context::NULL;
         // SAFETY: writes one context; `enter` pushed one on this thread, which the type does not let go of.
         let status = unsafe { (self.driver.api.ctx_pop_current)(&raw mut popped) };

@@ -93,17 +93,21 @@ impl Device {
 }
 
 impl Driver {
-    /// Can `from` read and write the memory of `to`?
+    /// Can `from` read and write the memory of `to`? Asked once, as every open wants to know.
     pub(crate) fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
         let (accessing, home) = (self.device(from)?.handle, self.device(to)?.handle);
         if from == to {
             return Ok(true);
         }
+        let known = &self.peers[from.index() * self.devices.len() + to.index()];
+        if let Some(known) = known.get() {
+            return Ok(*known);
+        }
         let mut can: c_int = 0;
         // SAFETY: writes one int; both handles are of `cuDeviceGet`.
         let status = unsafe { (self.api.device_can_access_peer)(&raw mut can, accessing, home) };
         self.check("cuDeviceCanAccessPeer", status)?;
-        Ok(can != 0)
+        Ok(*known.get_or_init(|| can != 0))
     }
 }
 

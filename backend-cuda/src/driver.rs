@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable, VendorError, VendorStatus};
 use libloading::Library;
@@ -24,6 +24,8 @@ use crate::{NAME, library};
 pub(crate) struct Driver {
     pub(crate) api: Api,
     pub(crate) devices: Vec<Device>,
+    /// Which device reaches the memory of which: as many for each device as there are.
+    pub(crate) peers: Vec<OnceLock<bool>>,
     /// Held while a device gets what it has once: its context, its kernel.
     pub(crate) making: Mutex<()>,
     /// The host memory that streams write and wait on.
@@ -51,6 +53,7 @@ impl Driver {
         let mut driver = Self {
             api,
             devices: Vec::new(),
+            peers: Vec::new(),
             making: Mutex::new(()),
             registered: RegisteredPages::default(),
             file,
@@ -73,6 +76,7 @@ impl Driver {
         if driver.devices.is_empty() {
             return Err(Unavailable::NoDevice { detail: no_device("cuDeviceGetCount counts none") });
         }
+        driver.peers.resize_with(driver.devices.len().pow(2), OnceLock::new);
         tracing::debug!(
             library = driver.file,
             version = driver.version(),

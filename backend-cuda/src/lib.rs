@@ -73,6 +73,7 @@ mod staging;
 mod status;
 mod stream;
 mod timelines;
+mod together;
 mod virtual_memory;
 
 pub use backend::{CudaBackend, REGISTRATION};

@@ -18,6 +18,7 @@ use crate::kinds::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use crate::layout::{HANDLE_TYPE_FABRIC, HANDLE_TYPE_POSIX_FD};
 use crate::pointer::Pointer;
 use crate::status::number;
+use crate::together;
 
 /// Memory of a device, by where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +160,8 @@ impl Driver {
     fn extent_at(&self, range: DeviceRange) -> Result<(Extent, HandleKind)> {
         let ptr = range.ptr;
         let pointer = self.known(ptr)?;
-        let kind = self.memory_at(ptr, &pointer)?.choose(ptr, None)?;
+        let memory = self.memory_at(ptr, &pointer)?;
+        let kind = memory.choose(ptr, None)?;
         if pointer.device != range.device.get() {
             return Err(Error::InvalidRegion(format!(
                 "{ptr} is memory of device {}, and device {} was stated",
@@ -167,6 +169,7 @@ impl Driver {
             )));
         }
         let allocation = self.allocation_of(range)?;
+        together::found(allocation.ptr, memory);
         Ok((Extent { allocation, generation: pointer.generation }, kind))
     }
 
@@ -222,7 +225,10 @@ impl CudaBackend {
         let driver = self.driver();
         let ptr = extent.allocation.ptr;
         let _current = driver.enter(extent.allocation.device)?;
-        let memory = driver.memory_at(ptr, &driver.known(ptr)?)?;
+        let memory = match together::what_was_found(ptr) {
+            Some(memory) => memory,
+            None => driver.memory_at(ptr, &driver.known(ptr)?)?,
+        };
         let kind = memory.choose(ptr, stated)?;
         let (bytes, fds) = match (kind, memory) {
             (VIRTUAL_MEMORY, _) => (Vec::new(), vec![virtual_memory::export(driver, ptr)?]),

@@ -45,6 +45,7 @@ mod timeline;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
@@ -109,6 +110,13 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     ///
     /// [`Error::NotShareable`](crate::Error::NotShareable) where this memory has no such handle, else the vendor's.
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported>;
+
+    /// Makes calls of this backend one after the other, all on this thread and mostly for `device`: what a backend has to put
+    /// in place around each of them, it may put in place once.
+    fn together(&self, device: DeviceOrdinal, calls: &mut dyn FnMut()) {
+        let _ = device;
+        calls();
+    }
 
     /// Takes a handle back. A vendor that counts no exports does nothing.
     ///
@@ -254,11 +262,11 @@ pub struct Opened {
 
 /// The bytes of a vendor's handle. Not shown by `Debug`: who reads them may open the memory.
 #[derive(Clone, PartialEq, Eq)]
-pub struct HandleBytes(Box<[u8]>);
+pub struct HandleBytes(Arc<[u8]>);
 
 impl HandleBytes {
     /// Wraps the vendor's bytes.
-    pub fn new(bytes: impl Into<Box<[u8]>>) -> Self {
+    pub fn new(bytes: impl Into<Arc<[u8]>>) -> Self {
         Self(bytes.into())
     }
 

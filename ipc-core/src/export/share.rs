@@ -151,16 +151,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         let range = region.range;
         check_region(name, &region)?;
         let layout = self.layout()?;
-        let extents = if self.borrowed {
-            extents_by_driver(runtime, backend, &region)?
-        } else {
-            extents_of(runtime, backend, &region)?
+        let kept = if self.borrowed { None } else { kept_extent(runtime, backend, &region) };
+        let (extents, allocations) = match kept {
+            Some(extent) => with_allocations(runtime, backend, vec![extent])?,
+            None => asked_for(runtime, backend, &region)?,
         };
         let offset = offset_in(range, &extents)?;
-        let mut allocations = Vec::with_capacity(extents.len());
-        for extent in &extents {
-            allocations.push(runtime.exports.allocation(backend, extent)?);
-        }
         kill_point!("exporter:exported");
         if !self.access.is_writable() {
             check_read_only(name, &allocations)?;
@@ -291,16 +287,36 @@ pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
     Ok(())
 }
 
-/// The allocations that memory lies in which its owner keeps: without a question where it is known that they are still those.
-fn extents_of(runtime: &Runtime, backend: &Arc<dyn DeviceIpc>, region: &Region) -> Result<Vec<Extent>> {
+/// The allocation that the region lies in, where it is known to be still that one.
+fn kept_extent(runtime: &Runtime, backend: &Arc<dyn DeviceIpc>, region: &Region) -> Option<Extent> {
     let kept = runtime.exports.kept_extent(backend, region.range);
-    match kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation)) {
-        Some(extent) => Ok(vec![extent]),
-        None => extents_by_driver(runtime, backend, region),
-    }
+    kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation))
 }
 
-/// The same, asked of the driver.
+/// The allocations as the driver tells them, with their handles.
+fn asked_for(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<(Vec<Extent>, Vec<Arc<Allocation>>)> {
+    let ask = || with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?);
+    let mut asked = None;
+    backend.together(region.range.device, &mut || asked = Some(ask()));
+    // One that does not make the calls has put nothing in place for them either.
+    asked.unwrap_or_else(ask)
+}
+
+fn with_allocations(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    extents: Vec<Extent>,
+) -> Result<(Vec<Extent>, Vec<Arc<Allocation>>)> {
+    let shared = extents.iter().map(|extent| runtime.exports.allocation(backend, extent));
+    let allocations = shared.collect::<Result<_>>()?;
+    Ok((extents, allocations))
+}
+
+/// The allocations as the driver tells them.
 pub(crate) fn extents_by_driver(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
