@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
+use crate::record;
 use crate::simulator::{lock, simulator_if_any};
 use crate::status::{Result, Status};
 
@@ -29,6 +30,7 @@ pub(crate) use driver;
 /// Runs the body of a function.
 pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Result) -> i32 {
     let result = catch_unwind(AssertUnwindSafe(|| {
+        record::note(function);
         due_fault(function)?;
         body()
     }));

@@ -69,6 +69,7 @@ mod pointer;
 mod pool;
 mod portal;
 mod ptx;
+mod record;
 mod simulator;
 mod status;
 mod stream;

@@ -1,0 +1,191 @@
+//! Which functions of the driver each operation of the library calls, by name. A change that calls one more has to say so
+//! here.
+
+mod support;
+
+use std::ffi::CStr;
+use std::io::{BufRead, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{Buffer, CacheLimits, Descriptor, Export, Ipc, set_cache_limits};
+use device_ipc_cuda::CudaBackend;
+use libloading::Library;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What puts a device's context in place for a call, and what takes it away again.
+const ENTER: [&str; 3] = ["cuThreadExchangeStreamCaptureMode", "cuCtxGetId", "cuCtxPushCurrent"];
+const LEAVE: [&str; 2] = ["cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"];
+
+/// The calls of an operation within a context.
+fn entered(calls: &[&'static str]) -> Vec<&'static str> {
+    [&ENTER, calls, &LEAVE].concat()
+}
+
+/// The simulator that this process has loaded, which notes what is called.
+struct Recorder(Library);
+
+impl Recorder {
+    fn new() -> Self {
+        let path = std::env::var_os(device_ipc_cuda::LIBRARY_VARIABLE).expect("set by the test");
+        // SAFETY: the backend has loaded it already, and it is the simulator.
+        Self(unsafe { Library::new(path) }.expect("it is loaded"))
+    }
+
+    /// The functions that are called meanwhile, by whichever thread, and what the operation gives.
+    fn calls<T>(&self, operation: impl FnOnce() -> T) -> (Vec<String>, T) {
+        settle();
+        // SAFETY: both have these types in the simulator.
+        let (record, recorded) = unsafe {
+            let record = self.0.get::<unsafe extern "C" fn()>(b"device_ipc_sim_cuda_record\0");
+            type Recorded = unsafe extern "C" fn(usize, *mut u8, usize) -> bool;
+            let recorded = self.0.get::<Recorded>(b"device_ipc_sim_cuda_recorded\0");
+            (record.expect("the simulator has it"), recorded.expect("the simulator has it"))
+        };
+        // SAFETY: takes nothing.
+        unsafe { record() };
+        let result = operation();
+        let mut calls = Vec::new();
+        let mut name = [0_u8; 128];
+        // SAFETY: as many bytes can be written.
+        while unsafe { recorded(calls.len(), name.as_mut_ptr(), name.len()) } {
+            let text = CStr::from_bytes_until_nul(&name).expect("it ends");
+            calls.push(text.to_str().expect("a name").to_owned());
+        }
+        (calls, result)
+    }
+}
+
+/// The worker has nothing left to do.
+fn settle() {
+    device_ipc_core::close_unused(PATIENCE).expect("nothing hangs");
+}
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(CudaBackend::load().expect("the simulator"))
+}
+
+/// A process with two exports of one block, and one of another whose bytes are ready behind a stream, on this device.
+struct Exporter(Child);
+
+impl Exporter {
+    fn start(device: u32) -> (Self, Vec<Descriptor>) {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "the_exporter", "--ignored", "--nocapture"])
+            .env("EXPORTER_DEVICE", device.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        let descriptors: Vec<Descriptor> = lines.filter_map(|line| line.parse().ok()).take(3).collect();
+        assert_eq!(descriptors.len(), 3, "it shares");
+        (Self(child), descriptors)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "the child of the other tests"]
+fn the_exporter() {
+    let ipc = ipc();
+    let device: u32 = std::env::var("EXPORTER_DEVICE").expect("set").parse().expect("a number");
+    let block = Arc::new(ipc.allocate(device, 4096).expect("memory"));
+    let share = || ipc.share(Arc::clone(&block)).start().expect("shared");
+    let stream = ipc.create_stream(device).expect("a stream");
+    let behind = ipc.share(ipc.allocate(device, 4096).expect("memory")).ready_on(&stream).start();
+    let exports: [Export; 3] = [share(), share(), behind.expect("shared")];
+    for export in &exports {
+        println!("\n{}", export.descriptor());
+    }
+    // Until the parent ends, or ends this process.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn each_operation_calls_the_driver_no_more_than_it_must() {
+    let installed = support::Installed::new();
+    let mut command = installed.command(std::env::current_exe().expect("this program"), "devices=2");
+    command.args(["--exact", "operations", "--ignored", "--nocapture"]);
+    let (success, text) = support::finish(command, Duration::from_secs(120));
+    assert!(success && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "needs the simulator, which the test above installs"]
+fn operations() {
+    let ipc = ipc();
+    let recorder = Recorder::new();
+    exports(&ipc, &recorder);
+    opens_at_home(&ipc, &recorder);
+    opens_on_the_other_device(&ipc, &recorder);
+}
+
+fn exports(ipc: &Ipc, recorder: &Recorder) {
+    let allocate = || Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    let share = |block: &Arc<Buffer>| ipc.share(Arc::clone(block)).start().expect("shared");
+    let block = allocate();
+    let (first, export) = recorder.calls(|| share(&block));
+    let asked = ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle"];
+    assert_eq!(first, entered(&asked), "the first export of an allocation");
+    let (further, another) = recorder.calls(|| share(&block));
+    assert!(further.is_empty(), "a further export: {further:?}");
+    let (ended, ()) = recorder.calls(|| {
+        drop((export, another));
+        settle();
+    });
+    assert!(ended.is_empty(), "their end: {ended:?}");
+}
+
+fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
+    let (_exporter, descriptors) = Exporter::start(0);
+    let open = |index: usize| ipc.open(&descriptors[index]).at_home().expect("opened");
+    let (first, mapping) = recorder.calls(|| open(0));
+    assert_eq!(first, entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]), "the first open");
+    let (further, another) = recorder.calls(|| open(1));
+    assert!(further.is_empty(), "another export of the allocation: {further:?}");
+    let (again, same) = recorder.calls(|| open(0));
+    assert!(again.is_empty(), "the same once more: {again:?}");
+    let (kept, ()) = recorder.calls(|| drop((another, same, mapping)));
+    assert!(kept.is_empty(), "the end of mappings whose lease stays open: {kept:?}");
+    // `settle` closes what nobody uses.
+    let mapping = open(0);
+    set_cache_limits(CacheLimits::NONE).expect("set");
+    let (closed, ()) = recorder.calls(|| {
+        drop(mapping);
+        settle();
+    });
+    set_cache_limits(CacheLimits::default()).expect("set");
+    let wait = entered(&["cuStreamIsCapturing", "cuCtxSynchronize"]);
+    assert_eq!(closed, [wait, entered(&["cuIpcCloseMemHandle"])].concat(), "the end of the last mapping");
+    let (ready, mapping) = recorder.calls(|| open(2));
+    let opened = [["cuIpcOpenMemHandle", "cuMemGetAddressRange"].as_slice(), &["cuIpcOpenEventHandle"]];
+    let (opened, asked) = (opened.map(entered).concat(), entered(&["cuEventQuery"]));
+    let (begin, rest) = ready.split_at(opened.len());
+    assert_eq!(begin, opened, "bytes that are ready behind a stream");
+    assert!(rest == asked || rest == [asked.clone(), asked].concat(), "whether they are: {rest:?}");
+    drop(mapping);
+    settle();
+}
+
+fn opens_on_the_other_device(ipc: &Ipc, recorder: &Recorder) {
+    let (_exporter, descriptors) = Exporter::start(1);
+    let open = |index: usize| ipc.open(&descriptors[index]).on_device(0).expect("opened");
+    let (first, mapping) = recorder.calls(|| open(0));
+    let opened = entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]);
+    assert_eq!(first, [vec!["cuDeviceCanAccessPeer"], opened.clone()].concat(), "the first from that device");
+    drop(mapping);
+    settle();
+    let (next, mapping) = recorder.calls(|| open(0));
+    assert_eq!(next, opened, "whether it can be reached is known");
+    drop(mapping);
+    settle();
+}
