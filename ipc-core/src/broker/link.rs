@@ -20,7 +20,7 @@ use crate::backend::{Access, DeviceIpc};
 use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::import::LeaseKey;
+use crate::import::KnownLease;
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
@@ -320,7 +320,7 @@ impl Link {
         }
     }
 
-    fn close_idle(&self, leases: Vec<LeaseKey>) {
+    fn close_idle(&self, leases: Vec<KnownLease>) {
         let Ok(runtime) = Runtime::get() else { return };
         if !leases.is_empty() {
             runtime.worker.submit(move || leases.iter().for_each(|lease| runtime.imports.close_idle(lease)));
@@ -435,20 +435,20 @@ impl Link {
         self.lock_notices().callbacks.retain(|(known, _)| *known != id);
     }
 
-    /// From now on notices about the lease's export are kept for it.
-    pub(crate) fn expect_notices(&self, lease: &LeaseKey) -> Arc<ExportNotices> {
+    /// From now on notices about the export are kept for a lease on it.
+    pub(crate) fn expect_notices(&self, export: ExportId, lease: &KnownLease) -> Arc<ExportNotices> {
         // Under the lock, so that they are not forgotten in between.
         let mut all = self.lock_notices();
-        let notices = all.exports.entry(lease.export()).or_default();
+        let notices = all.exports.entry(export).or_default();
         notices.add(lease);
         Arc::clone(notices)
     }
 
     /// A lease on the export has ended; the notices go with the last.
-    pub(crate) fn forget_notices(&self, lease: &LeaseKey) {
+    pub(crate) fn forget_notices(&self, export: ExportId, lease: &KnownLease) {
         let mut all = self.lock_notices();
-        if all.exports.get(&lease.export()).is_some_and(|notices| notices.remove(lease)) {
-            all.exports.remove(&lease.export());
+        if all.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {
+            all.exports.remove(&export);
         }
     }
 

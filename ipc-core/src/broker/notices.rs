@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::import::LeaseKey;
+use crate::import::KnownLease;
 
 /// The notices about one export. Shared by the link, which hears them, and the leases, which they concern.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub(crate) struct ExportNotices {
     dropped: AtomicBool,
     recalled: AtomicBool,
     /// One for each device and access, so mostly one.
-    leases: Mutex<Vec<LeaseKey>>,
+    leases: Mutex<Vec<KnownLease>>,
 }
 
 impl ExportNotices {
@@ -34,7 +34,7 @@ impl ExportNotices {
         self.dropped.store(true, Ordering::Release);
     }
 
-    pub(super) fn add(&self, lease: &LeaseKey) {
+    pub(super) fn add(&self, lease: &KnownLease) {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         if !leases.contains(lease) {
             leases.reserve_exact(1);
@@ -43,13 +43,13 @@ impl ExportNotices {
     }
 
     /// Was this the last lease?
-    pub(super) fn remove(&self, lease: &LeaseKey) -> bool {
+    pub(super) fn remove(&self, lease: &KnownLease) -> bool {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.retain(|known| known != lease);
         leases.is_empty()
     }
 
-    pub(super) fn leases(&self) -> Vec<LeaseKey> {
+    pub(super) fn leases(&self) -> Vec<KnownLease> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

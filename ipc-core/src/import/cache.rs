@@ -99,7 +99,7 @@ impl<K, V> Default for Cache<K, V> {
     }
 }
 
-impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
+impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     /// A hold on the thing, opened by `open` unless it is open already; and whether it was. `close` closes an idle thing
     /// that may no longer be used.
     ///
@@ -108,14 +108,14 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
     /// That of `open`, or a timeout where another thread is still opening or closing it.
     pub(super) fn acquire(
         &self,
-        key: &K,
+        key: K,
         deadline: Deadline,
-        open: impl FnOnce() -> Result<V>,
-        close: impl FnOnce(&Kept<K, V>),
+        open: impl FnOnce(&Arc<Kept<K, V>>) -> Result<V>,
+        close: impl FnOnce(&Arc<Kept<K, V>>),
     ) -> Result<(Arc<Kept<K, V>>, bool)> {
         let mut state = self.lock();
         let stale = loop {
-            let Some(known) = state.get(key) else { break None };
+            let Some(known) = state.get(&key) else { break None };
             if known.is_open() {
                 if known.is_live() || known.may_be_kept() || known.is_busy() {
                     state.hold(&known);
@@ -130,14 +130,14 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        let opening = Arc::new(Kept::opening(key.clone()));
+        let opening = Arc::new(Kept::opening(key));
         state.entries.replace(ByKey(Arc::clone(&opening)));
         drop(state);
-        let unfinished = Unfinished { cache: self, key };
+        let unfinished = Unfinished { cache: self, key: opening.key() };
         if let Some(stale) = stale {
             close(&stale);
         }
-        let value = open()?;
+        let value = open(&opening)?;
         std::mem::forget(unfinished);
         let state = self.lock();
         opening.opened(value);
@@ -168,12 +168,16 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().hold_again(known)
     }
 
-    /// A hold as [`acquire_open`](Self::acquire_open) gives it, for who opens another thing: it does not count as an
+    /// A hold on one that had been open before, or is being opened, for who opens another thing: it does not count as an
     /// open.
-    pub(super) fn hold_open(&self, key: &K, usable: impl Fn(&V) -> bool) -> Option<Arc<Kept<K, V>>> {
+    pub(super) fn hold_known(
+        &self,
+        known: Arc<Kept<K, V>>,
+        usable: impl Fn(&V) -> bool,
+    ) -> Option<Arc<Kept<K, V>>> {
         let mut state = self.lock();
-        let known = state.get(key).filter(|known| known.is_open() && usable(known))?;
-        state.hold_where_usable(&known).then_some(known)
+        let held = known.is_open() && usable(&known) && state.hold_where_usable(&known);
+        held.then_some(known)
     }
 
     /// Lets go of a hold where nothing has to be closed for that: others have holds too, or it stays open. Gives it back
@@ -192,7 +196,7 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
 
     /// Lets go of a hold. After the last one the thing becomes idle, or is closed where it may not be kept; and what has
     /// been idle for longest is closed where the limits are passed.
-    pub(super) fn release(&self, held: Arc<Kept<K, V>>, mut close: impl FnMut(&Kept<K, V>)) {
+    pub(super) fn release(&self, held: Arc<Kept<K, V>>, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
         if held.leave_to_others() {
             return;
         }
@@ -211,15 +215,12 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// Closes the thing if it is idle.
-    pub(super) fn close_idle(&self, key: &K, mut close: impl FnMut(&Kept<K, V>)) {
-        let state = self.lock();
-        if let Some(known) = state.get(key) {
-            drop(self.close_if_idle(state, &known, &mut close));
-        }
+    pub(super) fn close_idle(&self, known: &Arc<Kept<K, V>>, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
+        drop(self.close_if_idle(self.lock(), known, &mut close));
     }
 
     /// Closes everything that is idle, until the limits are kept.
-    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Kept<K, V>)) {
+    pub(super) fn set_limits(&self, limits: CacheLimits, mut close: impl FnMut(&Arc<Kept<K, V>>)) {
         let mut state = self.lock();
         state.limits = limits;
         for victim in state.over_the_limits() {
@@ -227,9 +228,9 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         }
     }
 
-    /// The keys of everything that is idle.
-    pub(super) fn idle_keys(&self) -> Vec<K> {
-        self.lock().those(Kept::is_idle).map(|idle| idle.key().clone()).collect()
+    /// Everything that is idle.
+    pub(super) fn idle(&self) -> Vec<Arc<Kept<K, V>>> {
+        self.lock().those(Kept::is_idle).cloned().collect()
     }
 
     /// Everything that is in use.
@@ -253,7 +254,7 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
         &'a self,
         mut state: MutexGuard<'a, State<K, V>>,
         known: &Arc<Kept<K, V>>,
-        close: &mut impl FnMut(&Kept<K, V>),
+        close: &mut impl FnMut(&Arc<Kept<K, V>>),
     ) -> MutexGuard<'a, State<K, V>> {
         if !known.is_idle() {
             return state;
@@ -271,7 +272,7 @@ impl<K: Clone + Eq + Hash, V: Cached> Cache<K, V> {
     }
 }
 
-impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
+impl<K: Eq + Hash, V: Cached> State<K, V> {
     fn get(&self, key: &K) -> Option<Arc<Kept<K, V>>> {
         self.entries.get(key).map(|found| Arc::clone(&found.0))
     }
@@ -354,12 +355,12 @@ impl<K: Clone + Eq + Hash, V: Cached> State<K, V> {
 }
 
 /// Removes an entry that is being opened or closed, also when that panics.
-struct Unfinished<'a, K: Clone + Eq + Hash, V: Cached> {
+struct Unfinished<'a, K: Eq + Hash, V: Cached> {
     cache: &'a Cache<K, V>,
     key: &'a K,
 }
 
-impl<K: Clone + Eq + Hash, V: Cached> Drop for Unfinished<'_, K, V> {
+impl<K: Eq + Hash, V: Cached> Drop for Unfinished<'_, K, V> {
     fn drop(&mut self) {
         self.cache.lock().entries.remove(self.key);
         self.cache.changed.notify_all();
@@ -397,30 +398,41 @@ mod tests {
     }
 
     fn counts(cache: &Cache<i32, Thing>) -> (usize, usize) {
-        (cache.live().len(), cache.idle_keys().len())
+        (cache.live().len(), cache.idle().len())
     }
 
-    fn never<K>(_: &Kept<K, Thing>) {
+    fn never<K>(_: &Arc<Kept<K, Thing>>) {
         panic!("it is not to be closed");
+    }
+
+    fn close_idle<K: Eq + Hash>(cache: &Cache<K, Thing>, key: &K, close: impl FnMut(&Arc<Kept<K, Thing>>)) {
+        let known = cache.lock().get(key);
+        if let Some(known) = known {
+            cache.close_idle(&known, close);
+        }
+    }
+
+    fn idle_keys(cache: &Cache<i32, Thing>) -> Vec<i32> {
+        cache.idle().iter().map(|idle| *idle.key()).collect()
     }
 
     #[test]
     fn what_nobody_uses_stays_open_and_is_used_again() {
         let cache = Cache::default();
-        let (first, was_open) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
+        let (first, was_open) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
         assert!(!was_open);
-        let (second, was_open) = cache.acquire(&1, deadline(), || panic!("it is open"), never).unwrap();
+        let (second, was_open) = cache.acquire(1, deadline(), |_| panic!("it is open"), never).unwrap();
         assert!(was_open);
         cache.release(first, never);
         cache.release(second, never);
         assert_eq!(counts(&cache), (0, 1));
-        let (again, was_open) = cache.acquire(&1, deadline(), || panic!("it is open"), never).unwrap();
+        let (again, was_open) = cache.acquire(1, deadline(), |_| panic!("it is open"), never).unwrap();
         assert!(was_open);
         assert_eq!(counts(&cache), (1, 0));
         cache.release(again, never);
         let mut closed = 0;
-        cache.close_idle(&1, |_| closed += 1);
-        cache.close_idle(&1, |_| closed += 1);
+        close_idle(&cache, &1, |_| closed += 1);
+        close_idle(&cache, &1, |_| closed += 1);
         assert_eq!((closed, counts(&cache)), (1, (0, 0)));
     }
 
@@ -428,7 +440,7 @@ mod tests {
     fn what_is_open_and_usable_is_held_and_nothing_else_happens() {
         let cache = Cache::default();
         assert!(cache.acquire_open(&1, |_: &Thing| true).is_none(), "it is not open");
-        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
+        let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
         assert!(cache.acquire_open(&1, |_| false).is_none(), "it is not usable");
         let second = cache.acquire_open(&1, |_| true).unwrap();
         cache.release(held, never);
@@ -440,7 +452,7 @@ mod tests {
         again.kept.store(false, Ordering::SeqCst);
         assert!(cache.acquire_open(&1, |_| true).is_none(), "it was revoked while it was idle");
         let closed = AtomicUsize::new(0);
-        cache.close_idle(&1, |_| {
+        close_idle(&cache, &1, |_| {
             closed.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(closed.into_inner(), 1, "it was left to be closed");
@@ -449,7 +461,7 @@ mod tests {
     #[test]
     fn one_that_others_hold_is_taken_and_left_while_another_thread_has_the_table() {
         let cache = Cache::default();
-        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(10)), never).unwrap();
+        let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(10)), never).unwrap();
         assert!(cache.acquire_known(Arc::clone(&held), |_| false).is_none(), "it is not usable");
         let (done, finished) = std::sync::mpsc::channel();
         let table = cache.lock();
@@ -473,7 +485,7 @@ mod tests {
             cache.acquire_known(Arc::clone(&held), |_| true).is_none(),
             "it was revoked while it was idle"
         );
-        cache.close_idle(&1, |_| {});
+        close_idle(&cache, &1, |_| {});
         assert!(cache.acquire_known(held, |_| true).is_none(), "it was closed");
         assert_eq!(cache.taken_again(), 2);
     }
@@ -482,7 +494,7 @@ mod tests {
     fn a_hold_is_let_go_of_where_nothing_has_to_be_closed() {
         let cache = Cache::default();
         cache.set_limits(CacheLimits { mappings: 1, bytes: 100 }, never);
-        let hold = |key: i32, bytes| cache.acquire(&key, deadline(), || Ok(thing(bytes)), never).unwrap().0;
+        let hold = |key: i32, bytes| cache.acquire(key, deadline(), |_| Ok(thing(bytes)), never).unwrap().0;
         let (first, second) = (hold(1, 60), hold(1, 60));
         first.kept.store(false, Ordering::SeqCst);
         assert!(cache.let_go(first).is_ok(), "another hold is left");
@@ -514,12 +526,12 @@ mod tests {
                 true
             }
         }
-        let close = |_: &Kept<i32, Busy>| panic!("it is not to be closed");
+        let close = |_: &Arc<Kept<i32, Busy>>| panic!("it is not to be closed");
         let cache = Cache::default();
-        let (held, _) = cache.acquire(&1, deadline(), || Ok(Busy(AtomicBool::new(true))), close).unwrap();
+        let (held, _) = cache.acquire(1, deadline(), |_| Ok(Busy(AtomicBool::new(true))), close).unwrap();
         assert!(cache.let_go(Arc::clone(&held)).is_ok());
         held.0.store(false, Ordering::SeqCst);
-        assert!(cache.acquire(&1, deadline(), || panic!("it is open"), close).unwrap().1);
+        assert!(cache.acquire(1, deadline(), |_| panic!("it is open"), close).unwrap().1);
         assert!(cache.let_go(held).is_err(), "it may still not be kept");
     }
 
@@ -528,19 +540,19 @@ mod tests {
         let cache = Cache::default();
         cache.set_limits(CacheLimits { mappings: 2, bytes: 100 }, never);
         let mut closed = Vec::new();
-        let hold = |key: i32, bytes| cache.acquire(&key, deadline(), || Ok(thing(bytes)), never).unwrap().0;
+        let hold = |key: i32, bytes| cache.acquire(key, deadline(), |_| Ok(thing(bytes)), never).unwrap().0;
         let used = hold(0, 90);
         for key in 1..=3 {
             cache.release(hold(key, 30), |one| closed.push(one.bytes));
         }
         assert_eq!((closed.len(), counts(&cache)), (1, (1, 2)), "by number");
-        let mut keys = cache.idle_keys();
+        let mut keys = idle_keys(&cache);
         keys.sort_unstable();
         assert_eq!(keys, [2, 3], "the one that was used first has gone");
         cache.release(hold(4, 80), |one| closed.push(one.bytes));
-        assert_eq!((closed.len(), cache.idle_keys()), (3, vec![4]), "by bytes");
+        assert_eq!((closed.len(), idle_keys(&cache)), (3, vec![4]), "by bytes");
         cache.release(used, |one| closed.push(one.bytes));
-        assert_eq!(cache.idle_keys(), [0], "what was let go last is kept");
+        assert_eq!(idle_keys(&cache), [0], "what was let go last is kept");
         cache.set_limits(CacheLimits::NONE, |one| closed.push(one.bytes));
         assert_eq!((closed.len(), counts(&cache)), (5, (0, 0)));
     }
@@ -548,10 +560,10 @@ mod tests {
     #[test]
     fn a_revoked_one_goes_on_until_it_is_let_go_and_is_then_closed() {
         let cache = Cache::default();
-        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(1)), never).unwrap();
+        let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(1)), never).unwrap();
         held.kept.store(false, Ordering::SeqCst);
         let mut closed = 0;
-        cache.close_idle(&1, |_| closed += 1);
+        close_idle(&cache, &1, |_| closed += 1);
         assert_eq!(closed, 0, "it is in use");
         cache.release(held, |_| closed += 1);
         assert_eq!((closed, counts(&cache)), (1, (0, 0)));
@@ -560,18 +572,18 @@ mod tests {
     #[test]
     fn an_idle_one_that_was_revoked_is_closed_before_it_is_opened_again() {
         let cache = Cache::default();
-        let (held, _) = cache.acquire(&1, deadline(), || Ok(thing(1)), never).unwrap();
+        let (held, _) = cache.acquire(1, deadline(), |_| Ok(thing(1)), never).unwrap();
         let revoke = Arc::clone(&held);
         cache.release(held, never);
         revoke.kept.store(false, Ordering::SeqCst);
         drop(revoke);
         let closed = AtomicUsize::new(0);
-        let open = || {
+        let open = |_: &Arc<Kept<i32, Thing>>| {
             assert_eq!(closed.load(Ordering::SeqCst), 1);
             Ok(thing(2))
         };
         let (again, was_open) = cache
-            .acquire(&1, deadline(), open, |_| {
+            .acquire(1, deadline(), open, |_| {
                 closed.fetch_add(1, Ordering::SeqCst);
             })
             .unwrap();
@@ -581,31 +593,31 @@ mod tests {
     #[test]
     fn a_failed_open_leaves_nothing_behind() {
         let cache = Cache::<i32, Thing>::default();
-        let failed = cache.acquire(&1, deadline(), || Err(Error::Rebooted), never);
+        let failed = cache.acquire(1, deadline(), |_| Err(Error::Rebooted), never);
         assert!(matches!(failed, Err(Error::Rebooted)));
         let panicked = std::panic::catch_unwind(|| {
-            cache.acquire(&1, deadline(), || panic!("part of the test"), never).is_ok()
+            cache.acquire(1, deadline(), |_| panic!("part of the test"), never).is_ok()
         });
         assert!(panicked.is_err());
-        cache.acquire(&1, deadline(), || Ok(thing(0)), never).unwrap();
+        cache.acquire(1, deadline(), |_| Ok(thing(0)), never).unwrap();
     }
 
     #[test]
     fn an_open_waits_for_another_threads_and_not_for_ever() {
         let cache = Cache::default();
-        let open = || {
+        let open = |_: &Arc<Kept<i32, Thing>>| {
             let soon = Deadline::after(Duration::from_millis(1));
-            assert!(matches!(cache.acquire(&1, soon, || Ok(thing(0)), never), Err(Error::Timeout { .. })));
+            assert!(matches!(cache.acquire(1, soon, |_| Ok(thing(0)), never), Err(Error::Timeout { .. })));
             Ok(thing(0))
         };
-        cache.acquire(&1, deadline(), open, never).unwrap();
+        cache.acquire(1, deadline(), open, never).unwrap();
     }
 
     #[test]
     fn many_threads_never_have_two_open_at_a_time() {
         let cache = Cache::default();
         let open = AtomicUsize::new(0);
-        let close = |_: &Kept<(), Thing>| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
+        let close = |_: &Arc<Kept<(), Thing>>| assert_eq!(open.fetch_sub(1, Ordering::SeqCst), 1);
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (cache, open) = (&cache, &open);
@@ -619,9 +631,9 @@ mod tests {
                             cache.release(held, close);
                         }
                         let acquired = cache.acquire(
-                            &(),
+                            (),
                             deadline(),
-                            || {
+                            |_| {
                                 assert_eq!(open.fetch_add(1, Ordering::SeqCst), 0);
                                 Ok(thing(1))
                             },
@@ -632,13 +644,13 @@ mod tests {
                         held.kept.store((round + thread) % 3 != 0, Ordering::SeqCst);
                         cache.release(held, close);
                         if round % 7 == 0 {
-                            cache.close_idle(&(), close);
+                            close_idle(&cache, &(), close);
                         }
                     }
                 });
             }
         });
-        cache.close_idle(&(), close);
+        close_idle(&cache, &(), close);
         assert_eq!(open.load(Ordering::SeqCst), 0);
     }
 }

@@ -101,7 +101,7 @@ impl World {
 
     fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<Held> {
         let deadline = Deadline::after(Duration::from_secs(24 * 3600));
-        let (held, _) = self.cache.acquire(&key, deadline, open, |thing| self.close(thing))?;
+        let (held, _) = self.cache.acquire(key, deadline, |_| open(), |thing| self.close(thing))?;
         assert_eq!(held.key, key);
         Ok(self.came(held))
     }
@@ -150,9 +150,9 @@ impl World {
     }
 
     /// As the link does it: first the property, then the close of what is idle.
-    fn revoke(&self, thing: &Thing) {
-        thing.kept.store(false, Ordering::Release);
-        self.close_idle(thing.key);
+    fn revoke(&self, held: &Held) {
+        held.kept.store(false, Ordering::Release);
+        self.cache.close_idle(held, |thing| self.close(thing));
     }
 
     /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
@@ -162,17 +162,20 @@ impl World {
             held.kept.store(false, Ordering::Release);
             self.unmap(&held);
             // It may have become idle before it was marked.
-            self.close_idle(held.key);
+            self.cache.close_idle(&held, |thing| self.close(thing));
         }
     }
 
     fn close_idle(&self, key: Key) {
-        self.cache.close_idle(&key, |thing| self.close(thing));
+        let known = self.cache.idle().into_iter().find(|idle| idle.key == key);
+        if let Some(known) = known {
+            self.cache.close_idle(&known, |thing| self.close(thing));
+        }
     }
 
     /// When all threads have ended: nothing is in use, nothing was lost, and what is kept can be closed.
     fn finish(&self, kept_at_most: usize) {
-        let kept = self.cache.idle_keys();
+        let kept: Vec<Key> = self.cache.idle().iter().map(|idle| idle.key).collect();
         assert!(self.cache.live().is_empty(), "somebody still holds it");
         assert!(kept.len() <= kept_at_most, "{} are kept, not {kept_at_most}", kept.len());
         assert!(!self.cache.any(|thing| !thing.may_be_kept()), "a revoked one is kept");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::table::HeldLease;
+use super::table::{HeldLease, KnownLease};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
@@ -329,14 +329,11 @@ impl Held {
 
     /// Ends it, and keeps nothing open of it that nobody else uses.
     pub(crate) fn abandon(self) {
-        let key = match self.hold() {
-            Hold::Remote(lease) => Some(lease.key().clone()),
-            Hold::Local(_) | Hold::Copy(_) => None,
-        };
+        let lease = self.lease().map(KnownLease::of);
         drop(self);
-        if let (Some(key), Ok(runtime)) = (key, Runtime::get()) {
+        if let (Some(lease), Ok(runtime)) = (lease, Runtime::get()) {
             // Behind the end where the drop has submitted it.
-            runtime.worker.submit(move || runtime.imports.close_idle(&key));
+            runtime.worker.submit(move || runtime.imports.close_idle(&lease));
         }
     }
 

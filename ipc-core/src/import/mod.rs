@@ -21,4 +21,4 @@ pub(crate) use grant::{HeldGrant, MOST_WAITING};
 pub(crate) use held::Held;
 pub(crate) use open::{OpenExport, Patience, Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
-pub(crate) use table::{ImportTable, LeaseKey};
+pub(crate) use table::{ImportTable, KnownLease};

@@ -20,17 +20,17 @@ use std::sync::{Arc, Mutex};
 
 pub(super) use begin::Wanted;
 pub(super) use described::Described;
-pub(crate) use keys::LeaseKey;
 pub(super) use lease::HeldLease;
+pub(crate) use lease::KnownLease;
 
 use alike::Looks;
-use keys::{OnDevice, RangeKey};
+use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;
 use links::LinkSlot;
 use range::OpenRange;
 
 use super::addresses::Addresses;
-use super::cache::{Cache, CacheLimits, Cached, Kept};
+use super::cache::{Cache, CacheLimits, Cached};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc};
@@ -45,7 +45,7 @@ use crate::runtime::Runtime;
 /// Everything of others that this process has open.
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
-    links: Mutex<HashMap<ProcessIdentity, Arc<LinkSlot>>>,
+    links: Mutex<HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
     /// Grants that are over, which their exporters have not been told yet.
@@ -60,13 +60,13 @@ impl ImportTable {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
-        let mut key =
-            LeaseKey::shared(&descriptor, OnDevice::new(wanted.backend, wanted.device, wanted.access));
+        let on = OnDevice::new(wanted.backend, wanted.device, wanted.access);
+        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter), descriptor.export, on);
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
-        let open = || self.begin(wanted, &key);
-        let (lease, was_open) = self.leases.acquire(&key, wanted.deadline, open, |lease| self.end(lease))?;
+        let open = |opening: &HeldLease| self.begin(wanted, opening);
+        let (lease, was_open) = self.leases.acquire(key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
@@ -100,7 +100,8 @@ impl ImportTable {
         let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
         let known = recent::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
         let lease = known.or_else(|| {
-            let lease = self.leases.acquire_open(&LeaseKey::shared(named, on), usable)?;
+            let key = LeaseKey::shared(self.shared_identity(named.exporter), named.export, on);
+            let lease = self.leases.acquire_open(&key, usable)?;
             recent::remember(&lease);
             Some(lease)
         })?;
@@ -139,15 +140,17 @@ impl ImportTable {
         self.leases.release(lease, |lease| self.end(lease));
     }
 
-    /// Closes a lease that nobody uses.
-    pub(crate) fn close_idle(&self, key: &LeaseKey) {
-        self.leases.close_idle(key, |lease| self.end(lease));
+    /// Closes a lease if nobody uses it.
+    pub(crate) fn close_idle(&self, lease: &KnownLease) {
+        if let Some(lease) = lease.upgrade() {
+            self.leases.close_idle(&lease, |lease| self.end(lease));
+        }
     }
 
     /// Closes everything that nobody uses.
     pub(crate) fn close_all_idle(&self) {
-        for key in self.leases.idle_keys() {
-            self.close_idle(&key);
+        for lease in self.leases.idle() {
+            self.leases.close_idle(&lease, |lease| self.end(lease));
         }
     }
 
@@ -160,23 +163,23 @@ impl ImportTable {
         self.close_idle_of(exporter);
         let mut closed = 0;
         for lease in self.leases.live() {
-            if lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
+            if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
                 continue;
             }
             lease.wait_for_device();
             let Some(ranges) = lease.unmap() else { continue };
             self.release_ranges(ranges);
             // It may have become idle before it was marked.
-            self.close_idle(lease.key());
+            self.leases.close_idle(&lease, |lease| self.end(lease));
             closed += 1;
         }
         closed
     }
 
     fn close_idle_of(&self, exporter: &ProcessIdentity) {
-        for key in self.leases.idle_keys() {
-            if key.exporter == *exporter {
-                self.close_idle(&key);
+        for lease in self.leases.idle() {
+            if *lease.key().exporter == *exporter {
+                self.leases.close_idle(&lease, |lease| self.end(lease));
             }
         }
     }
@@ -186,7 +189,7 @@ impl ImportTable {
         self.addresses.overlap(range)
     }
 
-    fn end(&self, lease: &Kept<LeaseKey, Lease>) {
+    fn end(&self, lease: &HeldLease) {
         let LeaseKey { exporter, export, .. } = lease.key();
         lease.finish_work();
         lease.end_timelines();
@@ -197,6 +200,6 @@ impl ImportTable {
         self.give_back_over(&lease.link, exporter);
         lease.link.release(lease.id);
         kill_point!("importer:released");
-        lease.link.forget_notices(lease.key());
+        lease.link.forget_notices(*export, &KnownLease::of(lease));
     }
 }

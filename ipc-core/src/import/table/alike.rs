@@ -10,19 +10,21 @@ use std::sync::Arc;
 use super::ImportTable;
 use super::begin::Wanted;
 use super::keys::{LeaseKey, OnDevice};
-use super::lease::{HeldLease, Lease};
+use super::lease::{HeldLease, KnownLease, Lease};
 use super::regions::Untaken;
 use crate::broker::{Grant, Link};
 use crate::descriptor::DescribedRegions;
 use crate::error::{Error, Result};
 use crate::lease::LeaseId;
+use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 
 /// What is remembered of the leases that began last. It keeps none of them open.
 #[derive(Debug)]
 pub(super) struct Looks {
-    key: LeaseKey,
-    lease: LeaseId,
+    lease: KnownLease,
+    exporter: Arc<ProcessIdentity>,
+    on: OnDevice,
     /// What the grant was checked against, and the mappings were made of.
     regions: DescribedRegions,
 }
@@ -44,9 +46,9 @@ impl ImportTable {
         }
         let looks =
             self.looks.find(|known| known.is_on(wanted, on) && known.regions.as_regions() == regions)?;
-        let usable = |lease: &Lease| lease.id == looks.lease && Arc::ptr_eq(&lease.link, link);
+        let usable = |lease: &Lease| Arc::ptr_eq(&lease.link, link);
         let runtime = Runtime::get().ok()?;
-        let lease = self.leases.hold_open(&looks.key, usable)?;
+        let lease = self.leases.hold_known(looks.lease.upgrade()?, usable)?;
         // Not where they have been closed by force.
         let Some(regions) = Untaken::of(&runtime.imports, &lease.regions) else {
             runtime.imports.let_go(runtime, lease, true);
@@ -56,12 +58,13 @@ impl ImportTable {
     }
 
     /// From now on this lease is the one that looks so.
-    pub(super) fn remember_looks(&self, wanted: &Wanted<'_>, key: &LeaseKey, lease: LeaseId) {
-        let (on, regions) = (key.on, wanted.descriptor.regions);
+    pub(super) fn remember_looks(&self, wanted: &Wanted<'_>, lease: &HeldLease) {
+        let (LeaseKey { exporter, on, .. }, regions) = (lease.key(), wanted.descriptor.regions);
         if regions.len() < 2 || wanted.alone {
             return;
         }
-        let looks = Looks { key: key.clone(), lease, regions: regions.to_owned() };
+        let (lease, exporter, on) = (KnownLease::of(lease), Arc::clone(exporter), *on);
+        let looks = Looks { lease, exporter, on, regions: regions.to_owned() };
         self.looks.remember(Arc::new(looks), |known| {
             known.is_on(wanted, on) && known.regions.as_regions() == regions
         });
@@ -70,7 +73,7 @@ impl ImportTable {
 
 impl Looks {
     fn is_on(&self, wanted: &Wanted<'_>, on: OnDevice) -> bool {
-        self.key.exporter == *wanted.descriptor.exporter && self.key.on == on
+        *self.exporter == *wanted.descriptor.exporter && self.on == on
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::ImportTable;
 use super::alike::{self, Alike};
 use super::keys::LeaseKey;
-use super::lease::{Lease, NO_EPOCH, Ready};
+use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
 use super::regions::Untaken;
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes};
 use crate::broker::{AllowList, Deadline, ExportNotices, Grant, Link, Token, WireHandle};
@@ -48,34 +48,35 @@ impl Wanted<'_> {
 }
 
 impl ImportTable {
-    pub(super) fn begin(&self, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
+    pub(super) fn begin(&self, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
         let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
-        match self.begin_over(&link, wanted, key) {
+        match self.begin_over(&link, wanted, opening) {
             // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
                 let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
                 // By the worker, as device work may have to be waited for.
                 runtime.worker.submit(move || runtime.imports.close_idle_of(&exporter));
                 runtime.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
-                self.begin_over(&link, wanted, key)
+                self.begin_over(&link, wanted, opening)
             }
             // A busy exporter may have closed a connection that held no lease.
             Err(Error::ExporterGone { .. }) if !is_new => {
                 let (link, _) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
-                self.begin_over(&link, wanted, key)
+                self.begin_over(&link, wanted, opening)
             }
             begun => begun,
         }
     }
 
-    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, key: &LeaseKey) -> Result<Lease> {
+    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
         let descriptor = &wanted.descriptor;
         let peer = wanted.backend.local_peer_id(wanted.device)?;
         // Before the lease begins, so that no notice about it is missed.
-        let notices = link.expect_notices(key);
+        let known = KnownLease::of(opening);
+        let notices = link.expect_notices(descriptor.export, &known);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
-        let alike = self.alike(wanted, link, key.on);
+        let alike = self.alike(wanted, link, opening.key().on);
         let like = alike.as_ref().and_then(Alike::lease);
         let token = wanted.token();
         let granted = link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
@@ -88,15 +89,22 @@ impl ImportTable {
                 notices.recall();
             }
             let id = grant.lease;
-            let begun = self.open_granted(wanted, key, link, (notices, epoch), alike.as_ref(), (grant, fds));
+            let begun = self.open_granted(
+                wanted,
+                opening.key(),
+                link,
+                (notices, epoch),
+                alike.as_ref(),
+                (grant, fds),
+            );
             match &begun {
-                Ok(lease) => self.remember_looks(wanted, key, lease.id),
+                Ok(_) => self.remember_looks(wanted, opening),
                 Err(_) => link.release(id),
             }
             begun
         });
         if begun.is_err() {
-            link.forget_notices(key);
+            link.forget_notices(descriptor.export, &known);
         }
         begun
     }

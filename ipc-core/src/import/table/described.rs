@@ -54,7 +54,7 @@ impl Kept<LeaseKey, Lease> {
         Some(Descriptor {
             backend: self.backend().info().name.into(),
             home: *home,
-            exporter: self.key().exporter,
+            exporter: *self.key().exporter,
             broker: self.link.broker().clone(),
             export: self.key().export,
             token: self.token,

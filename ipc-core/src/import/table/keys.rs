@@ -11,8 +11,8 @@ use crate::process::ProcessIdentity;
 
 /// What a lease is found by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseKey {
-    pub(super) exporter: ProcessIdentity,
+pub(in crate::import) struct LeaseKey {
+    pub(super) exporter: Arc<ProcessIdentity>,
     pub(super) export: ExportId,
     pub(super) on: OnDevice,
     /// 0 for the lease that mappings share; else a number that no other lease has.
@@ -30,24 +30,20 @@ impl Hash for LeaseKey {
 
 impl LeaseKey {
     /// Of the lease that mappings share.
-    pub(super) fn shared(named: &NamedExport<'_>, on: OnDevice) -> Self {
-        Self { exporter: *named.exporter, export: named.export, on, alone: 0 }
+    pub(super) const fn shared(exporter: Arc<ProcessIdentity>, export: ExportId, on: OnDevice) -> Self {
+        Self { exporter, export, on, alone: 0 }
     }
 
     /// Is it that of the lease that mappings of this export share there?
     pub(super) fn is_shared(&self, named: &NamedExport<'_>, on: OnDevice) -> bool {
-        self.export == named.export && self.on == on && self.alone == 0 && self.exporter == *named.exporter
-    }
-
-    pub(crate) fn export(&self) -> ExportId {
-        self.export
+        self.export == named.export && self.on == on && self.alone == 0 && *self.exporter == *named.exporter
     }
 }
 
 /// What a driver's mapping is found by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RangeKey {
-    pub(super) exporter: ProcessIdentity,
+    pub(super) exporter: Arc<ProcessIdentity>,
     pub(super) allocations: Box<[AllocationId]>,
     pub(super) on: OnDevice,
 }

@@ -1,7 +1,7 @@
 //! A lease: "this process may have this export open".
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::begin::Wanted;
@@ -20,6 +20,26 @@ use crate::timeline::{End, Timeline};
 
 /// A hold on a lease.
 pub(in crate::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
+
+/// A lease that may have ended since.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownLease(Weak<Kept<LeaseKey, Lease>>);
+
+impl KnownLease {
+    pub(in crate::import) fn of(lease: &HeldLease) -> Self {
+        Self(Arc::downgrade(lease))
+    }
+
+    pub(super) fn upgrade(&self) -> Option<HeldLease> {
+        self.0.upgrade()
+    }
+}
+
+impl PartialEq for KnownLease {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
 
 /// A lease and what it opened.
 #[derive(Debug)]

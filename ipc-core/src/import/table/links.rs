@@ -20,8 +20,7 @@ impl ImportTable {
         allow: &AllowList,
         deadline: Deadline,
     ) -> Result<(Arc<Link>, bool)> {
-        let new = || Arc::new(Gate::new(None));
-        let slot = Arc::clone(self.lock_links().entry(*exporter).or_insert_with(new));
+        let slot = self.link_slot(exporter);
         let connecting = || deadline.passed("connecting to the exporting process", "");
         let mut slot = slot.enter(deadline).ok_or_else(connecting)?;
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
@@ -52,7 +51,22 @@ impl ImportTable {
         self.forget_ended(exporter);
     }
 
-    fn lock_links(&self) -> MutexGuard<'_, HashMap<ProcessIdentity, Arc<LinkSlot>>> {
+    fn link_slot(&self, exporter: &ProcessIdentity) -> Arc<LinkSlot> {
+        let mut links = self.lock_links();
+        if let Some(slot) = links.get(exporter) {
+            return Arc::clone(slot);
+        }
+        let slot = links.entry(Arc::new(*exporter)).or_insert_with(|| Arc::new(Gate::new(None)));
+        Arc::clone(slot)
+    }
+
+    /// The identity of an exporter as the keys of what is open of it have it: most of them share one.
+    pub(super) fn shared_identity(&self, exporter: &ProcessIdentity) -> Arc<ProcessIdentity> {
+        let links = self.lock_links();
+        links.get_key_value(exporter).map_or_else(|| Arc::new(*exporter), |(shared, _)| Arc::clone(shared))
+    }
+
+    fn lock_links(&self) -> MutexGuard<'_, HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ImportTable;
 use super::begin::{Wanted, check_grant};
-use super::keys::{LeaseKey, RangeKey};
+use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
@@ -13,6 +13,7 @@ use crate::broker::{Link, WireHandle};
 use crate::error::{Error, Result};
 use crate::import::cache::{Cached, Kept};
 use crate::lease::LeaseId;
+use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
 
 /// A hold on a driver's mapping.
@@ -49,11 +50,11 @@ impl ImportTable {
     ) -> Result<Regions> {
         check_grant(wanted, &handles, fds.len())?;
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
-        let regions = wanted.descriptor.regions;
+        let (regions, place) = (wanted.descriptor.regions, (&lease_key.exporter, lease_key.on));
         let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
         for (index, region) in regions.iter().enumerate() {
             let handles = handles.by_ref().take(region.len());
-            let range = self.open_region(wanted, lease_key, handles, &mut fds).map_err(|error| match error {
+            let range = self.open_region(wanted, place, handles, &mut fds).map_err(|error| match error {
                 // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
                 // silence or answer does not.
                 Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
@@ -69,7 +70,7 @@ impl ImportTable {
     fn open_region(
         &self,
         wanted: &Wanted<'_>,
-        lease_key: &LeaseKey,
+        (exporter, on): (&Arc<ProcessIdentity>, OnDevice),
         handles: impl Iterator<Item = WireHandle>,
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<HeldRange> {
@@ -87,9 +88,8 @@ impl ImportTable {
             }
         });
         let received: Vec<_> = received.collect();
-        let key =
-            RangeKey { exporter: lease_key.exporter, allocations: allocations.into(), on: lease_key.on };
-        let open = || {
+        let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on };
+        let open = |_: &HeldRange| {
             let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
             if let Some(runtime) = Runtime::existing() {
                 runtime.metrics.driver_opens_total.add(1);
@@ -99,7 +99,7 @@ impl ImportTable {
             let (backend, range) = (Arc::clone(wanted.backend), opened.range);
             Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
         };
-        let (range, _) = self.ranges.acquire(&key, wanted.deadline, open, |range| range.close())?;
+        let (range, _) = self.ranges.acquire(key, wanted.deadline, open, |range| range.close())?;
         Ok(range)
     }
 

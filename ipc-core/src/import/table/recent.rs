@@ -4,33 +4,32 @@
 //! ends, and only the place in memory stays until the thread remembers another one there.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
 
-use super::keys::{LeaseKey, OnDevice};
-use super::lease::{HeldLease, Lease};
+use super::keys::OnDevice;
+use super::lease::{HeldLease, KnownLease};
 use crate::descriptor::{ExportId, NamedExport};
-use crate::import::cache::Kept;
 
 /// How many leases a thread remembers.
 const PLACES: usize = 16;
 
-type Places = [Weak<Kept<LeaseKey, Lease>>; PLACES];
+type Places = [Option<KnownLease>; PLACES];
 
 thread_local! {
-    static RECENT: RefCell<Places> = const { RefCell::new([const { Weak::new() }; PLACES]) };
+    static RECENT: RefCell<Places> = const { RefCell::new([const { None }; PLACES]) };
 }
 
 /// The lease that mappings of this export share there, where this thread remembers it.
 pub(super) fn find(named: &NamedExport<'_>, on: OnDevice) -> Option<HeldLease> {
     // A thread that is about to end remembers nothing.
-    let found = RECENT.try_with(|recent| recent.borrow()[place(named.export, on)].upgrade()).ok()??;
+    let found =
+        RECENT.try_with(|recent| recent.borrow()[place(named.export, on)].as_ref()?.upgrade()).ok()??;
     found.key().is_shared(named, on).then_some(found)
 }
 
 /// Has this thread find it again, unless it opens others in between.
 pub(super) fn remember(lease: &HeldLease) {
     let place = place(lease.key().export, lease.key().on);
-    let _ = RECENT.try_with(|recent| recent.borrow_mut()[place] = Arc::downgrade(lease));
+    let _ = RECENT.try_with(|recent| recent.borrow_mut()[place] = Some(KnownLease::of(lease)));
 }
 
 /// Neighbours in a process's count of exports have different places.
