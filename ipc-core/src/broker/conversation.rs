@@ -13,7 +13,7 @@ use super::{AllowList, BrokerAddress};
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
-use crate::runtime::{ClosedByFork, Pace, SPIN};
+use crate::runtime::{ClosedByFork, Look, Pace};
 
 /// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
@@ -24,7 +24,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 /// What a receiver keeps from one message to the next.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    buffer: Vec<u8>,
+    pub(super) buffer: Vec<u8>,
     pace: Pace,
 }
 
@@ -107,37 +107,31 @@ impl Conversation {
     /// Receives a message, waiting for one: mostly an answer, which is not there yet.
     /// Where answers come quickly it looks again and again before it sleeps.
     pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
-        let spins = inbox.pace.spins();
-        let until = deadline.at.min(Instant::now() + SPIN);
-        let mut received = None;
-        while spins && received.is_none() && Instant::now() < until {
-            received = self.try_receive(inbox)?;
-        }
-        if spins {
-            inbox.pace.spun(received.is_some());
-        } else {
-            inbox.pace.slept();
-        }
-        while received.is_none() {
-            received = self.receive_asleep(inbox, deadline)?;
-        }
-        received.ok_or_else(|| self.no_answer(deadline))
+        let Inbox { buffer, pace } = inbox;
+        pace.wait(Some(deadline.at), |look| match look {
+            Look::Now => self.try_receive(buffer),
+            Look::Asleep => self.receive_asleep(buffer, deadline),
+        })
     }
 
     /// Receives a message if there is one.
-    pub(super) fn try_receive(&self, inbox: &mut Inbox) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
-        let taken = socket::take(self.socket(), &mut inbox.buffer);
-        self.read(taken, &inbox.buffer)
+    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        let taken = socket::take(self.socket(), buffer);
+        self.read(taken, buffer)
     }
 
     /// Receives a message if one comes before the thread has to look at its deadline again.
-    fn receive_asleep(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    fn receive_asleep(
+        &self,
+        buffer: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         if deadline.left() > LONGEST_SLEEP {
-            let taken = socket::take_asleep(self.socket(), &mut inbox.buffer);
-            return self.read(taken, &inbox.buffer);
+            let taken = socket::take_asleep(self.socket(), buffer);
+            return self.read(taken, buffer);
         }
         self.wait(PollFlags::IN, deadline)?;
-        self.try_receive(inbox)
+        self.try_receive(buffer)
     }
 
     /// What has been taken into the buffer, if anything.

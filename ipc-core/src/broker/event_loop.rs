@@ -20,7 +20,7 @@ use super::served::{Next, Served};
 use super::socket::{self, PeerCredentials, timespec};
 use crate::descriptor::ExportId;
 use crate::kill::kill_point;
-use crate::runtime::{ClosedByFork, Pace, Runtime};
+use crate::runtime::{ClosedByFork, Look, Pace, Runtime};
 use crate::timeline::{End, Ends, Timeline};
 
 /// Connections served at a time.
@@ -149,7 +149,7 @@ impl EventLoop {
             kept: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
-            pace: Pace::default(),
+            pace: Pace::within(SPIN),
             was_asked: false,
         }
     }
@@ -174,34 +174,16 @@ impl EventLoop {
         events.clear();
         let next_timer = self.timers.first_key_value().map(|((at, _), _)| *at);
         let left = || next_timer.map(|at| at.saturating_duration_since(Instant::now()));
+        let epoll = &self.shared.epoll;
         if !std::mem::take(&mut self.was_asked) {
-            return self.poll(events, left());
+            return poll(epoll, events, left());
         }
-        let spins = self.pace.spins();
-        let longest = Instant::now() + SPIN;
-        let until = next_timer.map_or(longest, |at| at.min(longest));
-        while spins && events.is_empty() && Instant::now() < until {
-            self.poll(events, Some(Duration::ZERO))?;
-        }
-        if spins {
-            self.pace.spun(!events.is_empty());
-        } else {
-            self.pace.slept();
-        }
-        if events.is_empty() {
-            self.poll(events, left())?;
-        }
-        Ok(())
-    }
-
-    /// Asks the kernel what there is to do, and sleeps so long where there is nothing.
-    fn poll(&self, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
-        let timeout = longest.map(timespec);
-        let spare = rustix::buffer::spare_capacity(events);
-        match epoll::wait(&self.shared.epoll, spare, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.pace.wait(next_timer, |look| match look {
+            Look::Now => {
+                poll(epoll, events, Some(Duration::ZERO)).map(|()| (!events.is_empty()).then_some(()))
+            }
+            Look::Asleep => poll(epoll, events, left()).map(Some),
+        })
     }
 
     fn handle(&mut self, event: &Event) {
@@ -582,6 +564,15 @@ impl EventLoop {
         let id = self.next;
         self.next += 1;
         id
+    }
+}
+
+/// Asks the kernel what there is to do, and sleeps so long where there is nothing.
+fn poll(epoll: &OwnedFd, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
+    let timeout = longest.map(timespec);
+    match epoll::wait(epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

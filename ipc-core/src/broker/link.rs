@@ -297,7 +297,7 @@ impl Link {
     pub(super) fn on_readable(&self) -> bool {
         let Some(mut calls) = self.calls.try_enter() else { return false };
         loop {
-            let taken = match self.conversation.try_receive(&mut calls.inbox) {
+            let taken = match self.conversation.try_receive(&mut calls.inbox.buffer) {
                 Ok(None) => return true,
                 Ok(Some((reply, fds))) => self.take_notice(&mut calls, reply, fds),
                 Err(error) => Err(error),

@@ -18,7 +18,7 @@ pub use metrics::Counters;
 pub(crate) use condvar::Condvar;
 pub(crate) use fork::{ClosedByFork, generation};
 pub(crate) use metrics::Metrics;
-pub(crate) use pace::{Pace, SPIN};
+pub(crate) use pace::{Look, Pace, SPIN};
 pub(crate) use thread::spawn_without_signals;
 pub(crate) use worker::Worker;
 

@@ -1,7 +1,7 @@
 //! When a receiver spins before it sleeps: to be woken by the kernel takes longer than a hand-over.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a receiver looks again and again before it sleeps, where nothing else is said.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
@@ -12,11 +12,16 @@ const MOST_NEEDED: u32 = 256;
 /// So many messages that were spun for pay for spinning in vain once: each saves some microseconds.
 const PAYS: u32 = 16;
 
+/// A look takes a fraction of this, unless somebody else had the processor meanwhile.
+const OWN_PROCESSOR: Duration = Duration::from_micros(3);
+
 /// How messages have been coming. A receiver spins as long as they come while it does. Where that was in vain, as the sender is
 /// silent or has no processor to run on, it sleeps the next time, and then twice as often, and so on; unless spinning has paid
 /// before, as with messages that come in bursts. How long it slept says nothing: that may be what the waking took.
 #[derive(Debug)]
 pub(crate) struct Pace {
+    /// How long it spins.
+    limit: Duration,
     /// Waits since it last spun in vain, and how many there have to be.
     since: u32,
     needed: u32,
@@ -26,11 +31,67 @@ pub(crate) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { since: 0, needed: 1, paid: 0 }
+        Self::within(SPIN)
     }
 }
 
 impl Pace {
+    /// Of a receiver that spins so long.
+    pub(crate) const fn within(limit: Duration) -> Self {
+        Self { limit, since: 0, needed: 1, paid: 0 }
+    }
+
+    /// Waits until a look finds something: again and again where that is worth while, though not beyond `until`, and then
+    /// asleep.
+    pub(crate) fn wait<T, E>(
+        &mut self,
+        until: Option<Instant>,
+        look: impl FnMut(Look) -> Result<Option<T>, E>,
+    ) -> Result<T, E> {
+        let spins = self.spins();
+        self.wait_so(spins, until, look)
+    }
+
+    fn wait_so<T, E>(
+        &mut self,
+        spins: bool,
+        until: Option<Instant>,
+        mut look: impl FnMut(Look) -> Result<Option<T>, E>,
+    ) -> Result<T, E> {
+        let begin = Instant::now();
+        let end = until.map_or(begin + self.limit, |until| until.min(begin + self.limit));
+        let (mut last, mut in_vain) = (begin, false);
+        while spins && last < end {
+            let found = look(Look::Now)?;
+            let now = Instant::now();
+            if let Some(found) = found {
+                self.found(now - last, in_vain);
+                return Ok(found);
+            }
+            (last, in_vain) = (now, true);
+        }
+        if spins {
+            self.spun(false);
+        } else {
+            self.slept();
+        }
+        loop {
+            if let Some(found) = look(Look::Asleep)? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Notes what a look found that took so long, and whether others were in vain before: else it was there already. Where the look
+    /// took long the sender had the processor, which it would have had at once while this end slept.
+    fn found(&mut self, look: Duration, in_vain: bool) {
+        if in_vain {
+            self.spun(look < OWN_PROCESSOR);
+        } else {
+            self.slept();
+        }
+    }
+
     /// Is it worth while to spin now?
     pub(crate) fn spins(&self) -> bool {
         self.since >= self.needed && several_processors()
@@ -51,6 +112,15 @@ impl Pace {
         self.needed = if has_paid { 0 } else { (self.needed * 2).clamp(1, MOST_NEEDED) };
         self.since = 0;
     }
+}
+
+/// How to look for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Without waiting.
+    Now,
+    /// Asleep until there is one, or it is time to look again.
+    Asleep,
 }
 
 /// On a single one the sender would wait for the receiver's turn to end.
@@ -109,5 +179,38 @@ mod tests {
             assert!(spun >= PAYS, "burst {burst}");
             wait(&mut pace, false);
         }
+    }
+
+    #[test]
+    fn what_comes_while_the_sender_has_the_processor_is_spun_for_in_vain() {
+        let mut pace = Pace::default();
+        let mut spun = 0;
+        for _ in 0..1000 {
+            if wanted(&pace) {
+                spun += 1;
+                pace.found(3 * OWN_PROCESSOR, true);
+            } else {
+                pace.slept();
+            }
+        }
+        assert!(spun < 20, "{spun} of 1000");
+    }
+
+    #[test]
+    fn a_spin_ends_with_its_limit_and_a_sleep_with_what_is_found() {
+        let mut pace = Pace::default();
+        let mut looks = Vec::new();
+        let found = pace.wait_so(true, None, |how| {
+            looks.push(how);
+            let asleep = looks.iter().filter(|look| **look == Look::Asleep).count();
+            Ok::<_, ()>((asleep == 2).then_some(7))
+        });
+        assert_eq!(found, Ok(7));
+        let spun = looks.iter().take_while(|look| **look == Look::Now).count();
+        assert!(spun > 0 && looks[spun..] == [Look::Asleep; 2], "{looks:?}");
+        let refused = pace.wait_so(true, Some(Instant::now()), |how| {
+            if how == Look::Now { Ok(None) } else { Err::<Option<()>, _>(8) }
+        });
+        assert_eq!(refused, Err(8), "an error ends it");
     }
 }
