@@ -2,6 +2,7 @@
 //!
 //! What these cost beside a vendor's own calls is measured by `device-ipc bench`.
 
+use std::cell::Cell;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
@@ -104,21 +105,57 @@ fn descriptor_from_text(bencher: Bencher<'_, '_>) {
 /// Tensors of a bundle, in one allocation.
 const TENSORS: [u64; 2] = [1000, 10_000];
 
-/// A bundle of so many tensors of 64 bytes, made anew.
+/// A bundle of so many tensors of 64 bytes.
 fn bundle(tensors: u64) -> BundleExport {
+    bundle_of(tensors, 16)
+}
+
+/// The same of shorter ones.
+fn bundle_of(tensors: u64, elements: u64) -> BundleExport {
     let mut bundle = ipc().bundle();
     let memory = bundle.memory(Arc::clone(block()));
     for index in 0..tensors {
-        let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
+        let layout = TensorLayout::contiguous(Dtype::F32, [elements]).expect("a layout");
         bundle.tensor(format!("layer.{index}.weight"), memory, index * 64, layout).expect("it fits");
     }
     bundle.start().expect("shared")
 }
 
+/// The same tensors each time.
 #[divan::bench(args = TENSORS)]
 fn bundle_share(bencher: Bencher<'_, '_>, tensors: u64) {
     let first = bundle(1);
     bencher.bench(|| bundle(tensors));
+    drop(first);
+}
+
+/// Other ones than the last few times.
+#[divan::bench(args = TENSORS)]
+fn bundle_share_others(bencher: Bencher<'_, '_>, tensors: u64) {
+    let first = bundle(1);
+    let elements = Cell::new(0);
+    bencher.bench_local(|| {
+        elements.set(elements.get() % 16 + 1);
+        bundle_of(tensors, elements.get())
+    });
+    drop(first);
+}
+
+/// The same 500 allocations each time, with a tensor in each.
+#[divan::bench]
+fn bundle_share_many_allocations(bencher: Bencher<'_, '_>) {
+    let blocks: Vec<_> = (0..500).map(|_| Arc::new(ipc().allocate(0, 64).expect("memory"))).collect();
+    let share = || {
+        let mut bundle = ipc().bundle();
+        for (index, block) in blocks.iter().enumerate() {
+            let memory = bundle.memory(Arc::clone(block));
+            let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
+            bundle.tensor(format!("layer.{index}.weight"), memory, 0, layout).expect("it fits");
+        }
+        bundle.start().expect("shared")
+    };
+    let first = share();
+    bencher.bench_local(share);
     drop(first);
 }
 
@@ -132,6 +169,18 @@ fn bundle_to_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
 fn bundle_from_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
     let bytes = bundle(tensors).descriptor().to_bytes();
     bencher.bench(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
+}
+
+/// Other ones than the last few times.
+#[divan::bench(args = TENSORS)]
+fn bundle_from_bytes_of_others(bencher: Bencher<'_, '_>, tensors: u64) {
+    let bytes: Vec<_> =
+        (1..=16).map(|elements| bundle_of(tensors, elements).descriptor().to_bytes()).collect();
+    let turn = Cell::new(0);
+    bencher.bench_local(|| {
+        turn.set(turn.get() + 1);
+        BundleDescriptor::from_bytes(&bytes[turn.get() % bytes.len()]).expect("it is read back")
+    });
 }
 
 #[divan::bench(args = TENSORS)]

@@ -13,8 +13,8 @@ use std::time::Duration;
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
 use device_ipc::{
-    BundleDescriptor, Channel, Descriptor, Dtype, Ipc, Message, Region, Ring, RingReader, Stream,
-    TensorLayout, counters,
+    Buffer, BundleDescriptor, BundleExport, Channel, Descriptor, Dtype, Ipc, Message, Region, Ring,
+    RingReader, Stream, TensorLayout, counters,
 };
 
 use support::{Process, argument, role as role_name};
@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Exports of the second process, and the place of one more, whose bytes are ready behind a stream.
 const EXPORTS: usize = 8;
 const BEHIND_A_STREAM: usize = EXPORTS;
+
+/// Allocations of a bundle.
+const BLOCKS: u64 = 100;
 
 /// What an operation has cost.
 #[derive(Debug, PartialEq, Eq)]
@@ -208,6 +211,57 @@ fn what_a_bundle_costs() {
     assert_eq!(descriptor.len() as u64, tensors);
     assert!(read.allocations < 40, "{} allocations for {tensors} tensors", read.allocations);
     drop((kept, bundle));
+}
+
+/// A bundle of so many blocks, with a tensor in each.
+fn bundle_of(ipc: &Ipc, blocks: &[Arc<Buffer>]) -> BundleExport {
+    let mut bundle = ipc.bundle();
+    for (index, block) in blocks.iter().enumerate() {
+        let memory = bundle.memory(block.clone());
+        let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
+        bundle.tensor(format!("layer.{index}.weight"), memory, 0, layout).expect("it fits");
+    }
+    bundle.start().expect("shared")
+}
+
+fn blocks(ipc: &Ipc) -> Vec<Arc<Buffer>> {
+    (0..BLOCKS).map(|_| Arc::new(ipc.allocate(0, 4096).expect("memory"))).collect()
+}
+
+/// What is handed over again costs the same for one allocation as for many, but for what the caller gives of each.
+#[test]
+fn what_a_bundle_of_many_allocations_costs() {
+    let counted = Counted::new();
+    let ipc = &counted.ipc;
+    let blocks = blocks(ipc);
+    let (first, kept) = counted.cost(|| bundle_of(ipc, &blocks));
+    assert_eq!(first.driver, [("range_of", BLOCKS), ("export", BLOCKS)], "the driver is asked once for each");
+    let (again, bundle) = counted.cost(|| bundle_of(ipc, &blocks));
+    assert_eq!((again.driver, again.requests), (vec![], 0), "exports keep all of them");
+    // The names, and the lists of what the caller gives.
+    assert!(again.allocations < BLOCKS + 40, "{} allocations", again.allocations);
+    let (read, _) = counted.cost(|| BundleDescriptor::from_bytes(&bundle.descriptor().to_bytes()));
+    assert!(read.allocations < 40, "{} allocations for {BLOCKS} regions", read.allocations);
+    drop((kept, bundle));
+
+    let process = Process::role("bundler", &[]);
+    let bundles: Vec<BundleDescriptor> = (0..3).map(|_| process.line(|line| line.parse().ok())).collect();
+    let open = |bundle| ipc.open_bundle(bundle).at_home().expect("opened");
+    let (first, mapping) = counted.cost(|| open(&bundles[0]));
+    assert_eq!(first.driver, [("range_of", BLOCKS), ("open", BLOCKS)], "each is opened once");
+    assert_eq!(first.requests, 1);
+    let (another, second) = counted.cost(|| open(&bundles[1]));
+    assert_eq!((another.driver, another.requests), (vec![], 1), "another bundle of the same memory");
+    assert!(another.allocations < 30, "{} allocations", another.allocations);
+    drop(mapping);
+    let (next, third) = counted.cost(|| open(&bundles[2]));
+    assert_eq!((next.driver, next.requests), (vec![], 1), "and the next, where the first has gone");
+    assert!(next.allocations < 30, "{} allocations", next.allocations);
+    let (same, fourth) = counted.cost(|| open(&bundles[2]));
+    assert_eq!((same.driver, same.requests), (vec![], 0), "a bundle that is open");
+    drop((second, third, fourth));
+    settle();
+    process.finish();
 }
 
 #[test]
@@ -444,6 +498,7 @@ fn of_ours(calls: &[u64]) -> Vec<u64> {
 fn role() {
     match role_name().as_str() {
         "exporter" => run_exporter(),
+        "bundler" => run_bundler(),
         "traced" => run_traced(),
         other => panic!("there is no role {other}"),
     }
@@ -465,6 +520,16 @@ fn run_exporter() {
     let export = ipc.share(block).ready_on(&stream).start().expect("shared");
     println!("{}", export.descriptor());
     exports.push(export);
+    let ended = std::io::stdin().lock().lines().next();
+    assert!(ended.is_none(), "the test only closes the input");
+}
+
+/// Bundles of the same memory.
+fn run_bundler() {
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
+    let blocks = blocks(&ipc);
+    let bundles: Vec<_> = (0..3).map(|_| bundle_of(&ipc, &blocks)).collect();
+    bundles.iter().for_each(|bundle| println!("{}", bundle.descriptor()));
     let ended = std::io::stdin().lock().lines().next();
     assert!(ended.is_none(), "the test only closes the input");
 }

@@ -200,6 +200,22 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     }
 }
 
+/// Makes calls [together](DeviceIpc::together), once, and gives what comes of them.
+pub(crate) fn together<T>(backend: &dyn DeviceIpc, device: DeviceOrdinal, calls: impl FnOnce() -> T) -> T {
+    let (mut calls, mut result) = (Some(calls), None);
+    backend.together(device, &mut || {
+        if let Some(calls) = calls.take() {
+            result = Some(calls());
+        }
+    });
+    match (result, calls) {
+        (Some(result), _) => result,
+        // One that does not make the calls has put nothing in place for them either.
+        (None, Some(calls)) => calls(),
+        (None, None) => unreachable!("they were made, or are still there"),
+    }
+}
+
 /// What a backend is, for people and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -8,12 +8,12 @@ use super::binary::encoded_bytes;
 use super::descriptor::{BundleDescriptor, Contents, Part};
 use super::draft::{Draft, Made};
 use super::export::BundleExport;
-use super::gather::{Gathered, GatheredPart, Kept, gather};
+use super::gather::{Gathered, GatheredPart, Handles, gather};
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, Token};
 use crate::descriptor::{DescriptorError, ExportId};
 use crate::error::{Error, Result};
-use crate::export::{Allocation, NewExport, Published, ShareError, Shared, check_read_only, ready_event};
+use crate::export::{NewExport, Published, ShareError, Shared, check_read_only, ready_event};
 use crate::interop::{DeviceOwner, Region};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
@@ -160,38 +160,21 @@ impl<'a> BundleBuilder<'a> {
 
     /// Where the memory lies, and the handles of each part's allocations: those of an earlier bundle of the same memory, or
     /// found anew.
-    fn gather(&self) -> Result<(Arc<Gathered>, Vec<Arc<[Arc<Allocation>]>>)> {
+    fn gather(&self) -> Result<(Arc<Gathered>, Vec<Handles>)> {
         let (backend, draft) = (self.ipc.backend(), &self.draft);
         if let Some(known) = Made::of_the_same(backend, &draft.memories) {
             return Ok(known);
         }
         let gathered = gather(backend, &draft.memories);
-        let (gathered, kept) = gathered.map_err(|(memory, error)| draft.blame(memory, error))?;
-        let mut handles = Vec::with_capacity(kept.len());
-        for (index, (part, kept)) in gathered.parts.iter().zip(kept).enumerate() {
-            let made = self.handles(part, kept);
-            handles.push(made.map_err(|(allocation, error)| {
-                draft.blame_part(&gathered, (index, Some(part.region_of(allocation))), error)
-            })?);
-        }
+        let (gathered, handles) = gathered.map_err(|(memory, error)| draft.blame(memory, error))?;
         Ok((Arc::new(gathered), handles))
-    }
-
-    /// The handles of a part's allocations; an error comes with the position of the allocation that it concerns.
-    fn handles(&self, part: &GatheredPart, kept: Kept) -> Result<Arc<[Arc<Allocation>]>, (usize, Error)> {
-        let runtime = Runtime::get().map_err(|error| (0, error))?;
-        let handle = |(index, (extent, kept)): (usize, (_, Option<_>))| match kept {
-            Some(kept) => Ok(kept),
-            None => runtime.exports.allocation(self.ipc.backend(), extent).map_err(|error| (index, error)),
-        };
-        part.allocations.iter().zip(kept).enumerate().map(handle).collect()
     }
 
     /// `blame` says of an error which region it concerns, or that it is all of them.
     fn prepare_part(
         &self,
         part: &GatheredPart,
-        allocations: Arc<[Arc<Allocation>]>,
+        allocations: Handles,
         blame: impl Fn(Option<usize>, Error) -> Error,
     ) -> Result<NewExport> {
         let backend = self.ipc.backend();

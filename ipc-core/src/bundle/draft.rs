@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::builder::MemoryId;
-use super::gather::Gathered;
+use super::gather::{Gathered, Handles};
 use super::owners::Owners;
 use super::recent::Recent;
 use super::tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes};
@@ -62,7 +62,7 @@ impl Made {
     pub(super) fn of_the_same(
         backend: &Arc<dyn DeviceIpc>,
         memories: &[Region],
-    ) -> Option<(Arc<Gathered>, Vec<Arc<[Arc<Allocation>]>>)> {
+    ) -> Option<(Arc<Gathered>, Vec<Handles>)> {
         let known = MADE.find(|known| known.memories == memories)?;
         let allocations: Option<Vec<_>> = known.allocations.iter().map(Weak::upgrade).collect();
         let allocations = allocations?;
@@ -212,11 +212,7 @@ impl Draft {
     }
 
     /// The tensors with their places in the regions. What has to be remembered of the bundle is what is not yet.
-    pub(super) fn into_tensors(
-        mut self,
-        gathered: Arc<Gathered>,
-        allocations: &[Arc<[Arc<Allocation>]>],
-    ) -> Arc<Tensors> {
+    pub(super) fn into_tensors(mut self, gathered: Arc<Gathered>, allocations: &[Handles]) -> Arc<Tensors> {
         let (tensors, lie_in) = match &self.list {
             List::AsBefore(before, count)
                 if *count == before.lie_in.len() && gathered.lies_as(&before.gathered) =>

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::binary::MAX_BUNDLE_ALLOCATIONS;
 use crate::address::{DevicePtr, DeviceRange, Extent};
-use crate::backend::DeviceIpc;
+use crate::backend::{DeviceIpc, together};
 use crate::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
@@ -47,8 +47,8 @@ pub(super) struct Place {
     pub(super) offset: u64,
 }
 
-/// The handles of a part's allocations, of those that an export keeps allocated.
-pub(super) type Kept = Vec<Option<Arc<Allocation>>>;
+/// The handles of a part's allocations.
+pub(super) type Handles = Arc<[Arc<Allocation>]>;
 
 impl GatheredPart {
     pub(super) fn regions(&self) -> usize {
@@ -102,12 +102,12 @@ impl Gathered {
     }
 }
 
-/// Asks the driver for the allocations, once for each that no export keeps; an error comes with the position of the memory
-/// that it concerns.
+/// Asks the driver for the allocations and their handles, once for each that no export keeps, and for all of a device
+/// together; an error comes with the position of the memory that it concerns.
 pub(super) fn gather(
     backend: &Arc<dyn DeviceIpc>,
     memories: &[Region],
-) -> Result<(Gathered, Vec<Kept>), (usize, Error)> {
+) -> Result<(Gathered, Vec<Handles>), (usize, Error)> {
     let mut order: Vec<usize> = (0..memories.len()).collect();
     order.sort_by_key(|index| (memories[*index].range.device, memories[*index].range.ptr));
     let runtime = Runtime::get().map_err(|error| (0, error))?;
@@ -117,23 +117,32 @@ pub(super) fn gather(
         runtime,
         backend,
         parts: Vec::new(),
-        kept: Vec::new(),
+        handles: Vec::new(),
         given_until: DevicePtr::NULL,
         allocations: 0,
     };
     let mut places = vec![Place::default(); memories.len()];
-    for (index, kept) in order.into_iter().zip(kept) {
-        places[index] = gathering.add(&memories[index], kept).map_err(|error| (index, error))?;
+    let mut kept = kept.into_iter();
+    for of_a_device in order.chunk_by(|one, next| memories[*one].range.device == memories[*next].range.device)
+    {
+        together(&**backend, memories[of_a_device[0]].range.device, || {
+            of_a_device.iter().zip(&mut kept).try_for_each(|(index, kept)| {
+                places[*index] = gathering.add(&memories[*index], kept).map_err(|error| (*index, error))?;
+                Ok(())
+            })
+        })?;
     }
-    gathering.parts.iter_mut().for_each(GatheredPart::describe);
-    Ok((Gathered { parts: gathering.parts, places }, gathering.kept))
+    let Gathering { mut parts, handles, .. } = gathering;
+    parts.iter_mut().for_each(GatheredPart::describe);
+    Ok((Gathered { parts, places }, handles.into_iter().map(Handles::from).collect()))
 }
 
 struct Gathering<'a> {
     runtime: &'a Runtime,
     backend: &'a Arc<dyn DeviceIpc>,
     parts: Vec<GatheredPart>,
-    kept: Vec<Kept>,
+    /// Of each part.
+    handles: Vec<Vec<Arc<Allocation>>>,
     /// The end of the memory that has been counted in the last part.
     given_until: DevicePtr,
     allocations: usize,
@@ -147,7 +156,7 @@ impl Gathering<'_> {
         let range = memory.range;
         if self.parts.last().is_none_or(|part| part.device != range.device) {
             self.parts.push(GatheredPart::new(range.device));
-            self.kept.push(Kept::new());
+            self.handles.push(Vec::new());
             self.given_until = DevicePtr::NULL;
         }
         let part = self.parts.len() - 1;
@@ -155,7 +164,7 @@ impl Gathering<'_> {
         if !self.parts[part].last_region().is_some_and(|last| whole(last).contains(&range)) {
             let stated = |extent: &Extent| memory.allocation.is_none_or(|stated| stated == extent.allocation);
             match kept.filter(|kept| stated(kept.extent())) {
-                Some(kept) => self.add_allocations(&[*kept.extent()], Some(&kept))?,
+                Some(kept) => self.add_allocations(&[*kept.extent()], Some(kept))?,
                 None => {
                     let extents = extents_by_driver(self.runtime, self.backend, memory)?;
                     self.add_allocations(&extents, None)?;
@@ -173,17 +182,14 @@ impl Gathering<'_> {
         Ok(Place { part, region: gathered.regions() - 1, offset })
     }
 
-    fn add_allocations(&mut self, extents: &[Extent], kept: Option<&Arc<Allocation>>) -> Result<()> {
+    /// Adds those that are not there yet; `kept` is the only one, where it has its handle.
+    fn add_allocations(&mut self, extents: &[Extent], kept: Option<Arc<Allocation>>) -> Result<()> {
         let part = self.parts.last_mut().expect("one was added");
-        let all_kept = self.kept.last_mut().expect("one was added");
         let overlapped = part
             .last_region()
             .filter(|region| whole(region).end().is_some_and(|end| extents[0].allocation.ptr < end));
         let further = match overlapped {
-            None => {
-                part.ends.push(part.allocations.len());
-                extents
-            }
+            None => extents,
             Some(region) => {
                 let first = region.iter().position(|extent| *extent == extents[0]);
                 let shared = first.map_or(0, |first| region.len() - first);
@@ -195,17 +201,27 @@ impl Gathering<'_> {
                 &extents[shared.min(extents.len())..]
             }
         };
-        part.allocations.extend_from_slice(further);
-        all_kept.extend(further.iter().map(|_| kept.cloned()));
-        if let Some(end) = part.ends.last_mut() {
-            *end = part.allocations.len();
-        }
+        let of_the_region = overlapped.map_or(0, <[Extent]>::len) + further.len();
         self.allocations += further.len();
-        let of_the_region = part.last_region().map_or(0, <[Extent]>::len);
         if of_the_region > MAX_EXTENTS || self.allocations > MAX_BUNDLE_ALLOCATIONS {
             return Err(Error::InvalidRegion(format!(
                 "a bundle has at most {MAX_BUNDLE_ALLOCATIONS} allocations, and {MAX_EXTENTS} side by side"
             )));
+        }
+        let is_new = overlapped.is_none();
+        let handles = self.handles.last_mut().expect("one was added");
+        match kept {
+            Some(kept) => handles.extend(further.first().map(|_| kept)),
+            None => {
+                for extent in further {
+                    handles.push(self.runtime.exports.allocation(self.backend, extent)?);
+                }
+            }
+        }
+        part.allocations.extend_from_slice(further);
+        match part.ends.last_mut() {
+            Some(end) if !is_new => *end = part.allocations.len(),
+            _ => part.ends.push(part.allocations.len()),
         }
         Ok(())
     }

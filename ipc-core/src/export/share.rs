@@ -12,7 +12,7 @@ use super::guard::Export;
 use super::shared::{Allocation, ReadyEvent, Shared};
 use super::table::NewExport;
 use crate::address::{DeviceRange, Extent};
-use crate::backend::{Access, DeviceIpc};
+use crate::backend::{Access, DeviceIpc, together};
 use crate::broker::Token;
 use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 use crate::error::{Error, Result};
@@ -202,13 +202,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: self.access,
             allow: self.ipc.allow_list().clone(),
             token,
-            shared: Shared {
-                ready,
-                allocations: allocations.into(),
-                regions: [range].into(),
-                owner: None,
-                keeps: false,
-            },
+            shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
         };
         Ok(Prepared { runtime, descriptor, export, exposure })
     }
@@ -298,21 +292,22 @@ fn asked_for(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
     region: &Region,
-) -> Result<(Vec<Extent>, Vec<Arc<Allocation>>)> {
-    let ask = || with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?);
-    let mut asked = None;
-    backend.together(region.range.device, &mut || asked = Some(ask()));
-    // One that does not make the calls has put nothing in place for them either.
-    asked.unwrap_or_else(ask)
+) -> Result<(Vec<Extent>, Arc<[Arc<Allocation>]>)> {
+    together(&**backend, region.range.device, || {
+        with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?)
+    })
 }
 
 fn with_allocations(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
     extents: Vec<Extent>,
-) -> Result<(Vec<Extent>, Vec<Arc<Allocation>>)> {
-    let shared = extents.iter().map(|extent| runtime.exports.allocation(backend, extent));
-    let allocations = shared.collect::<Result<_>>()?;
+) -> Result<(Vec<Extent>, Arc<[Arc<Allocation>]>)> {
+    let shared = |extent| runtime.exports.allocation(backend, extent);
+    let allocations = match extents.as_slice() {
+        [only] => [shared(only)?].into(),
+        several => several.iter().map(shared).collect::<Result<_>>()?,
+    };
     Ok((extents, allocations))
 }
 

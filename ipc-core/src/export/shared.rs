@@ -84,6 +84,11 @@ impl Allocation {
         self.kept.load(Ordering::Acquire) > 0
     }
 
+    /// Does this memory lie in it, and an export keep it allocated?
+    pub(super) fn keeps(&self, range: DeviceRange) -> bool {
+        self.is_kept() && self.extent.allocation.contains(&range)
+    }
+
     pub(crate) const fn extent(&self) -> &Extent {
         &self.extent
     }

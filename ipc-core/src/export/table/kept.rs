@@ -11,8 +11,12 @@ use crate::lease::LeaseId;
 impl ExportTable {
     /// The allocation that this memory lies in, where an export keeps it allocated.
     pub(crate) fn kept_extent(&self, backend: &Arc<dyn DeviceIpc>, range: DeviceRange) -> Option<Extent> {
-        let kept = self.kept_allocations(backend, [range].into_iter()).pop()??;
-        Some(*kept.extent())
+        let instance = Arc::as_ptr(backend).cast::<()>() as usize;
+        let state = self.lock();
+        let found = state.before(instance, range)?;
+        // Not under the lock, where this may be the last to let go of it.
+        drop(state);
+        found.keeps(range).then(|| *found.extent())
     }
 
     /// The same of several, with their handles.
@@ -26,11 +30,8 @@ impl ExportTable {
         let state = self.lock();
         found.extend(ranges.map(|range| (range, state.before(backend, range))));
         drop(state);
-        // Not under the lock, where this may be the last to let go of one.
-        let kept = |allocation: &Arc<Allocation>, range: &DeviceRange| {
-            allocation.is_kept() && allocation.extent().allocation.contains(range)
-        };
-        found.into_iter().map(|(range, allocation)| allocation.filter(|one| kept(one, &range))).collect()
+        // As above.
+        found.into_iter().map(|(range, allocation)| allocation.filter(|one| one.keeps(range))).collect()
     }
 
     /// Is there such a lease, and are the allocations of its export these very ones?

@@ -10,7 +10,7 @@ use super::alike::{self, Alike};
 use super::keys::LeaseKey;
 use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
 use super::regions::Untaken;
-use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, together};
 use crate::broker::{AllowList, Deadline, ExportNotices, Grant, Link, Token, WireHandle};
 use crate::descriptor::{DescribedExtent, NamedExport};
 use crate::device::DeviceOrdinal;
@@ -123,7 +123,10 @@ impl ImportTable {
         // Given up again where something fails behind it.
         let regions = match like {
             Some(regions) => regions,
-            None => Untaken::new(self, self.open_ranges(wanted, lease_key, link, id, (handles, fds))?),
+            None => {
+                let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
+                Untaken::new(self, together(&**wanted.backend, wanted.device, open)?)
+            }
         };
         kill_point!("importer:opened");
         if confirm {
