@@ -1,7 +1,8 @@
 //! The points of the protocol at which tests kill the process, to see what the other side makes of it.
 //!
 //! Compiled in with the feature `kill-points` only, which no program needs. Then `DEVICE_IPC_KILL_POINT` names a point,
-//! with the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`.
+//! with the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`. With `!stop`
+//! behind it the process stands still there instead, until it is continued.
 
 /// Every point, in the order in which a hand-over visits them; behind those, by families, what has a name of its own behind
 /// the side: rings, copies, channels.
@@ -51,7 +52,10 @@ pub const KILL_POINTS: &[&str] = &[
     "connector:channel-welcomed",
     "sender:channel-granted",
     "sender:channel-signalled",
+    "sender:channel-put",
     "sender:channel-sent",
+    "receiver:channel-sleeping",
+    "receiver:channel-looked",
     "receiver:channel-received",
     "receiver:channel-opening",
     "receiver:channel-opened",
@@ -65,20 +69,25 @@ pub(crate) fn visit(point: &'static str) {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static WANTED: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
     static VISITS: AtomicU32 = AtomicU32::new(0);
     debug_assert!(KILL_POINTS.contains(&point), "{point} is not in the list");
     let wanted = WANTED.get_or_init(|| {
         let value = std::env::var("DEVICE_IPC_KILL_POINT").ok()?;
-        let (name, visit) = value.split_once('=').unwrap_or((&value, "1"));
+        let (value, stops) = value.strip_suffix("!stop").map_or((&*value, false), |value| (value, true));
+        let (name, visit) = value.split_once('=').unwrap_or((value, "1"));
         assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");
-        Some((name.to_owned(), visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit is a number")))
+        Some((name.to_owned(), visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit is a number"), stops))
     });
-    if let Some((name, visit)) = wanted
+    if let Some((name, visit, stops)) = wanted
         && name == point
         && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == *visit
     {
         let own = rustix::process::getpid();
+        if *stops {
+            let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+            return;
+        }
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
         // The signal is pending for the whole process; nothing of ours runs on.
         loop {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::Shutdown;
 
 use super::handshake::Hello;
-use super::inbox::Inbox;
+use super::inbox::{self, Inbox};
 use super::maps::Maps;
 use super::receive::Receiving;
 use super::send::Sending;
@@ -167,19 +167,21 @@ impl Connection {
         });
         socket::let_sleep(connection.socket.fd(), LONGEST_RECEIVE)
             .map_err(|error| Error::io("preparing the channel's socket", error))?;
-        connection.own_word(Slot::Awake).store(1, Ordering::SeqCst);
+        connection.inbox().wake_up();
         Runtime::get()?.poller.watch_socket(id.0, Arc::clone(&connection) as Arc<dyn WatchedSocket>, pid)?;
         Ok(connection)
     }
 
     /// What the other end writes and this one reads.
     pub(super) fn inbox(&self) -> Inbox<'_> {
-        Inbox::of(&self.page, self.side == Side::Exporter)
+        let words = self.page.words(inbox::first_slot(self.side == Side::Exporter), inbox::WORDS);
+        Inbox { taken: self.own_word(Slot::Taken), awake: self.own_word(Slot::Awake), words }
     }
 
     /// What this end writes and the other one reads.
     pub(super) fn outbox(&self) -> Inbox<'_> {
-        Inbox::of(&self.page, self.side != Side::Exporter)
+        let words = self.page.words(inbox::first_slot(self.side != Side::Exporter), inbox::WORDS);
+        Inbox { taken: self.peers_word(Slot::Taken), awake: self.peers_word(Slot::Awake), words }
     }
 
     /// The word that this end writes.
@@ -197,11 +199,6 @@ impl Connection {
     /// Has the other end been closed? What it had sent before may still be there to be received.
     pub(super) fn peer_has_closed(&self) -> bool {
         self.peers_word(Slot::Closed).load(Ordering::Acquire) != 0
-    }
-
-    /// Does the other end look into its inbox before it sleeps?
-    pub(super) fn peer_is_awake(&self) -> bool {
-        self.peers_word(Slot::Awake).load(Ordering::SeqCst) == 1
     }
 
     /// Does nothing more come, and does nobody take anything?

@@ -6,61 +6,132 @@
 //! counted from 1, and the one in the inbox bears its number, so the receiver knows whether the next one is there or comes by the
 //! socket.
 //!
+//! A receiver says that it sleeps and then looks once more; a sender puts the message there and then looks whether the
+//! receiver sleeps. Behind a fence on either side one of the two sees what the other has done.
+//!
 //! The other end may write at any time. So what is read is copied first, word by word, and then looked at.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::timeline::WordPage;
+use crate::kill::kill_point;
 
 /// The slots of the page that an inbox takes up, and the first of them: those before are words.
 const SLOTS: u32 = 16;
 const LISTENING_ENDS: u32 = 128;
-const CONNECTING_ENDS: u32 = LISTENING_ENDS + SLOTS;
 
 /// All words of an inbox, and those before the message: they are looked at again and again, in a cache line of their own.
-const WORDS: usize = 512;
+pub(super) const WORDS: usize = 512;
 const HEAD_WORDS: usize = 8;
 const NUMBER: usize = 0;
 const LENGTH: usize = 1;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// The longest message in bytes.
-pub(super) const MOST_BYTES: usize = (WORDS - HEAD_WORDS) * WORD_BYTES;
-
-/// An inbox, seen by either end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Inbox<'a> {
-    words: &'a [AtomicU64],
+/// Where an inbox begins: the one that the listening end reads, or the connecting end's.
+pub(super) const fn first_slot(listening_ends: bool) -> u32 {
+    if listening_ends { LISTENING_ENDS } else { LISTENING_ENDS + SLOTS }
 }
 
-impl<'a> Inbox<'a> {
-    /// The one that the listening end reads, or the connecting end's.
-    pub(super) fn of(page: &'a WordPage, listening_ends: bool) -> Self {
-        Self { words: page.words(if listening_ends { LISTENING_ENDS } else { CONNECTING_ENDS }, WORDS) }
+/// A word of shared memory; another kind for the model checker.
+pub(super) trait SharedWord {
+    fn load(&self, ordering: Ordering) -> u64;
+    fn store(&self, value: u64, ordering: Ordering);
+    /// One order of everything before and behind it, on all sides.
+    fn fence();
+}
+
+impl SharedWord for AtomicU64 {
+    fn load(&self, ordering: Ordering) -> u64 {
+        self.load(ordering)
     }
 
-    /// Puts a message of at most [`MOST_BYTES`] there; the one before has been taken out.
-    pub(super) fn put(&self, number: u64, message: &[u8]) {
+    fn store(&self, value: u64, ordering: Ordering) {
+        self.store(value, ordering);
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// An inbox, seen by either end.
+#[derive(Debug)]
+pub(super) struct Inbox<'a, W = AtomicU64> {
+    /// Its owner's: the number of the last message that it has taken out.
+    pub(super) taken: &'a W,
+    /// Its owner's: 1 while it is awake.
+    pub(super) awake: &'a W,
+    /// The other end's: [`WORDS`] of them.
+    pub(super) words: &'a [W],
+}
+
+/// What has become of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It has to go by the socket: it is too long, there is another one, or the receiver sleeps.
+    Refused,
+    Done,
+    /// It is there, and the receiver may have gone to sleep without having seen it.
+    Unseen,
+}
+
+impl<W: SharedWord> Inbox<'_, W> {
+    /// For the end that sends: puts a message there. `last` is the number of the one before.
+    pub(super) fn put(&self, (last, number): (u64, u64), message: &[u8]) -> Put {
+        if message.len() > self.most_bytes()
+            || self.taken.load(Ordering::Acquire) != last
+            || !self.has_awake_owner()
+        {
+            return Put::Refused;
+        }
         for (word, bytes) in self.words[HEAD_WORDS..].iter().zip(message.chunks(WORD_BYTES)) {
             let mut whole = [0; WORD_BYTES];
             whole[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
         }
         self.words[LENGTH].store(message.len() as u64, Ordering::Relaxed);
-        // In one order with the receiver's word that it sleeps: either it sees this, or the sender that.
-        self.words[NUMBER].store(number, Ordering::SeqCst);
+        self.words[NUMBER].store(number, Ordering::Release);
+        kill_point!("sender:channel-put");
+        W::fence();
+        if self.has_awake_owner() { Put::Done } else { Put::Unseen }
+    }
+
+    /// For the end that sends: does the other one look here before it sleeps?
+    pub(super) fn has_awake_owner(&self) -> bool {
+        self.awake.load(Ordering::Relaxed) == 1
+    }
+
+    /// For the end that receives: from now on it looks here.
+    pub(super) fn wake_up(&self) {
+        self.awake.store(1, Ordering::Relaxed);
+    }
+
+    /// For the end that receives: from now on it looks at the socket alone. False where the message of this number is here.
+    pub(super) fn fall_asleep(&self, next: u64) -> bool {
+        self.awake.store(0, Ordering::Relaxed);
+        W::fence();
+        let sleeps = !self.has(next);
+        if !sleeps {
+            self.wake_up();
+        }
+        sleeps
     }
 
     /// Is the message of this number there?
     pub(super) fn has(&self, number: u64) -> bool {
-        self.words[NUMBER].load(Ordering::SeqCst) == number
+        self.words[NUMBER].load(Ordering::Acquire) == number
     }
 
-    /// A copy of the message that is there, or `None` where it has a length that none has.
-    pub(super) fn copy(&self) -> Option<Vec<u8>> {
+    /// Takes the message of this number out, which is there: a copy of it, or `None` where it has a length that none has.
+    pub(super) fn take(&self, number: u64) -> Option<Vec<u8>> {
+        let message = self.copy();
+        self.taken.store(number, Ordering::Release);
+        message
+    }
+
+    fn copy(&self) -> Option<Vec<u8>> {
         let length = usize::try_from(self.words[LENGTH].load(Ordering::Relaxed)).ok()?;
-        if length > MOST_BYTES {
+        if length > self.most_bytes() {
             return None;
         }
         let mut message = vec![0; length.next_multiple_of(WORD_BYTES)];
@@ -69,6 +140,10 @@ impl<'a> Inbox<'a> {
         }
         message.truncate(length);
         Some(message)
+    }
+
+    fn most_bytes(&self) -> usize {
+        (self.words.len() - HEAD_WORDS) * WORD_BYTES
     }
 }
 
@@ -79,24 +154,49 @@ mod tests {
 
     use super::super::wire::read_message;
     use super::*;
-    use crate::timeline::Word;
+    use crate::timeline::{Word, WordPage};
+
+    const MOST_BYTES: usize = (WORDS - HEAD_WORDS) * WORD_BYTES;
 
     fn page() -> Arc<WordPage> {
         WordPage::create().unwrap()
     }
 
+    fn inbox(page: &WordPage, listening_ends: bool) -> Inbox<'_> {
+        let (slot, word) = (u32::from(listening_ends), Word::FromExporter);
+        let (taken, awake) = (page.word(slot, word), page.word(2 + slot, word));
+        Inbox { taken, awake, words: page.words(first_slot(listening_ends), WORDS) }
+    }
+
     #[test]
     fn a_message_is_read_back_whatever_its_length() {
         let page = page();
-        let inbox = Inbox::of(&page, true);
+        let inbox = inbox(&page, true);
         assert!(!inbox.has(1), "it is empty");
+        inbox.wake_up();
         let lengths = [0, 1, 7, 8, 9, 200, MOST_BYTES - 1, MOST_BYTES];
         for (number, length) in (1..).zip(lengths) {
             let message: Vec<u8> = (0..length).map(|index| (index % 251) as u8 + 1).collect();
-            inbox.put(number, &message);
+            assert_eq!(inbox.put((number - 1, number), &message), Put::Done);
             assert!(inbox.has(number) && !inbox.has(number + 1));
-            assert_eq!(inbox.copy(), Some(message));
+            assert_eq!(inbox.take(number), Some(message));
         }
+    }
+
+    #[test]
+    fn what_finds_no_room_or_nobody_awake_goes_by_the_socket() {
+        let page = page();
+        let inbox = inbox(&page, false);
+        assert_eq!(inbox.put((0, 1), b"one"), Put::Refused, "nobody has said to be awake");
+        inbox.wake_up();
+        assert_eq!(inbox.put((0, 2), &[0; MOST_BYTES + 1]), Put::Refused, "it is too long");
+        assert_eq!(inbox.put((0, 3), b"three"), Put::Done);
+        assert_eq!(inbox.put((3, 4), b"four"), Put::Refused, "there is another one");
+        assert!(!inbox.fall_asleep(3), "what is there keeps it awake");
+        assert!(inbox.has_awake_owner());
+        assert_eq!(inbox.take(3), Some(b"three".to_vec()));
+        assert!(inbox.fall_asleep(4));
+        assert_eq!(inbox.put((3, 5), b"five"), Put::Refused, "it sleeps");
     }
 
     #[test]
@@ -104,22 +204,25 @@ mod tests {
         let page = page();
         let word = page.word(LISTENING_ENDS - 1, Word::Total);
         word.store(7, Ordering::Relaxed);
-        let [listening, connecting] = [true, false].map(|listening| Inbox::of(&page, listening));
-        listening.put(3, &[1; MOST_BYTES]);
-        connecting.put(4, &[2; MOST_BYTES]);
-        assert_eq!(listening.copy(), Some(vec![1; MOST_BYTES]));
-        assert_eq!(connecting.copy(), Some(vec![2; MOST_BYTES]));
-        assert!(listening.has(3) && connecting.has(4));
+        let inboxes = [true, false].map(|listening| inbox(&page, listening));
+        for (inbox, byte) in inboxes.iter().zip([1, 2]) {
+            inbox.wake_up();
+            assert_eq!(inbox.put((0, 3 + u64::from(byte)), &[byte; MOST_BYTES]), Put::Done);
+        }
+        for (inbox, byte) in inboxes.iter().zip([1, 2]) {
+            assert!(inbox.has(3 + u64::from(byte)));
+            assert_eq!(inbox.copy(), Some(vec![byte; MOST_BYTES]));
+        }
         assert_eq!(word.load(Ordering::Relaxed), 7);
     }
 
     #[test]
     fn a_length_that_no_message_has_is_refused() {
         let page = page();
-        let inbox = Inbox::of(&page, true);
+        let inbox = inbox(&page, true);
         for length in [MOST_BYTES as u64 + 1, u64::MAX] {
             inbox.words[LENGTH].store(length, Ordering::Relaxed);
-            assert_eq!(inbox.copy(), None);
+            assert_eq!(inbox.take(1), None);
         }
     }
 
@@ -127,7 +230,7 @@ mod tests {
     #[test]
     fn who_scribbles_over_it_meanwhile_does_no_harm() {
         let page = page();
-        let (inbox, done) = (Inbox::of(&page, true), AtomicBool::new(false));
+        let (inbox, done) = (inbox(&page, true), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = 0x9e37_79b9_7f4a_7c15_u64;

@@ -21,6 +21,8 @@ mod connect;
 mod connection;
 mod handshake;
 mod inbox;
+#[cfg(all(loom, test))]
+mod inbox_loom;
 mod listen;
 mod maps;
 mod message;

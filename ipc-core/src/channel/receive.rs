@@ -128,15 +128,13 @@ impl Connection {
 
     /// Sleeps at the socket: whoever sends from now on wakes it.
     fn sleep(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
-        let awake = self.own_word(Slot::Awake);
-        awake.store(0, Ordering::SeqCst);
-        // What was put there before the sender could see that.
-        let slept = if self.inbox().has(receiving.taken + 1) {
-            Ok(())
-        } else {
-            self.wait_at_socket(receiving, deadline)
-        };
-        awake.store(1, Ordering::SeqCst);
+        kill_point!("receiver:channel-sleeping");
+        let inbox = self.inbox();
+        if !inbox.fall_asleep(receiving.taken + 1) {
+            return Ok(());
+        }
+        let slept = self.wait_at_socket(receiving, deadline);
+        inbox.wake_up();
         slept
     }
 
@@ -177,6 +175,7 @@ impl Connection {
         if !look && !self.has_sent(receiving) {
             return Ok(None);
         }
+        kill_point!("receiver:channel-looked");
         let Some(packet) = self.packet(receiving)? else { return Ok(None) };
         // A packet that came behind a message in the inbox: that was there before it.
         if let Some(message) = self.out_of_inbox(receiving)? {
@@ -197,9 +196,8 @@ impl Connection {
         if !inbox.has(receiving.taken + 1) {
             return Ok(None);
         }
-        let message = inbox.copy();
         receiving.taken += 1;
-        self.own_word(Slot::Taken).store(receiving.taken, Ordering::Release);
+        let message = inbox.take(receiving.taken);
         let message = message.ok_or_else(|| Error::Protocol("its message is longer than an inbox".into()));
         self.accepted(message.and_then(read_message)).map(Some)
     }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::MAX_MESSAGE_TENSORS;
 use super::connection::{Connection, Slot, wait_until};
-use super::inbox::MOST_BYTES;
+use super::inbox::Put;
 use super::message::{Message, Part};
 use super::wire::{BundleBytes, DescriptorBytes, Head, Item, Outgoing};
 use crate::broker::{Deadline, Token, socket};
@@ -114,7 +114,7 @@ impl Connection {
         // An end that has been closed takes nothing more, though its inbox may be empty.
         self.check()?;
         if !self.put(&outgoing, &mut sending) {
-            self.has_woken.store(!self.peer_is_awake(), Ordering::Relaxed);
+            self.has_woken.store(!self.outbox().has_awake_owner(), Ordering::Relaxed);
             self.send_packet(&outgoing, deadline)?;
             sending.by_socket += 1;
             self.own_word(Slot::Sent).store(sending.by_socket, Ordering::Release);
@@ -127,20 +127,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Puts the message into the other end's inbox. False where it has to go by the socket: there is no room, or that end
-    /// sleeps.
+    /// Puts the message into the other end's inbox. False where it has to go by the socket.
     fn put(&self, outgoing: &Outgoing, sending: &mut Sending) -> bool {
-        let Some(message) = outgoing.message().filter(|message| message.len() <= MOST_BYTES) else {
-            return false;
-        };
-        let has_room = self.peers_word(Slot::Taken).load(Ordering::Acquire) == sending.last_put;
-        if !has_room || !self.peer_is_awake() {
+        let Some(message) = outgoing.message() else { return false };
+        let numbers = (sending.last_put, sending.messages + 1);
+        let put = self.outbox().put(numbers, message);
+        if put == Put::Refused {
             return false;
         }
-        sending.last_put = sending.messages + 1;
-        self.outbox().put(sending.last_put, message);
-        // It may have looked before, and sleep now. Where there is no room for this it has something to wake it.
-        if !self.peer_is_awake()
+        sending.last_put = numbers.1;
+        // Where there is no room for this the receiver has something to wake it.
+        if put == Put::Unseen
             && let Ok(look) = Outgoing::look()
         {
             let _ = socket::send(self.socket.fd(), &look.packet, &[]);

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::census::Census;
-use crate::wait::DEADLINE;
+use crate::wait::{DEADLINE, eventually};
 use crate::{ASCEND, CUDA};
 
 /// How an agent is started.
@@ -242,6 +242,19 @@ impl Child {
     pub fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("it can be signalled");
         waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED).expect("it is our child");
+    }
+
+    /// It has come to the point of the protocol at which it was to stand still, or does so soon.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not.
+    #[track_caller]
+    pub fn has_stopped(&self) {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        eventually("it stands still", true, || {
+            waitid(WaitId::Pid(self.pid()), options).expect("it is our child").is_some()
+        });
     }
 
     /// Lets it go on.

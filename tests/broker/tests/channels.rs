@@ -189,7 +189,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             victim.tell(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             victim.is_killed();
             assert_eq!(survivor.event("gone"), "gone c PeerGone");
-            if point == "sender:channel-sent" {
+            if ["sender:channel-put", "sender:channel-sent"].contains(&point) {
                 assert_eq!(survivor.ok("receive c m 5000"), "5 1");
                 let error = survivor.ask(&what.open("m x"));
                 let gone = |failure: &str| matches!(failure, "ExporterGone" | "PeerGone");
@@ -201,10 +201,17 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
         "receiver" => {
             connect(survivor, victim, under);
             let sent = what.share(survivor);
+            if point == "receiver:channel-looked" {
+                // What comes behind it goes by the socket.
+                survivor.ok("send c 1 20000");
+            }
             survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
             let open = what.open("m x");
             let commands: &[&str] = match point {
                 "receiver:channel-received" => &["receive c m 20000"],
+                "receiver:channel-looked" | "receiver:channel-sleeping" => {
+                    &["receive c m 20000", "receive c n 20000"]
+                }
                 "receiver:channel-discarding" => &["receive c m 20000", "discard m"],
                 _ => &["receive c m 20000", &open],
             };
@@ -484,8 +491,61 @@ impl RawPage {
     }
 }
 
+const SENT: u64 = 4;
 const TAKEN: u64 = 5;
 const AWAKE: u64 = 6;
+
+/// A child that stands still at a point of the protocol, with a raw end and its page.
+fn standing(
+    point: &str,
+    name_of_it: &str,
+    command: &str,
+    before: impl FnOnce(&RawPage),
+) -> (Child, Connection, RawPage) {
+    let point = format!("{point}!stop");
+    let mut child = agent!(PINNING, dies_at: Some(&point));
+    let under = name(name_of_it);
+    child.ok(&format!("listen {under}"));
+    let (raw, page) = greeted(&mut child, &under);
+    let page = RawPage(page);
+    before(&page);
+    child.tell(command);
+    child.has_stopped();
+    (child, raw, page)
+}
+
+#[test]
+fn a_message_that_is_put_there_as_the_receiver_falls_asleep_is_found() {
+    let receive = "receive c m 20000";
+    let (mut child, _raw, page) = standing("receiver:channel-sleeping", "asleep", receive, |_| {});
+    assert_eq!(page.number(AWAKE * 256 + 64), 1, "whoever puts it there now wakes nobody");
+    page.put(1, 5, &message(&[0]));
+    child.go_on();
+    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+}
+
+#[test]
+fn a_receiver_that_falls_asleep_as_a_message_is_put_there_is_woken() {
+    let awake = |page: &RawPage| page.say(AWAKE, 1);
+    let (mut child, raw, page) = standing("sender:channel-put", "woken", "send c 2 20000", awake);
+    page.say(AWAKE, 0);
+    child.go_on();
+    assert_eq!(child.hear(), Answer::Done(String::new()));
+    assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == [3]));
+    assert_eq!(page.take(), (1, message(&[0, 1])));
+}
+
+#[test]
+fn a_packet_does_not_overtake_the_message_that_was_put_there_before_it() {
+    let said = |page: &RawPage| page.say(SENT, 1);
+    let receive = "receive c m 20000";
+    let (mut child, raw, page) = standing("receiver:channel-looked", "overtaken", receive, said);
+    page.put(1, 5, &message(&[0]));
+    raw.send_bytes(&[vec![0], message(&[0, 1])].concat(), &[]).expect("it reads");
+    child.go_on();
+    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+    assert_eq!(child.ok("receive c m 20000"), "2 0");
+}
 
 #[test]
 fn messages_come_in_their_order_by_the_inbox_and_by_the_socket() {
