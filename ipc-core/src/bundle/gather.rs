@@ -8,7 +8,7 @@ use crate::backend::{DeviceIpc, together};
 use crate::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::export::{Allocation, check_region, extents_by_driver};
+use crate::export::{Allocation, Handles, check_region, extents_by_driver};
 use crate::interop::Region;
 use crate::runtime::Runtime;
 
@@ -46,9 +46,6 @@ pub(super) struct Place {
     /// From the start of the region's first allocation, in bytes.
     pub(super) offset: u64,
 }
-
-/// The handles of a part's allocations.
-pub(super) type Handles = Arc<[Arc<Allocation>]>;
 
 impl GatheredPart {
     pub(super) fn regions(&self) -> usize {

@@ -16,7 +16,7 @@ pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::{
     check_backend, check_read_only, check_region, copy_and_wait, extents_by_driver, ready_event,
 };
-pub(crate) use shared::{Allocation, Shared};
+pub(crate) use shared::{Allocation, Handles, Shared};
 pub(crate) use table::{Bearer, ChannelId};
 pub(crate) use table::{
     ExportTable, Granted, Importer, LocalGrant, NewExport, OpenRequest, TimelineObserver, stale,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::BorrowedMemory;
 use super::exposure::{Exposing, Exposure};
 use super::guard::Export;
-use super::shared::{Allocation, ReadyEvent, Shared};
+use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{Access, DeviceIpc, together};
@@ -292,7 +292,7 @@ fn asked_for(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
     region: &Region,
-) -> Result<(Vec<Extent>, Arc<[Arc<Allocation>]>)> {
+) -> Result<(Vec<Extent>, Handles)> {
     together(&**backend, region.range.device, || {
         with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?)
     })
@@ -302,7 +302,7 @@ fn with_allocations(
     runtime: &Runtime,
     backend: &Arc<dyn DeviceIpc>,
     extents: Vec<Extent>,
-) -> Result<(Vec<Extent>, Arc<[Arc<Allocation>]>)> {
+) -> Result<(Vec<Extent>, Handles)> {
     let shared = |extent| runtime.exports.allocation(backend, extent);
     let allocations = match extents.as_slice() {
         [only] => [shared(only)?].into(),

@@ -14,7 +14,7 @@ use crate::runtime::Runtime;
 pub(crate) struct Shared {
     pub(crate) ready: Option<ReadyEvent>,
     /// Those of all regions, one region after the other.
-    pub(crate) allocations: Arc<[Arc<Allocation>]>,
+    pub(crate) allocations: Handles,
     /// The regions in this process's address space.
     pub(crate) regions: Arc<[DeviceRange]>,
     #[allow(dead_code, reason = "keeps the memory allocated")]
@@ -22,6 +22,9 @@ pub(crate) struct Shared {
     /// Are the allocations counted as kept?
     pub(crate) keeps: bool,
 }
+
+/// The handles of several allocations.
+pub(crate) type Handles = Arc<[Arc<Allocation>]>;
 
 /// The event that says when the bytes have been written.
 pub(crate) struct ReadyEvent {

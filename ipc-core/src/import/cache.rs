@@ -233,7 +233,13 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().those(Kept::is_idle).cloned().collect()
     }
 
+    /// Everything that is in use or idle.
+    pub(super) fn open(&self) -> Vec<Arc<Kept<K, V>>> {
+        self.lock().those(Kept::is_open).cloned().collect()
+    }
+
     /// Everything that is in use.
+    #[cfg(test)]
     pub(super) fn live(&self) -> Vec<Arc<Kept<K, V>>> {
         self.lock().those(Kept::is_live).cloned().collect()
     }
@@ -242,12 +248,6 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
     pub(super) fn taken_again(&self) -> u64 {
         let state = self.lock();
         state.again + state.those(|_| true).map(|kept| kept.joined()).sum::<u64>()
-    }
-
-    /// Is there one like this among what is open?
-    #[cfg(all(loom, test))]
-    pub(super) fn any(&self, is_so: impl Fn(&V) -> bool) -> bool {
-        self.lock().those(Kept::is_open).any(|open| is_so(open))
     }
 
     fn close_if_idle<'a>(

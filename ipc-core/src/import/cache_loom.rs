@@ -157,12 +157,9 @@ impl World {
 
     /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
     fn close_by_force(&self) {
-        self.close_idle(0);
-        for held in self.cache.live() {
-            held.kept.store(false, Ordering::Release);
+        for held in self.cache.open() {
+            self.revoke(&held);
             self.unmap(&held);
-            // It may have become idle before it was marked.
-            self.cache.close_idle(&held, |thing| self.close(thing));
         }
     }
 
@@ -178,7 +175,7 @@ impl World {
         let kept: Vec<Key> = self.cache.idle().iter().map(|idle| idle.key).collect();
         assert!(self.cache.live().is_empty(), "somebody still holds it");
         assert!(kept.len() <= kept_at_most, "{} are kept, not {kept_at_most}", kept.len());
-        assert!(!self.cache.any(|thing| !thing.may_be_kept()), "a revoked one is kept");
+        assert!(self.cache.open().iter().all(|open| open.may_be_kept()), "a revoked one is kept");
         let (opened, closed) = (self.opened.load(Ordering::Acquire), self.closed.load(Ordering::Acquire));
         assert_eq!(opened, closed + kept.len(), "one was lost");
         kept.into_iter().for_each(|key| self.close_idle(key));

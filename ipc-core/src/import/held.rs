@@ -1,11 +1,10 @@
 //! What every guard of opened memory is made of: a hold on a lease, and its end in the right order.
 
-#![allow(unsafe_code, reason = "views are made of ranges that this guard keeps mapped")]
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::keeper::check_stream_of;
 use super::table::{HeldLease, KnownLease};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
@@ -13,15 +12,13 @@ use crate::broker::{Deadline, GoneCallback};
 use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::export::{Shared, check_backend};
-use crate::interop::{ViewStream, ViewTypes};
+use crate::export::Shared;
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::memory::Buffer;
 use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::BorrowedStream;
-use crate::tensor::{Element, LayoutError, TensorLayout};
 use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
 
 /// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
@@ -237,47 +234,6 @@ impl Held {
         }
     }
 
-    /// Elements of the memory, to be read by work on `stream`, which waits until the bytes are ready.
-    pub(crate) fn view<T: Element, M: ViewTypes>(
-        &self,
-        range: DeviceRange,
-        layout: Option<&TensorLayout>,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::View<'_, T>> {
-        self.check_viewable::<T>(range, layout, stream.as_stream())?;
-        // SAFETY: the view borrows the guard, the caller names bytes in its regions, and size and alignment have been
-        // checked.
-        unsafe { stream.view(range) }
-    }
-
-    /// Elements of the memory, to be read and written by work on `stream`, which waits until the bytes are ready.
-    pub(crate) fn view_mut<T: Element, M: ViewTypes>(
-        &self,
-        range: DeviceRange,
-        layout: Option<&TensorLayout>,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::ViewMut<'_, T>> {
-        let granted = self.access();
-        if !granted.is_writable() {
-            return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
-        }
-        self.check_viewable::<T>(range, layout, stream.as_stream())?;
-        // SAFETY: as in `view`; the mapping is read-write. Views are device addresses: what two streams or two
-        // processes do with them at a time is for events to order, as with all device memory.
-        unsafe { stream.view_mut(range) }
-    }
-
-    fn check_viewable<T: Element>(
-        &self,
-        range: DeviceRange,
-        layout: Option<&TensorLayout>,
-        stream: BorrowedStream<'_>,
-    ) -> Result<()> {
-        self.check_usable_on(stream)?;
-        check_elements::<T>(range, layout)?;
-        self.wait_ready_on(stream)
-    }
-
     /// May work on this stream use the memory now?
     pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
@@ -288,12 +244,7 @@ impl Held {
     }
 
     pub(crate) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        check_backend("the stream", stream.backend(), self.backend().info().name)?;
-        if stream.device() != self.device() {
-            let (stream, expected) = (stream.device(), self.device());
-            return Err(Error::WrongStream { stream, what: "the mapping", expected });
-        }
-        Ok(())
+        check_stream_of(stream, &**self.backend(), self.device(), "the mapping")
     }
 
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
@@ -375,25 +326,6 @@ impl Held {
         }
         Some((runtime, hold))
     }
-}
-
-/// Are these bytes whole, aligned elements of this type, one behind the other?
-pub(super) fn check_elements<T: Element>(range: DeviceRange, layout: Option<&TensorLayout>) -> Result<()> {
-    match layout {
-        Some(layout) if layout.dtype() != T::DTYPE => {
-            return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
-        }
-        Some(layout) if !layout.is_contiguous() => {
-            let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-            return Err(LayoutError::NotContiguous { shape, strides }.into());
-        }
-        _ => {}
-    }
-    let element = size_of::<T>() as u64;
-    if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
-        return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
-    }
-    Ok(())
 }
 
 /// Nobody waits by this side of a timeline any longer.

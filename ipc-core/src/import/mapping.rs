@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use super::held::Held;
+use super::keeper::Keeper;
 use super::table::Described;
 use super::tensor::{Tensor, elements_of};
 use crate::address::DeviceRange;
@@ -140,7 +141,7 @@ impl Mapping {
     /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
     /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        self.held.view(self.viewable()?, self.layout(), stream)
+        Keeper::from(&self.held).view(self.viewable()?, self.layout(), stream)
     }
 
     /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
@@ -152,7 +153,7 @@ impl Mapping {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        self.held.view_mut(self.viewable()?, self.layout(), stream)
+        Keeper::from(&self.held).view_mut(self.viewable()?, self.layout(), stream)
     }
 
     /// The bytes of the tensor, where there is one, else all.

@@ -6,6 +6,7 @@ mod cache;
 mod cache_loom;
 mod grant;
 mod held;
+mod keeper;
 mod mapping;
 mod open;
 mod own;
@@ -19,6 +20,7 @@ pub use tensor::Tensor;
 
 pub(crate) use grant::{HeldGrant, MOST_WAITING};
 pub(crate) use held::Held;
+pub(crate) use keeper::Keeper;
 pub(crate) use open::{OpenExport, Patience, Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::{ImportTable, KnownLease};

@@ -160,17 +160,16 @@ impl ImportTable {
 
     /// Closes the driver's mappings of an exporter's memory, those in use too. How many there were in use.
     pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
-        self.close_idle_of(exporter);
         let mut closed = 0;
-        for lease in self.leases.live() {
+        for lease in self.leases.open() {
             if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
                 continue;
             }
-            lease.wait_for_device();
-            let Some(ranges) = lease.unmap() else { continue };
-            self.release_ranges(ranges);
-            // It may have become idle before it was marked.
+            // From here on it is closed by whoever is the last to let go of it, and here where nobody holds it.
             self.leases.close_idle(&lease, |lease| self.end(lease));
+            let Some(ranges) = lease.unmap() else { continue };
+            lease.wait_for_device();
+            self.release_ranges(ranges);
             closed += 1;
         }
         closed

@@ -1,7 +1,6 @@
 //! A tensor that lies in memory that a guard keeps.
 
-use super::held::Held;
-use super::own::OwnMemory;
+use super::keeper::Keeper;
 use crate::address::DeviceRange;
 use crate::backend::Access;
 use crate::device::DeviceOrdinal;
@@ -16,27 +15,6 @@ pub struct Tensor<'m> {
     keeper: Keeper<'m>,
     range: DeviceRange,
     layout: &'m TensorLayout,
-}
-
-/// What keeps the memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Keeper<'m> {
-    /// It has been opened.
-    Opened(&'m Held),
-    /// It is this process's own.
-    Own(&'m OwnMemory),
-}
-
-impl<'m> From<&'m Held> for Keeper<'m> {
-    fn from(held: &'m Held) -> Self {
-        Self::Opened(held)
-    }
-}
-
-impl<'m> From<&'m OwnMemory> for Keeper<'m> {
-    fn from(own: &'m OwnMemory) -> Self {
-        Self::Own(own)
-    }
 }
 
 impl<'m> Tensor<'m> {
@@ -98,10 +76,7 @@ impl<'m> Tensor<'m> {
 
     /// What this process may do with the memory.
     pub fn access(&self) -> Access {
-        match self.keeper {
-            Keeper::Opened(held) => held.access(),
-            Keeper::Own(_) => Access::ReadWrite,
-        }
+        self.keeper.access()
     }
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
@@ -112,10 +87,7 @@ impl<'m> Tensor<'m> {
     /// [`Error::Layout`](crate::Error::Layout) for another element type than the
     /// tensor's, a tensor with gaps, or an address that is not aligned for the element.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'m, T>> {
-        match self.keeper {
-            Keeper::Opened(held) => held.view(self.range, Some(self.layout), stream),
-            Keeper::Own(own) => own.view(self.range, Some(self.layout), stream),
-        }
+        self.keeper.view(self.range, Some(self.layout), stream)
     }
 
     /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
@@ -127,10 +99,7 @@ impl<'m> Tensor<'m> {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'m, T>> {
-        match self.keeper {
-            Keeper::Opened(held) => held.view_mut(self.range, Some(self.layout), stream),
-            Keeper::Own(own) => own.view_mut(self.range, Some(self.layout), stream),
-        }
+        self.keeper.view_mut(self.range, Some(self.layout), stream)
     }
 }
 

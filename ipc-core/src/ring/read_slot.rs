@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::reader::Inner;
 use crate::address::DeviceRange;
 use crate::error::{Error, Result};
-use crate::import::Tensor;
+use crate::import::{Keeper, Tensor};
 use crate::interop::{ViewStream, ViewTypes};
 use crate::stream::AsStream;
 use crate::tensor::{Element, TensorTable};
@@ -67,7 +67,7 @@ impl RingReadSlot {
     /// [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`] where the bytes are not whole,
     /// aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        self.inner.mapping().held().view(self.range(), None, stream)
+        Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
     }
 
     /// The tensor of this name in a table of what lies in each slot, which came by any road. Its [`view`](Tensor::view) is for the

@@ -13,7 +13,7 @@ use crate::broker::Deadline;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::{Export, check_backend};
-use crate::import::{OwnMemory, Tensor};
+use crate::import::{Keeper, OwnMemory, Tensor};
 use crate::interop::{ViewStream, ViewTypes};
 use crate::kill::kill_point;
 use crate::lease::{Holders, LeaseId};
@@ -457,7 +457,7 @@ impl RingWriteSlot<'_> {
         &mut self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        self.ring.memory.view_mut(self.range(), None, stream)
+        Keeper::from(&self.ring.memory).view_mut(self.range(), None, stream)
     }
 
     /// The tensor of this name in a table of what lies in each slot. Its [`view_mut`](Tensor::view_mut) is for the stream that
