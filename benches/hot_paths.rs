@@ -23,7 +23,11 @@ fn main() {
     let (mut exporter, descriptor) = start_exporter();
     DESCRIPTOR.set(descriptor).expect("set once");
     divan::main();
-    // Its input is closed first, which ends it.
+    end(&mut exporter);
+}
+
+/// Ends an exporter by closing its input.
+fn end(exporter: &mut Child) {
     drop(exporter.stdin.take());
     exporter.wait().expect("it can be waited for");
 }
@@ -69,6 +73,14 @@ fn open_again(bencher: Bencher<'_, '_>) {
 fn open_again_and_drop(bencher: Bencher<'_, '_>) {
     open();
     bencher.bench(|| drop(ipc().open(descriptor()).at_home().expect("opened")));
+}
+
+/// The lease is nobody else's: it becomes idle each time, and is used again.
+#[divan::bench]
+fn open_idle_and_drop(bencher: Bencher<'_, '_>) {
+    let (mut exporter, descriptor) = start_exporter();
+    bencher.bench(|| drop(ipc().open(&descriptor).at_home().expect("opened")));
+    end(&mut exporter);
 }
 
 #[divan::bench]

@@ -428,6 +428,30 @@ fn closing_all_mappings_of_a_dead_exporter_brings_its_memory_back() {
 }
 
 #[test]
+fn what_was_closed_by_force_is_not_handed_out_again_and_opens_anew_once_it_is_let_go_of() {
+    for machine in [PINNING, REVOKING, DESCRIPTORS] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        let x = exporter.share("x 4096");
+        for name in ["first", "second"] {
+            importer.ok(&format!("open {name} {x}"));
+        }
+        assert_eq!(importer.ok(&format!("close-mappings-of {x}")), "1", "one lease");
+        assert_eq!((importer.calls("close"), importer.counter("mapped_bytes")), (1, 0));
+        importer.fails("touch first", "ExporterGone");
+        importer.fails(&format!("open third {x}"), "ExporterGone");
+        importer.ok("drop first second");
+        importer.ok("close-unused 5000");
+        importer.ok(&format!("open again {x}"));
+        importer.ok("touch again");
+        assert_eq!((importer.calls("open"), importer.counter("mapped_bytes")), (2, 4096), "{machine}");
+        importer.ok("drop again");
+        assert_eq!(importer.ok(&format!("close-mappings-of {x}")), "0", "it is idle, and is closed as such");
+        eventually("holders", 0, || exporter.holders("x"));
+        assert_eq!(importer.calls("open"), importer.calls("close"));
+    }
+}
+
+#[test]
 fn a_shutdown_takes_back_and_gives_back_everything() {
     let mut pair = [agent!(PINNING), agent!(PINNING)];
     let of_first = pair[0].share("own 4096");
