@@ -161,9 +161,9 @@ impl Channel {
         }
     }
 
-    /// May [`receive`](Self::receive) spin for some tens of microseconds before it sleeps, while messages come quickly? It may
-    /// unless said otherwise. A thread that is woken by the kernel has the message later, and the processor is free until
-    /// then.
+    /// May [`receive`](Self::receive) spin before it sleeps, for some tens of microseconds, or for two hundred where the other
+    /// end has to wake first? It may unless said otherwise, and does so seldom where that is in vain. A thread that is woken by
+    /// the kernel has the message later, and the processor is free until then.
     pub fn set_spinning(&self, spins: bool) {
         self.connection.may_spin.store(spins, std::sync::atomic::Ordering::Relaxed);
     }

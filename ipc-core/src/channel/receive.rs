@@ -108,22 +108,26 @@ impl Connection {
             return self.sleep(receiving, deadline);
         }
         let patience = if self.has_woken.swap(false, Ordering::Relaxed) { WAKING } else { SPIN };
-        let came = self.spin(receiving, deadline.at.min(Instant::now() + patience));
+        let came = self.spin(receiving, patience, deadline);
         receiving.pace.spun(came);
         if came { Ok(()) } else { self.sleep(receiving, deadline) }
     }
 
-    /// Looks again and again. False where nothing came in time.
-    fn spin(&self, receiving: &Receiving, until: Instant) -> bool {
-        while Instant::now() < until {
+    /// Looks again and again. False where nothing came in time; the clock is read when it has not come at once.
+    fn spin(&self, receiving: &Receiving, patience: Duration, deadline: Deadline) -> bool {
+        let mut until = None;
+        loop {
             for _ in 0..LOOKS {
                 if self.has_sent(receiving) || self.peer_has_closed() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
+            let now = Instant::now();
+            if now >= *until.get_or_insert_with(|| deadline.at.min(now + patience)) {
+                return false;
+            }
         }
-        false
     }
 
     /// Sleeps at the socket: whoever sends from now on wakes it.
@@ -176,12 +180,13 @@ impl Connection {
             return Ok(None);
         }
         kill_point!("receiver:channel-looked");
-        let Some(packet) = self.packet(receiving)? else { return Ok(None) };
-        // A packet that came behind a message in the inbox: that was there before it.
+        let packet = self.packet(receiving)?;
+        // What came behind a message in the inbox, also the end: that was there before it.
         if let Some(message) = self.out_of_inbox(receiving)? {
-            receiving.early = Some(packet);
+            receiving.early = packet;
             return Ok(Some(message));
         }
+        let Some(packet) = packet else { return Ok(None) };
         let read = read(packet.bytes, packet.fds, self.limit);
         if !matches!(read, Ok(Incoming::End | Incoming::Look)) {
             receiving.by_socket += 1;

@@ -516,7 +516,8 @@ fn standing(
 
 #[test]
 fn a_message_that_is_put_there_as_the_receiver_falls_asleep_is_found() {
-    let receive = "receive c m 20000";
+    // For less than the second after which it would look again.
+    let receive = "receive c m 900";
     let (mut child, _raw, page) = standing("receiver:channel-sleeping", "asleep", receive, |_| {});
     assert_eq!(page.number(AWAKE * 256 + 64), 1, "whoever puts it there now wakes nobody");
     page.put(1, 5, &message(&[0]));
@@ -545,6 +546,13 @@ fn a_packet_does_not_overtake_the_message_that_was_put_there_before_it() {
     child.go_on();
     assert_eq!(child.hear(), Answer::Done("1 0".into()));
     assert_eq!(child.ok("receive c m 20000"), "2 0");
+    // Nor does the end.
+    let (mut child, raw, page) = standing("receiver:channel-looked", "ended", receive, said);
+    page.put(1, 5, &message(&[0]));
+    drop(raw);
+    child.go_on();
+    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+    child.fails("receive c m 20000", "PeerGone");
 }
 
 #[test]
