@@ -62,7 +62,7 @@ pub struct Exporter {
 #[derive(Debug)]
 enum Expected {
     Hello,
-    Grant { request: u64, lease: u64 },
+    Grant { request: u64, lease: u64, like: bool },
     Refused { request: u64, refusal: Refusal },
     Listing { request: u64 },
     Confirmed { request: u64 },
@@ -79,6 +79,8 @@ struct Model {
     devices: BTreeSet<u32>,
     said_hello: bool,
     leases: BTreeMap<u64, u64>,
+    /// Those of them under which bytes are copied: no handles came with them.
+    staged: BTreeSet<u64>,
     opened: [u64; 3],
     granted: u64,
     guesses: usize,
@@ -220,7 +222,7 @@ impl Model {
             }
             _ if !self.said_hello => Next::Close,
             Request::Hello { .. } => Next::Close,
-            Request::Open { request, export, token, access, on, peer, .. } => {
+            Request::Open { request, export, token, access, on, peer, like } => {
                 if peer.len() > LONGEST_PEER {
                     return Next::Close;
                 }
@@ -242,9 +244,14 @@ impl Model {
                     None => {
                         self.granted += 1;
                         self.opened[export.0 as usize - 1] += 1;
+                        // All exports here are of the same memory.
+                        let held = |lease: LeaseId| {
+                            self.leases.contains_key(&lease.0) && !self.staged.contains(&lease.0)
+                        };
+                        let like = like.is_some_and(held);
                         self.leases.insert(self.granted, export.0);
                         let (request, lease) = (request.0, self.granted);
-                        self.answers.push_back(Expected::Grant { request, lease });
+                        self.answers.push_back(Expected::Grant { request, lease, like });
                     }
                 }
                 Next::Keep
@@ -296,7 +303,10 @@ impl Model {
                         self.answers.push_back(Expected::Refused { request: request.0, refusal });
                     }
                     // The answer is the worker's, which serves the exports of the process and not these.
-                    None => drop(self.leases.insert(self.granted, export.0)),
+                    None => {
+                        self.leases.insert(self.granted, export.0);
+                        self.staged.insert(self.granted);
+                    }
                 }
                 Next::Keep
             }
@@ -382,9 +392,14 @@ impl Model {
             (Some(Expected::Hello), Reply::Hello { protocol, exporter }) => {
                 *protocol == PROTOCOL_VERSION && *exporter == SOMEBODY
             }
-            (Some(Expected::Grant { request, lease }), Reply::Grant(grant)) => {
+            (Some(Expected::Grant { request, lease, like }), Reply::Grant(grant)) => {
                 let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
-                grant.request.0 == *request && grant.lease == LeaseId(*lease) && claimed == fds && grant.keep
+                grant.request.0 == *request
+                    && grant.lease == LeaseId(*lease)
+                    && claimed == fds
+                    && grant.keep
+                    && grant.like == *like
+                    && (!grant.like || grant.handles.is_empty())
             }
             (
                 Some(Expected::Refused { request, refusal }),

@@ -19,8 +19,12 @@ fn hello(protocol: u16) -> Vec<u8> {
 }
 
 fn open(export: u64, token: Token, access: Access) -> Vec<u8> {
-    let (request, export) = (RequestId(5), ExportId(export));
-    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new(), like: None })
+    open_like(export, token, access, None)
+}
+
+fn open_like(export: u64, token: Token, access: Access, like: Option<u64>) -> Vec<u8> {
+    let (request, export, like) = (RequestId(5), ExportId(export), like.map(LeaseId));
+    encode(&Request::Open { request, export, token, access, on: 0, peer: Vec::new(), like })
         .expect("a seed is short")
 }
 
@@ -88,6 +92,23 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
             importers(
                 true,
                 &[first.clone(), (1, open(1, right(1), read)), (1, open(3, right(3), write)), (1, list())],
+            ),
+        ),
+        (
+            "open-like-another",
+            importers(
+                false,
+                &[
+                    first.clone(),
+                    (1, open(1, right(1), read)),
+                    (1, open_like(2, right(2), read, Some(1))),
+                    (1, open_like(2, right(2), read, Some(9))),
+                    (1, release(1)),
+                    (1, open_like(1, right(1), read, Some(1))),
+                    (1, open_like(1, wrong, read, Some(2))),
+                    (1, stage(1, right(1))),
+                    (1, open_like(2, right(2), read, Some(5))),
+                ],
             ),
         ),
         ("guess-tokens", importers(false, &[first.clone(), (17, open(1, wrong, read))])),
