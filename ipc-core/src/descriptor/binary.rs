@@ -108,16 +108,11 @@ impl Descriptor {
         flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
         flags |= if self.ready { FLAG_READY } else { 0 };
         flags |= if self.layout.is_some() { FLAG_TENSOR } else { 0 };
-        let offset = self.layout.as_ref().map(TensorLayout::offset).filter(|offset| *offset != 0);
+        let offset = self.tensor_offset();
         flags |= if offset.is_some() { FLAG_TENSOR_OFFSET } else { 0 };
         let address = self.broker.bytes();
-        let dimensions = self.layout.as_ref().map_or(0, |layout| layout.shape().len());
-        let body = self.backend.len()
-            + address.len()
-            + self.extents.len() * size_of::<ExtentEntry>()
-            + dimensions * 16
-            + offset.map_or(0, |_| size_of::<u64>());
-        let total = size_of::<Head>() + body + CHECKSUM_BYTES;
+        let dimensions = self.dimensions();
+        let total = self.encoded_len();
         let head = Head {
             magic: MAGIC,
             major: FORMAT_VERSION.major,
@@ -163,6 +158,25 @@ impl Descriptor {
         bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
         debug_assert_eq!(bytes.len(), total);
         bytes
+    }
+
+    /// How many bytes the binary form has.
+    pub(crate) fn encoded_len(&self) -> usize {
+        let body = self.backend.len()
+            + self.broker.bytes().len()
+            + self.extents.len() * size_of::<ExtentEntry>()
+            + self.dimensions() * 16
+            + self.tensor_offset().map_or(0, |_| size_of::<u64>());
+        size_of::<Head>() + body + CHECKSUM_BYTES
+    }
+
+    fn dimensions(&self) -> usize {
+        self.layout.as_ref().map_or(0, |layout| layout.shape().len())
+    }
+
+    /// Where the tensor does not begin with the region.
+    fn tensor_offset(&self) -> Option<u64> {
+        self.layout.as_ref().map(TensorLayout::offset).filter(|offset| *offset != 0)
     }
 
     /// Reads the binary form. The bytes may come from anybody.

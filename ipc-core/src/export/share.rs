@@ -182,8 +182,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             extents: extents.iter().map(DescribedExtent::of).collect(),
             layout,
         };
-        let bytes = descriptor.to_bytes().len();
-        if extents.len() > MAX_EXTENTS || bytes > MAX_DESCRIPTOR_BYTES {
+        if extents.len() > MAX_EXTENTS || descriptor.encoded_len() > MAX_DESCRIPTOR_BYTES {
             return Err(Error::InvalidRegion(format!(
                 "it lies in {} allocations, at most {MAX_EXTENTS}",
                 extents.len()
