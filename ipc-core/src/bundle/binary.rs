@@ -11,12 +11,12 @@ use super::tensors::Tensors;
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, MAX_HANDLES, Token};
 use crate::descriptor::{
-    DescribedRegions, DescriptorError, ExportId, ExtentEntry, FormatVersion, address_kind, bad, home_fields,
-    read_address, read_backend, read_extents, read_home, take,
+    CHECKSUM_BYTES, DescribedRegions, DescriptorError, ExportId, ExtentEntry, Form, FormatVersion, Preamble,
+    address_kind, bad, close, home_fields, read_address, read_backend, read_extents, read_home, take,
 };
 use crate::device::HostId;
 use crate::process::ProcessIdentity;
-use crate::tensor::{MAX_TABLE_BYTES, checked_total};
+use crate::tensor::MAX_TABLE_BYTES;
 
 /// The most home devices of a bundle.
 pub const MAX_BUNDLE_PARTS: usize = 64;
@@ -24,26 +24,23 @@ pub const MAX_BUNDLE_PARTS: usize = 64;
 /// The most allocations of a bundle.
 pub const MAX_BUNDLE_ALLOCATIONS: usize = MAX_HANDLES;
 
-/// The format that this library writes.
-const BUNDLE_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
-
-const MAGIC: [u8; 4] = *b"DIPB";
-const CHECKSUM_BYTES: usize = 4;
+const FORM: Form = Form {
+    magic: *b"DIPB",
+    version: FormatVersion { major: 1, minor: 0 },
+    what: "bundle",
+    most_bytes: MAX_TABLE_BYTES,
+    known_flags: FLAG_READ_ONLY,
+    otherwise: DescriptorError::NotBundle,
+};
 
 const FLAG_READ_ONLY: u16 = 1 << 0;
-/// Bits that a reader must know; those above it may pass over.
-const MANDATORY_FLAGS: u16 = 0x00ff;
 const PART_READY: u8 = 1 << 0;
 
 /// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
-    magic: [u8; 4],
-    major: u8,
-    minor: u8,
-    flags: U16,
-    total_bytes: U32,
+    preamble: Preamble,
     host: [u8; 16],
     boot: [u8; 16],
     pid_namespace: U64,
@@ -84,7 +81,7 @@ impl BundleDescriptor {
             write_part(part, &mut bytes);
         }
         bytes.extend_from_slice(tensors.bytes());
-        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        close(&mut bytes);
         debug_assert_eq!(bytes.len(), total);
         bytes
     }
@@ -95,12 +92,12 @@ impl BundleDescriptor {
     ///
     /// [`DescriptorError`] with what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let (head, mut body) = checked_parts(bytes)?;
+        let (head, mut body) = FORM.checked_parts::<Head>(bytes)?;
         let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
         let broker = read_address(head.address_kind, take(&mut body, usize::from(head.address_bytes))?)?;
         let parts = read_parts(usize::from(head.parts.get()), &mut body)?;
         let tensors = read_tensors(head.tensors.get() as usize, &parts, &mut body)?;
-        let read_only = head.flags.get() & FLAG_READ_ONLY != 0;
+        let read_only = head.preamble.flags.get() & FLAG_READ_ONLY != 0;
         Ok(Self::new(Contents {
             backend,
             exporter: ProcessIdentity {
@@ -132,11 +129,7 @@ pub(super) fn encoded_bytes(backend: &str, broker: &BrokerAddress, parts: &[Part
 fn head(contents: &Contents, total: usize) -> Head {
     let exporter = &contents.exporter;
     Head {
-        magic: MAGIC,
-        major: BUNDLE_VERSION.major,
-        minor: BUNDLE_VERSION.minor,
-        flags: U16::new(if contents.access.is_writable() { 0 } else { FLAG_READ_ONLY }),
-        total_bytes: U32::new(total as u32),
+        preamble: FORM.preamble(if contents.access.is_writable() { 0 } else { FLAG_READ_ONLY }, total),
         host: *exporter.host.as_bytes(),
         boot: exporter.boot,
         pid_namespace: U64::new(exporter.pid_namespace),
@@ -169,32 +162,6 @@ fn write_part(part: &Part, bytes: &mut Vec<u8>) {
             bytes.extend_from_slice(ExtentEntry::new(extent).as_bytes());
         }
     }
-}
-
-/// Head and body, once size, version, checksum and flags have been checked.
-fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
-    let found = bytes.len();
-    if found > MAX_TABLE_BYTES {
-        return Err(DescriptorError::TooLarge { found });
-    }
-    if !bytes.starts_with(&MAGIC[..found.min(MAGIC.len())]) {
-        return Err(DescriptorError::NotBundle);
-    }
-    let least = size_of::<Head>() + CHECKSUM_BYTES;
-    let truncated = || DescriptorError::Truncated { found, expected: least };
-    // The version stands at the same place in every layout, so it can be told before the rest makes sense.
-    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
-    if major != BUNDLE_VERSION.major {
-        let found = FormatVersion { major, minor };
-        return Err(DescriptorError::Version { what: "bundle", found, readable: BUNDLE_VERSION });
-    }
-    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated())?;
-    let covered = checked_total(bytes, head.total_bytes.get(), least)?;
-    let unknown = head.flags.get() & MANDATORY_FLAGS & !FLAG_READ_ONLY;
-    if unknown != 0 {
-        return Err(DescriptorError::UnknownFeatures { flags: unknown });
-    }
-    Ok((head, &covered[size_of::<Head>()..]))
 }
 
 fn read_parts(count: usize, body: &mut &[u8]) -> Result<Vec<Part>, DescriptorError> {

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{DescribedExtent, Descriptor, DescriptorError, ExportId};
+use super::{CHECKSUM_BYTES, DescribedExtent, Descriptor, DescriptorError, ExportId, Form, Preamble, close};
 use crate::backend::Access;
 use crate::broker::{BrokerAddress, MAX_ADDRESS_BYTES, Token};
 use crate::device::{DeviceIdentity, HostId};
@@ -37,8 +37,14 @@ impl fmt::Display for FormatVersion {
     }
 }
 
-const MAGIC: [u8; 4] = *b"DIPC";
-const CHECKSUM_BYTES: usize = 4;
+const FORM: Form = Form {
+    magic: *b"DIPC",
+    version: FORMAT_VERSION,
+    what: "descriptor",
+    most_bytes: MAX_DESCRIPTOR_BYTES,
+    known_flags: FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR | FLAG_TENSOR_OFFSET,
+    otherwise: DescriptorError::BadMagic,
+};
 const MAX_BACKEND_BYTES: usize = 32;
 
 const FLAG_READ_ONLY: u16 = 1 << 0;
@@ -46,9 +52,6 @@ const FLAG_READY: u16 = 1 << 1;
 const FLAG_TENSOR: u16 = 1 << 2;
 /// Minor version 1. Among those that a reader must know: an older one would take the region's first elements.
 const FLAG_TENSOR_OFFSET: u16 = 1 << 3;
-/// Bits that a reader must know; those above it may pass over.
-const MANDATORY_FLAGS: u16 = 0x00ff;
-const KNOWN_FLAGS: u16 = FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR | FLAG_TENSOR_OFFSET;
 
 const HOME_UUID: u8 = 1;
 const HOME_HOST_PHYSICAL: u8 = 2;
@@ -59,11 +62,7 @@ const ADDRESS_PATH: u8 = 2;
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
-    magic: [u8; 4],
-    major: u8,
-    minor: u8,
-    flags: U16,
-    total_bytes: U32,
+    preamble: Preamble,
     home_kind: u8,
     home: [u8; 16],
     home_physical: U32,
@@ -114,11 +113,7 @@ impl Descriptor {
         let dimensions = self.dimensions();
         let total = self.encoded_len();
         let head = Head {
-            magic: MAGIC,
-            major: FORMAT_VERSION.major,
-            minor: FORMAT_VERSION.minor,
-            flags: U16::new(flags),
-            total_bytes: U32::new(total as u32),
+            preamble: FORM.preamble(flags, total),
             home_kind,
             home,
             home_physical: U32::new(home_physical),
@@ -155,7 +150,7 @@ impl Descriptor {
         if let Some(offset) = offset {
             bytes.extend_from_slice(&offset.to_le_bytes());
         }
-        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        close(&mut bytes);
         debug_assert_eq!(bytes.len(), total);
         bytes
     }
@@ -185,7 +180,7 @@ impl Descriptor {
     ///
     /// [`DescriptorError`] with what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let (head, mut body) = checked_parts(bytes)?;
+        let (head, mut body) = FORM.checked_parts::<Head>(bytes)?;
         let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
         let address = take(&mut body, usize::from(head.address_bytes))?;
         let broker = read_address(head.address_kind, address)?;
@@ -204,7 +199,7 @@ impl Descriptor {
         if let Some(layout) = &layout {
             layout.check_fits(head.len.get())?;
         }
-        let flags = head.flags.get();
+        let flags = head.preamble.flags.get();
         Ok(Self {
             backend,
             home: read_home(head.home_kind, head.home, head.home_physical.get())?,
@@ -227,48 +222,6 @@ impl Descriptor {
             layout,
         })
     }
-}
-
-/// Head and body, once size, version, checksum and flags have been checked.
-fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
-    let found = bytes.len();
-    if found > MAX_DESCRIPTOR_BYTES {
-        return Err(DescriptorError::TooLarge { found });
-    }
-    if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
-        return Err(DescriptorError::BadMagic);
-    }
-    let truncated = |expected| DescriptorError::Truncated { found, expected };
-    let least = size_of::<Head>() + CHECKSUM_BYTES;
-    // The version stands at the same place in every layout, so it can be told before the rest makes sense.
-    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
-    if major != FORMAT_VERSION.major {
-        return Err(DescriptorError::Version {
-            what: "descriptor",
-            found: FormatVersion { major, minor },
-            readable: FORMAT_VERSION,
-        });
-    }
-    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
-    let total = head.total_bytes.get() as usize;
-    if total < least {
-        return Err(bad("length", "it is shorter than the fixed part"));
-    }
-    if found < total {
-        return Err(truncated(total));
-    }
-    if found > total {
-        return Err(DescriptorError::TrailingBytes { extra: found - total });
-    }
-    let (covered, checksum) = bytes.split_at(total - CHECKSUM_BYTES);
-    if crc32fast::hash(covered).to_le_bytes() != checksum {
-        return Err(DescriptorError::BadChecksum);
-    }
-    let unknown = head.flags.get() & MANDATORY_FLAGS & !KNOWN_FLAGS;
-    if unknown != 0 {
-        return Err(DescriptorError::UnknownFeatures { flags: unknown });
-    }
-    Ok((head, &covered[size_of::<Head>()..]))
 }
 
 pub(crate) fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
@@ -349,8 +302,8 @@ pub(crate) fn read_extents(
 }
 
 fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, DescriptorError> {
-    let has_offset = head.flags.get() & FLAG_TENSOR_OFFSET != 0;
-    if head.flags.get() & FLAG_TENSOR == 0 {
+    let has_offset = head.preamble.flags.get() & FLAG_TENSOR_OFFSET != 0;
+    if head.preamble.flags.get() & FLAG_TENSOR == 0 {
         return if has_offset { Err(bad("flags", "a tensor's offset without a tensor")) } else { Ok(None) };
     }
     let dimensions = usize::from(head.dimensions);

@@ -7,6 +7,7 @@
 //! lengths are checked against each other here and against the driver's answer after the open.
 
 mod binary;
+mod envelope;
 mod error;
 #[cfg(test)]
 pub(crate) mod properties;
@@ -27,6 +28,7 @@ pub(crate) use binary::{
     ExtentEntry, address_kind, bad, home_fields, read_address, read_backend, read_extents, read_home, take,
 };
 pub use binary::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+pub(crate) use envelope::{CHECKSUM_BYTES, Form, Preamble, close};
 pub use error::DescriptorError;
 pub(crate) use regions::{DescribedRegions, Regions};
 pub use text::TEXT_PREFIX;

@@ -3,14 +3,14 @@
 use std::fmt;
 
 use serde::Serialize;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::slots::ALIGNMENT;
 use crate::backend::Access;
 use crate::descriptor::{
-    Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion, MAX_DESCRIPTOR_BYTES,
-    text_and_serde,
+    CHECKSUM_BYTES, Descriptor, DescriptorError, DescriptorView, ExportId, Form, FormatVersion,
+    MAX_DESCRIPTOR_BYTES, Preamble, close, text_and_serde,
 };
 use crate::device::DeviceIdentity;
 use crate::process::ProcessIdentity;
@@ -22,23 +22,22 @@ pub const RING_TEXT_PREFIX: &str = "dipcr.";
 /// The most slots that a ring may have.
 pub const MAX_RING_SLOTS: u32 = 1 << 16;
 
-const MAGIC: [u8; 4] = *b"DIPR";
-const VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
-const CHECKSUM_BYTES: usize = 4;
+const FORM: Form = Form {
+    magic: *b"DIPR",
+    version: FormatVersion { major: 1, minor: 0 },
+    what: "ring",
+    most_bytes: MAX_RING_BYTES,
+    known_flags: 0,
+    otherwise: DescriptorError::NotRing,
+};
 /// The largest descriptor of a ring: the fixed part, the longest descriptor of an export, and the checksum.
 pub(crate) const MAX_RING_BYTES: usize = size_of::<Head>() + MAX_DESCRIPTOR_BYTES + CHECKSUM_BYTES;
-/// Bits that a reader must know; those above it may pass over. There are none yet.
-const MANDATORY_FLAGS: u16 = 0x00ff;
 
 /// The part of fixed size; no byte of it is padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
-    magic: [u8; 4],
-    major: u8,
-    minor: u8,
-    flags: U16,
-    total_bytes: U32,
+    preamble: Preamble,
     slots: U32,
     slot_bytes: U64,
     memory_bytes: U32,
@@ -123,11 +122,7 @@ impl RingDescriptor {
         let memory = self.memory.to_bytes();
         let total = size_of::<Head>() + memory.len() + CHECKSUM_BYTES;
         let head = Head {
-            magic: MAGIC,
-            major: VERSION.major,
-            minor: VERSION.minor,
-            flags: U16::new(0),
-            total_bytes: U32::new(total as u32),
+            preamble: FORM.preamble(0, total),
             slots: U32::new(self.slots),
             slot_bytes: U64::new(self.slot_bytes),
             memory_bytes: U32::new(memory.len() as u32),
@@ -135,7 +130,7 @@ impl RingDescriptor {
         let mut bytes = Vec::with_capacity(total);
         bytes.extend_from_slice(head.as_bytes());
         bytes.extend_from_slice(&memory);
-        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        close(&mut bytes);
         bytes
     }
 
@@ -145,7 +140,7 @@ impl RingDescriptor {
     ///
     /// [`DescriptorError`] with what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let (head, body) = checked_parts(bytes)?;
+        let (head, body) = FORM.checked_parts::<Head>(bytes)?;
         let memory = body
             .get(..head.memory_bytes.get() as usize)
             .ok_or_else(|| bad("length", "its fields need more bytes than there are"))?;
@@ -158,44 +153,6 @@ impl RingDescriptor {
             )
         })
     }
-}
-
-/// Head and body, once size, version, checksum and flags have been checked.
-fn checked_parts(bytes: &[u8]) -> Result<(&Head, &[u8]), DescriptorError> {
-    let found = bytes.len();
-    if found > MAX_RING_BYTES {
-        return Err(DescriptorError::TooLarge { found });
-    }
-    if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
-        return Err(DescriptorError::NotRing);
-    }
-    let truncated = |expected| DescriptorError::Truncated { found, expected };
-    let least = size_of::<Head>() + CHECKSUM_BYTES;
-    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
-    if major != VERSION.major {
-        let found = FormatVersion { major, minor };
-        return Err(DescriptorError::Version { what: "ring", found, readable: VERSION });
-    }
-    let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
-    let total = head.total_bytes.get() as usize;
-    if total < least {
-        return Err(bad("length", "it is shorter than the fixed part"));
-    }
-    if found < total {
-        return Err(truncated(total));
-    }
-    if found > total {
-        return Err(DescriptorError::TrailingBytes { extra: found - total });
-    }
-    let (covered, checksum) = bytes.split_at(total - CHECKSUM_BYTES);
-    if crc32fast::hash(covered).to_le_bytes() != checksum {
-        return Err(DescriptorError::BadChecksum);
-    }
-    let unknown = head.flags.get() & MANDATORY_FLAGS;
-    if unknown != 0 {
-        return Err(DescriptorError::UnknownFeatures { flags: unknown });
-    }
-    Ok((head, &covered[size_of::<Head>()..]))
 }
 
 fn bad(field: &'static str, why: &str) -> DescriptorError {
