@@ -644,13 +644,13 @@ mod tests {
                         held.kept.store((round + thread) % 3 != 0, Ordering::SeqCst);
                         cache.release(held, close);
                         if round % 7 == 0 {
-                            close_idle(&cache, &(), close);
+                            close_idle(cache, &(), close);
                         }
                     }
                 });
             }
         });
-        close_idle(&cache, &(), close);
+        close_idle(cache, &(), close);
         assert_eq!(open.load(Ordering::SeqCst), 0);
     }
 }
