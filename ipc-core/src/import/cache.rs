@@ -650,7 +650,7 @@ mod tests {
                 });
             }
         });
-        close_idle(cache, &(), close);
+        close_idle(&cache, &(), close);
         assert_eq!(open.load(Ordering::SeqCst), 0);
     }
 }

@@ -22,6 +22,8 @@ const OWN_PROCESSOR: Duration = Duration::from_micros(3);
 pub(crate) struct Pace {
     /// How long it spins.
     limit: Duration,
+    /// Is there a processor for the sender meanwhile?
+    possible: bool,
     /// Waits since it last spun in vain, and how many there have to be.
     since: u32,
     needed: u32,
@@ -37,8 +39,8 @@ impl Default for Pace {
 
 impl Pace {
     /// Of a receiver that spins so long.
-    pub(crate) const fn within(limit: Duration) -> Self {
-        Self { limit, since: 0, needed: 1, paid: 0 }
+    pub(crate) fn within(limit: Duration) -> Self {
+        Self { limit, possible: several_processors(), since: 0, needed: 1, paid: 0 }
     }
 
     /// Waits until a look finds something: again and again where that is worth while, though not beyond `until`, and then
@@ -94,7 +96,7 @@ impl Pace {
 
     /// Is it worth while to spin now?
     pub(crate) fn spins(&self) -> bool {
-        self.since >= self.needed && several_processors()
+        self.possible && self.since >= self.needed
     }
 
     /// Notes a wait in which it slept at once.
