@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use device_ipc::mock::MockBackend;
@@ -16,12 +17,15 @@ const EXPORTER: &str = "DEVICE_IPC_BENCH_EXPORTER";
 
 const BYTES: u64 = 1 << 20;
 
+/// How many exports there are of the other process.
+const EXPORTS: usize = 1000;
+
 fn main() {
     if std::env::var_os(EXPORTER).is_some() {
         return export();
     }
-    let (mut exporter, descriptor) = start_exporter();
-    DESCRIPTOR.set(descriptor).expect("set once");
+    let (mut exporter, descriptors) = start_exporter();
+    DESCRIPTORS.set(descriptors).expect("set once");
     divan::main();
     end(&mut exporter);
 }
@@ -32,10 +36,14 @@ fn end(exporter: &mut Child) {
     exporter.wait().expect("it can be waited for");
 }
 
-static DESCRIPTOR: OnceLock<Descriptor> = OnceLock::new();
+static DESCRIPTORS: OnceLock<Vec<Descriptor>> = OnceLock::new();
+
+fn descriptors() -> &'static [Descriptor] {
+    DESCRIPTORS.get().expect("set by main")
+}
 
 fn descriptor() -> &'static Descriptor {
-    DESCRIPTOR.get().expect("set by main")
+    &descriptors()[0]
 }
 
 /// This process's machine.
@@ -78,9 +86,20 @@ fn open_again_and_drop(bencher: Bencher<'_, '_>) {
 /// The lease is nobody else's: it becomes idle each time, and is used again.
 #[divan::bench]
 fn open_idle_and_drop(bencher: Bencher<'_, '_>) {
-    let (mut exporter, descriptor) = start_exporter();
-    bencher.bench(|| drop(ipc().open(&descriptor).at_home().expect("opened")));
-    end(&mut exporter);
+    let descriptor = &descriptors()[EXPORTS - 1];
+    bencher.bench(|| drop(ipc().open(descriptor).at_home().expect("opened")));
+}
+
+/// So many exports in turn, which are all open.
+#[divan::bench(args = [16, EXPORTS - 1], threads = [1, 8])]
+fn open_again_in_turn(bencher: Bencher<'_, '_>, exports: usize) {
+    let open = |descriptor| ipc().open(descriptor).at_home().expect("opened");
+    let kept: Vec<Mapping> = descriptors()[..exports].iter().map(open).collect();
+    let turn = AtomicUsize::new(0);
+    bencher
+        .with_inputs(|| &descriptors()[turn.fetch_add(1, Ordering::Relaxed) % exports])
+        .bench_values(|descriptor| drop(open(descriptor)));
+    drop(kept);
 }
 
 #[divan::bench]
@@ -202,24 +221,28 @@ fn bundle_every_tensor(bencher: Bencher<'_, '_>, tensors: u64) {
     bencher.bench(|| mapping.iter().map(|(_, tensor)| tensor.range().len).sum::<u64>());
 }
 
-/// The exporter: prints a descriptor, and serves until its input ends.
+/// The exporter: prints its descriptors, and serves until its input ends.
 fn export() {
     let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
     let block = ipc.allocate(0, BYTES).expect("memory");
-    let export = ipc.share(block).start().expect("shared");
-    println!("{}", export.descriptor());
+    let block = Arc::new(block);
+    let share = |_| ipc.share(Arc::clone(&block)).start().expect("shared");
+    let exports: Vec<_> = (0..EXPORTS).map(share).collect();
+    exports.iter().for_each(|export| println!("{}", export.descriptor()));
     let _ = std::io::stdin().lock().lines().next();
 }
 
-fn start_exporter() -> (Child, Descriptor) {
+fn start_exporter() -> (Child, Vec<Descriptor>) {
     let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
         .env(EXPORTER, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .expect("the exporter starts");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("piped");
-    BufReader::new(output).read_line(&mut line).expect("the exporter prints its descriptor");
-    (child, line.trim().parse().expect("a descriptor"))
+    let output = BufReader::new(child.stdout.take().expect("piped"));
+    let read = |line: std::io::Result<String>| {
+        line.expect("the exporter prints its descriptors").parse().expect("a descriptor")
+    };
+    let descriptors = output.lines().take(EXPORTS).map(read).collect();
+    (child, descriptors)
 }

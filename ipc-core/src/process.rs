@@ -1,6 +1,7 @@
 //! Who a process is: exactly enough that no other process, later, elsewhere or in another container, is taken for it.
 
 use std::fs;
+use std::hash::{Hash, Hasher};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::runtime::generation;
 
 /// A process, told apart from every other one on any host at any time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The machine, over reboots.
     pub host: HostId,
@@ -26,6 +27,14 @@ pub struct ProcessIdentity {
     pub pid: u32,
     /// When the process started, in clock ticks after boot: field 22 of `/proc/PID/stat`.
     pub start_time: u64,
+}
+
+/// By what differs on one machine.
+impl Hash for ProcessIdentity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u32(self.pid);
+        state.write_u64(self.start_time);
+    }
 }
 
 impl ProcessIdentity {

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::keeper::check_stream_of;
-use super::table::{HeldLease, KnownLease};
+use super::table::{Described, HeldLease, KnownLease};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
-use crate::descriptor::ExportId;
+use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::export::Shared;
@@ -50,6 +50,8 @@ pub(super) struct Terms {
 /// What few have.
 #[derive(Debug, Default)]
 struct Seldom {
+    /// What it was opened by, where the lease does not say the same, or once it has been asked for.
+    descriptor: OnceLock<Descriptor>,
     callbacks: Mutex<Vec<u64>>,
     /// The timeline where the exporter is this very process; else it is the lease's.
     local_timeline: Mutex<Option<Timeline>>,
@@ -132,6 +134,29 @@ impl Held {
 
     fn hold(&self) -> &Hold {
         self.hold.as_ref().expect("taken when the mapping ends")
+    }
+
+    /// Notes what it was opened by, unless the lease says the same.
+    pub(super) fn describe(&self, descriptor: &Descriptor) {
+        if !self.lease().is_some_and(|lease| lease.is_described_by(descriptor)) {
+            self.seldom().descriptor.get_or_init(|| descriptor.clone());
+        }
+    }
+
+    /// What it was opened by, once that was [noted](Self::describe).
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        self.seldom().descriptor.get_or_init(|| {
+            let of_lease = self.lease().and_then(|lease| lease.descriptor());
+            of_lease.expect("a guard without one of its own has the lease's")
+        })
+    }
+
+    /// What the lease says of the memory, where there is no descriptor here.
+    pub(super) fn described(&self) -> Option<&Described> {
+        match self.seldom.get().and_then(|seldom| seldom.descriptor.get()) {
+            Some(_) => None,
+            None => self.lease()?.described.get(),
+        }
     }
 
     fn seldom(&self) -> &Seldom {

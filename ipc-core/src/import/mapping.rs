@@ -1,7 +1,6 @@
 //! The receiver's guard.
 
 use std::fmt;
-use std::sync::OnceLock;
 
 use super::held::Held;
 use super::keeper::Keeper;
@@ -25,8 +24,6 @@ use crate::timeline::Timeline;
 #[derive(Debug)]
 pub struct Mapping {
     held: Held,
-    /// What it was opened by. Where the lease says the same, it is made when it is asked for.
-    descriptor: OnceLock<Box<Descriptor>>,
     range: DeviceRange,
 }
 
@@ -34,10 +31,8 @@ impl Mapping {
     /// Of the region that the descriptor names.
     #[inline]
     pub(super) fn new(held: Held, descriptor: &Descriptor, range: DeviceRange) -> Self {
-        let shared = held.lease().is_some_and(|lease| lease.is_described_by(descriptor));
-        let own = || OnceLock::from(Box::new(descriptor.clone()));
-        let descriptor = if shared { OnceLock::new() } else { own() };
-        Self { held, descriptor, range }
+        held.describe(descriptor);
+        Self { held, range }
     }
 
     pub(crate) const fn held(&self) -> &Held {
@@ -66,7 +61,7 @@ impl Mapping {
 
     /// The device where the bytes live; of a [copy](Self::is_copy), where the original does.
     pub fn home(&self) -> DeviceIdentity {
-        self.described().map_or_else(|| self.descriptor().home, |described| described.home)
+        self.held.described().map_or_else(|| self.descriptor().home, |described| described.home)
     }
 
     /// Do the bytes live on the device of the mapping, so that access does not cross cards? Those of a
@@ -89,23 +84,13 @@ impl Mapping {
 
     /// Element type, shape and strides, where the exporter stated them.
     pub fn layout(&self) -> Option<&TensorLayout> {
-        self.described().map_or_else(|| self.descriptor().layout(), Described::layout)
+        self.held.described().map_or_else(|| self.descriptor().layout(), Described::layout)
     }
 
-    /// What the mapping was opened by, with the exporter's address that it was reached at. Forward it to let a third process open the memory.
+    /// What the mapping was opened by, with the address at which the exporter was reached. Forward it to let a third process
+    /// open the memory.
     pub fn descriptor(&self) -> &Descriptor {
-        self.descriptor.get_or_init(|| {
-            let of_lease = self.held.lease().and_then(|lease| lease.descriptor());
-            Box::new(of_lease.expect("a mapping without one of its own has the lease's"))
-        })
-    }
-
-    /// What the lease says of the memory, where this mapping has no descriptor of its own.
-    fn described(&self) -> Option<&Described> {
-        match self.descriptor.get() {
-            Some(_) => None,
-            None => self.held.lease()?.described.get(),
-        }
+        self.held.descriptor()
     }
 
     /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and
