@@ -15,6 +15,8 @@ const PID: Range<usize> = 81..85;
 const START_TIME: Range<usize> = 85..93;
 const EXPORT: Range<usize> = 93..101;
 const TOKEN: Range<usize> = 101..117;
+const OFFSET: Range<usize> = 117..125;
+const LEN: Range<usize> = 125..133;
 const BACKEND_BYTES: usize = 135;
 const ADDRESS_KIND: usize = 136;
 const ADDRESS_BYTES: usize = 137;
@@ -87,6 +89,13 @@ impl Forged {
         self.bytes[NET_NAMESPACE].copy_from_slice(&exporter.net_namespace.to_le_bytes());
         self.bytes[PID].copy_from_slice(&exporter.pid.to_le_bytes());
         self.bytes[START_TIME].copy_from_slice(&exporter.start_time.to_le_bytes());
+        self
+    }
+
+    /// Of other bytes of the same allocations.
+    pub fn with_region(mut self, offset: u64, len: u64) -> Self {
+        self.bytes[OFFSET].copy_from_slice(&offset.to_le_bytes());
+        self.bytes[LEN].copy_from_slice(&len.to_le_bytes());
         self
     }
 

@@ -49,6 +49,31 @@ fn an_export_that_is_dropped_in_the_process_itself_is_gone_there_too() {
 }
 
 #[test]
+fn each_mapping_has_what_its_own_descriptor_says_although_they_share_a_lease() {
+    for machine in [PINNING, DESCRIPTORS] {
+        let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
+        let descriptor = exporter.share("x 4096");
+        let whole = importer.ok(&format!("open whole {descriptor}"));
+        let part = Forged::of(&descriptor).with_region(1024, 512).finish();
+        let opened = importer.ok(&format!("open part {part}"));
+        let place = |answer: &str| {
+            let (address, len) = answer.split_once(' ').expect("an address and a length");
+            let address = address.strip_prefix("0x").expect("in hexadecimal");
+            (u64::from_str_radix(address, 16).expect("a number"), len.parse::<u64>().expect("a number"))
+        };
+        let (base, len) = place(&whole);
+        assert_eq!((len, place(&opened)), (4096, (base + 1024, 512)), "{machine}");
+        assert_eq!(importer.ok(&format!("open again {descriptor}")), whole, "{machine}");
+        for (name, expected) in [("whole", &descriptor), ("part", &part), ("again", &descriptor)] {
+            assert_eq!(importer.ok(&format!("opened-by {name}")), expected.to_string(), "{machine} {name}");
+        }
+        let guess = Forged::of(&descriptor).with_token([3; 16]).finish();
+        importer.fails(&format!("open guess {guess}"), "NotPermitted");
+        assert_eq!((importer.calls("open"), exporter.holders("x")), (1, 1), "{machine}: one lease");
+    }
+}
+
+#[test]
 fn a_process_id_that_was_given_to_another_process_is_not_taken_for_the_exporter() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);

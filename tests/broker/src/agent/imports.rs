@@ -27,6 +27,11 @@ impl Agent {
         format!("{} {}", range.ptr, range.len)
     }
 
+    /// `opened-by NAME`: the descriptor, as the mapping tells it.
+    pub(super) fn opened_by(&mut self, words: &Words<'_>) -> Result<String> {
+        Ok(self.mappings.get(words.name(0)).expect("it was opened").descriptor().to_string())
+    }
+
     /// `touch NAME`: adds one to every float, and tells the first.
     pub(super) fn touch(&mut self, words: &Words<'_>) -> Result<String> {
         let stream = self.stream()?;

@@ -190,6 +190,7 @@ impl Agent {
             "close-bundle" => self.close_bundle(&words),
             "open-received-bundle" => self.open_received_bundle(&words),
             "drop-capabilities" => Ok(process::drop_capabilities()),
+            "opened-by" => self.opened_by(&words),
             other => panic!("the agent knows no {other:?}"),
         }
     }
