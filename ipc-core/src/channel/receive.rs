@@ -28,6 +28,9 @@ use crate::timeline::TIMELINE_END;
 /// How long a receiver spins where the other end slept when it was sent to: that has to wake before it can answer.
 const WAKING: Duration = Duration::from_micros(200);
 
+/// So many packets that only wake are read though the time is over: a few may stand before a message.
+const MOST_LOOKS: u32 = 64;
+
 /// How often a spinning receiver looks at a word before it looks at the time.
 const LOOKS: u32 = 16;
 
@@ -64,14 +67,17 @@ impl Connection {
         let receiving = self.receiving.enter(deadline);
         let mut receiving =
             receiving.ok_or_else(|| deadline.passed("the receiving of another thread", ""))?;
+        let mut looks = 0;
         loop {
             // Looked at before the queue, which it speaks of.
             let closed = self.peer_has_closed();
             match self.next(&mut receiving, closed)? {
                 Some(Incoming::End) => receiving.ended = true,
-                // A peer that says nothing else cannot keep this end busy for ever.
-                Some(Incoming::Look) if deadline.left().is_zero() => return Err(self.nothing_came(deadline)),
-                Some(Incoming::Look) => {}
+                // A peer that says nothing else does not keep this end busy for longer than it wants to wait.
+                Some(Incoming::Look) if looks == MOST_LOOKS && deadline.left().is_zero() => {
+                    return Err(self.nothing_came(deadline));
+                }
+                Some(Incoming::Look) => looks = MOST_LOOKS.min(looks + 1),
                 Some(Incoming::Message { head, bytes }) => {
                     receiving.messages += 1;
                     let received = self.take(head, bytes)?;
