@@ -143,6 +143,44 @@ fn the_callers_context_is_the_same_after_every_call() {
     exporter.end();
 }
 
+#[test]
+fn calls_made_together_reach_the_device_that_each_is_for() {
+    let Some((backend, _alone)) = backend() else { return };
+    let raw = Raw::of(&backend);
+    let last = DeviceOrdinal::new(backend.devices().unwrap().len() as u32 - 1);
+    let (primary, own) = (raw.retain_primary(0), raw.create_context(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            raw.push(own);
+            let watch = Watch { raw: &raw, expected: own };
+            let mut reached = Vec::new();
+            let mut calls = || {
+                for device in [ZERO, last, ZERO] {
+                    // Memory is of the device whose context is current; another one is refused here.
+                    let range = backend.allocate(device, BYTES).unwrap();
+                    let extent = backend.extents_of(range, None).unwrap().remove(0);
+                    let exported = backend.export(&extent, None).unwrap();
+                    assert_eq!(exported.extent.allocation.device, device);
+                    backend.unexport(exported).unwrap();
+                    // SAFETY: freed once, and not used.
+                    unsafe { backend.free(range) }.unwrap();
+                    reached.push((device, raw.current()));
+                }
+            };
+            kept!(watch, backend.together(ZERO, &mut calls));
+            assert_eq!(
+                reached,
+                [ZERO, last, ZERO].map(|device| (device, primary)),
+                "one entry around all of them"
+            );
+            let mut made = false;
+            kept!(watch, backend.together(NOWHERE, &mut || made = backend.allocate(NOWHERE, BYTES).is_err()));
+            assert!(made, "the calls are made, and say what is wrong");
+            assert_eq!(raw.pop(), own);
+        });
+    });
+}
+
 fn of_the_backend(backend: &CudaBackend, foreign: &Foreign, watch: &Watch<'_>) {
     kept!(watch, CudaBackend::load()).unwrap();
     kept!(watch, CudaBackend::load_from("/nowhere")).unwrap_err();

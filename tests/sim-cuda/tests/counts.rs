@@ -67,6 +67,11 @@ fn ipc() -> Ipc {
     Ipc::with_backend(CudaBackend::load().expect("the simulator"))
 }
 
+/// Memory of `cuMemAlloc`, also in a pid namespace, where another kind is preferred.
+fn allocate(ipc: &Ipc, device: u32) -> Buffer {
+    ipc.allocate_as(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
+}
+
 /// A process with two exports of one block, and one of another whose bytes are ready behind a stream, on this device.
 struct Exporter(Child);
 
@@ -98,10 +103,10 @@ impl Drop for Exporter {
 fn the_exporter() {
     let ipc = ipc();
     let device: u32 = std::env::var("EXPORTER_DEVICE").expect("set").parse().expect("a number");
-    let block = Arc::new(ipc.allocate(device, 4096).expect("memory"));
+    let block = Arc::new(allocate(&ipc, device));
     let share = || ipc.share(Arc::clone(&block)).start().expect("shared");
     let stream = ipc.create_stream(device).expect("a stream");
-    let behind = ipc.share(ipc.allocate(device, 4096).expect("memory")).ready_on(&stream).start();
+    let behind = ipc.share(allocate(&ipc, device)).ready_on(&stream).start();
     let exports: [Export; 3] = [share(), share(), behind.expect("shared")];
     for export in &exports {
         println!("\n{}", export.descriptor());
@@ -130,9 +135,8 @@ fn operations() {
 }
 
 fn exports(ipc: &Ipc, recorder: &Recorder) {
-    let allocate = || Arc::new(ipc.allocate(0, 4096).expect("memory"));
     let share = |block: &Arc<Buffer>| ipc.share(Arc::clone(block)).start().expect("shared");
-    let block = allocate();
+    let block = Arc::new(allocate(ipc, 0));
     let (first, export) = recorder.calls(|| share(&block));
     let asked = ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle"];
     assert_eq!(first, entered(&asked), "the first export of an allocation");
