@@ -245,6 +245,28 @@ mod tests {
     }
 
     #[test]
+    fn a_receiver_sleeps_until_a_message_or_the_end_comes_but_not_longer_than_it_was_let() {
+        let (near, far) = pair();
+        let mut buffer = Vec::new();
+        let_sleep(far.as_fd(), Duration::from_millis(20)).unwrap();
+        let begin = Instant::now();
+        assert_eq!(take_asleep(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN);
+        // The kernel counts in ticks.
+        assert!(begin.elapsed() >= Duration::from_millis(10));
+        assert_eq!(take(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN, "this one never sleeps");
+        let_sleep(far.as_fd(), Duration::from_secs(60)).unwrap();
+        let length = || take_asleep(far.as_fd(), &mut Vec::new()).unwrap().map(|taken| taken.len);
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(length);
+            send(near.as_fd(), b"one", &[]).unwrap();
+            assert_eq!(asleep.join().unwrap(), Some(3));
+            let asleep = scope.spawn(length);
+            drop(near);
+            assert_eq!(asleep.join().unwrap(), None, "the end of the connection");
+        });
+    }
+
+    #[test]
     fn the_kernel_says_who_the_peer_is() {
         let (near, _far) = pair();
         let peer = peer_credentials(&near).unwrap();
