@@ -1,5 +1,7 @@
 //! Many named tensors in one descriptor: opened at once, or not at all.
 
+mod again;
+
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -13,6 +15,8 @@ use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place, bundle};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, happens_soon, pattern, tensor_bytes};
 use crate::{Context, Outcome, Stop, fail, unchecked};
+
+pub use again::{every_difference_from_the_last_time_counts, handed_over_again, stale_although_the_memory_is_open, what_looks_the_same_is_told_apart};
 
 const SHORT: Duration = Duration::from_millis(50);
 

@@ -315,7 +315,11 @@ themes! {
         importer_killed,
         exporter_killed,
         shares_the_open_allocation_with_a_plain_export,
-        tensors_of_a_table_in_a_mapping;
+        tensors_of_a_table_in_a_mapping,
+        handed_over_again,
+        what_looks_the_same_is_told_apart,
+        stale_although_the_memory_is_open,
+        every_difference_from_the_last_time_counts;
     rings:
         two_readers_get_everything,
         late_reader_begins_with_what_comes_next,
