@@ -12,10 +12,6 @@ use crate::error::{Error, Result};
 pub(crate) struct Token([u8; 16]);
 
 impl Token {
-    pub(crate) fn random() -> Result<Self> {
-        random_bytes().map(Self)
-    }
-
     pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }

@@ -10,7 +10,7 @@ use super::draft::{Draft, Made};
 use super::export::BundleExport;
 use super::gather::{Gathered, GatheredPart, gather};
 use crate::backend::Access;
-use crate::broker::{BrokerAddress, Token};
+use crate::broker::BrokerAddress;
 use crate::descriptor::{DescriptorError, ExportId};
 use crate::error::{Error, Result};
 use crate::export::{Handles, NewExport, Published, ShareError, Shared, check_read_only, ready_event};
@@ -196,7 +196,7 @@ impl<'a> BundleBuilder<'a> {
             bytes: part.bytes,
             access: self.draft.access,
             allow: self.ipc.allow_list().clone(),
-            token: Token::random()?,
+            token: Runtime::get()?.exports.new_token()?,
             shared: Shared {
                 ready: ready.transpose().map_err(|error| blame(None, error))?.flatten(),
                 allocations,

@@ -13,7 +13,6 @@ use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{Access, DeviceIpc, together};
-use crate::broker::Token;
 use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 use crate::error::{Error, Result};
 use crate::interop::Region;
@@ -167,7 +166,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         }
         let ready = self.ready.map(|stream| ready_event(self.ipc, stream)).transpose()?.flatten();
         let broker = runtime.poller.listen(self.ipc.socket_directory())?;
-        let token = Token::random()?;
+        let token = runtime.exports.new_token()?;
         let descriptor = Descriptor {
             backend: name.to_owned(),
             home: self.ipc.identity_of(range.device)?,

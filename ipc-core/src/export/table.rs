@@ -5,6 +5,7 @@ mod grants;
 mod holders;
 mod kept;
 mod leases;
+mod tokens;
 mod watching;
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,9 +24,10 @@ use crate::runtime::{Condvar, Metrics, Runtime};
 
 use allocations::Address;
 pub(crate) use grants::{Bearer, ChannelId};
-use grants::{Grants, InFlight, Tokens};
+use grants::{Grants, InFlight};
 use leases::Lease;
 pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
+use tokens::Tokens;
 use watching::Watcher;
 
 /// All exports of the process.
@@ -48,7 +50,7 @@ struct State {
     last_lease: u64,
     last_allocation: u64,
     in_flight: HashMap<ChannelId, InFlight>,
-    grant_tokens: Tokens,
+    tokens: Tokens,
 }
 
 /// An export, from its making to the drop of its owner.

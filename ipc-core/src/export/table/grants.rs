@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Entry, ExportTable, State};
-use crate::broker::{Token, random_bytes};
+use crate::broker::Token;
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::lease::Holder;
@@ -38,36 +38,6 @@ pub(super) struct Grant {
     since: Instant,
 }
 
-/// Random tokens that nobody has been given: asking the kernel costs as much as sending.
-#[derive(Default)]
-pub(super) struct Tokens {
-    bytes: Vec<u8>,
-}
-
-impl Tokens {
-    /// The kernel is asked for so many bytes at a time.
-    const BYTES: usize = 1024;
-
-    fn take(&mut self) -> Result<Token> {
-        if self.bytes.is_empty() {
-            self.bytes.extend(random_bytes::<{ Self::BYTES }>()?);
-        }
-        let rest = self.bytes.len() - size_of::<Token>();
-        let mut token = [0; size_of::<Token>()];
-        token.copy_from_slice(&self.bytes[rest..]);
-        // Nothing of it stays behind.
-        self.bytes[rest..].fill(0);
-        self.bytes.truncate(rest);
-        Ok(Token::from_bytes(token))
-    }
-}
-
-impl std::fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tokens(not shown)")
-    }
-}
-
 /// What a channel has sent and nobody has opened yet. Kept empty for as long as the channel is there.
 pub(super) struct InFlight {
     bearer: Bearer,
@@ -87,7 +57,7 @@ impl ExportTable {
     pub(crate) fn begin_grant(&self, export: ExportId, bearer: &Bearer) -> Result<Token> {
         let mut state = self.lock();
         let state = &mut *state;
-        let token = state.grant_tokens.take()?;
+        let token = state.tokens.take()?;
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
         let entry = entry.ok_or(Error::ExportDropped { pid: std::process::id() })?;
         entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
