@@ -59,7 +59,9 @@ impl ExportTable {
         let state = &mut *state;
         let token = state.tokens.take()?;
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
-        let entry = entry.ok_or(Error::ExportDropped { pid: std::process::id() })?;
+        // Only then is the kernel asked for the process's number.
+        let dropped = || Error::ExportDropped { pid: std::process::id() };
+        let entry = entry.ok_or_else(dropped)?;
         entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
         entry.tell_change();
         let begin = || InFlight { bearer: bearer.clone(), grants: HashSet::new(), keeper: None };
