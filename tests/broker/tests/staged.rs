@@ -59,7 +59,8 @@ fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
     let mut last = rest(child);
     eventually("a process at rest", true, || {
         let before = std::mem::replace(&mut last, rest(child));
-        last == before && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
+        // An importer that has just died may still be on its way out.
+        last == before && last.0 == 0 && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
     });
     last
 }
@@ -74,15 +75,15 @@ fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
             assert_eq!(importer.ok("sum y"), sum, "{machine}");
             importer.ok("drop y");
         };
-        // Makes what is made once.
-        copy(&mut importer);
-        copy(&mut importer);
-        let before = (settled(&mut exporter), settled(&mut importer));
-        for _ in 0..5 {
-            copy(&mut importer);
-        }
-        eventually(&format!("{machine}: what the exporter has"), before.0, || rest(&mut exporter));
-        eventually(&format!("{machine}: what the importer has"), before.1, || rest(&mut importer));
+        // What is made once is made sooner or later, some of it where a copy begins while another is taken down; what each copy
+        // leaves behind grows for ever.
+        let mut before = None;
+        let stays = (0..10).any(|_| {
+            (0..5).for_each(|_| copy(&mut importer));
+            let now = (settled(&mut exporter), settled(&mut importer));
+            before.replace(now.clone()) == Some(now)
+        });
+        assert!(stays, "{machine}: what the exporter and the importer have: {before:?}");
     }
 }
 
