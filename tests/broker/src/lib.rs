@@ -18,6 +18,7 @@ mod points;
 mod protocol;
 mod raw;
 mod second;
+mod survivor;
 mod wait;
 
 pub use census::{Census, shared_memory_objects};
@@ -26,6 +27,7 @@ pub use forged::{Forged, bundle_of_another};
 pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
+pub use survivor::{Before, kill_rounds};
 pub use wait::{DEADLINE, eventually, within};
 
 /// An agent on a machine that this text describes.

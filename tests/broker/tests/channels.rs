@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Census, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent,
-    bundle_of_another, eventually, kill_points, shared_memory_objects, within,
+    Answer, Before, Child, Connection, DEADLINE, Forged, PINNING, REVOKING, Received, agent,
+    bundle_of_another, eventually, kill_points, kill_rounds, within,
 };
 use device_ipc_core::{BundleDescriptor, ProcessIdentity};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -15,42 +15,9 @@ use serde::Serialize;
 /// The survivor's error comes in this time, whatever it waits for.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 
-fn rounds() -> usize {
-    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
-    rounds.map_or(3, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
-}
-
 /// A name that no other test has.
 fn name(what: &str) -> String {
     format!("broker-{}-{what}", std::process::id())
-}
-
-/// What the survivor had before the first death.
-struct Before {
-    census: Census,
-    allocated: u64,
-}
-
-impl Before {
-    fn of(child: &mut Child) -> Self {
-        Self { census: child.census(), allocated: child.allocated() }
-    }
-
-    /// It has what it had.
-    #[track_caller]
-    fn is_now(&self, when: &str, child: &mut Child) {
-        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
-        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
-        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
-        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
-        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
-            let mut now = child.census();
-            // The machine starts a stream's thread with its first work; one less is no leak.
-            now.threads = now.threads.max(self.census.threads);
-            now
-        });
-        assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
-    }
 }
 
 /// What the messages hold.
@@ -141,7 +108,7 @@ fn others_die(machine: &str) {
     let under = name(if machine == PINNING { "pinning" } else { "revoking" });
     let (mut survivor, before) = survivor(machine, &under);
     for point in kill_points("", "channel-") {
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(3) {
             let what = if round % 2 == 0 { What::Tensor } else { What::Bundle };
             let when = format!("{machine} {point} round {round}, a {what:?}");
             let mut victim = agent!(machine, dies_at: Some(point));

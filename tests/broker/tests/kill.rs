@@ -8,45 +8,12 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
-    ASCEND, Answer, CUDA, Census, Child, DEADLINE, DESCRIPTORS, PINNING, REVOKING, agent, eventually,
-    kill_points, revokes, shared_memory_objects, within,
+    ASCEND, Answer, Before, CUDA, Child, DEADLINE, DESCRIPTORS, PINNING, REVOKING, agent, eventually,
+    kill_points, kill_rounds, revokes, within,
 };
 
 /// The survivor's error comes in this time, whatever it waits for.
 const ERROR_DEADLINE: Duration = Duration::from_secs(5);
-
-fn rounds() -> usize {
-    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
-    rounds.map_or(20, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
-}
-
-/// What the survivor had before the first death.
-struct Before {
-    census: Census,
-    allocated: u64,
-}
-
-impl Before {
-    fn of(child: &mut Child) -> Self {
-        Self { census: child.census(), allocated: child.allocated() }
-    }
-
-    /// It has what it had.
-    #[track_caller]
-    fn is_now(&self, when: &str, child: &mut Child) {
-        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
-        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
-        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
-        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
-        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
-            let mut now = child.census();
-            // The machine starts a stream's thread with its first work; one less is no leak.
-            now.threads = now.threads.max(self.census.threads);
-            now
-        });
-        assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
-    }
-}
 
 /// A pair that has done everything once, so that what is made once has been made.
 fn warm(exporter: &mut Child, importer: &mut Child) {
@@ -83,7 +50,7 @@ fn importers_die(machine: &str) {
     for point in
         kill_points("importer", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
     {
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(20) {
             let when = format!("{machine} {point} round {round}");
             importer_dies(point, round, machine, &mut exporter);
             before.is_now(&when, &mut exporter);
@@ -186,7 +153,7 @@ fn exporters_die(machine: &str) {
     for point in
         kill_points("exporter", "").into_iter().filter(|point| timelines || !point.ends_with("timeline"))
     {
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(20) {
             let when = format!("{machine} {point} round {round}");
             exporter_dies(&when, point, machine, &mut importer);
             before.is_now(&when, &mut importer);
@@ -337,7 +304,7 @@ fn importers_that_die_at_any_moment_leave_nothing_behind() {
         let mut exporter = agent!(machine);
         warm_and_alone(&mut exporter, warm, machine);
         let before = Before::of(&mut exporter);
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(20) {
             let descriptor = exporter.share("x 8192");
             let mut importers = [agent!(machine), agent!(machine)];
             for (index, importer) in importers.iter_mut().enumerate() {
@@ -361,7 +328,7 @@ fn exporters_that_die_at_any_moment_leave_nothing_behind() {
         let mut importer = agent!(machine);
         warm_and_alone(&mut importer, |importer, exporter| warm(exporter, importer), machine);
         let before = Before::of(&mut importer);
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(20) {
             let when = format!("{machine} round {round}");
             let mut exporter = agent!(machine);
             let descriptor = exporter.share("x 8192");

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, within,
+    Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, kill_rounds,
+    within,
 };
 
 /// Hosts do the waiting.
@@ -18,11 +19,6 @@ const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES,
 
 /// What waits for somebody who has gone goes on in this time.
 const SOON: Duration = Duration::from_secs(5);
-
-fn rounds() -> usize {
-    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
-    rounds.map_or(3, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
-}
 
 /// A process that has done once what a driver may do behind work that waits.
 fn ready(machine: &str, dies_at: Option<&str>) -> Child {
@@ -216,7 +212,7 @@ fn readers_die(machine: &str) {
     eventually("its words are gone", 0, || writer.census().of_kind("device-ipc-words"));
     let before = writer.census();
     for point in kill_points("importer", "ring-") {
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(3) {
             let when = format!("{machine} {point} round {round}");
             // At the first visit of the point, or later.
             let visit = if point.ends_with("joined") || point.ends_with("left") { 1 } else { 1 + round % 3 };
@@ -265,7 +261,7 @@ fn writers_die(machine: &str) {
     // Where hosts do the waiting no stream signals.
     let signals = |point: &&str| machine != NO_TIMELINES || !point.ends_with("signalled");
     for point in kill_points("exporter", "ring-").into_iter().filter(signals) {
-        for round in 0..rounds() {
+        for round in 0..kill_rounds(3) {
             let when = format!("{machine} {point} round {round}");
             let once = point.ends_with("joined") || point.ends_with("closed");
             let visit = if once { 1 } else { 1 + round };

@@ -106,10 +106,15 @@ fn by_channel_again(state: &mut ByChannel) -> Result<f64> {
 }
 
 fn by_channel_anew(bench: &Bench, state: &mut ByChannel) -> Result<f64> {
+    anew(bench, &state.block, |export| send(&state.channel, export))
+}
+
+/// Hands over an export that is new each time; what ends them is not counted.
+fn anew(bench: &Bench, block: &Arc<Buffer>, mut hand_over: impl FnMut(&Export) -> Result<()>) -> Result<f64> {
     let mut exports = Vec::with_capacity(CALLS);
     let took = timed(CALLS, |_| {
-        let export = bench.ipc.share(Arc::clone(&state.block)).start()?;
-        send(&state.channel, &export)?;
+        let export = bench.ipc.share(Arc::clone(block)).start()?;
+        hand_over(&export)?;
         exports.push(export);
         Ok(())
     })?;
@@ -147,17 +152,7 @@ fn ours_again(state: &mut State) -> Result<f64> {
 }
 
 fn ours_anew(bench: &Bench, state: &mut State) -> Result<f64> {
-    let mut exports = Vec::with_capacity(CALLS);
-    let took = timed(CALLS, |_| {
-        let export = bench.ipc.share(Arc::clone(&state.block)).start()?;
-        hand_over(&state.receiver, &export)?;
-        exports.push(export);
-        Ok(())
-    })?;
-    for export in exports {
-        export.close(PATIENCE)?;
-    }
-    Ok(took)
+    anew(bench, &state.block, |export| hand_over(&state.receiver, export))
 }
 
 fn raw(state: &mut State) -> Result<Option<f64>> {

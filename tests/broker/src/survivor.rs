@@ -1,0 +1,47 @@
+//! What outlives the deaths of others: all that it had before, and nothing more.
+
+use crate::{Census, Child, eventually, shared_memory_objects};
+
+/// How often each death is tried: as often as `DEVICE_IPC_KILL_ROUNDS` says.
+///
+/// # Panics
+///
+/// Where that is no number.
+pub fn kill_rounds(unless_given: usize) -> usize {
+    let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
+    rounds.map_or(unless_given, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
+}
+
+/// What the survivor had before the first death.
+#[derive(Debug)]
+pub struct Before {
+    census: Census,
+    allocated: u64,
+}
+
+impl Before {
+    /// What it has now.
+    pub fn of(child: &mut Child) -> Self {
+        Self { census: child.census(), allocated: child.allocated() }
+    }
+
+    /// It has what it had.
+    ///
+    /// # Panics
+    ///
+    /// Where it has anything more.
+    #[track_caller]
+    pub fn is_now(&self, when: &str, child: &mut Child) {
+        eventually(&format!("{when}: leases"), 0, || child.counter("leases"));
+        eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
+        eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
+        eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
+        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
+            let mut now = child.census();
+            // The machine starts a stream's thread with its first work; one less is no leak.
+            now.threads = now.threads.max(self.census.threads);
+            now
+        });
+        assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
+    }
+}
