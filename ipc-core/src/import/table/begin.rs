@@ -125,7 +125,10 @@ impl ImportTable {
             Some(regions) => regions,
             None => {
                 let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
-                Untaken::new(self, together(&**wanted.backend, wanted.device, open)?)
+                // A single one is mostly open already, which takes no call of the driver.
+                let several = wanted.descriptor.regions.len() > 1;
+                let opened = if several { together(&**wanted.backend, wanted.device, open) } else { open() };
+                Untaken::new(self, opened?)
             }
         };
         kill_point!("importer:opened");
