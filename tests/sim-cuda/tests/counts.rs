@@ -9,11 +9,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Buffer, CacheLimits, Descriptor, Export, Ipc, set_cache_limits};
+use device_ipc_core::{
+    Buffer, BundleDescriptor, BundleExport, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout,
+    set_cache_limits,
+};
 use device_ipc_cuda::CudaBackend;
 use libloading::Library;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many tensors a bundle has.
+const TENSORS: usize = 3;
 
 /// What puts a device's context in place for a call, and what takes it away again.
 const ENTER: [&str; 3] = ["cuThreadExchangeStreamCaptureMode", "cuCtxGetId", "cuCtxPushCurrent"];
@@ -72,11 +78,26 @@ fn allocate(ipc: &Ipc, device: u32) -> Buffer {
     ipc.allocate_as(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
 }
 
-/// A process with two exports of one block, and one of another whose bytes are ready behind a stream, on this device.
+/// Memory for a bundle, each tensor in an allocation of its own.
+fn tensors(ipc: &Ipc, device: u32) -> [Arc<Buffer>; TENSORS] {
+    std::array::from_fn(|_| Arc::new(allocate(ipc, device)))
+}
+
+fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> BundleExport {
+    let mut all = ipc.bundle();
+    for (index, tensor) in tensors.iter().enumerate() {
+        let layout = TensorLayout::contiguous(Dtype::U8, [4096]).expect("a layout");
+        all.owned(index.to_string(), Arc::clone(tensor), Some(layout)).expect("one of its kind");
+    }
+    all.start().expect("shared")
+}
+
+/// A process with two exports of one block, and one of another whose bytes are ready behind a stream, on this device, and a
+/// bundle.
 struct Exporter(Child);
 
 impl Exporter {
-    fn start(device: u32) -> (Self, Vec<Descriptor>) {
+    fn start(device: u32) -> (Self, Vec<Descriptor>, BundleDescriptor) {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "the_exporter", "--ignored", "--nocapture"])
             .env("EXPORTER_DEVICE", device.to_string())
@@ -84,10 +105,12 @@ impl Exporter {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
-        let descriptors: Vec<Descriptor> = lines.filter_map(|line| line.parse().ok()).take(3).collect();
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        let descriptors: Vec<Descriptor> =
+            lines.by_ref().filter_map(|line| line.parse().ok()).take(3).collect();
         assert_eq!(descriptors.len(), 3, "it shares");
-        (Self(child), descriptors)
+        let bundle = lines.find_map(|line| line.parse().ok()).expect("it shares a bundle");
+        (Self(child), descriptors, bundle)
     }
 }
 
@@ -111,6 +134,8 @@ fn the_exporter() {
     for export in &exports {
         println!("\n{}", export.descriptor());
     }
+    let bundle = bundle(&ipc, &tensors(&ipc, device));
+    println!("\n{}", bundle.descriptor());
     // Until the parent ends, or ends this process.
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -132,6 +157,24 @@ fn operations() {
     exports(&ipc, &recorder);
     opens_at_home(&ipc, &recorder);
     opens_on_the_other_device(&ipc, &recorder);
+    bundles(&ipc, &recorder);
+}
+
+/// A device's context is put in place once for all that a bundle needs.
+fn bundles(ipc: &Ipc, recorder: &Recorder) {
+    let memory = tensors(ipc, 0);
+    let asked = ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle"];
+    let (first, export) = recorder.calls(|| bundle(ipc, &memory));
+    assert_eq!(first, entered(&asked.repeat(TENSORS)), "the first bundle of memory");
+    let (again, another) = recorder.calls(|| bundle(ipc, &memory));
+    assert!(again.is_empty(), "another of the same: {again:?}");
+    drop((export, another));
+    let (_exporter, _, descriptor) = Exporter::start(0);
+    let (opened, mapping) = recorder.calls(|| ipc.open_bundle(&descriptor).at_home().expect("opened"));
+    let opens = ["cuIpcOpenMemHandle", "cuMemGetAddressRange"];
+    assert_eq!(opened, entered(&opens.repeat(TENSORS)), "a bundle's first open");
+    drop(mapping);
+    settle();
 }
 
 fn exports(ipc: &Ipc, recorder: &Recorder) {
@@ -150,7 +193,7 @@ fn exports(ipc: &Ipc, recorder: &Recorder) {
 }
 
 fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
-    let (_exporter, descriptors) = Exporter::start(0);
+    let (_exporter, descriptors, _) = Exporter::start(0);
     let open = |index: usize| ipc.open(&descriptors[index]).at_home().expect("opened");
     let (first, mapping) = recorder.calls(|| open(0));
     assert_eq!(first, entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]), "the first open");
@@ -181,7 +224,7 @@ fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
 }
 
 fn opens_on_the_other_device(ipc: &Ipc, recorder: &Recorder) {
-    let (_exporter, descriptors) = Exporter::start(1);
+    let (_exporter, descriptors, _) = Exporter::start(1);
     let open = |index: usize| ipc.open(&descriptors[index]).on_device(0).expect("opened");
     let (first, mapping) = recorder.calls(|| open(0));
     let opened = entered(&["cuIpcOpenMemHandle", "cuMemGetAddressRange"]);
