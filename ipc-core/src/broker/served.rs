@@ -268,9 +268,11 @@ impl Served {
                 };
                 match exports.grant(OpenRequest { export, token, access }, importer) {
                     Ok(granted) => {
+                        // Before there is the new lease, which a guess might name.
+                        let open_there = self.has_it_open(like, &granted, exports);
                         self.leases.insert(granted.lease, export);
                         kill_point!("exporter:leased");
-                        if self.has_it_open(like, &granted, exports) {
+                        if open_there {
                             self.send_last(request, &granted, Vec::new(), true, &[])
                         } else if granted.needs_the_driver(device) {
                             let answer = Waiting::Grant { request, lease: granted.lease, device };

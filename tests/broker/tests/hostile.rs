@@ -222,8 +222,10 @@ fn handles_are_spared_only_whom_they_were_sent_to_and_who_holds_the_memory() {
     assert_eq!((like, handles), (false, 1), "it holds other memory");
     let (_, like, handles) = ask(&stranger, &open_like(&scene.forged, 4, first));
     assert_eq!((like, handles), (false, 1), "another connection holds it");
-    let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 5, u64::MAX));
+    let (last, like, handles) = ask(&connection, &open_like(&scene.forged, 5, u64::MAX));
     assert_eq!((like, handles), (false, 1), "nobody holds it");
+    let (own, like, handles) = ask(&connection, &open_like(&scene.forged, 10, last + 1));
+    assert_eq!((own, like, handles), (last + 1, false, 1), "it is the very lease that begins");
     connection.send(&ToExporter::Release { lease: first }).expect("it reads");
     let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 6, first));
     assert_eq!((like, handles), (false, 1), "it was given back");
