@@ -38,6 +38,7 @@ mod lease;
 mod memory;
 mod placement;
 mod process;
+mod recent;
 mod ring;
 mod runtime;
 pub mod select;

@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 use super::builder::MemoryId;
 use super::gather::Gathered;
 use super::owners::Owners;
-use super::recent::Recent;
 use super::tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes};
 use crate::backend::{Access, DeviceIpc};
 use crate::error::{Error, Result};
 use crate::export::{Allocation, Handles};
 use crate::interop::Region;
+use crate::recent::Recent;
 use crate::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 
 /// What was put in so far.

@@ -15,7 +15,6 @@ mod open;
 mod owners;
 #[cfg(test)]
 mod properties;
-mod recent;
 mod tensors;
 mod view;
 
@@ -26,8 +25,6 @@ pub use export::BundleExport;
 pub use mapping::BundleMapping;
 pub use open::BundleOpenBuilder;
 pub use view::BundleView;
-
-pub(crate) use recent::Recent;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use descriptor::{Contents, Part};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use zerocopy::FromBytes as _;
 use zerocopy::little_endian::U32;
 
-use super::recent::Recent;
 use crate::descriptor::{DescriptorError, bad, take};
+use crate::recent::Recent;
 use crate::tensor::{TensorTable, checked_count};
 
 /// Larger lists are not remembered.

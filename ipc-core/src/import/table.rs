@@ -6,12 +6,12 @@
 
 mod alike;
 mod begin;
+mod by_thread;
 mod described;
 mod keys;
 mod lease;
 mod links;
 mod range;
-mod recent;
 mod regions;
 
 use std::collections::HashMap;
@@ -34,12 +34,12 @@ use super::cache::{Cache, CacheLimits, Cached};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc};
-use crate::bundle::Recent;
 use crate::descriptor::NamedExport;
 use crate::device::DeviceOrdinal;
 use crate::error::Result;
 use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
+use crate::recent::Recent;
 use crate::runtime::Runtime;
 
 /// Everything of others that this process has open.
@@ -98,11 +98,11 @@ impl ImportTable {
         let grant = grant.filter(|grant| grant.token().is_some());
         let on = OnDevice::new(backend, device, access);
         let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
-        let known = recent::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
+        let known = by_thread::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
         let lease = known.or_else(|| {
             let key = LeaseKey::shared(self.shared_identity(named.exporter), named.export, on);
             let lease = self.leases.acquire_open(&key, usable)?;
-            recent::remember(&lease);
+            by_thread::remember(&lease);
             Some(lease)
         })?;
         self.settle(grant, &lease);

@@ -1,4 +1,5 @@
-//! The last few of what is made or read again and again: a state dict is the same each time but for its bytes.
+//! The last few of what is made, read or opened again and again, on either side: a state dict is the same each time but for its
+//! bytes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
