@@ -57,8 +57,8 @@
 //!
 //!     let slot = reader.next(&reading)?; // the stream waits for the publication
 //!     assert_eq!(slot.view::<f32, _>(&reading)?.to_vec()?, [bucket as f32; 256]);
-//!     slot.check()?; // an error if the writer had died before it published this
-//!     slot.release(&reading)?; // the slot may be written again when the stream gets here
+//!     // The slot may be written again when the stream gets here. Fails if the ring ended before it published this.
+//!     slot.release(&reading)?;
 //! }
 //! drop(ring);
 //! assert!(matches!(reader.next(&reading), Err(Error::RingClosed { .. })));
@@ -92,8 +92,9 @@
 //! # Threads and forks
 //!
 //! Listing devices and backends starts no thread and creates no context. The first export or open of another process's
-//! memory starts a thread that serves the sockets; a second one, started when needed, does what may block. Neither is
-//! ever delivered a signal. Device memory does not survive `fork`: in a forked child guards do nothing, and calls return
+//! memory starts two threads, or fails where the system starts none: one serves the sockets, the other one does what may
+//! block, drops owners of memory and runs callbacks, with the context of the memory's device current. In callbacks and drops
+//! of owners, calls that wait return [`Error::OnWorkerThread`]. Neither thread is ever delivered a signal. Device memory does not survive `fork`: in a forked child guards do nothing, and calls return
 //! [`Error::Forked`].
 
 pub use device_ipc_core::*;

@@ -25,6 +25,7 @@ fn main() -> Result<()> {
         ("tensor_table", fuzzing::tensor_table_seeds()),
         ("ring_binary", fuzzing::ring_seeds()),
         ("ring_text", fuzzing::ring_text_seeds()),
+        ("hostile_exporter", fuzzing::page_seeds()),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);

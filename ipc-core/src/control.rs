@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::export::still_held;
 use crate::import::CacheLimits;
 use crate::process::ProcessIdentity;
-use crate::runtime::{Counters, Runtime};
+use crate::runtime::{Counters, Runtime, check_may_wait};
 use crate::staging::StagingLimits;
 
 /// What the library has done so far in this process.
@@ -25,7 +25,7 @@ pub fn counters() -> Counters {
 ///
 /// # Errors
 ///
-/// [`Error::Forked`].
+/// [`Error::Io`] where the system starts no thread for the library; [`Error::Forked`].
 pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
     let runtime = Runtime::get()?;
     runtime.worker.submit(move || runtime.imports.set_limits(limits));
@@ -37,7 +37,7 @@ pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`Error::Forked`].
+/// [`Error::Io`] where the system starts no thread for the library; [`Error::Forked`].
 pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
     Runtime::get()?.stagings.set_limits(limits);
     Ok(())
@@ -48,9 +48,11 @@ pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`] where a stream or the driver takes longer; it goes on. [`Error::Forked`].
+/// [`Error::Timeout`] where a stream or the driver takes longer; it goes on. [`Error::OnWorkerThread`] in a callback;
+/// [`Error::Forked`].
 pub fn close_unused(timeout: Duration) -> Result<()> {
     let Some(runtime) = running()? else { return Ok(()) };
+    check_may_wait("close_unused", timeout)?;
     closed(runtime, Deadline::after(timeout))
 }
 
@@ -78,9 +80,11 @@ pub unsafe fn close_mappings_of(exporter: &ProcessIdentity) -> Result<usize> {
 /// # Errors
 ///
 /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder;
-/// [`Error::Timeout`] where only the driver was not done in time; [`Error::Forked`].
+/// [`Error::Timeout`] where only the driver was not done in time; [`Error::OnWorkerThread`] in a callback;
+/// [`Error::Forked`].
 pub fn shutdown(timeout: Duration) -> Result<()> {
     let Some(runtime) = running()? else { return Ok(()) };
+    check_may_wait("shutdown", timeout)?;
     let deadline = Deadline::after(timeout);
     runtime.exports.drop_all();
     runtime.worker.submit(|| runtime.imports.close_all_idle());

@@ -14,6 +14,9 @@ use crate::tensor::LayoutError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, and what to do about it where that is known.
+///
+/// The text of an error names its cause, and [`source`](std::error::Error::source) returns only what the text leaves out: a
+/// report that prints the whole chain repeats nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -301,12 +304,12 @@ pub enum Error {
     Protocol(String),
 
     /// The connection to the exporter failed.
-    #[error("{what} failed: {source}")]
+    #[error("{what} failed: {cause}")]
     Io {
         /// What was tried.
         what: String,
         /// The system's error.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
 
     /// It did not happen in time.
@@ -320,13 +323,24 @@ pub enum Error {
         detail: String,
     },
 
-    /// The export is still held by these processes.
-    #[error("after {} ms the export is still held: {holders}", .after.as_millis())]
+    /// The export has not been released: these processes hold it, or no process has opened it yet
+    /// ([`Holders::opened`] is 0).
+    #[error("{}", not_released(*.after, .holders))]
     StillHeld {
         /// For how long it was waited.
         after: Duration,
         /// Who holds it.
         holders: Holders,
+    },
+
+    /// A call that waits was made on the library's worker thread: in a callback, or in the drop of an owner.
+    #[error(
+        "{call} cannot wait on the library's worker thread, which runs callbacks and drops owners, and would be waited for \
+         by itself; call it on another thread (have the callback notify one), or with a timeout of zero"
+    )]
+    OnWorkerThread {
+        /// The call.
+        call: &'static str,
     },
 
     /// The process was forked after the library was used.
@@ -341,6 +355,21 @@ pub enum Error {
     RingClosed {
         /// The writer's process id, in its own pid namespace.
         pid: u32,
+    },
+
+    /// A slot of a ring was accessed and released ahead of its publication, and the ring has ended without publishing it.
+    #[error(
+        "the ring ended before sequence {first} was published, and this reader had accessed and released its slots up to \
+         sequence {last} by then; discard the results from sequence {first} on, and release slots after the work that reads \
+         them, or take published slots only (RingReader::wait_next)"
+    )]
+    RingUnpublished {
+        /// The first sequence that was never published.
+        first: u64,
+        /// The last sequence that was accessed and released.
+        last: u64,
+        /// The end of the ring.
+        source: Box<Error>,
     },
 
     /// The reader holds the slot that the next publication takes.
@@ -428,12 +457,12 @@ pub enum Error {
     },
 
     /// A tensor of a bundle. Nothing of the bundle has been shared or opened.
-    #[error("the tensor {tensor:?} of the bundle: {source}")]
+    #[error("the tensor {tensor:?} of the bundle: {cause}")]
     InBundle {
         /// The name of the first tensor that it concerns.
         tensor: String,
         /// What is the matter with it.
-        source: Box<Error>,
+        cause: Box<Error>,
     },
 
     /// There is no tensor of this name.
@@ -459,15 +488,15 @@ pub enum Error {
 
 impl Error {
     /// A failed system call or input/output.
-    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
-        Self::Io { what: what.into(), source: source.into() }
+    pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
+        Self::Io { what: what.into(), cause: cause.into() }
     }
 
     /// What is the matter, whichever tensor of a bundle it concerns: the innermost error of
     /// [`InBundle`](Self::InBundle), else the error itself.
     pub fn innermost(&self) -> &Self {
         match self {
-            Self::InBundle { source, .. } => source.innermost(),
+            Self::InBundle { cause, .. } => cause.innermost(),
             other => other,
         }
     }
@@ -481,7 +510,7 @@ impl Error {
             | Self::Protocol(_)
             | Self::Io { .. }
             | Self::Forked => self,
-            other => Self::InBundle { tensor: tensor.to_owned(), source: Box::new(other) },
+            other => Self::InBundle { tensor: tensor.to_owned(), cause: Box::new(other) },
         }
     }
 
@@ -525,6 +554,20 @@ pub struct VendorError {
     pub hint: String,
 }
 
+fn not_released(after: Duration, holders: &Holders) -> String {
+    let after = after.as_millis();
+    match (holders.iter().len(), holders.opened()) {
+        (0, 0) => format!(
+            "no process has opened the export within {after} ms; check that the importer received the descriptor and opens it, \
+             or drop the export"
+        ),
+        (0, times) => format!(
+            "the export was not released within {after} ms, though no process holds it now (opened {times} times); wait again"
+        ),
+        _ => format!("after {after} ms the export is still held: {holders}"),
+    }
+}
+
 fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {
     match peer {
         None => format!("the device map has no entry for device {home}; add one with DeviceMap::insert"),
@@ -545,3 +588,6 @@ fn list(statuses: &[BackendStatus]) -> String {
     }
     statuses.iter().map(|status| format!("\n  {status}")).collect()
 }
+
+#[cfg(test)]
+mod chains;

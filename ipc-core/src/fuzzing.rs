@@ -16,7 +16,7 @@ use crate::process::ProcessIdentity;
 use crate::ring::RingDescriptor;
 use crate::tensor::{Dtype, TensorLayout, TensorTable};
 
-pub use crate::broker::fuzzing::{Exporter, Importer, reply, request};
+pub use crate::broker::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
 
 /// Bytes that a target starts from, under a name.
 pub type Seed = (&'static str, Vec<u8>);
@@ -111,6 +111,11 @@ pub fn request_seeds() -> Vec<Seed> {
 /// Seeds of [`Importer::open`].
 pub fn reply_seeds() -> Vec<Seed> {
     crate::broker::fuzzing::reply_seeds()
+}
+
+/// Seeds of [`HostileExporter::run`].
+pub fn page_seeds() -> Vec<Seed> {
+    crate::broker::fuzzing::page_seeds()
 }
 
 /// A process that does not exist.

@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::address::DevicePtr;
@@ -19,15 +19,17 @@ use crate::backend::DeviceIpc;
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::process::Owner;
+use crate::received_file;
 use crate::runtime::Runtime;
-use crate::timeline::timelines_of;
+use crate::timeline::{drop_unused_own_pages, timelines_of};
 
 /// Sizes are multiples of this: whole pages on every machine that Linux runs accelerators on (64 KiB on some).
 pub(crate) const GRANULE: usize = 64 * 1024;
 
 /// Pages in shared memory, mapped here, and known to the devices that have used them.
 pub(crate) struct HostPages {
-    file: OwnedFd,
+    /// `None` once it has been [taken](Self::into_file).
+    file: Option<OwnedFd>,
     /// `None` once they have been handed to the worker to be taken down.
     mapped: Option<Mapped>,
     registered: Mutex<Vec<Registered>>,
@@ -67,14 +69,9 @@ impl HostPages {
         Self::map(file, len)
     }
 
-    /// The pages that another process made. `what` is what they are called where they are not as they should be.
+    /// Maps the pages that another process made. Errors name them by `what`.
     pub(crate) fn open(file: OwnedFd, len: usize, what: &str) -> Result<Self> {
-        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let whole =
-            fstat(&file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= len as u64));
-        if !sealed || !whole {
-            return Err(Error::Protocol(format!("{what} is no sealed memory file of the right size")));
-        }
+        received_file::check(&file, SealFlags::empty(), len as u64, what)?;
         Self::map(file, len)
     }
 
@@ -84,12 +81,18 @@ impl HostPages {
         let address = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }
             .map_err(|error| Error::io(format!("mapping {len} bytes of shared host memory"), error))?;
         let mapped = Some(Mapped { address: address as usize, len });
-        Ok(Self { file, mapped, registered: Mutex::default(), owner: Owner::current() })
+        Ok(Self { file: Some(file), mapped, registered: Mutex::default(), owner: Owner::current() })
     }
 
     /// What the other process maps.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file.as_ref().expect("taken by into_file alone").as_fd()
+    }
+
+    /// The pages without their file: the mapping is enough where no further process maps them.
+    pub(crate) fn into_file(mut self) -> (Self, OwnedFd) {
+        let file = self.file.take().expect("taken once");
+        (self, file)
     }
 
     fn mapped(&self) -> Mapped {
@@ -184,6 +187,11 @@ fn check_room_for_copies(len: usize) -> Result<()> {
     })
 }
 
+/// Is any timeline of this process live?
+pub(crate) fn any_timeline_is_live() -> bool {
+    LIVE.load(Ordering::Acquire) != 0
+}
+
 /// A timeline has begun.
 pub(crate) fn timeline_begun() {
     LIVE.fetch_add(1, Ordering::AcqRel);
@@ -191,7 +199,9 @@ pub(crate) fn timeline_begun() {
 
 /// A timeline has ended. Called once for each that has begun.
 pub(crate) fn timeline_ended() {
-    LIVE.fetch_sub(1, Ordering::AcqRel);
+    if LIVE.fetch_sub(1, Ordering::AcqRel) == 1 {
+        drop_unused_own_pages();
+    }
     take_down_retired();
 }
 

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::address::DeviceRange;
 use crate::backend::{DeviceIpc, HandleKind};
 use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
 use crate::bundle::{BundleBuilder, BundleDescriptor, BundleOpenBuilder};
 use crate::channel::{ConnectBuilder, ListenBuilder};
 use crate::descriptor::Descriptor;
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::environment::nonempty_variable;
 use crate::error::{Error, Result};
 use crate::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::import::OpenBuilder;
@@ -95,7 +97,8 @@ impl Ipc {
         Ok(self.shared.devices.get_or_init(|| devices))
     }
 
-    /// Shares memory. The owner is kept until the last importer has let go.
+    /// Shares memory. The owner is kept until the last importer has let go, and then dropped on a thread of the library with the
+    /// context of the memory's device current.
     ///
     /// Owners are [`Buffer`], an `Arc` of an owner, what a backend's crate implements [`DeviceOwner`] for (cudarc's
     /// `CudaSlice`), or any raw address with what keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
@@ -157,9 +160,13 @@ impl Ipc {
         let stream = stream.as_stream();
         check_backend("the memory", region.backend, self.backend.info().name)?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        let copy = self.allocate(region.range.device, region.range.len)?;
-        copy_and_wait(self, copy.range(), region.range, Some(stream))?;
-        let shared = Region { range: copy.range(), allocation: Some(copy.range()), ..region };
+        let len = region.range.len;
+        let copy = self.allocate(region.range.device, len.max(1))?;
+        if len > 0 {
+            copy_and_wait(self, copy.range(), region.range, Some(stream))?;
+        }
+        let range = DeviceRange { len, ..copy.range() };
+        let shared = Region { range, allocation: Some(copy.range()), ..region };
         Ok(ShareBuilder::new(self, copy, shared))
     }
 
@@ -289,7 +296,8 @@ impl IpcBuilder {
     }
 
     /// Makes the socket in this directory instead of the abstract namespace, for containers that share a volume and no
-    /// network namespace. `DEVICE_IPC_SOCKET_DIR` does the same for programs that do not say it.
+    /// network namespace. `DEVICE_IPC_SOCKET_DIR` does the same for programs that do not say it, except where the environment is
+    /// [ignored](crate::environment).
     pub fn socket_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.socket_directory = Some(directory.into());
         self
@@ -329,8 +337,7 @@ impl IpcBuilder {
 
     /// Takes a backend that the caller made.
     pub fn with_backend(self, backend: Arc<dyn DeviceIpc>) -> Ipc {
-        let from_environment =
-            || std::env::var_os(SOCKET_DIR_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
         let shared = Shared {
             devices: OnceLock::new(),
             socket_directory: self.socket_directory.or_else(from_environment),

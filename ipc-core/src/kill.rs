@@ -29,6 +29,7 @@ pub const KILL_POINTS: &[&str] = &[
     "exporter:dropped",
     "exporter:retiring",
     "exporter:retired",
+    "listener:bound",
     "exporter:ring-joined",
     "exporter:ring-waited",
     "exporter:ring-signalled",
@@ -73,7 +74,7 @@ pub(crate) fn visit(point: &'static str) {
     static VISITS: AtomicU32 = AtomicU32::new(0);
     debug_assert!(KILL_POINTS.contains(&point), "{point} is not in the list");
     let wanted = WANTED.get_or_init(|| {
-        let value = std::env::var("DEVICE_IPC_KILL_POINT").ok()?;
+        let value = crate::environment::variable("DEVICE_IPC_KILL_POINT")?.into_string().ok()?;
         let (value, stops) = value.strip_suffix("!stop").map_or((&*value, false), |value| (value, true));
         let (name, visit) = value.split_once('=').unwrap_or((value, "1"));
         assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");

@@ -15,7 +15,8 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A process that holds an export.
+/// A process that holds a lease on an export. The lease is in use, or idle in the import cache of that process; see
+/// [`Export::holders`](crate::Export::holders).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -43,7 +44,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The processes that hold an export; or nobody, and then it says whether anybody ever did.
+/// The processes that hold an export. Where there are none, [`opened`](Self::opened) and the text say whether any process
+/// has opened it yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
     pub(crate) now: Vec<Holder>,
@@ -70,14 +72,22 @@ impl Holders {
     }
 }
 
+/// The exporter cannot tell whether a lease is in use.
+const IDLE_LEASES_COUNT: &str = "; a lease counts until it is returned, also one that is idle in the import cache of a process \
+                                 that is stopped or busy";
+
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.now.is_empty() {
-            return f.write_str(if self.ever == 0 { "nobody has opened it yet" } else { "nobody holds it" });
+            return f.write_str(if self.ever == 0 {
+                "no process has opened it yet"
+            } else {
+                "no process holds it"
+            });
         }
         for (index, holder) in self.now.iter().enumerate() {
             write!(f, "{}{holder}", if index == 0 { "" } else { "; " })?;
         }
-        Ok(())
+        f.write_str(IDLE_LEASES_COUNT)
     }
 }

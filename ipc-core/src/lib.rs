@@ -24,6 +24,7 @@ mod channel;
 mod control;
 pub mod descriptor;
 pub mod device;
+pub mod environment;
 mod error;
 mod export;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -37,7 +38,9 @@ mod kill;
 mod lease;
 mod memory;
 mod placement;
+mod printable;
 mod process;
+mod received_file;
 mod recent;
 mod ring;
 mod runtime;
@@ -76,6 +79,7 @@ pub use kill::KILL_POINTS;
 pub use lease::{Holder, Holders, LeaseId};
 pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use placement::{DeviceMap, DeviceName};
+pub use printable::printable;
 pub use process::ProcessIdentity;
 pub use ring::{
     JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor,

@@ -18,6 +18,10 @@ use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Element, LayoutError};
 
 /// Device memory that [`Ipc::allocate`](crate::Ipc::allocate) allocated. Dropping it frees it.
+///
+/// Work that was submitted before the drop may still use the memory: it finishes first, and the drop may wait for it, as
+/// `cuMemFree` does. A thread that has yet to release a stream (by signalling a [`Timeline`](crate::Timeline), for example)
+/// must do so before it drops a buffer.
 #[derive(Debug)]
 pub struct Buffer {
     backend: Arc<dyn DeviceIpc>,
@@ -97,7 +101,8 @@ impl Drop for Buffer {
         if !self.process.is_here() {
             return;
         }
-        // SAFETY: the range came from `allocate`, and is freed here alone. Views borrow the buffer.
+        // SAFETY: the range came from `allocate`, and is freed here alone. Views borrow the buffer, so no more work is
+        // submitted; `free` waits for pending work.
         if let Err(error) = unsafe { self.backend.memory().free(self.range) } {
             tracing::warn!(%error, "a buffer could not be freed");
         }
@@ -229,6 +234,9 @@ impl<T: Element> View<'_, T> {
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let count = self.len();
         let mut elements = Vec::<T>::with_capacity(count);
+        if self.is_empty() {
+            return Ok(elements);
+        }
         // SAFETY: the capacity is that of `count` elements, whose bytes are all set by the read: zeroed first, as
         // uninitialised memory may not be lent as a slice. Every bit pattern is a `T`.
         unsafe {
@@ -256,6 +264,9 @@ impl<T: Element> ViewMut<'_, T> {
     ///
     /// [`Error::InvalidRegion`] for another number of elements than the view's, else the vendor's.
     pub fn copy_from(&mut self, elements: &[T]) -> Result<()> {
+        if self.is_empty() && elements.is_empty() {
+            return Ok(());
+        }
         // SAFETY: a slice of plain data without padding is so many bytes.
         let bytes =
             unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
@@ -270,6 +281,9 @@ impl<T: Element> ViewMut<'_, T> {
     ///
     /// [`Error::InvalidRegion`] for another number of elements than the view's, else the vendor's.
     pub fn copy_from_device(&mut self, source: &View<'_, T>) -> Result<()> {
+        if self.is_empty() && source.is_empty() {
+            return Ok(());
+        }
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
         // SAFETY: both views keep their ranges mapped, this one read-write.
         unsafe { memory.copy(range, source.range, self.stream.as_stream()) }
@@ -281,6 +295,9 @@ impl<T: Element> ViewMut<'_, T> {
     ///
     /// The vendor's.
     pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
         // SAFETY: the view keeps the range mapped, read-write.
         unsafe { memory.fill(range, byte, self.stream.as_stream()) }
@@ -294,6 +311,9 @@ impl ViewMut<'_, f32> {
     ///
     /// The vendor's.
     pub fn add(&mut self, value: f32) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
         // SAFETY: the view keeps the range mapped, read-write; it was made for a stream of the range's device.
         unsafe { memory.add_f32(range, value, self.stream.as_stream()) }

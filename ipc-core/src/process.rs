@@ -6,6 +6,8 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::device::HostId;
@@ -25,7 +27,8 @@ pub struct ProcessIdentity {
     pub net_namespace: u64,
     /// The process id in its own pid namespace.
     pub pid: u32,
-    /// When the process started, in clock ticks after boot: field 22 of `/proc/PID/stat`.
+    /// When the process started, in clock ticks after boot: field 22 of `/proc/PID/stat`, as the process itself sees it. A
+    /// process that runs another program (execve(2)) keeps it, and its id; its exports end, as its sockets close.
     pub start_time: u64,
 }
 
@@ -70,17 +73,37 @@ impl ProcessIdentity {
         })
     }
 
-    /// Is the process known to have ended? Only answered for a process of this pid namespace; its id may have been
-    /// given to another one since.
+    /// Returns whether the process is known to have exited. False where that cannot be told from here, and its socket has to
+    /// tell: the process is of another pid namespace, `/proc` hides it (`hidepid`), or its start time, by which it is told from
+    /// a later process of the same id, is shown differently in its time namespace (time_namespaces(7)).
     pub(crate) fn has_ended(&self, local: &Self) -> bool {
         if self.boot != local.boot || self.pid_namespace != local.pid_namespace {
             return false;
         }
         match read_short(&format!("/proc/{}/stat", self.pid)) {
-            Ok(stat) => start_time(&stat).is_ok_and(|started| started != self.start_time),
-            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            Ok(stat) => {
+                start_time(&stat).is_ok_and(|started| started != self.start_time)
+                    && shows_times_as_here(self.pid)
+            }
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound && !exists(self.pid),
         }
     }
+}
+
+/// Returns whether there is a process with this id, also one that `/proc` does not show. A pidfd needs no permission.
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| !matches!(pidfd_open(pid, PidfdFlags::empty()), Err(Errno::SRCH)))
+}
+
+/// Returns whether the process is known to be in this process's time namespace. One that is not shows its start time, which
+/// its descriptors tell, with another offset.
+fn shows_times_as_here(pid: u32) -> bool {
+    let Ok(here) = fs::read_link("/proc/self/ns/time") else {
+        // The kernel has no time namespaces.
+        return true;
+    };
+    fs::read_link(format!("/proc/{pid}/ns/time")).is_ok_and(|there| there == here)
 }
 
 fn read_text(path: &str) -> Result<String> {

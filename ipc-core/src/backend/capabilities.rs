@@ -1,20 +1,21 @@
-//! What a device and a kind of handle can do, asked before it is tried.
+//! The properties of devices and of kinds of handle.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What an importer may do with the memory.
+/// The access of an importer to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
-    /// Read only, enforced by the hardware where the kind of handle allows it, else refused.
+    /// Read only: the importer's mapping is protected by the hardware where the kind of handle allows it, else the call is
+    /// refused. See [Access and trust](super#access-and-trust) for what a hostile importer can do.
     ReadOnly,
     /// Read and write.
     ReadWrite,
 }
 
 impl Access {
-    /// Does it permit to write?
+    /// Returns whether it permits to write.
     pub const fn is_writable(self) -> bool {
         matches!(self, Self::ReadWrite)
     }
@@ -33,31 +34,33 @@ impl fmt::Display for Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HandleKind(pub u16);
 
-/// What is true of every handle of a kind.
+/// The properties of every handle of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandleKindInfo {
     /// The number in descriptors and messages.
     pub kind: HandleKind,
-    /// The vendor's word for it.
+    /// The vendor's word for it; distinct among the kinds of a backend.
     pub name: &'static str,
-    /// Can a mapping be made read-only?
+    /// Whether a mapping can be made read-only, protected by the hardware. A property of the importer's mapping, not of the
+    /// handle: a handle of a read-only share opens read-write as well.
     pub read_only: bool,
-    /// Does the handle travel with file descriptors?
+    /// Whether the handle travels with file descriptors, in addition to its bytes.
     pub carries_fds: bool,
-    /// What the exporter's end means for the importers.
+    /// The effect of the exporter's termination on the importers.
     pub lifetime: Lifetime,
-    /// May a process open the handle on one device only? For another device it then gets a handle of its own.
+    /// Whether a process may open the handle on one device only, once. For another device it gets a further handle: the
+    /// exporter calls [`DeviceIpc::export`](super::DeviceIpc::export) again.
     pub one_open_per_process: bool,
-    /// Must each importer be permitted by [`DeviceIpc::authorize`](super::DeviceIpc::authorize)?
+    /// Whether each importer must be permitted by [`DeviceIpc::authorize`](super::DeviceIpc::authorize).
     pub whitelist: bool,
-    /// Does an importer reach nothing but the allocation itself? Not where small blocks share a page
+    /// Whether an importer reaches nothing but the allocation itself. False where small blocks share a page
     /// ([`DeviceIpc::reach`](super::DeviceIpc::reach)).
     pub isolated: bool,
-    /// Does it work between pid namespaces, also where both sides have the same pid value?
+    /// Whether it works between pid namespaces, also where both sides have the same pid value.
     pub across_pid_namespaces: bool,
 }
 
-/// What the exporter's end means for those who have the memory open.
+/// The effect of the exporter's termination on mappings in importers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifetime {
     /// Importers pin the memory: it stays until the last of them has closed.
@@ -66,15 +69,17 @@ pub enum Lifetime {
     Revokes,
 }
 
-/// What a device can do. What is not known to work is absent.
+/// The capabilities of a device. What is not known to work is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Events that two processes share.
     pub ipc_events: bool,
-    /// 64-bit words in device memory that streams write and wait on.
+    /// Streams write and wait for 64-bit words in host memory, which other processes map too
+    /// ([`DeviceTimelines`](super::DeviceTimelines)).
     pub timelines: bool,
-    /// The vendor numbers its allocations, so that a block put in another's place is noticed.
+    /// The vendor numbers its allocations ([`Extent::generation`](crate::Extent)), so that another allocation at the same
+    /// address is noticed.
     pub generations: bool,
 }
 

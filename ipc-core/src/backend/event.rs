@@ -11,8 +11,9 @@ use crate::stream::BorrowedStream;
 
 /// A vendor's event, created here or opened from another process. Dropping it destroys it.
 ///
-/// The process that recorded last must keep its event until the waiters are done
-/// (`cudaIpcGetEventHandle`: waiting on an event whose creator has freed it is undefined).
+/// The process that recorded last keeps its event until the waits for that record have completed
+/// (`cudaIpcGetEventHandle`: waiting on an event whose creator has freed it is undefined). Any thread may call, and several
+/// at once. A stream of another backend is [`Error::WrongBackend`] in each call.
 pub trait DeviceEvent: fmt::Debug + Send + Sync {
     /// The device whose streams the event was created or opened for.
     fn device(&self) -> DeviceOrdinal;
@@ -40,7 +41,7 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
     /// another device.
     fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Has the last record been reached? True for an event that has never been recorded.
+    /// Returns whether the stream has reached the last record. True for an event that has never been recorded.
     ///
     /// # Errors
     ///
@@ -49,8 +50,8 @@ pub trait DeviceEvent: fmt::Debug + Send + Sync {
 
     /// Waits on the host until the last record has been reached.
     ///
-    /// Asks again and again, at first without a pause, then with pauses that grow to 200 µs, for vendors that have no wait
-    /// with a timeout.
+    /// Polls [`query`](Self::query), at first without a pause, then with pauses that grow to 200 µs, for vendors that have no
+    /// wait with a timeout.
     ///
     /// # Errors
     ///

@@ -4,12 +4,12 @@
 //! (the library's initialisers run) is the backend's, which brings the function and answers for it; so nothing that
 //! loads libraries is needed here.
 
-use std::env;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 
+use crate::environment;
 use crate::select::Unavailable;
 
 /// Where a backend looks for its vendor's library.
@@ -34,7 +34,7 @@ impl LibrarySearch<'_> {
         path: Option<&Path>,
         mut load: impl FnMut(&OsStr) -> Result<L, E>,
     ) -> Result<(L, String), Unavailable> {
-        let candidates = self.candidates(path, env::var_os(self.variable));
+        let candidates = self.candidates(path, environment::variable(self.variable));
         let name = |candidate: &OsString| candidate.to_string_lossy().into_owned();
         let mut detail = None;
         for candidate in &candidates {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_file_of_our_own_code_is_this_program() {
-        let exe = env::current_exe().unwrap();
+        let exe = std::env::current_exe().unwrap();
         let here = the_file_of_our_own_code_is_this_program as fn() as usize;
         assert_eq!(file_of(here).as_deref(), exe.to_str());
         assert_eq!(file_of(0), None);

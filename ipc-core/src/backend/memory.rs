@@ -1,4 +1,4 @@
-//! Plain device memory and streams: what the suite, the program and the benchmarks stand on.
+//! Plain device memory and streams: for staged copies, the conformance suite, the program and the benchmarks.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain ranges keep no memory alive")]
 
@@ -12,11 +12,17 @@ use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::stream::BorrowedStream;
 
-/// Plain memory and streams of a backend, for those who have no allocator of their own.
+/// Plain memory and streams of a backend, for programs that have no allocator of their own.
 ///
-/// Work is submitted to a stream and runs later, in order, unless a method says that it waits.
+/// Work is submitted to a stream and runs later, in the order of submission; streams run independently of each other.
+/// Submitting does not wait for earlier work, unless the method says so. Errors of the work itself are reported by
+/// [`synchronize`](Self::synchronize), [`read`](Self::read) or a later call on the stream. The input that each call has to
+/// refuse is in the [module documentation](super#who-checks-what).
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
-    /// Allocates memory on `device` of a kind that this backend can share.
+    /// Allocates memory on `device` for the first kind of [`handle_kinds`](super::DeviceIpc::handle_kinds).
+    ///
+    /// The range has exactly `bytes` bytes; the allocation behind it may be larger. It is aligned to at least 256 bytes. Its
+    /// contents are undefined. It does not wait for streams.
     ///
     /// # Errors
     ///
@@ -24,8 +30,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// zero bytes, else the vendor's error.
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange>;
 
-    /// Allocates memory that can be shared by a handle of this kind. The backend may round the size up to what the kind
-    /// needs; the range has the bytes that were asked for.
+    /// Allocates memory that can be shared by a handle of this kind; else as [`allocate`](Self::allocate).
     ///
     /// # Errors
     ///
@@ -33,30 +38,44 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// does not know, or cannot use on this device.
     fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange>;
 
-    /// Frees what [`allocate`](Self::allocate) or [`allocate_as`](Self::allocate_as) gave. May wait until streams have finished with it.
+    /// Frees memory of [`allocate`](Self::allocate) or [`allocate_as`](Self::allocate_as).
+    ///
+    /// **Submitted work may still use the memory**: [`Buffer`](crate::Buffer) is freed when it is dropped, and safe code
+    /// drops it while its copies are pending. The backend therefore waits for all work that this process submitted before
+    /// the call, on every stream of every device that can reach the memory, or it defers the deallocation until that
+    /// work has finished. Until then it neither unmaps the memory nor gives it to another allocation. A vendor whose free
+    /// waits for the whole device (`cuMemFree`) needs nothing more for the streams of that device; one whose free waits
+    /// for nothing (`cuMemUnmap`, `aclrtFree`) needs a synchronisation before it. A failure of that work is not a failure
+    /// of `free`.
+    ///
+    /// Importers in other processes are not waited for: what happens to their mappings is the
+    /// [`Lifetime`](super::Lifetime) of the kind of handle.
     ///
     /// # Safety
     ///
-    /// `range` came from one of them, is freed once, and nobody uses it any longer.
+    /// `range` is exactly a range that one of them returned, it is freed once, and no work that uses it is submitted
+    /// during or after the call.
     ///
     /// # Errors
     ///
-    /// The vendor's error.
+    /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) where the backend can tell that the range
+    /// is not one of its allocations.
     unsafe fn free(&self, range: DeviceRange) -> Result<()>;
 
-    /// Copies `src` to `dst`, of the same length, between any two devices that can be copied between.
+    /// Submits a copy of `src` to `dst`, of the same length, between any two devices that the vendor can copy between. Either
+    /// may be memory that was opened from another process. The two may not overlap.
     ///
     /// # Safety
     ///
-    /// Both ranges stay mapped until the work has finished; nobody else writes them meanwhile, nor reads `dst`,
-    /// without being ordered.
+    /// Both ranges stay mapped until the work has finished, except that memory of this backend may be
+    /// [freed](Self::free). No other work or process writes them meanwhile, or reads `dst`, without being ordered.
     ///
     /// # Errors
     ///
     /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for two lengths.
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Sets every byte of `dst`.
+    /// Submits setting every byte of `dst`.
     ///
     /// # Safety
     ///
@@ -67,7 +86,10 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// The vendor's error.
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Writes host bytes into `dst`, of the same length. The bytes may be re-used when the call returns.
+    /// Submits writing host bytes to `dst`, of the same length.
+    ///
+    /// **The caller may change or free the bytes as soon as the call returns**, while the stream has yet to reach the write.
+    /// The backend copies them first, or waits for the stream where there are too many to copy.
     ///
     /// # Safety
     ///
@@ -78,7 +100,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// As for [`copy`](Self::copy).
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Reads `src` into host bytes of the same length, after the work submitted before, and waits for it.
+    /// Reads `src` into host bytes of the same length, after the work that was submitted before, and waits until it is done.
     ///
     /// # Safety
     ///
@@ -102,7 +124,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// else the vendor's error.
     unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Makes the stream idle for at least this long before it goes on.
+    /// Submits a pause of at least this length.
     ///
     /// # Errors
     ///
@@ -123,7 +145,8 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's error.
     fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>>;
 
-    /// Free and total memory of `device`.
+    /// Returns the free and the total memory of `device`: **of the whole device**, all processes included, as the driver
+    /// counts it. Memory that an importer still maps is in use, also when its owner has freed it. Tests find leaks by it.
     ///
     /// # Errors
     ///
@@ -162,7 +185,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Copies `src` to as many bytes of pinned host memory when the stream gets there. Does not wait.
+    /// Submits a copy of `src` to as many bytes of pinned host memory. Does not wait.
     ///
     /// # Safety
     ///
@@ -182,7 +205,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
         Err(no_pinned_memory(stream.device()))
     }
 
-    /// Copies as many bytes of pinned host memory to `dst` when the stream gets there. Does not wait.
+    /// Submits a copy of as many bytes of pinned host memory to `dst`. Does not wait.
     ///
     /// # Safety
     ///
@@ -216,7 +239,7 @@ pub trait DeviceStream: fmt::Debug + Send + Sync {
     fn as_borrowed(&self) -> BorrowedStream<'_>;
 }
 
-/// Free and total memory of a device.
+/// Free and total memory of a device, all processes included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
     /// Free memory in bytes.

@@ -1,42 +1,113 @@
-//! What a vendor has to provide: the trait [`DeviceIpc`] and its companion [`DeviceMemory`].
+//! The interface between the library and a vendor: the traits [`DeviceIpc`], [`DeviceMemory`], [`DeviceEvent`] and
+//! [`DeviceTimelines`], and the contract that they share.
 //!
-//! # Why two traits
+//! [`DeviceIpc`] is what sharing needs. [`DeviceMemory`] is plain memory and streams: for the examples, the program, the
+//! benchmarks and the conformance suite, and for staged copies; users bring their own allocator. [`DeviceEvent`] and
+//! [`DeviceTimelines`] order the streams of two processes.
 //!
-//! [`DeviceIpc`] is what sharing needs. [`DeviceMemory`] is plain memory and streams, so that the conformance
-//! suite, the program and the benchmarks are written once; users of the library bring their own allocator.
+//! This page, with the documentation of the methods, is all that a backend has to obey. "The library" is this crate, the
+//! caller of a backend. The conformance suite (`device-ipc-conformance`) calls the backend without the library in
+//! between, and tests both sides of the contract.
 //!
-//! # The contract
+//! # Division of labour
 //!
-//! **A backend has no policy.** It sees allocation bases only. Interior pointers and offsets, regions over
-//! several allocations, the table of opened handles, reference counts, leases, placement, generation checks and
-//! opening in one's own process all stand once, above the backend. In return:
+//! **A backend has no policy.** It sees whole allocations and their first addresses. Interior pointers and offsets, regions
+//! over several allocations, reference counts, leases, the cache of open mappings, placement, comparison of generations
+//! and opening in the exporting process itself are in the library.
 //!
-//! *What the caller guarantees.*
-//! - [`export`](DeviceIpc::export) gets an [`Extent`] that [`extents_of`](DeviceIpc::extents_of) gave, whose memory
-//!   the caller keeps allocated until [`unexport`](DeviceIpc::unexport) has returned.
-//! - [`unexport`](DeviceIpc::unexport) comes once for each export, after the last importer has closed.
-//! - [`open`](DeviceIpc::open) is not called for a handle of this very process, nor for a handle that is open on
-//!   the same device already.
-//! - [`close`](DeviceIpc::close) comes once for each open, after all device work that uses the range has finished.
-//! - Ordinals are below the number of [`devices`](DeviceIpc::devices) or the call fails with
-//!   [`Error::NoSuchDevice`](crate::Error::NoSuchDevice).
+//! # Who checks what
 //!
-//! *What the backend guarantees.*
-//! - Any method may be called from any thread, also from one that has no context or another device's; the
-//!   caller's current context or device is the same after the call.
-//! - [`info`](DeviceIpc::info), [`devices`](DeviceIpc::devices) and [`peer_access`](DeviceIpc::peer_access) create
-//!   no context on a device and start no thread.
-//! - No method panics for what a driver answers. A status number that nobody knows yet is an error like any other
-//!   ([`VendorStatus`](crate::VendorStatus) is a number, not an enum).
-//! - Bytes of a handle that came from another process are hostile: a bad handle is an error.
-//! - [`open`](DeviceIpc::open) tells the size that the driver mapped, not the one the handle claimed.
-//! - A backend that cannot do a thing answers [`Error::Unsupported`](crate::Error::Unsupported), and its
-//!   [`Capabilities`] say so beforehand. Capabilities fail closed: what was not seen to work is absent.
+//! The library checks before it calls a backend: that a region has at least one byte and does not begin at null; that the
+//! owner of a region and a stream name this backend; that memory is not its own import; that a received handle has the
+//! number of descriptors, the size and the generation that the descriptor states; that the export permits the access;
+//! [`peer_access`](DeviceIpc::peer_access), where the home device is visible. It checks afterwards that the extents lie one
+//! behind the other and cover the region, and that the region lies in [`Opened::range`].
 //!
-//! *Ordering.* "Opened" says nothing about whether data has been written. [`DeviceEvent`]s order streams of two
-//! processes: a wait takes the record that was submitted last at the time of the call, and an event that has never
-//! been recorded counts as complete (both as in `cudaStreamWaitEvent` and `aclrtStreamWaitEvent`).
+//! The backend checks the rest, and those of the above that it could not survive: other callers exist.
+//!
+//! | input | error |
+//! |---|---|
+//! | an ordinal that is not below the number of [`devices`](DeviceIpc::devices), in any call | [`Error::NoSuchDevice`](crate::Error::NoSuchDevice) |
+//! | a stream whose [`backend`](crate::BorrowedStream::backend) is another one, in any call | [`Error::WrongBackend`](crate::Error::WrongBackend), before the stream's number is used |
+//! | a stream of a device that the call cannot use | [`Error::WrongStream`](crate::Error::WrongStream) |
+//! | null, host memory, an address that the vendor does not know | [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory) |
+//! | a range that leaves its allocation; one whose `device` is not that of its memory; a wrong stated allocation; two lengths that differ; floats that are not whole or not aligned to 4 bytes; an allocation of 0 bytes | [`Error::InvalidRegion`](crate::Error::InvalidRegion) |
+//! | an allocation that is larger than the device, or than what is free | [`Error::OutOfMemory`](crate::Error::OutOfMemory), also where rounding up overflows |
+//! | memory that has no handle, or none of the kind asked for | [`Error::NotShareable`](crate::Error::NotShareable), with the remedy |
+//! | memory that was opened from another process | [`Error::SharedOn`](crate::Error::SharedOn), or `NotShareable` where the vendor cannot tell the reason |
+//! | an unknown kind of handle; an access, a number of handles or a capability that the backend does not have | [`Error::Unsupported`](crate::Error::Unsupported) |
+//! | a received handle with a wrong number of descriptors, or bytes in a form that is not the backend's own | [`Error::Protocol`](crate::Error::Protocol) |
+//! | a device without access to the memory's home device | [`Error::NoPeerAccess`](crate::Error::NoPeerAccess) |
+//! | a stream in capture, in a call that must not be captured | [`Error::StreamCapturing`](crate::Error::StreamCapturing), and the capture goes on |
+//! | anything else that the driver refuses | [`Error::Vendor`](crate::Error::Vendor) with the call and the status |
+//!
+//! Bytes and descriptors of a received handle, its size and the bytes of an event come from another process and are
+//! hostile: whatever they are, the answer is an error or a correct mapping, never a panic or memory of a third process.
+//! No method panics for what a driver answers. A status number that is not known is an error like any other
+//! ([`VendorStatus`](crate::VendorStatus) is a number, not an enum).
+//!
+//! # Ranges and sizes
+//!
+//! The address of a [`DeviceRange`] says which memory it is; its `device` is the device in whose address
+//! space the address is valid: the home device of an allocation, the device that memory was opened on. In
+//! [`extents_of`](DeviceIpc::extents_of) another `device` is an error. Copies and kernels run on the device of the *stream*
+//! and may ignore `range.device`.
+//!
+//! [`allocate`](DeviceMemory::allocate) may round up, and the range that it returns has the length that was asked for. The
+//! allocation in an [`Extent`], the handle and [`Opened::range`] have the rounded length. A stated allocation
+//! has the first address of the vendor's allocation and at most its length, as an owner does not know the rounding.
+//!
+//! Copies, fills, writes, reads and kernels of 0 bytes succeed and do nothing, except that the stream is checked and that
+//! [`read`](DeviceMemory::read) waits. [`extents_of`](DeviceIpc::extents_of) is not called for 0 bytes.
+//!
+//! # Lifetimes
+//!
+//! - An exported allocation stays allocated until [`unexport`](DeviceIpc::unexport) has returned, also on every error path.
+//! - Each [`Exported`] is passed to `unexport` once, after the last importer has closed or has died. Several exports of one
+//!   allocation may exist at a time: of several instances of the backend, of several kinds, and for kinds with
+//!   [`one_open_per_process`](HandleKindInfo::one_open_per_process). Each is taken back alone.
+//! - [`open`](DeviceIpc::open) is not called for a handle that this process exported. It may be called for a handle that
+//!   **is open in this process already**: with the other access (where the kind has [`read_only`](HandleKindInfo::read_only)),
+//!   for another device (except where the kind has `one_open_per_process`: the exporter makes a further handle then), among
+//!   other handles of one range, and by another instance of the backend. Each is a mapping of its own and is closed alone.
+//!   The same handles, in the same order, with the same access and device, are open once for each instance.
+//! - Each [`Opened`] is passed to [`close`](DeviceIpc::close) once, after all device work of this process that uses the range
+//!   has finished.
+//! - [`free`](DeviceMemory::free) is called while submitted work may still use the memory; the backend waits or defers.
+//! - Ranges, [`Extent`]s and [`BorrowedStream`](crate::BorrowedStream)s are plain values and keep nothing alive.
+//!
+//! # Threads, waiting and processes
+//!
+//! - Any method may be called from any thread and from several at once, also from a thread that has no context, or another
+//!   device's. The caller's current context or device is the same after the call.
+//! - [`info`](DeviceIpc::info), [`devices`](DeviceIpc::devices) and [`peer_access`](DeviceIpc::peer_access) create no context on
+//!   a device and start no thread.
+//! - **Streams are asynchronous.** Submitting work does not wait for work that was submitted before, on this stream or on
+//!   another: a stream may be waiting for what this very thread does next. These methods may wait: `free`, `close`,
+//!   `unpin_host`, `unregister`, `read`, a `write` of more bytes than the backend can set aside, `synchronize`,
+//!   `synchronize_device`, and the first kernel on a device.
+//! - `devices`, `capabilities` and `handle_kinds` give the same answer each time.
+//! - In a child of `fork` nothing is called. A call there may return [`Error::Forked`](crate::Error::Forked).
+//!
+//! Undefined is only what the `# Safety` sections of the unsafe methods name.
+//!
+//! # Access and trust
+//!
+//! [`export`](DeviceIpc::export) does not learn which access the share permits, because no vendor has a handle that is
+//! read-only: `cuMemExportToShareableHandle`, `cuIpcGetMemHandle`, `cuMemPoolExportPointer`, `aclrtIpcMemGetExportKey` and
+//! `aclrtMemExportToShareableHandle` take no access. Read-only is a property of the importer's mapping: `open` with
+//! [`Access::ReadOnly`] has to make a mapping that the hardware protects, or to fail. It protects against errors in the
+//! importer, not against an importer that is hostile: a process that has received the handle of a read-only share can pass
+//! it to the driver itself and map it read-write. Memory that a recipient must not be able to change has to be copied for it
+//! ([`ShareBuilder::exposure`](crate::ShareBuilder::exposure), [`Ipc::share_copy`](crate::Ipc::share_copy)).
+//!
+//! # Ordering
+//!
+//! "Opened" says nothing about whether data has been written. A wait for a [`DeviceEvent`] takes the record that was
+//! submitted last at the time of the call, and an event that has never been recorded counts as complete (both as in
+//! `cudaStreamWaitEvent` and `aclrtStreamWaitEvent`).
 
+mod bound;
 mod capabilities;
 mod event;
 pub mod library;
@@ -47,6 +118,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub(crate) use bound::DeviceBound;
 pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
@@ -62,88 +134,123 @@ use crate::process::ProcessIdentity;
 
 /// A vendor's device IPC. See the [module documentation](self) for the contract.
 pub trait DeviceIpc: fmt::Debug + Send + Sync {
-    /// Name, versions and where the vendor's library was found. Touches no device.
+    /// Returns the name, the versions and the vendor's library. Touches no device.
+    ///
+    /// The name is part of descriptors: 1 to 32 ASCII letters, digits, `-` and `_`.
     fn info(&self) -> &BackendInfo;
 
-    /// The devices that this process sees, in its numbering. Creates no context.
+    /// Returns the devices that this process sees, in its numbering: the ordinal is the position. Creates no context.
+    ///
+    /// The identity of a device is the same in every process of the host, also where devices are hidden or renumbered.
+    /// There is at least one device; a backend without one is [`Unavailable`](crate::Unavailable) when it is made.
     ///
     /// # Errors
     ///
     /// [`Error::Vendor`](crate::Error::Vendor) with the call that failed.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
 
-    /// The environment variable by which the vendor hides devices from a process, for error messages.
+    /// Returns the name of the environment variable by which the vendor hides devices from a process. Errors name it.
     fn visible_devices_variable(&self) -> &'static str;
 
-    /// Can `from` read and write the memory of `to`? True for a device and itself.
+    /// Returns whether `from` can read and write the memory of `to`. True for a device and itself. Creates no context.
     ///
     /// # Errors
     ///
     /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), or the vendor's error.
     fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool>;
 
-    /// What `device` can do. May probe by trying, once.
+    /// Returns the capabilities of `device`. May probe once, with a context.
+    ///
+    /// Capabilities fail closed: what was not seen to work is absent. A call that needs an absent one is
+    /// [`Error::Unsupported`](crate::Error::Unsupported).
     ///
     /// # Errors
     ///
     /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), or the vendor's error.
     fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities>;
 
-    /// The kinds of handle that this backend can make, the preferred first.
+    /// Returns the kinds of handle that this backend can make or open, the preferred one first.
+    ///
+    /// Memory of [`DeviceMemory::allocate`] is of the first kind. Kinds that some device cannot use may be listed:
+    /// [`allocate_as`](DeviceMemory::allocate_as) refuses them there. The number of a kind is part of descriptors: it is never
+    /// given to another kind.
     fn handle_kinds(&self) -> Vec<HandleKindInfo>;
 
-    /// The allocations that `range` lies in, in the order of their addresses.
+    /// Returns the allocations that `range` lies in, in the order of their addresses.
     ///
-    /// `stated_base` is the allocation as the caller knows it, for vendors that cannot tell it (CANN before 9.0);
-    /// where the vendor can, it is checked against the vendor's answer.
+    /// The extents are whole allocations that lie one behind the other without a gap; the first contains the first byte of
+    /// the range and the last contains its last byte. Several are possible only where the vendor can map several
+    /// allocations side by side (virtual memory). The address may be anywhere in an allocation, and the memory need not
+    /// have been allocated by this backend.
+    ///
+    /// `stated_base` is the first allocation as its owner knows it. Where the vendor can tell the allocation of an address,
+    /// it is compared with the vendor's answer: the same first address, and not more bytes. Where the vendor cannot
+    /// (CANN before 9.0), it is believed as far as it can be checked; without it the call is an error there.
     ///
     /// # Errors
     ///
-    /// [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory) for host memory and for addresses the vendor does
-    /// not know; [`Error::NotShareable`](crate::Error::NotShareable) for memory that no handle can be made of, with
-    /// the remedy; [`Error::InvalidRegion`](crate::Error::InvalidRegion) where the range leaves its allocation.
+    /// [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory) for null, host memory and addresses that the vendor does not
+    /// know; [`Error::InvalidRegion`](crate::Error::InvalidRegion) where the range leaves its allocation into nothing or
+    /// leaves the address space, where `range.device` is not the memory's device, and where `stated_base` is wrong or
+    /// missing; [`Error::SharedOn`](crate::Error::SharedOn) for memory that [`open`](Self::open) returned;
+    /// [`Error::NotShareable`](crate::Error::NotShareable) for other memory that has no handle, with the remedy.
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>>;
 
-    /// Makes a handle of one allocation, of the given kind or of the one that fits the memory.
+    /// Makes a handle of one allocation: of the kind `kind`, or of the one that fits the memory.
+    ///
+    /// `extent` is one that [`extents_of`](Self::extents_of) returned, and its memory has not been freed since. The library
+    /// calls this once for an allocation, and again for kinds with
+    /// [`one_open_per_process`](HandleKindInfo::one_open_per_process). It does not wait for work on the memory. The access that
+    /// the share permits is not known here: see [Access and trust](self#access-and-trust).
     ///
     /// # Errors
     ///
-    /// [`Error::NotShareable`](crate::Error::NotShareable) where this memory has no such handle, else the vendor's.
+    /// [`Error::NotShareable`](crate::Error::NotShareable) where this memory has no such handle, or
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where no memory has; else the vendor's error.
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported>;
 
-    /// Makes calls of this backend one after the other, all on this thread and mostly for `device`: what a backend has to put
-    /// in place around each of them, it may put in place once.
-    fn together(&self, device: DeviceOrdinal, calls: &mut dyn FnMut()) {
+    /// Runs `body`, once and on this thread, with the context of `device` current as the driver itself reports it, and then
+    /// makes the caller's own context current again. A context that the device does not have yet is created.
+    ///
+    /// The library drops owners of memory and runs callbacks in it, which may call the vendor's library by whatever way.
+    /// Several calls of the backend for one device are made in it too, and share one entry. Captures of the calling thread
+    /// stay intact. Where the context cannot be entered (the device was reset), `body` runs all the same.
+    ///
+    /// Backends without contexts just run `body`.
+    fn with_device_context(&self, device: DeviceOrdinal, body: &mut dyn FnMut()) {
         let _ = device;
-        calls();
+        body();
     }
 
-    /// Takes a handle back. A vendor that counts no exports does nothing.
+    /// Takes a handle back, and everything that [`export`](Self::export) took for it: descriptors, references, entries in
+    /// tables. The memory stays allocated. A vendor that counts no exports drops the descriptors.
     ///
     /// # Errors
     ///
     /// The vendor's error; the export counts as ended all the same.
     fn unexport(&self, exported: Exported) -> Result<()>;
 
-    /// What the device work of an importer can reach of this process's memory once it has the handle open: the
+    /// Returns what the device work of an importer can reach of this process's memory once it has the handle open: the
     /// allocation itself for most kinds, more where the vendor maps whole pages and other blocks lie in them. `None`
     /// where that cannot be told.
     fn reach(&self, exported: &Exported) -> Option<DeviceRange> {
         Some(exported.extent.allocation)
     }
 
-    /// Permits the process that is known to the vendor as `peer` (its [`local_peer_id`](Self::local_peer_id)) to
-    /// open the handle. Vendors without a whitelist do nothing.
+    /// Permits the process that the vendor knows as `peer` (its [`local_peer_id`](Self::local_peer_id)) to open the handle.
+    ///
+    /// Called only for kinds with [`whitelist`](HandleKindInfo::whitelist), before the handle is sent, possibly several times
+    /// for one peer. `peer` comes from the importing process and is hostile.
     ///
     /// # Errors
     ///
-    /// The vendor's error.
+    /// [`Error::Protocol`](crate::Error::Protocol) for bytes that are no peer's; the vendor's error.
     fn authorize(&self, exported: &Exported, peer: &[u8]) -> Result<()> {
         let _ = (exported, peer);
         Ok(())
     }
 
-    /// How the vendor knows this process on a whitelist; empty for vendors without one.
+    /// Returns the bytes by which the vendor knows this process on a whitelist; empty for vendors without one.
     ///
     /// # Errors
     ///
@@ -153,16 +260,29 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Opens the handles of one or more allocations as one contiguous range in the address space of `on`. What they
-    /// have in common (a pool) is opened with the first of them and closed after the last.
+    /// Opens the handles of one or more allocations, one behind the other, as one contiguous range in the address space of
+    /// `on`. What they have in common (a pool) is opened with the first of them and closed after the last.
+    ///
+    /// [`Opened::range`] has the device `on` and **the length that the driver mapped**: the library and the user's bounds
+    /// checks rely on it. [`ReceivedHandle::size`] is a claim of the exporter; a backend whose driver cannot tell the length
+    /// of a mapping passes the claim to a call of the driver that fails for a wrong one.
+    ///
+    /// A mapping with [`Access::ReadOnly`] is protected by the hardware: a write by device work fails and changes nothing.
+    /// The backend owns the descriptors from here on and closes them, also on errors. It does not wait for work on the
+    /// memory.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a kind, an access or a number of handles that the
-    /// backend cannot open; [`Error::NoPeerAccess`](crate::Error::NoPeerAccess); else the vendor's.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a kind, an access or a number of handles (also 0) that the
+    /// backend cannot open; [`Error::Protocol`](crate::Error::Protocol) for a wrong number of descriptors;
+    /// [`Error::NoPeerAccess`](crate::Error::NoPeerAccess), where [`ReceivedHandle::home`] is known;
+    /// [`Error::OverlapsInUse`](crate::Error::OverlapsInUse) where the driver refuses because memory that the exporter has
+    /// freed since is still mapped here: the library closes its unused mappings and tries again; else the vendor's error.
+    /// Nothing stays open after an error.
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened>;
 
-    /// Closes what [`open`](Self::open) opened.
+    /// Closes one range that [`open`](Self::open) returned: unmaps it, and closes everything that `open` kept for it. The
+    /// memory itself is free once its owner has freed it and the last importer has closed it.
     ///
     /// # Errors
     ///
@@ -176,43 +296,49 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// [`Error::Unsupported`](crate::Error::Unsupported) where [`Capabilities::ipc_events`] is false.
     fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>>;
 
-    /// Opens an event of another process by the bytes of its handle, for use with streams of `on`.
+    /// Opens an event of another process by the bytes of its handle, for use with streams of `on`. The bytes are hostile.
     ///
     /// # Errors
     ///
-    /// As [`create_event`](Self::create_event); the vendor's error for a bad handle.
+    /// As [`create_event`](Self::create_event); [`Error::Protocol`](crate::Error::Protocol) or the vendor's error for a bad
+    /// handle.
     fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>>;
 
-    /// Waits on the host until all work that was submitted to `device` by this process has finished.
+    /// Waits on the host until all work that was submitted to streams of `device` by this process has finished, also to
+    /// streams that this backend did not create.
     ///
     /// # Errors
     ///
-    /// The vendor's error.
+    /// The vendor's error, also of the work itself.
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()>;
 
-    /// Plain memory and streams of the same vendor.
+    /// Returns plain memory and streams of the same vendor.
     fn memory(&self) -> &dyn DeviceMemory;
 
-    /// Words that streams write and wait on, where the vendor has them
-    /// ([`Capabilities::timelines`] says for which devices).
+    /// Returns the operations of streams on words, where the vendor has them ([`Capabilities::timelines`] says for which
+    /// devices).
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         None
     }
 }
 
-/// Makes calls [together](DeviceIpc::together), once, and gives what comes of them.
-pub(crate) fn together<T>(backend: &dyn DeviceIpc, device: DeviceOrdinal, calls: impl FnOnce() -> T) -> T {
-    let (mut calls, mut result) = (Some(calls), None);
-    backend.together(device, &mut || {
-        if let Some(calls) = calls.take() {
-            result = Some(calls());
+/// Runs `body` [in the context of a device](DeviceIpc::with_device_context), once, and returns its result.
+pub(crate) fn with_device_context<T>(
+    backend: &dyn DeviceIpc,
+    device: DeviceOrdinal,
+    body: impl FnOnce() -> T,
+) -> T {
+    let (mut body, mut result) = (Some(body), None);
+    backend.with_device_context(device, &mut || {
+        if let Some(body) = body.take() {
+            result = Some(body());
         }
     });
-    match (result, calls) {
+    match (result, body) {
         (Some(result), _) => result,
-        // One that does not make the calls has put nothing in place for them either.
-        (None, Some(calls)) => calls(),
-        (None, None) => unreachable!("they were made, or are still there"),
+        // A backend that does not run it has entered nothing either.
+        (None, Some(body)) => body(),
+        (None, None) => unreachable!("it has run, or is still there"),
     }
 }
 
@@ -242,9 +368,10 @@ pub struct Exported {
     pub extent: Extent,
     /// The kind of the handle.
     pub kind: HandleKind,
-    /// The vendor's bytes. Who has them may be able to open the memory: they are handed out with a lease only.
+    /// The vendor's bytes. A process that has them may be able to open the memory: they are sent with a lease only.
     pub bytes: HandleBytes,
-    /// The file descriptors that belong to the handle.
+    /// The file descriptors that belong to the handle; at least one exactly where the kind has
+    /// [`carries_fds`](HandleKindInfo::carries_fds). Duplicates are sent to importers; these are closed by `unexport`.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -257,9 +384,9 @@ pub struct ReceivedHandle {
     pub bytes: HandleBytes,
     /// The file descriptors that belong to the handle.
     pub fds: Vec<OwnedFd>,
-    /// The size of the allocation in bytes, as the exporter states it.
+    /// The size of the allocation in bytes, as the exporter states it; it may be wrong.
     pub size: u64,
-    /// The vendor's number of the allocation, as the exporter states it.
+    /// The vendor's number of the allocation, as the exporter states it. The library has compared it with the descriptor.
     pub generation: Option<Generation>,
     /// The home device, where this process can see it.
     pub home: Option<DeviceOrdinal>,
@@ -270,9 +397,9 @@ pub struct ReceivedHandle {
 /// A range that [`DeviceIpc::open`] opened; it goes back by [`DeviceIpc::close`].
 #[derive(Debug)]
 pub struct Opened {
-    /// The whole range as the driver mapped it.
+    /// The whole range as the driver mapped it, on the device that it was opened on.
     pub range: DeviceRange,
-    /// Whatever the backend needs to close it again.
+    /// The backend's key of what it needs to close the range. It has no meaning to the library.
     pub cookie: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Words that streams write and wait on.
+//! Words in host memory that streams write and wait for.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain addresses keep no memory alive")]
 
@@ -10,13 +10,17 @@ use crate::device::DeviceOrdinal;
 use crate::error::Result;
 use crate::stream::BorrowedStream;
 
-/// Streams write and wait on 64-bit words that lie in host memory of this process, which other processes map too.
+/// Operations of streams on 64-bit words in host memory of this process, which other processes map too.
 ///
-/// Host memory, because a word must be writable without the driver: a waiter whose peer has died is freed by a plain
-/// store, also while another thread of the process is inside a call that holds the driver's lock and waits for the very
-/// stream that waits for the word (`cuMemFree` does).
+/// Host memory, because a word must be writable without the driver: a stream whose peer has died is released by a plain
+/// store, also while another thread of the process is inside a call that holds the driver's lock and waits for the same
+/// stream (`cuMemFree` does).
+///
+/// The host and streams of other processes write the words with plain atomic stores. A backend whose streams see such a
+/// store only after a call of the driver has no timelines.
 pub trait DeviceTimelines: fmt::Debug + Send + Sync {
-    /// Makes whole pages of host memory reachable for streams of `device`. Registering the same pages again, for this or
+    /// Makes whole pages of host memory reachable for streams of `device`, and returns the address of the first byte there.
+    /// `pages` is aligned to a page, and `len` is a multiple of the page size. Registering the same pages again, for this or
     /// another device, is counted.
     ///
     /// # Safety
@@ -29,7 +33,7 @@ pub trait DeviceTimelines: fmt::Debug + Send + Sync {
     /// false, else the vendor's.
     unsafe fn register(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<DevicePtr>;
 
-    /// Takes back one [`register`](Self::register). May wait for streams.
+    /// Takes back one [`register`](Self::register) for `device`. May wait for streams.
     ///
     /// # Safety
     ///
@@ -40,19 +44,21 @@ pub trait DeviceTimelines: fmt::Debug + Send + Sync {
     /// The vendor's; they count as unregistered all the same.
     unsafe fn unregister(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()>;
 
-    /// Writes `value` when the stream gets there. What the stream did before is visible to whoever sees the value.
+    /// Submits a write of `value` to the word. A reader that sees the value, in whichever process, sees all that the stream
+    /// wrote before.
     ///
     /// # Safety
     ///
     /// `word` is an aligned word in pages that [`register`](Self::register) gave an address for on the stream's device,
-    /// and they stay registered until the stream has got there.
+    /// and they stay registered until the stream has reached this point.
     ///
     /// # Errors
     ///
-    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing), and the capture goes on; else the vendor's.
+    /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::StreamCapturing`](crate::Error::StreamCapturing), and the
+    /// capture goes on; else the vendor's error.
     unsafe fn write_value(&self, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Makes the stream wait until the word is at least `value`.
+    /// Makes the stream wait until the word is at least `value`, as unsigned numbers. Does not wait on the host.
     ///
     /// # Safety
     ///

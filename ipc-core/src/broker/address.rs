@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use rustix::net::SocketAddrUnix;
 
 use crate::error::{Error, Result};
+use crate::printable::printable;
 
 /// A directory in which exporters make their sockets, for containers that share a volume and no network namespace.
 pub const SOCKET_DIR_VARIABLE: &str = "DEVICE_IPC_SOCKET_DIR";
@@ -45,7 +46,8 @@ impl fmt::Display for BrokerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Abstract(name) => write!(f, "@{}", name.escape_ascii()),
-            Self::Path(path) => write!(f, "{}", path.display()),
+            // A descriptor names it, and so another process.
+            Self::Path(path) => f.write_str(&printable(&path.to_string_lossy())),
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use std::ffi::c_long;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// What the kernel sets in the word (`linux/futex.h`).
 const OWNER_DIED: u32 = 0x4000_0000;
@@ -59,7 +59,10 @@ pub(super) fn tie_to_this_thread(word: &'static AtomicU32) {
 
 /// Does the word's thread still run? `None` where the word tells nothing.
 pub(super) fn runs(word: &AtomicU32) -> Option<bool> {
-    match word.load(Ordering::Acquire) {
+    // Importers map it read-only, where std promises relaxed loads alone.
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    match value {
         0 => None,
         value => Some(value & OWNER_DIED == 0),
     }

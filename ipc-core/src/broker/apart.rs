@@ -5,11 +5,11 @@
 //! mostly the poller, and handed to those who wait.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::Deadline;
 use super::protocol::{Reply, RequestId};
+use super::socket::ReceivedFds;
 use crate::error::{Error, Result};
 
 /// The numbers of these requests have this bit, so that they are never those of a caller in its turn.
@@ -32,7 +32,7 @@ pub(super) struct Answer {
 
 /// How a question was answered.
 pub(super) enum Answered {
-    With(Reply, Vec<OwnedFd>),
+    With(Reply, ReceivedFds),
     /// The exporter has gone.
     ByTheEnd,
 }
@@ -55,7 +55,7 @@ impl Apart {
     /// # Errors
     ///
     /// [`Error::Protocol`] where nobody has asked.
-    pub(super) fn deliver(&mut self, reply: Reply, fds: Vec<OwnedFd>) -> Result<bool> {
+    pub(super) fn deliver(&mut self, reply: Reply, fds: ReceivedFds) -> Result<bool> {
         let asked = request_of(&reply).and_then(|request| self.open.remove(&request.0));
         let asked = asked.ok_or_else(|| Error::Protocol("it answered what nobody had asked".into()))?;
         let waited_for = asked.is_some();
@@ -125,13 +125,16 @@ mod tests {
         let mut apart = Apart::default();
         let ((first, answer), (second, _)) = (apart.begin(), apart.begin());
         assert!(Apart::is_of_it(&staging(first)) && !Apart::is_of_it(&staging(RequestId(1))));
-        assert!(apart.deliver(staging(first), Vec::new()).unwrap());
+        assert!(apart.deliver(staging(first), ReceivedFds::default()).unwrap());
         let waited = answer.wait(Deadline::after(Duration::ZERO));
         assert!(matches!(waited, Some(Answered::With(Reply::Staging { .. }, _))));
-        assert!(matches!(apart.deliver(staging(first), Vec::new()), Err(Error::Protocol(_))), "twice");
+        assert!(
+            matches!(apart.deliver(staging(first), ReceivedFds::default()), Err(Error::Protocol(_))),
+            "twice"
+        );
         apart.give_up(second);
-        assert!(!apart.deliver(staging(second), Vec::new()).unwrap());
-        assert!(matches!(apart.deliver(staging(second), Vec::new()), Err(Error::Protocol(_))));
+        assert!(!apart.deliver(staging(second), ReceivedFds::default()).unwrap());
+        assert!(matches!(apart.deliver(staging(second), ReceivedFds::default()), Err(Error::Protocol(_))));
     }
 
     #[test]

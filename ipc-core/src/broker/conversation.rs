@@ -8,15 +8,15 @@ use rustix::io::Errno;
 
 use super::epoch::EpochView;
 use super::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
-use super::socket::{self, PeerCredentials, Taken};
-use super::{AllowList, BrokerAddress};
+use super::socket::{self, PeerCredentials, PeerSocket, ReceivedFds, Taken};
+use super::{AllowList, BrokerAddress, Refusal, UserName};
 use crate::error::{Error, Result};
 use crate::kill::kill_point;
 use crate::process::ProcessIdentity;
-use crate::runtime::{ClosedByFork, Look, Pace};
+use crate::runtime::{Look, Pace};
 
 /// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
-const CONNECT_RETRY: Duration = Duration::from_millis(1);
+pub(super) const CONNECT_RETRY: Duration = Duration::from_millis(1);
 
 /// How long a receiver sleeps before it looks at its deadline.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
@@ -34,8 +34,7 @@ pub(super) struct Conversation {
     server: PeerCredentials,
     /// The exporter's process id for messages to people, in its own pid namespace where that is known.
     pid: u32,
-    _closed_by_fork: ClosedByFork,
-    socket: OwnedFd,
+    socket: PeerSocket,
     epoch: Option<EpochView>,
 }
 
@@ -48,27 +47,34 @@ impl Conversation {
         allow: &AllowList,
         deadline: Deadline,
     ) -> Result<(Self, ProcessIdentity)> {
-        let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
         let pid = expected.map_or(0, |exporter| exporter.pid);
-        connect(&socket, address, pid, deadline)?;
+        let socket = connect(address, pid, deadline)?;
+        Self::over(socket, address, expected, allow, deadline)
+    }
+
+    /// As [`connect`](Self::connect), over a socket that is connected to the address.
+    pub(super) fn over(
+        socket: OwnedFd,
+        address: &BrokerAddress,
+        expected: Option<&ProcessIdentity>,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<(Self, ProcessIdentity)> {
+        let pid = expected.map_or(0, |exporter| exporter.pid);
         kill_point!("importer:connected");
         socket::let_sleep(socket.as_fd(), LONGEST_SLEEP)
             .map_err(|error| Error::io("setting up the socket to the exporter", error))?;
         let server = socket::peer_credentials(&socket)
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
         if !allow.permits(&server) {
-            return Err(Error::NotPermitted(format!(
-                "the exporter's socket {address} is served by user {} (process {}), who is not this process's user; \
-                 allow it with IpcBuilder::allow if that is meant",
-                server.uid, server.pid
-            )));
+            return Err(not_permitted(address, &server));
         }
         if expected.is_some_and(|expected| is_somebody_else(expected, &server)) {
             return Err(Error::ExporterGone { pid });
         }
         let pid = if pid == 0 { server.pid } else { pid };
-        let mut conversation =
-            Self { server, pid, _closed_by_fork: ClosedByFork::new(socket.as_fd()), socket, epoch: None };
+        // An exporter's answers bring descriptors.
+        let mut conversation = Self { server, pid, socket: PeerSocket::new(socket, true), epoch: None };
         let exporter = conversation.say_hello(deadline)?;
         kill_point!("importer:said-hello");
         if expected.is_some_and(|expected| *expected != exporter) {
@@ -78,7 +84,12 @@ impl Conversation {
     }
 
     fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
-        self.send(&Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() }, deadline)?;
+        let hello = Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() };
+        match self.send(&hello, deadline) {
+            // An exporter that refuses this user has said so before it closed.
+            Ok(()) | Err(Error::ExporterGone { .. }) => {}
+            Err(error) => return Err(error),
+        }
         let (reply, fds) = self.receive(&mut Inbox::default(), deadline)?;
         self.epoch = fds.first().and_then(EpochView::open);
         match reply {
@@ -88,6 +99,9 @@ impl Conversation {
                 if protocol > PROTOCOL_VERSION { "importing" } else { "exporting" }
             ))),
             Reply::Hello { exporter, .. } => Ok(exporter),
+            Reply::Refused { refusal: Refusal::UserNotAllowed { uid }, .. } => {
+                Err(user_not_allowed(self.pid, uid))
+            }
             _ => Err(Error::Protocol("its first message is no hello".into())),
         }
     }
@@ -98,6 +112,7 @@ impl Conversation {
         loop {
             match socket::send(self.socket(), &bytes, &[]) {
                 Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) if deadline.left().is_zero() => return Err(self.no_answer(deadline)),
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
                 Err(_) => return Err(self.ended()),
             }
@@ -106,7 +121,7 @@ impl Conversation {
 
     /// Receives a message, waiting for one: mostly an answer, which is not there yet.
     /// Where answers come quickly it looks again and again before it sleeps.
-    pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
+    pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
         let Inbox { buffer, pace } = inbox;
         pace.wait(Some(deadline.at), |look| match look {
             Look::Now => self.try_receive(buffer),
@@ -115,7 +130,7 @@ impl Conversation {
     }
 
     /// Receives a message if there is one.
-    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, ReceivedFds)>> {
         let taken = socket::take(self.socket(), buffer);
         self.read(taken, buffer)
     }
@@ -125,7 +140,7 @@ impl Conversation {
         &self,
         buffer: &mut Vec<u8>,
         deadline: Deadline,
-    ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    ) -> Result<Option<(Reply, ReceivedFds)>> {
         if deadline.left() > LONGEST_SLEEP {
             let taken = socket::take_asleep(self.socket(), buffer);
             return self.read(taken, buffer);
@@ -139,13 +154,14 @@ impl Conversation {
         &self,
         taken: rustix::io::Result<Option<Taken>>,
         buffer: &[u8],
-    ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    ) -> Result<Option<(Reply, ReceivedFds)>> {
         match taken {
             Ok(Some(Taken { len, fds })) => {
                 let reply = decode(&buffer[..len]).map_err(|error| Error::Protocol(error.to_string()))?;
                 Ok(Some((reply, fds)))
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            // An exporter that closed over a message of ours: what it had sent before is still there.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => Ok(None),
             Ok(None) | Err(_) => Err(self.ended()),
         }
     }
@@ -183,12 +199,30 @@ impl Conversation {
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket.fd()
     }
 
     fn ended(&self) -> Error {
         Error::ExporterGone { pid: self.pid }
     }
+}
+
+/// The error for an exporter that does not allow this process's user.
+pub(super) fn user_not_allowed(pid: u32, uid: u32) -> Error {
+    Error::NotPermitted(format!(
+        "process {pid} does not allow {} to open its exports; allow it there with IpcBuilder::allow",
+        UserName(uid)
+    ))
+}
+
+/// The error for an exporter whose user the caller does not allow.
+pub(super) fn not_permitted(address: &BrokerAddress, server: &PeerCredentials) -> Error {
+    Error::NotPermitted(format!(
+        "the exporter's socket {address} is served by {} (process {}), who is not this process's user; \
+         allow it with IpcBuilder::allow if that is meant",
+        UserName(server.uid),
+        server.pid
+    ))
 }
 
 /// A process of our pid namespace has one id, which the kernel tells of the server too. Another one may say that it is
@@ -199,18 +233,35 @@ fn is_somebody_else(expected: &ProcessIdentity, server: &PeerCredentials) -> boo
     same_namespace && server.pid != expected.pid
 }
 
-fn connect(socket: &OwnedFd, address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<()> {
+fn connect(address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<OwnedFd> {
+    loop {
+        if let Some(socket) = try_connect(address, pid)? {
+            return Ok(socket);
+        }
+        if deadline.left().is_zero() {
+            return Err(queue_is_full(address, deadline));
+        }
+        std::thread::sleep(CONNECT_RETRY);
+    }
+}
+
+pub(super) fn queue_is_full(address: &BrokerAddress, deadline: Deadline) -> Error {
+    deadline.passed("connecting to the exporting process", &format!("; the queue of {address} is full"))
+}
+
+/// A connected socket, or `None` where the queue of the exporter is full. Does not wait.
+pub(super) fn try_connect(address: &BrokerAddress, pid: u32) -> Result<Option<OwnedFd>> {
+    let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
     let target = address.to_socket_address()?;
     loop {
-        match rustix::net::connect(socket, &target) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if Instant::now() < deadline.at => std::thread::sleep(CONNECT_RETRY),
-            Err(Errno::AGAIN) => return Err(deadline.passed("connecting to the exporting process", "")),
-            Err(Errno::CONNREFUSED) => return Err(Error::ExporterGone { pid }),
-            Err(Errno::NOENT) => return Err(missing_socket(address, pid)),
-            Err(error) => return Err(Error::io(format!("connecting to the exporter at {address}"), error)),
-        }
+        return match rustix::net::connect(&socket, &target) {
+            Ok(()) => Ok(Some(socket)),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::CONNREFUSED) => Err(Error::ExporterGone { pid }),
+            Err(Errno::NOENT) => Err(missing_socket(address, pid)),
+            Err(error) => Err(Error::io(format!("connecting to the exporter at {address}"), error)),
+        };
     }
 }
 

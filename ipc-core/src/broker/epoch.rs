@@ -9,12 +9,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::alive;
+use crate::received_file;
 
 /// Bytes of the page; the number is the first eight, in the machine's order, and the word of the exporter's life the four
 /// behind them.
@@ -68,17 +69,16 @@ impl EpochView {
     /// Maps what an exporter sent. `None` for anything that could fail later: a file that is too short, or that can be
     /// made so while it is read.
     pub(super) fn open(file: &OwnedFd) -> Option<Self> {
-        let long_enough = fstat(file).is_ok_and(|stat| stat.st_size >= BYTES as i64);
-        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        if !long_enough || !sealed {
-            return None;
-        }
+        received_file::check(file, SealFlags::empty(), BYTES as u64, "the page of the exporter").ok()?;
         Some(Self { page: Page::map(file.as_fd(), ProtFlags::READ).ok()? })
     }
 
     /// The number now.
     pub(crate) fn read(&self) -> u64 {
-        self.page.number().load(Ordering::Acquire)
+        // The mapping is read-only, where std promises relaxed loads alone.
+        let number = self.page.number().load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        number
     }
 
     /// Does the exporter live? `None` where it does not tell.

@@ -1,47 +1,38 @@
 //! The poller's thread. Nothing here calls a driver, runs the user's code or blocks on a send.
 
+mod admission;
+
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use admission::Refusals;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::ConnectionId;
 use super::link::Link;
-use super::poller::{Command, LINK_BIT, Notice, SOCKET_BIT, Shared, WAKE, WatchedSocket};
+use super::poller::{Command, Finish, LINK_BIT, Notice, Poison, SOCKET_BIT, Shared, WAKE, WatchedSocket};
 use super::protocol::Reply;
 use super::served::{Next, Served};
-use super::socket::{self, PeerCredentials, timespec};
+use super::socket::timespec;
+use super::socket_file::SocketFile;
 use crate::descriptor::ExportId;
-use crate::kill::kill_point;
 use crate::runtime::{ClosedByFork, Look, Pace, Runtime};
-use crate::timeline::{End, Ends, Timeline};
-
-/// Connections served at a time.
-const MAX_CONNECTIONS: usize = 4096;
-
-/// Connections that hold no lease; the oldest of them makes room for a newcomer.
-const MAX_WITHOUT_LEASE: usize = 256;
-
-/// Connections of one process, which needs only one.
-const MAX_OF_ONE_PROCESS: usize = 8;
-
-/// How long a peer may stay connected without having said hello.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How long nobody is let in after the process has run out of descriptors and no connection could be given up.
-const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+use crate::timeline::{End, OwnCounter, Side, Timeline, return_own_slot};
 
 /// When the words of a peer that has gone are ended again, in case a signal that it had submitted has come after; how
 /// often, with pauses that double: for two minutes. The driver takes down a killed process's queues within seconds.
 const POISON_AGAIN: Duration = Duration::from_millis(2);
 const POISON_TIMES: u32 = 16;
+
+/// The same for words of which no timeline is left, though a stream may still wait for them: for half a second.
+const POISON_UNUSED_TIMES: u32 = 8;
+
+/// Maximum number of timelines and pages whose words are ended repeatedly.
+const MAX_POISONED: usize = 1024;
 
 /// How often it is looked whether signals within this process have arrived.
 const ARRIVAL: Duration = Duration::from_millis(1);
@@ -68,15 +59,16 @@ enum Source {
 struct Listener {
     _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
-    _file: Option<SocketFile>,
+    /// Does the kernel refuse descriptors that others send to it?
+    refuses_fds: bool,
+    file: Option<SocketFile>,
 }
 
-/// Removes the socket's file when its listener goes.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
+impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if let Some(file) = &self.file {
+            file.remove();
+        }
     }
 }
 
@@ -109,20 +101,21 @@ pub(super) struct EventLoop {
     processes: HashMap<u64, u64>,
     timers: BTreeMap<(Instant, u64), Timer>,
     connections: usize,
+    refusals: Refusals,
     /// Has the page that importers read been tied to this thread's life?
     tied: bool,
-    /// Timelines whose peer has gone: what it had submitted to its device may still arrive.
-    ended: HashMap<u64, Arc<Ends>>,
+    /// Words that have been ended: what the peer had submitted to its device may still arrive.
+    ended: BTreeMap<u64, Poison>,
     /// Timelines within this process that end when what was submitted has arrived.
     arriving: HashMap<u64, (Timeline, Option<Timeline>)>,
     /// Timelines whose own counter ends when it has come so far.
-    finishing: HashMap<u64, (Timeline, u64)>,
+    finishing: HashMap<u64, Finish>,
     /// Is there a [`Timer::Stagings`]?
     watches_stagings: bool,
     /// Sockets that are only watched, with the id of the source that is the process at their other end.
     sockets: HashMap<u64, (Weak<dyn WatchedSocket>, Option<u64>)>,
     /// What is kept until the signals of a timeline have arrived.
-    kept: HashMap<u64, (Timeline, Arc<dyn Any + Send + Sync>)>,
+    kept: HashMap<u64, (Arc<OwnCounter>, Arc<dyn Any + Send + Sync>)>,
     next: u64,
     buffer: Vec<u8>,
     /// How requests have been coming.
@@ -140,8 +133,9 @@ impl EventLoop {
             processes: HashMap::new(),
             timers: BTreeMap::new(),
             connections: 0,
+            refusals: Refusals::default(),
             tied: false,
-            ended: HashMap::new(),
+            ended: BTreeMap::new(),
             arriving: HashMap::new(),
             finishing: HashMap::new(),
             watches_stagings: false,
@@ -219,13 +213,14 @@ impl EventLoop {
     fn run_commands(&mut self) {
         for command in self.shared.take_commands() {
             match command {
-                Command::Listen(listener, file) => {
+                Command::Listen { listener, refuses_fds, file } => {
                     let id = self.take_id();
                     if self.add(listener.as_fd(), id, EventFlags::IN) {
                         let listener = Listener {
                             _closed_by_fork: ClosedByFork::new(listener.as_fd()),
                             socket: listener,
-                            _file: file.map(SocketFile),
+                            refuses_fds,
+                            file,
                         };
                         self.sources.insert(id, Source::Listener(listener));
                     }
@@ -268,9 +263,9 @@ impl EventLoop {
                     self.arriving.insert(id, (near, far));
                     self.look_for_arrival(Instant::now(), id);
                 }
-                Command::FinishOnceArrived(timeline, least) => {
+                Command::FinishOnceArrived(finish) => {
                     let id = self.take_id();
-                    self.finishing.insert(id, (timeline, least));
+                    self.finishing.insert(id, finish);
                     self.look_for_finish(Instant::now(), id);
                 }
                 Command::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
@@ -279,16 +274,12 @@ impl EventLoop {
                         self.sources.remove(&process);
                     }
                 }
-                Command::KeepUntilArrived(timeline, kept) => {
+                Command::KeepUntilArrived(order, kept) => {
                     let id = self.take_id();
-                    self.kept.insert(id, (timeline, kept));
+                    self.kept.insert(id, (order, kept));
                     self.look_for_arrival(Instant::now(), id);
                 }
-                Command::Poison(ends) => {
-                    let id = self.take_id();
-                    self.ended.insert(id, ends);
-                    self.timers.insert((Instant::now() + POISON_AGAIN, id), Timer::Poison(1));
-                }
+                Command::Poison(words) => self.begin_poison(words),
             }
         }
     }
@@ -350,38 +341,6 @@ impl EventLoop {
         }
     }
 
-    fn accept(&mut self, listener: u64) {
-        let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) else { return };
-        let accepted = match rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(accepted) => accepted,
-            Err(Errno::MFILE | Errno::NFILE) => return self.out_of_descriptors(listener),
-            Err(_) => return,
-        };
-        let Ok(peer) = socket::peer_credentials(&accepted) else { return };
-        if !self.make_room_for(&peer) {
-            tracing::warn!(pid = peer.pid, uid = peer.uid, "too many connections; one is turned away");
-            return;
-        }
-        self.tie_page();
-        let id = self.take_id();
-        if !self.add(accepted.as_fd(), id, EventFlags::IN) {
-            return;
-        }
-        let process =
-            Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        if let Some(process) = process {
-            let process_id = self.take_id();
-            if self.add(process.as_fd(), process_id, EventFlags::IN | EventFlags::ONESHOT) {
-                self.sources.insert(process_id, Source::ServedProcess(id, process));
-                self.processes.insert(id, process_id);
-            }
-        }
-        self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
-        self.connections += 1;
-        self.sources.insert(id, Source::Served(Box::new(Served::new(ConnectionId(id), accepted, peer))));
-        kill_point!("exporter:accepted");
-    }
-
     /// Before the first importer is told of the page.
     fn tie_page(&mut self) {
         if std::mem::replace(&mut self.tied, true) {
@@ -392,49 +351,16 @@ impl EventLoop {
         }
     }
 
-    /// May this peer come in? Connections that hold no lease make room, the oldest first: their importers connect anew
-    /// when they need to.
-    fn make_room_for(&mut self, peer: &PeerCredentials) -> bool {
-        let same = |served: &Served| peer.pid != 0 && served.peer().pid == peer.pid;
-        if self.connections >= MAX_OF_ONE_PROCESS
-            && self.served().filter(|(_, served)| same(served)).count() >= MAX_OF_ONE_PROCESS
-        {
-            return false;
-        }
-        if self.connections >= MAX_WITHOUT_LEASE
-            && self.served().filter(|(_, served)| !served.has_leases()).count() >= MAX_WITHOUT_LEASE
-        {
-            self.close_oldest_without_lease();
-        }
-        self.connections < MAX_CONNECTIONS || self.close_oldest_without_lease()
-    }
-
-    fn close_oldest_without_lease(&mut self) -> bool {
-        let oldest = self.served().filter(|(_, served)| !served.has_leases()).map(|(id, _)| id).min();
-        if let Some(id) = oldest {
-            self.close(id);
-        }
-        oldest.is_some()
-    }
-
-    /// The kernel goes on to say that somebody wants to come in; looking away for a while keeps the others served.
-    fn out_of_descriptors(&mut self, listener: u64) {
-        if self.close_oldest_without_lease() {
-            return;
-        }
-        tracing::warn!("this process has no descriptors left for importers; raise its limit (ulimit -n)");
-        if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
-            self.modify(socket.as_fd(), listener, EventFlags::empty());
-            self.timers.insert((Instant::now() + OUT_OF_DESCRIPTORS, listener), Timer::Listen);
-        }
-    }
-
     fn serve(&mut self, id: u64, flags: EventFlags) {
         let Ok(runtime) = Runtime::get() else { return };
         let Some(Source::Served(served)) = self.sources.get_mut(&id) else { return };
         let mut next = Next::Keep;
         if flags.intersects(EventFlags::OUT) {
             next = served.flush();
+        }
+        // The end of a connection from which nothing is read just now is reported again and again.
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !served.is_read() {
+            next = Next::Close;
         }
         if next == Next::Keep && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             next = served.read(&mut self.buffer, &runtime.exports, &runtime.identity);
@@ -461,15 +387,21 @@ impl EventLoop {
         if let Some(process) = self.processes.remove(&id) {
             self.sources.remove(&process);
         }
-        let Some(Source::Served(served)) = self.sources.remove(&id) else { return };
+        let Some(Source::Served(mut served)) = self.sources.remove(&id) else { return };
         self.connections -= 1;
         let pid = served.peer().pid;
+        let slots = served.take_slots();
         let leases = served.into_leases();
         tracing::debug!(pid, leases = leases.len(), "an importer's connection has ended");
         let Ok(runtime) = Runtime::get() else { return };
         for (lease, export) in leases {
             runtime.exports.release(export, lease, End::Died);
         }
+        for page in slots.awaited_pages() {
+            page.poison(Side::Exporter);
+            self.begin_poison(Poison::Page(page, Side::Exporter));
+        }
+        drop_elsewhere(slots);
     }
 
     fn run_timers(&mut self) {
@@ -503,7 +435,8 @@ impl EventLoop {
 
     fn look_for_arrival(&mut self, now: Instant, id: u64) {
         let arriving = self.arriving.get(&id).map(|(near, _)| near);
-        let Some(near) = arriving.or_else(|| self.kept.get(&id).map(|(near, _)| near)) else { return };
+        let kept = || self.kept.get(&id).map(|(order, _)| &***order);
+        let Some(near) = arriving.or_else(kept) else { return };
         if !near.has_arrived() {
             self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
             return;
@@ -515,27 +448,55 @@ impl EventLoop {
         near.ends().end(End::Released);
         if let Some(far) = far {
             far.ends().end(End::Released);
+            return_own_slot(&far, &near);
         }
     }
 
     fn look_for_finish(&mut self, now: Instant, id: u64) {
-        let Some((timeline, least)) = self.finishing.get(&id) else { return };
-        if timeline.finish_if_arrived(*least) {
-            self.finishing.remove(&id);
+        let Some(Finish { timeline, least, order }) = self.finishing.get(&id) else { return };
+        if timeline.finish_if_arrived(*least, order.as_deref()) {
+            if let Some(finished) = self.finishing.remove(&id) {
+                drop_elsewhere(finished);
+            }
         } else {
             self.timers.insert((now + ARRIVAL, id), Timer::Finish);
         }
     }
 
+    fn begin_poison(&mut self, words: Poison) {
+        let id = self.take_id();
+        // The oldest has been ended most often.
+        if self.ended.len() >= MAX_POISONED
+            && let Some((_, oldest)) = self.ended.pop_first()
+        {
+            drop_elsewhere(oldest);
+        }
+        self.ended.insert(id, words);
+        self.poison_after_pause(Instant::now(), id, 0);
+    }
+
     /// After each time the pause is twice as long.
+    fn poison_after_pause(&mut self, now: Instant, id: u64, times: u32) {
+        self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
+    }
+
     fn poison_again(&mut self, now: Instant, id: u64, times: u32) {
-        let Some(ends) = self.ended.get(&id) else { return };
-        ends.poison();
-        // Nobody waits for a timeline that nobody else has.
-        if times < POISON_TIMES && Arc::strong_count(ends) > 1 {
-            self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
-        } else {
-            self.ended.remove(&id);
+        let goes_on = match self.ended.get(&id) {
+            None => return,
+            Some(Poison::Timeline(ends)) => {
+                ends.poison();
+                let is_used = times < POISON_UNUSED_TIMES || Arc::strong_count(ends) > 1;
+                is_used && ends.needs_poison() && !ends.is_sealed()
+            }
+            Some(Poison::Page(page, side)) => {
+                page.poison(*side);
+                times < POISON_UNUSED_TIMES || Arc::strong_count(page) > 1
+            }
+        };
+        if times < POISON_TIMES && goes_on {
+            self.poison_after_pause(now, id, times);
+        } else if let Some(words) = self.ended.remove(&id) {
+            drop_elsewhere(words);
         }
     }
 

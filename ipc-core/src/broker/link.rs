@@ -7,15 +7,18 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::apart::{Answer, Answered, Apart};
-use super::conversation::{Conversation, Deadline, Inbox};
+use super::conversation::{Conversation, Deadline, Inbox, not_permitted, user_not_allowed};
 use super::gate::{Gate, Turn};
-use super::poller::LINK_BIT;
-use super::protocol::{PageId, Reply, Request, RequestId};
-use super::{AllowList, BrokerAddress, ExportNotices, Grant, MAX_HANDLES, Refusal, Token, WireHandle};
+use super::poller::{LINK_BIT, Poison};
+use super::protocol::{PageId, Reply, Request, RequestId, short_detail};
+use super::socket::ReceivedFds;
+use super::{
+    AllowList, BrokerAddress, ExportNotices, Grant, MAX_HANDLES, Refusal, Token, WireHandle, is_own_user,
+};
 use crate::backend::{Access, DeviceIpc};
 use crate::descriptor::ExportId;
 use crate::device::DeviceOrdinal;
@@ -25,13 +28,16 @@ use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
 use crate::runtime::Runtime;
-use crate::timeline::{End, Ends, SLOTS, Side, Timeline, WordPage};
+use crate::timeline::{End, Ends, Place, Returned, SLOTS, Side, TIMELINE_END, Timeline, WordPage};
 
 /// What is run when the exporter has gone.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 
 /// How many bytes the handles of a lease have at most.
 const MAX_HANDLE_BYTES: usize = 16 * 1024 * 1024;
+
+/// Maximum number of messages that the poller reads before it turns to other connections.
+const MESSAGES_PER_TURN: u32 = 16;
 
 /// How long a lease's release may wait for an exporter that does not read.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
@@ -41,6 +47,8 @@ pub(crate) struct Link {
     watch_id: u64,
     exporter: ProcessIdentity,
     broker: BrokerAddress,
+    /// The exporter was a process of this process's user when the connection was made.
+    of_own_user: bool,
     conversation: Conversation,
     calls: Gate<Calls>,
     gone: AtomicBool,
@@ -61,8 +69,11 @@ struct Notices {
     exports: HashMap<ExportId, Arc<ExportNotices>>,
     callbacks: Vec<(u64, GoneCallback)>,
     next: u64,
-    timelines: Vec<Weak<Ends>>,
-    pages: HashMap<PageId, Weak<WordPage>>,
+    /// The timelines of leases that have not been released.
+    timelines: HashMap<LeaseId, Arc<Ends>>,
+    /// Timelines of leases that have been released while a thread was submitting to them.
+    late: Vec<(LeaseId, Arc<Ends>)>,
+    pages: HashMap<PageId, Arc<WordPage>>,
     apart: Apart,
 }
 
@@ -80,6 +91,7 @@ impl Link {
             watch_id: NEXT.fetch_add(1, Ordering::Relaxed) | LINK_BIT,
             exporter,
             broker: broker.clone(),
+            of_own_user: is_own_user(conversation.server().uid),
             conversation,
             calls: Gate::new(Calls::default()),
             gone: AtomicBool::new(false),
@@ -104,7 +116,7 @@ impl Link {
         let open = Request::Open { request, export, token, access, on: on.get(), peer, like };
         let answer = self.call(runtime, calls, &open, request, deadline)?;
         match answer {
-            (Reply::Grant(grant), fds) => Ok((grant, fds)),
+            (Reply::Grant(grant), fds) => Ok((grant, fds.take())),
             _ => Err(self.ended_by(Error::Protocol("it granted what was not asked for".into()))),
         }
     }
@@ -135,18 +147,15 @@ impl Link {
         calls.next += 1;
         let request = RequestId(calls.next);
         let message = Request::Timeline { request, lease, ready };
-        let (Reply::Timeline { page, slot, .. }, fds) =
+        let (Reply::Timeline { page, slot, base, .. }, fds) =
             self.call(runtime, calls, &message, request, deadline)?
         else {
             return Err(self.ended_by(Error::Protocol("it gave words that were not asked for".into())));
         };
-        let place = self.place(page, slot, fds).map_err(|error| self.ended_by(error))?;
-        let timeline = Timeline::new(place, Side::Importer, Arc::clone(backend), self.exporter.pid);
+        let place = self.lock_notices().place((page, slot, base), fds);
+        let timeline = place.and_then(|place| self.timeline_at(lease, place, backend));
+        let timeline = timeline.map_err(|error| self.ended_by(error))?;
         kill_point!("importer:took-timeline");
-        let mut notices = self.lock_notices();
-        notices.timelines.retain(|known| known.strong_count() > 0);
-        notices.timelines.push(Arc::downgrade(timeline.ends()));
-        drop(notices);
         // It may have gone in between, and have ended all that there were.
         if self.is_gone() {
             timeline.ends().end(End::Died);
@@ -154,25 +163,18 @@ impl Link {
         Ok(timeline)
     }
 
-    /// Finds or maps the page that an exporter names.
-    fn place(&self, page: PageId, slot: u32, fds: Vec<OwnedFd>) -> Result<(Arc<WordPage>, u32)> {
-        if slot >= SLOTS {
-            return Err(Error::Protocol(format!("slot {slot} is none of a page's {SLOTS}")));
-        }
+    /// The timeline of a lease: the one that it has, or a new one at this place.
+    fn timeline_at(&self, lease: LeaseId, place: Place, backend: &Arc<dyn DeviceIpc>) -> Result<Timeline> {
         let mut notices = self.lock_notices();
-        if let Some(known) = notices.pages.get(&page).and_then(Weak::upgrade) {
-            return Ok((known, slot));
+        if let Some(known) = notices.timelines.get(&lease) {
+            let is_same = Arc::ptr_eq(&known.place().page, &place.page)
+                && (known.place().slot, known.place().base) == (place.slot, place.base);
+            let same = is_same.then(|| Timeline::of(Arc::clone(known)));
+            return same.ok_or_else(|| Error::Protocol("it gave a lease words twice".into()));
         }
-        let file = fds.into_iter().next();
-        let file = file.ok_or_else(|| {
-            let what = "receiving a page of timeline words (this process may have no file descriptors left; raise its \
-                        limit, ulimit -n)";
-            Error::io(what, rustix::io::Errno::MFILE)
-        })?;
-        let opened = WordPage::open(file)?;
-        notices.pages.retain(|_, known| known.strong_count() > 0);
-        notices.pages.insert(page, Arc::downgrade(&opened));
-        Ok((opened, slot))
+        let timeline = Timeline::new(place, Side::Importer, Arc::clone(backend), self.exporter.pid);
+        notices.timelines.insert(lease, Arc::clone(timeline.ends()));
+        Ok(timeline)
     }
 
     /// Sends a request and waits for its answer; the poller is kept away meanwhile.
@@ -183,7 +185,7 @@ impl Link {
         message: &Request,
         request: RequestId,
         deadline: Deadline,
-    ) -> Result<(Reply, Vec<OwnedFd>)> {
+    ) -> Result<(Reply, ReceivedFds)> {
         if self.is_gone() {
             return Err(self.exporter_gone());
         }
@@ -208,7 +210,7 @@ impl Link {
         calls: &mut Calls,
         request: RequestId,
         deadline: Deadline,
-    ) -> Result<(Reply, Vec<OwnedFd>)> {
+    ) -> Result<(Reply, ReceivedFds)> {
         // What came in packets of its own, before the last.
         let mut arrived = Arrived::default();
         loop {
@@ -232,7 +234,13 @@ impl Link {
                 Reply::Refused { request: refused, refusal } if refused == request => {
                     return Err(self.explain(refusal));
                 }
-                other => self.take_notice(calls, other, fds).map_err(|error| self.ended_by(error))?,
+                other => {
+                    self.take_notice(calls, other, fds).map_err(|error| self.ended_by(error))?;
+                    // There may always be one more of them.
+                    if deadline.left().is_zero() {
+                        return Err(self.conversation.no_answer(deadline));
+                    }
+                }
             }
         }
     }
@@ -256,12 +264,12 @@ impl Link {
     }
 
     /// An answer to what was asked apart. A lease that nobody waits for any longer goes back.
-    fn take_apart(&self, reply: Reply, fds: Vec<OwnedFd>) -> Result<()> {
+    fn take_apart(&self, reply: Reply, fds: ReceivedFds) -> Result<()> {
         let lease = if let Reply::Staging { lease, .. } = &reply { Some(*lease) } else { None };
         let delivered = self.lock_notices().apart.deliver(reply, fds)?;
         match lease.filter(|_| !delivered) {
             Some(lease) => {
-                self.conversation.send(&Request::Release { lease }, Deadline::after(Duration::ZERO))
+                self.conversation.send(&Request::release_unused(lease), Deadline::after(Duration::ZERO))
             }
             None => Ok(()),
         }
@@ -274,7 +282,8 @@ impl Link {
         }
         count_release();
         let deadline = Deadline::after(RELEASE_DEADLINE);
-        if let Err(error) = self.send(&Request::Release { lease }, deadline) {
+        let release = self.lock_notices().release(lease);
+        if let Err(error) = self.send(&release, deadline) {
             tracing::warn!(%lease, %error, "a lease could not be given back; the exporter is taken to have gone");
             self.mark_gone();
         }
@@ -296,7 +305,7 @@ impl Link {
     /// Reads what has come while no caller is waiting. Called by the poller; false where a caller reads just now.
     pub(super) fn on_readable(&self) -> bool {
         let Some(mut calls) = self.calls.try_enter() else { return false };
-        loop {
+        for _ in 0..MESSAGES_PER_TURN {
             let taken = match self.conversation.try_receive(&mut calls.inbox.buffer) {
                 Ok(None) => return true,
                 Ok(Some((reply, fds))) => self.take_notice(&mut calls, reply, fds),
@@ -307,12 +316,16 @@ impl Link {
                 return true;
             }
         }
+        // The poller comes back to the rest when others have had their turn.
+        true
     }
 
     /// Leases that nobody uses go back, on the worker's thread; one that begins just now looks for itself.
-    fn hear(&self, export: ExportId, notice: impl FnOnce(&ExportNotices)) {
+    fn hear(&self, export: ExportId, notice: impl FnOnce(&ExportNotices) -> bool) {
         let Some(notices) = self.lock_notices().exports.get(&export).cloned() else { return };
-        notice(&notices);
+        if !notice(&notices) {
+            return;
+        }
         self.close_idle(notices.leases());
         if let Ok(runtime) = Runtime::get() {
             // The exporter waits for its memory, so it is told now what it could be told later.
@@ -328,7 +341,7 @@ impl Link {
     }
 
     /// A message that answers nobody who still waits.
-    fn take_notice(&self, calls: &mut Calls, reply: Reply, fds: Vec<OwnedFd>) -> Result<()> {
+    fn take_notice(&self, calls: &mut Calls, reply: Reply, fds: ReceivedFds) -> Result<()> {
         match reply {
             reply if Apart::is_of_it(&reply) => self.take_apart(reply, fds),
             Reply::Dropped { export } => {
@@ -341,9 +354,9 @@ impl Link {
             }
             // Its descriptors were closed with the packet. An exporter that let a caller wait in vain and does not read
             // either has gone as far as we are concerned: the poller waits for nobody.
-            Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => self
-                .conversation
-                .send(&Request::Release { lease: grant.lease }, Deadline::after(Duration::ZERO)),
+            Reply::Grant(grant) if calls.abandoned.remove(&grant.request.0) => {
+                self.conversation.send(&Request::release_unused(grant.lease), Deadline::after(Duration::ZERO))
+            }
             Reply::Refused { request, .. }
             | Reply::Confirmed { request }
             | Reply::Timeline { request, .. }
@@ -373,12 +386,11 @@ impl Link {
         match refusal {
             Refusal::Dropped => Error::ExportDropped { pid },
             Refusal::WrongToken => Error::wrong_token(pid),
-            Refusal::UserNotAllowed { uid } => Error::NotPermitted(format!(
-                "process {pid} does not allow user {uid} to open this export; allow it there with IpcBuilder::allow"
-            )),
+            Refusal::UserNotAllowed { uid } => user_not_allowed(pid, uid),
             Refusal::Access { granted } => Error::AccessDenied { wanted: Access::ReadWrite, granted },
-            Refusal::Stale { detail } => Error::StaleGeneration(detail),
+            Refusal::Stale { detail } => Error::StaleGeneration(short_detail(&detail)),
             Refusal::Failed { detail } => {
+                let detail = short_detail(&detail);
                 Error::NotPermitted(format!("process {pid} could not share it: {detail}"))
             }
         }
@@ -388,15 +400,19 @@ impl Link {
     pub(crate) fn mark_gone(&self) -> Error {
         if !self.gone.swap(true, Ordering::AcqRel) {
             tracing::debug!(pid = self.exporter.pid, "an exporter has gone");
-            let Notices { callbacks, exports, timelines, apart, .. } =
+            let Notices { callbacks, exports, timelines, late, pages, apart, .. } =
                 std::mem::take(&mut *self.lock_notices());
             apart.end();
             // Before anything that may wait for a stream.
-            for ends in timelines.iter().filter_map(Weak::upgrade) {
+            for ends in timelines.into_values().chain(late.into_iter().map(|(_, ends)| ends)) {
                 ends.end(End::Died);
-                if let Some(runtime) = Runtime::existing() {
-                    runtime.poller.poison_again(ends);
+                if ends.needs_poison() {
+                    poison_again(Poison::Timeline(ends));
                 }
+            }
+            for page in pages.into_values().filter(|page| page.is_awaited()) {
+                page.poison(Side::Importer);
+                poison_again(Poison::Page(page, Side::Importer));
             }
             self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());
             for (_, callback) in callbacks {
@@ -432,7 +448,10 @@ impl Link {
     }
 
     pub(crate) fn forget_callback(&self, id: u64) {
-        self.lock_notices().callbacks.retain(|(known, _)| *known != id);
+        let forgotten: Vec<_> =
+            self.lock_notices().callbacks.extract_if(.., |(known, _)| *known == id).collect();
+        // Values that it captured may ask the link when they are dropped: not under the lock.
+        drop(forgotten);
     }
 
     /// From now on notices about the export are kept for a lease on it.
@@ -450,6 +469,20 @@ impl Link {
         if all.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {
             all.exports.remove(&export);
         }
+    }
+
+    /// Checks that the caller may talk to this exporter: the connection is the process's, and each `Ipc` has an allow list
+    /// of its own.
+    pub(crate) fn check_permitted(&self, allow: &AllowList) -> Result<()> {
+        if self.is_permitted(allow) {
+            return Ok(());
+        }
+        Err(not_permitted(&self.broker, self.conversation.server()))
+    }
+
+    /// Returns whether the caller may talk to this exporter. Costs no system call.
+    pub(crate) fn is_permitted(&self, allow: &AllowList) -> bool {
+        self.of_own_user || allow.lists(self.conversation.server())
     }
 
     /// Where it was reached.
@@ -505,6 +538,68 @@ impl Link {
     }
 }
 
+impl Notices {
+    /// Finds or maps the page that an exporter names.
+    fn place(&mut self, (page, slot, base): (PageId, u32, u64), fds: ReceivedFds) -> Result<Place> {
+        if slot >= SLOTS || base >= TIMELINE_END {
+            return Err(Error::Protocol(format!(
+                "slot {slot} of {SLOTS} with base {base}: a counter page has no such place"
+            )));
+        }
+        if let Some(known) = self.pages.get(&page) {
+            return Ok(Place { page: Arc::clone(known), slot, base });
+        }
+        let file = fds.take_first();
+        let file = file.ok_or_else(|| {
+            let what = "receiving a page of timeline words (this process may have no file descriptors left; raise its \
+                        limit, ulimit -n)";
+            Error::io(what, rustix::io::Errno::MFILE)
+        })?;
+        let opened = WordPage::open(file)?;
+        self.pages.insert(page, Arc::clone(&opened));
+        Ok(Place { page: opened, slot, base })
+    }
+
+    /// The release of a lease, with its words.
+    fn release(&mut self, lease: LeaseId) -> Request {
+        let mut late = Vec::new();
+        self.late.retain(|(lease, ends)| match ends.report() {
+            Some(words) => {
+                late.push((*lease, words));
+                false
+            }
+            None => true,
+        });
+        let words = match self.timelines.remove(&lease) {
+            None => Some(Returned::default()),
+            Some(ends) => {
+                ends.end(End::Released);
+                let words = ends.report();
+                if words.is_none() {
+                    self.late.push((lease, ends));
+                }
+                words
+            }
+        };
+        self.keep_one_unused_page();
+        Request::Release { lease, words, late }
+    }
+
+    /// A page is registered with devices, which takes a driver call; so one that nothing uses is kept for the next lease.
+    fn keep_one_unused_page(&mut self) {
+        if self.pages.len() > 1 {
+            let mut kept = false;
+            self.pages.retain(|_, page| Arc::strong_count(page) > 1 || !std::mem::replace(&mut kept, true));
+        }
+    }
+}
+
+fn poison_again(words: Poison) {
+    if let Some(runtime) = Runtime::existing() {
+        runtime.poller.poison_again(words);
+    }
+}
+
 fn count_release() {
     if let Some(runtime) = Runtime::existing() {
         runtime.metrics.releases_total.add(1);
@@ -520,7 +615,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Waits for the answer.
-    pub(crate) fn wait(self, deadline: Deadline) -> Result<(Reply, Vec<OwnedFd>)> {
+    pub(crate) fn wait(self, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
         match self.answer.wait(deadline) {
             Some(Answered::With(Reply::Refused { refusal, .. }, _)) => Err(self.link.explain(refusal)),
             Some(Answered::With(reply, fds)) => Ok((reply, fds)),
@@ -544,12 +639,12 @@ impl Drop for Pending {
 #[derive(Default)]
 struct Arrived {
     handles: Vec<WireHandle>,
-    fds: Vec<OwnedFd>,
+    fds: ReceivedFds,
     bytes: usize,
 }
 
 impl Arrived {
-    fn add(&mut self, handles: Vec<WireHandle>, fds: Vec<OwnedFd>) -> Result<()> {
+    fn add(&mut self, handles: Vec<WireHandle>, fds: ReceivedFds) -> Result<()> {
         self.bytes += handles.iter().map(|handle| handle.bytes.as_slice().len()).sum::<usize>();
         let (count, descriptors) = (self.handles.len() + handles.len(), self.fds.len() + fds.len());
         if count > MAX_HANDLES || descriptors > MAX_HANDLES || self.bytes > MAX_HANDLE_BYTES {
@@ -562,7 +657,7 @@ impl Arrived {
             (self.handles, self.fds) = (handles, fds);
         } else {
             self.handles.extend(handles);
-            self.fds.extend(fds);
+            self.fds.append(fds);
         }
         Ok(())
     }
@@ -598,12 +693,12 @@ mod tests {
     #[test]
     fn an_exporter_that_sends_handles_without_end_is_stopped() {
         let mut arrived = Arrived::default();
-        arrived.add(handles(MAX_HANDLES - 1, 0), Vec::new()).unwrap();
-        arrived.add(handles(1, 0), Vec::new()).unwrap();
-        assert!(matches!(arrived.add(handles(1, 0), Vec::new()), Err(Error::Protocol(_))));
+        arrived.add(handles(MAX_HANDLES - 1, 0), ReceivedFds::default()).unwrap();
+        arrived.add(handles(1, 0), ReceivedFds::default()).unwrap();
+        assert!(matches!(arrived.add(handles(1, 0), ReceivedFds::default()), Err(Error::Protocol(_))));
         assert_eq!(arrived.handles.len(), MAX_HANDLES);
         let mut large = Arrived::default();
-        large.add(handles(16, MAX_HANDLE_BYTES / 16), Vec::new()).unwrap();
-        assert!(matches!(large.add(handles(1, 1), Vec::new()), Err(Error::Protocol(_))));
+        large.add(handles(16, MAX_HANDLE_BYTES / 16), ReceivedFds::default()).unwrap();
+        assert!(matches!(large.add(handles(1, 1), ReceivedFds::default()), Err(Error::Protocol(_))));
     }
 }

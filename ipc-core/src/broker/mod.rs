@@ -13,6 +13,7 @@ mod address;
 mod alive;
 mod allow;
 mod apart;
+mod closer;
 mod conversation;
 mod epoch;
 mod event_loop;
@@ -28,20 +29,23 @@ mod properties;
 mod protocol;
 mod served;
 pub(crate) mod socket;
+pub(crate) mod socket_file;
 mod token;
 
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub use allow::AllowList;
+pub(crate) use listing::program_of;
 pub use listing::{ListedProcess, list_exports};
 pub use protocol::{ListedExport, ListedHolder};
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
+pub(crate) use allow::{UserName, is_own_user};
 pub(crate) use conversation::{Deadline, program_name};
 pub(crate) use epoch::Epoch;
 pub(crate) use gate::Gate;
 pub(crate) use link::{GoneCallback, Link};
 pub(crate) use notices::ExportNotices;
-pub(crate) use poller::{ConnectionId, Notice, Poller, WatchedSocket};
+pub(crate) use poller::{ConnectionId, Finish, Notice, Poison, Poller, WatchedSocket};
 pub(crate) use protocol::{
     AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, Refusal, Reply, Request, RequestId,
     WireHandle, short_name,

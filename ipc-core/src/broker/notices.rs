@@ -25,13 +25,13 @@ impl ExportNotices {
         !self.recalled.load(Ordering::Acquire) && !self.is_dropped()
     }
 
-    /// The exporter waits for its memory: leases that nobody uses go back.
-    pub(crate) fn recall(&self) {
-        self.recalled.store(true, Ordering::Release);
+    /// The exporter waits for its memory: leases that nobody uses go back. Returns whether this is new.
+    pub(crate) fn recall(&self) -> bool {
+        !self.recalled.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn drop_export(&self) {
-        self.dropped.store(true, Ordering::Release);
+    pub(super) fn drop_export(&self) -> bool {
+        !self.dropped.swap(true, Ordering::AcqRel)
     }
 
     pub(super) fn add(&self, lease: &KnownLease) {
@@ -47,6 +47,11 @@ impl ExportNotices {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.retain(|known| known != lease);
         leases.is_empty()
+    }
+
+    /// Returns whether one of the leases is like this.
+    pub(crate) fn any_lease(&self, is: impl Fn(&KnownLease) -> bool) -> bool {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).iter().any(is)
     }
 
     pub(super) fn leases(&self) -> Vec<KnownLease> {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -14,15 +14,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::event_loop::EventLoop;
 use super::link::Link;
-use super::listing::{SOCKET_NAME, sockets_in};
-use super::socket;
-use super::token::random_bytes;
-use super::{BrokerAddress, MAX_ADDRESS_BYTES, Refusal, Reply};
+use super::socket_file::{self, SocketFile, SocketName};
+use super::{BrokerAddress, Refusal, Reply, socket};
 use crate::descriptor::ExportId;
 use crate::error::{Error, Result};
 use crate::runtime::{ClosedByFork, spawn_without_signals};
 use crate::staging::Refused;
-use crate::timeline::{Ends, Timeline};
+use crate::timeline::{Ends, OwnCounter, Side, Timeline, WordPage};
 
 /// Pending connections that the kernel keeps for us.
 const BACKLOG: i32 = 128;
@@ -60,20 +58,36 @@ pub(super) struct Shared {
 }
 
 pub(super) enum Command {
-    Listen(OwnedFd, Option<PathBuf>),
+    Listen { listener: OwnedFd, refuses_fds: bool, file: Option<SocketFile> },
     Watch(Arc<Link>, Option<OwnedFd>),
     Unwatch(u64),
     Notify(Notice, ExportId, Vec<ConnectionId>),
-    Poison(Arc<Ends>),
+    Poison(Poison),
     EndOnceArrived(Timeline, Option<Timeline>),
     Checked(ConnectionId, u64, Result<(), Refusal>),
-    FinishOnceArrived(Timeline, u64),
+    FinishOnceArrived(Finish),
     Answer(ConnectionId, Reply, Option<OwnedFd>),
     StagingRefused(ConnectionId, Refused),
     WatchStagings,
     WatchSocket(u64, Arc<dyn WatchedSocket>, Option<OwnedFd>),
     UnwatchSocket(u64),
-    KeepUntilArrived(Timeline, Arc<dyn Any + Send + Sync>),
+    KeepUntilArrived(Arc<OwnCounter>, Arc<dyn Any + Send + Sync>),
+}
+
+/// Words that are ended repeatedly for a while, as device work that a peer had submitted may still overwrite them.
+#[derive(Debug)]
+pub(crate) enum Poison {
+    /// The words of a timeline whose peer is still there.
+    Timeline(Arc<Ends>),
+    /// All counters of a page whose peer has gone that this side waits for.
+    Page(Arc<WordPage>, Side),
+}
+
+/// A timeline whose own counter is ended when `least` has been signalled and has arrived, as `order` counts it.
+pub(crate) struct Finish {
+    pub(crate) timeline: Timeline,
+    pub(crate) least: u64,
+    pub(crate) order: Option<Arc<OwnCounter>>,
 }
 
 /// A socket that its owner reads from, and the poller only watches for its end.
@@ -92,12 +106,8 @@ impl Poller {
         if let Some(address) = started.listening.get(&directory) {
             return Ok(address.clone());
         }
-        let (listener, address) = listen(directory.as_ref())?;
-        let file = match &address {
-            BrokerAddress::Path(path) => Some(path.clone()),
-            BrokerAddress::Abstract(_) => None,
-        };
-        started.shared.command(Command::Listen(listener, file));
+        let (listener, refuses_fds, address, file) = listen(directory.as_ref())?;
+        started.shared.command(Command::Listen { listener, refuses_fds, file });
         started.listening.insert(directory, address.clone());
         Ok(address)
     }
@@ -166,10 +176,10 @@ impl Poller {
         }
     }
 
-    /// Ends the words of a peer that has gone again, for a while.
-    pub(crate) fn poison_again(&self, ends: Arc<Ends>) {
+    /// Ends words again, for a while.
+    pub(crate) fn poison_again(&self, words: Poison) {
         if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::Poison(ends));
+            started.shared.command(Command::Poison(words));
         }
     }
 
@@ -180,10 +190,10 @@ impl Poller {
         }
     }
 
-    /// Ends this side's counter for good, once it has come to `least` and what was submitted has arrived.
-    pub(crate) fn finish_once_arrived(&self, timeline: Timeline, least: u64) {
+    /// Ends this side's counter for good, once what was submitted has arrived.
+    pub(crate) fn finish_once_arrived(&self, finish: Finish) {
         if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::FinishOnceArrived(timeline, least));
+            started.shared.command(Command::FinishOnceArrived(finish));
         }
     }
 
@@ -204,10 +214,10 @@ impl Poller {
         }
     }
 
-    /// Keeps something until what this side of a timeline has submitted has arrived.
-    pub(crate) fn keep_until_arrived(&self, timeline: Timeline, kept: Arc<dyn Any + Send + Sync>) {
+    /// Keeps something until what was submitted in this order has arrived.
+    pub(crate) fn keep_until_arrived(&self, order: Arc<OwnCounter>, kept: Arc<dyn Any + Send + Sync>) {
         if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::KeepUntilArrived(timeline, kept));
+            started.shared.command(Command::KeepUntilArrived(order, kept));
         }
     }
 
@@ -236,8 +246,7 @@ impl Poller {
         epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)
             .map_err(failed("watching an eventfd"))?;
         let in_thread = Arc::clone(&shared);
-        spawn_without_signals("device-ipc-poll", move || EventLoop::new(in_thread).run())
-            .map_err(|error| Error::io("starting the device-ipc poller", error))?;
+        spawn_without_signals("device-ipc-poll", move || EventLoop::new(in_thread).run())?;
         *started = Some(Started { shared, listening: HashMap::new() });
         Ok(started)
     }
@@ -270,44 +279,21 @@ impl Shared {
     }
 }
 
-/// A socket to be connected to by importers.
-fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, BrokerAddress)> {
-    let name = format!(
-        "{SOCKET_NAME}{}-{}",
-        std::process::id(),
-        data_encoding::HEXLOWER.encode(&random_bytes::<8>()?)
-    );
-    let address = match directory {
-        None => BrokerAddress::Abstract(name.into_bytes()),
-        Some(directory) => {
-            let path = std::path::absolute(directory)
-                .map_err(|error| Error::io("finding the socket directory", error))?;
-            BrokerAddress::Path(path.join(name))
-        }
+/// Creates the socket that importers connect to, and returns whether the kernel refuses descriptors that others send to it.
+fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, bool, BrokerAddress, Option<SocketFile>)> {
+    let Some(directory) = directory else {
+        let address = BrokerAddress::Abstract(SocketName::new()?.published().into_bytes());
+        let failed = |error: Errno| Error::io(format!("listening at {address}"), error);
+        let socket = socket::new_socket().map_err(failed)?;
+        rustix::net::bind(&socket, &address.to_socket_address()?).map_err(failed)?;
+        let refuses_fds = socket::listen(socket.as_fd(), BACKLOG).map_err(failed)?;
+        return Ok((socket, refuses_fds, address, None));
     };
-    let failed = |error: Errno| Error::io(format!("listening at {address}"), error);
-    if let Some(directory) = directory {
-        sweep(directory);
-    }
-    if address.bytes().len() > MAX_ADDRESS_BYTES {
-        return Err(Error::io(format!("listening at {address}"), Errno::NAMETOOLONG));
-    }
-    let socket = socket::new_socket().map_err(failed)?;
-    rustix::net::bind(&socket, &address.to_socket_address()?).map_err(failed)?;
-    rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-    Ok((socket, address))
-}
-
-/// Removes the sockets of processes that were killed and could not do so themselves.
-fn sweep(directory: &Path) {
-    for address in sockets_in(directory).unwrap_or_default() {
-        let BrokerAddress::Path(path) = &address else { continue };
-        let (Ok(socket), Ok(target)) = (socket::new_socket(), address.to_socket_address()) else { continue };
-        if rustix::net::connect(&socket, &target) == Err(Errno::CONNREFUSED) {
-            // Whoever may not remove it leaves it to those who may.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+    let directory =
+        std::path::absolute(directory).map_err(|error| Error::io("finding the socket directory", error))?;
+    socket_file::sweep(&directory);
+    let (socket, refuses_fds, file) = socket_file::listen_in(&directory, BACKLOG)?;
+    Ok((socket, refuses_fds, BrokerAddress::Path(file.path().to_owned()), Some(file)))
 }
 
 /// The wake-up in the poller's own numbering of what it waits on.

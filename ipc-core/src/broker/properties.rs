@@ -15,6 +15,11 @@ use crate::descriptor::ExportId;
 use crate::device::HostId;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
+use crate::timeline::Returned;
+
+fn returned() -> impl Strategy<Value = Returned> {
+    any::<(u64, u64, u64)>().prop_map(|(awaited, signalled, seen)| Returned { awaited, signalled, seen })
+}
 
 fn access() -> impl Strategy<Value = Access> {
     prop_oneof![Just(Access::ReadOnly), Just(Access::ReadWrite)]
@@ -35,7 +40,8 @@ fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (any::<u16>(), ".{0,40}").prop_map(|(protocol, program)| Request::Hello { protocol, program }),
         open,
-        any::<u64>().prop_map(|lease| Request::Release { lease: LeaseId(lease) }),
+        (any::<u64>(), option::of(returned()), vec((any::<u64>().prop_map(LeaseId), returned()), 0..3))
+            .prop_map(|(lease, words, late)| Request::Release { lease: LeaseId(lease), words, late }),
         any::<(u64, u64)>().prop_map(|(request, lease)| Request::Confirm {
             request: RequestId(request),
             lease: LeaseId(lease)
@@ -150,10 +156,11 @@ fn reply() -> impl Strategy<Value = Reply> {
         any::<u64>().prop_map(|export| Reply::Recall { export: ExportId(export) }),
         (any::<u64>(), vec(handle(), 0..5))
             .prop_map(|(request, handles)| Reply::Handles { request: RequestId(request), handles }),
-        any::<(u64, u32, u32)>().prop_map(|(request, page, slot)| Reply::Timeline {
+        any::<(u64, u32, u32, u64)>().prop_map(|(request, page, slot, base)| Reply::Timeline {
             request: RequestId(request),
             page: PageId(page),
-            slot
+            slot,
+            base
         }),
         any::<(u64, u64, u64, u64)>().prop_map(|(request, lease, chunk_bytes, bytes)| Reply::Staging {
             request: RequestId(request),

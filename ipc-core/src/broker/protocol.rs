@@ -11,7 +11,9 @@ use crate::address::Generation;
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::descriptor::ExportId;
 use crate::lease::LeaseId;
+use crate::printable::printable;
 use crate::process::ProcessIdentity;
+use crate::timeline::Returned;
 
 /// The protocol that this library speaks. A server answers a client of another version with its own, and closes.
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
@@ -19,10 +21,26 @@ pub(crate) const PROTOCOL_VERSION: u16 = 1;
 /// The longest program name that is taken over from a peer, in bytes.
 const MAX_PROGRAM_BYTES: usize = 64;
 
-/// As much of a program's name as is taken over.
+/// Returns a program's name as it is shown: cut to a length, and [`printable`].
 pub(crate) fn short_name(name: &str) -> String {
-    let fits = |(start, character): &(usize, char)| start + character.len_utf8() <= MAX_PROGRAM_BYTES;
-    name.char_indices().take_while(fits).map(|(_, character)| character).collect()
+    shortened(name, MAX_PROGRAM_BYTES)
+}
+
+/// The longest text of an error that is taken over from a peer, in bytes.
+const MAX_DETAIL_BYTES: usize = 2048;
+
+/// Returns a peer's account of an error as it is shown.
+pub(crate) fn short_detail(detail: &str) -> String {
+    shortened(detail, MAX_DETAIL_BYTES)
+}
+
+fn shortened(text: &str, most_bytes: usize) -> String {
+    let cut = |text: &str| -> String {
+        let fits = |(start, c): &(usize, char)| start + c.len_utf8() <= most_bytes;
+        text.char_indices().take_while(fits).map(|(_, c)| c).collect()
+    };
+    // Cut twice: a replaced character may be longer, and the first cut bounds the work.
+    cut(&printable(&cut(text)))
 }
 
 /// From an importer to a broker.
@@ -42,8 +60,9 @@ pub(crate) enum Request {
         peer: Vec<u8>,
         like: Option<LeaseId>,
     },
-    /// Gives a lease back.
-    Release { lease: LeaseId },
+    /// Gives a lease back, with its words where it has any: `None` while the importer may still submit to them. `late` are
+    /// words of leases that were released so.
+    Release { lease: LeaseId, words: Option<Returned>, late: Vec<(LeaseId, Returned)> },
     /// Asks for the exports behind this one that the importer might open, and who holds them.
     List { request: RequestId, after: ExportId },
     /// Asks whether the export of a lease may still be opened by newcomers.
@@ -59,6 +78,11 @@ pub(crate) enum Request {
 }
 
 impl Request {
+    /// The release of a lease whose words have not been used.
+    pub(super) const fn release_unused(lease: LeaseId) -> Self {
+        Self::Release { lease, words: Some(Returned { awaited: 0, signalled: 0, seen: 0 }), late: Vec::new() }
+    }
+
     /// Does the importer get an answer, for which it mostly waits?
     pub(super) const fn has_an_answer(&self) -> bool {
         !matches!(self, Self::Release { .. } | Self::EndGrants { .. })
@@ -85,9 +109,9 @@ pub(crate) enum Reply {
     /// The first of the handles that [`Request::Open`] asked for, where they do not fit one packet; the grant brings the
     /// last of them. The packet's descriptors belong to them one after the other.
     Handles { request: RequestId, handles: Vec<WireHandle> },
-    /// Answers [`Request::Timeline`]: the words are in this slot of this page. Brings the page's descriptor where it is the
-    /// first slot of it that this importer gets.
-    Timeline { request: RequestId, page: PageId, slot: u32 },
+    /// Answers [`Request::Timeline`]: the words are in this slot of this page, and their counters are 0 at `base`. Brings the
+    /// page's descriptor.
+    Timeline { request: RequestId, page: PageId, slot: u32, base: u64 },
     /// Answers [`Request::Stage`]: the lease has begun. Brings the memory file that the chunks lie in.
     Staging { request: RequestId, lease: LeaseId, chunk_bytes: u64, bytes: u64 },
     /// Answers [`Request::StageNext`]: the chunk has been copied to the memory file.
@@ -217,9 +241,10 @@ mod tests {
 
     #[test]
     fn a_message_is_read_back_and_bytes_left_over_are_refused() {
-        let mut bytes = encode(&Request::Release { lease: LeaseId(300) }).unwrap();
-        assert_eq!(bytes, [2, 172, 2], "the encoding is part of docs/protocol.md");
-        assert!(matches!(decode(&bytes), Ok(Request::Release { lease: LeaseId(300) })));
+        let mut bytes =
+            encode(&Request::Release { lease: LeaseId(300), words: None, late: Vec::new() }).unwrap();
+        assert_eq!(bytes, [2, 172, 2, 0, 0], "the encoding is part of docs/protocol.md");
+        assert!(matches!(decode(&bytes), Ok(Request::Release { lease: LeaseId(300), .. })));
         bytes.push(0);
         assert!(decode::<Request>(&bytes).is_err());
     }
@@ -229,6 +254,8 @@ mod tests {
         assert_eq!(short_name("python3"), "python3");
         assert_eq!(short_name(&"ü".repeat(40)).len(), 64);
         assert_eq!(short_name(&format!("x{}", "ü".repeat(40))).len(), 63);
+        assert_eq!(short_name("a\u{1b}[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
+        assert_eq!(short_name(&"\u{7}".repeat(64)).len(), 63);
     }
 
     #[test]

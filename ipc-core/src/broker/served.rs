@@ -11,19 +11,18 @@ use rustix::io::Errno;
 use super::protocol::{
     PROTOCOL_VERSION, PageId, Refusal, Reply, Request, RequestId, WireHandle, decode, encode, short_name,
 };
-use super::socket::MAX_FDS;
-use super::socket::{self, PeerCredentials};
+use super::socket::{self, MAX_FDS, PeerCredentials, PeerSocket};
 use super::{ConnectionId, Epoch, Grant};
 use crate::backend::Access;
 use crate::descriptor::ExportId;
-use crate::error::{Error, Result};
+
 use crate::export::{ExportTable, Granted, Importer, OpenRequest, stale};
 use crate::kill::kill_point;
 use crate::lease::LeaseId;
 use crate::process::ProcessIdentity;
-use crate::runtime::{ClosedByFork, Runtime};
+use crate::runtime::Runtime;
 use crate::staging::{Outgoing, Refused};
-use crate::timeline::{End, SLOTS, Timeline, WordPage};
+use crate::timeline::{End, Returned, Slots, Timeline};
 
 /// How many answers may wait for a peer that does not read. Notices do not count: it has not asked for them, each export has
 /// two at most, and who is told of thousands of drops at a time may take a while to read them.
@@ -39,6 +38,12 @@ const MESSAGES_PER_TURN: u32 = 32;
 const MESSAGES_PER_PERIOD: u32 = 10_000;
 const RATE_PERIOD: Duration = Duration::from_millis(100);
 
+/// Maximum number of requests of one peer that wait for the driver; the rest wait in its socket.
+const MAX_WAITING: usize = 64;
+
+/// Maximum number of copies of one peer that have begun or wait for room.
+const MAX_STAGINGS: usize = 64;
+
 /// How many tokens a peer may guess. At this rate 128 bits take longer than the universe has.
 const WRONG_TOKENS: u32 = 16;
 
@@ -47,9 +52,6 @@ const MAX_DEVICES: usize = 64;
 
 /// The longest name of a process on a vendor's whitelist, in bytes.
 const MAX_PEER_BYTES: usize = 64;
-
-/// How many pages of words one importer gets.
-const MAX_PAGES: usize = 256;
 
 /// When descriptors are sent again that the kernel did not take, as too many are on their way already.
 const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
@@ -72,8 +74,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Served {
     id: ConnectionId,
-    _closed_by_fork: ClosedByFork,
-    socket: OwnedFd,
+    socket: PeerSocket,
     peer: PeerCredentials,
     program: Option<Arc<str>>,
     leases: HashMap<LeaseId, ExportId>,
@@ -89,40 +90,10 @@ pub(super) struct Served {
     checks: u64,
     /// The importer's devices, in the order in which it has named them.
     devices: Vec<u32>,
-    pages: Pages,
+    /// Counter slots of its leases.
+    slots: Slots<LeaseId>,
     /// Copies, by their leases.
     stagings: HashMap<LeaseId, Arc<Outgoing>>,
-}
-
-/// The pages of words that this importer shares, by their number; the last of them has free slots.
-#[derive(Debug, Default)]
-struct Pages {
-    pages: Vec<Arc<WordPage>>,
-    used: u32,
-}
-
-impl Pages {
-    fn take_slot(&mut self) -> Result<(Arc<WordPage>, u32)> {
-        let full = self.pages.is_empty() || self.used == SLOTS;
-        if full && self.pages.len() >= MAX_PAGES {
-            let most = MAX_PAGES * SLOTS as usize;
-            return Err(Error::NotPermitted(format!(
-                "a process gets {most} timelines of another, one for each lease"
-            )));
-        }
-        if full {
-            self.pages.push(WordPage::create()?);
-            self.used = 0;
-        }
-        let page = self.pages.last().map(Arc::clone).expect("one was just added where there was none");
-        self.used += 1;
-        Ok((page, self.used - 1))
-    }
-
-    fn number_of(&self, page: &Arc<WordPage>) -> Option<PageId> {
-        let position = self.pages.iter().position(|one| Arc::ptr_eq(one, page));
-        position.map(|position| PageId(position as u32))
-    }
 }
 
 /// A message that the peer has not made room for yet.
@@ -138,14 +109,13 @@ struct Unsent {
 enum Waiting {
     Grant { request: RequestId, lease: LeaseId, device: usize },
     Confirmation(RequestId),
-    Timeline(RequestId, Timeline),
+    Timeline(RequestId, LeaseId, Timeline),
 }
 
 impl Served {
-    pub(super) fn new(id: ConnectionId, socket: OwnedFd, peer: PeerCredentials) -> Self {
+    pub(super) fn new(id: ConnectionId, socket: PeerSocket, peer: PeerCredentials) -> Self {
         Self {
             id,
-            _closed_by_fork: ClosedByFork::new(socket.as_fd()),
             socket,
             peer,
             program: None,
@@ -159,13 +129,13 @@ impl Served {
             waiting: HashMap::new(),
             checks: 0,
             devices: Vec::new(),
-            pages: Pages::default(),
+            slots: Slots::new(true),
             stagings: HashMap::new(),
         }
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket.fd()
     }
 
     pub(super) fn peer(&self) -> &PeerCredentials {
@@ -174,10 +144,20 @@ impl Served {
 
     /// What the poller is to wait for from now on, if that has changed.
     pub(super) fn take_change_of_interest(&mut self, paused: bool) -> Option<EventFlags> {
-        let reading = if paused { EventFlags::empty() } else { EventFlags::IN };
+        let reading = if paused || self.is_full() { EventFlags::empty() } else { EventFlags::IN };
         let writing = if paused || self.unsent.is_empty() { EventFlags::empty() } else { EventFlags::OUT };
         let before = std::mem::replace(&mut self.interest, reading | writing);
         (before != self.interest).then_some(self.interest)
+    }
+
+    /// Returns whether as many requests wait for the driver as may: no more are read until one of them has been answered.
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= MAX_WAITING
+    }
+
+    /// Returns whether the poller waits for requests of this peer.
+    pub(super) fn is_read(&self) -> bool {
+        self.interest.contains(EventFlags::IN)
     }
 
     pub(super) fn has_said_hello(&self) -> bool {
@@ -186,6 +166,11 @@ impl Served {
 
     pub(super) fn has_leases(&self) -> bool {
         !self.leases.is_empty()
+    }
+
+    /// The counter slots, of a connection that has ended.
+    pub(super) fn take_slots(&mut self) -> Slots<LeaseId> {
+        std::mem::replace(&mut self.slots, Slots::new(true))
     }
 
     /// The leases that end with the connection. Those under which a device still copies end when it has finished.
@@ -213,8 +198,14 @@ impl Served {
             if self.read_in_period >= MESSAGES_PER_PERIOD {
                 return Next::Pause(self.period + RATE_PERIOD);
             }
-            let taken = match socket::take(self.socket.as_fd(), buffer) {
-                Ok(Some(taken)) => taken,
+            if self.is_full() {
+                return Next::Keep;
+            }
+            if self.socket.next_brings_fds() {
+                return self.broke_the_rules("it sends descriptors, which no request brings");
+            }
+            let len = match socket::take_bytes(self.socket.fd(), buffer) {
+                Ok(Some(len)) => len,
                 Err(Errno::AGAIN) => return Next::Keep,
                 Ok(None) => return Next::Close,
                 Err(error) => return self.broke_the_rules(&error.to_string()),
@@ -223,9 +214,7 @@ impl Served {
             if let Some(runtime) = Runtime::existing() {
                 runtime.metrics.messages_total.add(1);
             }
-            // No request carries descriptors; whatever came along is closed here.
-            drop(taken.fds);
-            let request: Request = match decode(&buffer[..taken.len]) {
+            let request: Request = match decode(&buffer[..len]) {
                 Ok(request) => request,
                 Err(error) => return self.broke_the_rules(&error.to_string()),
             };
@@ -284,12 +273,16 @@ impl Served {
                     Err(refusal) => self.refuse(request, export, refusal),
                 }
             }
-            (Request::Release { lease }, Some(_)) => match self.leases.remove(&lease) {
+            (Request::Release { lease, words, late }, Some(_)) => match self.leases.remove(&lease) {
                 Some(export) => {
+                    if let Some(words) = words {
+                        self.slots.returned(lease, words);
+                    }
                     let staging = self.stagings.remove(&lease);
                     if staging.is_none_or(|staging| staging.end(End::Released)) {
                         exports.release(export, lease, End::Released);
                     }
+                    self.give_back(lease, late);
                     kill_point!("exporter:released");
                     Next::Keep
                 }
@@ -355,7 +348,11 @@ impl Served {
         importer: Importer,
         exports: &ExportTable,
     ) -> Next {
-        if let Some(detail) = self.too_many_leases() {
+        let too_many_copies = || {
+            let many = self.stagings.len() >= MAX_STAGINGS;
+            many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
+        };
+        if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
             return self.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
         }
         let export = wanted.export;
@@ -364,7 +361,7 @@ impl Served {
             Err(refusal) => return self.refuse(request, export, refusal),
         };
         let lease = granted.lease;
-        let Some(staging) = Outgoing::begin(self.id, export, request, &granted) else {
+        let Some(staging) = Outgoing::begin((self.id, self.peer.pid), export, request, &granted) else {
             drop(granted);
             exports.release(export, lease, End::Released);
             return self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
@@ -410,8 +407,8 @@ impl Served {
         let Some(export) = self.leases.get(&lease) else {
             return self.broke_the_rules("it asked for the words of a lease that it does not hold");
         };
-        let pages = &mut self.pages;
-        let begun = exports.timeline(*export, lease, !ready, || pages.take_slot());
+        let slots = &mut self.slots;
+        let begun = exports.timeline(*export, lease, !ready, || slots.take());
         let (timeline, shared) = match begun {
             Ok(Some(begun)) => begun,
             Ok(None) => return self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
@@ -420,10 +417,11 @@ impl Served {
                 return self.send(&Reply::Refused { request, refusal }, &[]);
             }
         };
+        self.slots.note(lease, &timeline);
         if !ready || shared.ready.is_none() {
-            return self.send_timeline(request, &timeline);
+            return self.send_timeline(request, lease, &timeline);
         }
-        let waiting = Waiting::Timeline(request, timeline.clone());
+        let waiting = Waiting::Timeline(request, lease, timeline.clone());
         self.ask_the_driver(waiting, move || {
             let Some(ready) = &shared.ready else { return Ok(()) };
             let signalled = timeline.signal_ready(&*ready.event);
@@ -432,15 +430,30 @@ impl Served {
     }
 
     /// The page comes along each time: an importer that gave up waiting may have missed it.
-    fn send_timeline(&mut self, request: RequestId, timeline: &Timeline) -> Next {
-        let (page, slot) = (timeline.ends().page(), timeline.ends().slot());
-        let Some(number) = self.pages.number_of(page) else {
-            return self.broke_the_rules("a lease has words on another connection's page");
+    fn send_timeline(&mut self, request: RequestId, lease: LeaseId, timeline: &Timeline) -> Next {
+        let place = timeline.ends().place();
+        let (slot, base) = (place.slot, place.base);
+        let next = match self.slots.page_of(lease) {
+            Some((number, file)) => {
+                self.send(&Reply::Timeline { request, page: PageId(number), slot, base }, &[file.as_fd()])
+            }
+            // The lease was released meanwhile.
+            None => self.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
         };
-        let page = Arc::clone(page);
-        let next = self.send(&Reply::Timeline { request, page: number, slot }, &[page.file()]);
         kill_point!("exporter:gave-timeline");
         next
+    }
+
+    /// Frees the words of a lease that has ended, and of others whose words the importer has finished with since.
+    fn give_back(&mut self, lease: LeaseId, late: Vec<(LeaseId, Returned)>) {
+        self.slots.give_back(lease);
+        for (lease, words) in late {
+            // Words of a lease that has not ended are not returned so.
+            if !self.leases.contains_key(&lease) {
+                self.slots.returned(lease, words);
+                self.slots.give_back(lease);
+            }
+        }
     }
 
     /// Which of the importer's devices this is: its first, second, … `None` where there are too many.
@@ -549,8 +562,10 @@ impl Served {
                 }
                 self.send(&Reply::Refused { request, refusal }, &[])
             }
-            (Some(Waiting::Timeline(request, timeline)), Ok(())) => self.send_timeline(request, &timeline),
-            (Some(Waiting::Confirmation(request) | Waiting::Timeline(request, _)), Err(refusal)) => {
+            (Some(Waiting::Timeline(request, lease, timeline)), Ok(())) => {
+                self.send_timeline(request, lease, &timeline)
+            }
+            (Some(Waiting::Confirmation(request) | Waiting::Timeline(request, ..)), Err(refusal)) => {
                 self.send(&Reply::Refused { request, refusal }, &[])
             }
         }
@@ -560,7 +575,7 @@ impl Served {
     pub(super) fn send(&mut self, reply: &Reply, fds: &[BorrowedFd<'_>]) -> Next {
         let Ok(bytes) = encode(reply) else { return Next::Close };
         if self.unsent.is_empty() {
-            match socket::send(self.socket.as_fd(), &bytes, fds) {
+            match socket::send(self.socket.fd(), &bytes, fds) {
                 Ok(()) => return Next::Keep,
                 Err(Errno::AGAIN | Errno::TOOMANYREFS) => {}
                 Err(_) => return Next::Close,
@@ -585,7 +600,7 @@ impl Served {
     pub(super) fn flush(&mut self) -> Next {
         while let Some(first) = self.unsent.front() {
             let borrowed: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
-            match socket::send(self.socket.as_fd(), &first.bytes, &borrowed) {
+            match socket::send(self.socket.fd(), &first.bytes, &borrowed) {
                 Ok(()) => {
                     self.unsent_answers -= usize::from(first.is_answer);
                     self.unsent.pop_front();

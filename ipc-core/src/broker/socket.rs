@@ -3,7 +3,10 @@
 //! `SOCK_SEQPACKET` keeps the bounds of messages and ties descriptors to the message they came with (unix(7)), so a
 //! peer cannot get us out of step.
 
-#![allow(unsafe_code, reason = "SO_PEERCRED with the process id 0, which rustix's type cannot hold")]
+#![allow(
+    unsafe_code,
+    reason = "SO_PEERCRED with the process id 0, which rustix's type cannot hold, and SO_PASSRIGHTS, which it does not know"
+)]
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -19,6 +22,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 
+use super::BrokerAddress;
+use super::closer::close_elsewhere;
+use crate::process::Owner;
+use crate::runtime::ClosedByFork;
+
 /// The most file descriptors that the kernel takes in one message (`SCM_MAX_FD`).
 pub(crate) const MAX_FDS: usize = 253;
 
@@ -28,7 +36,137 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// A message as it arrived. Not shown by `Debug`: it may hold a token or a handle.
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: ReceivedFds,
+}
+
+/// Descriptors that came with a message. Those that nobody claims are closed on another thread, as their sender decides how
+/// long a close takes.
+#[derive(Debug, Default)]
+pub(crate) struct ReceivedFds(Vec<OwnedFd>);
+
+impl ReceivedFds {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn first(&self) -> Option<&OwnedFd> {
+        self.0.first()
+    }
+
+    pub(crate) fn append(&mut self, more: Self) {
+        self.0.extend(more.take());
+    }
+
+    /// Claims all of them.
+    pub(crate) fn take(mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Claims the first of them.
+    pub(crate) fn take_first(mut self) -> Option<OwnedFd> {
+        (!self.0.is_empty()).then(|| self.0.remove(0))
+    }
+}
+
+impl FromIterator<OwnedFd> for ReceivedFds {
+    fn from_iter<I: IntoIterator<Item = OwnedFd>>(fds: I) -> Self {
+        Self(fds.into_iter().collect())
+    }
+}
+
+impl Drop for ReceivedFds {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            close_elsewhere(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+/// A socket that is connected to another process. A forked child leaves it alone: its copy was closed when it was forked, and
+/// the number may be another descriptor's by now.
+#[derive(Debug)]
+pub(crate) struct PeerSocket {
+    owner: Owner,
+    /// `None` once it has been handed to the closing thread.
+    socket: Option<(ClosedByFork, OwnedFd)>,
+    /// May there be descriptors in its queue?
+    may_bring_fds: bool,
+}
+
+impl PeerSocket {
+    /// `may_bring_fds` is false for a socket that refuses descriptors ([`listen`]).
+    pub(crate) fn new(socket: OwnedFd, may_bring_fds: bool) -> Self {
+        let guard = ClosedByFork::new(socket.as_fd());
+        Self { owner: Owner::current(), socket: Some((guard, socket)), may_bring_fds }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.owned().as_fd()
+    }
+
+    pub(crate) fn owned(&self) -> &OwnedFd {
+        self.socket.as_ref().map(|(_, socket)| socket).expect("taken by drop alone")
+    }
+
+    /// Takes descriptors from now on.
+    pub(crate) fn accept_fds(&mut self) {
+        if !std::mem::replace(&mut self.may_bring_fds, true) {
+            set_pass_rights(self.fd(), true);
+        }
+    }
+
+    /// Returns whether the next message brings descriptors, which stay in the queue: to receive them, or to discard them, would
+    /// close them on this thread.
+    pub(crate) fn next_brings_fds(&self) -> bool {
+        if !self.may_bring_fds {
+            return false;
+        }
+        let mut byte = [0];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut control = RecvAncillaryBuffer::default();
+        let peeked = recvmsg(self.fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, flags);
+        // The kernel says so where it has more to give than there is room for, and there is none.
+        peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
+    }
+}
+
+impl Drop for PeerSocket {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            std::mem::forget(self.socket.take());
+        } else if self.may_bring_fds {
+            close_elsewhere(self.socket.take());
+        }
+    }
+}
+
+/// Listens. The kernel refuses descriptors (`SCM_RIGHTS`) for this listener and for the connections that it accepts, also
+/// those that are sent before they are accepted; the result is false where it cannot, before Linux 6.16.
+pub(crate) fn listen(listener: BorrowedFd<'_>, backlog: i32) -> rustix::io::Result<bool> {
+    let refuses_fds = refuse_fds(listener);
+    rustix::net::listen(listener, backlog)?;
+    Ok(refuses_fds)
+}
+
+fn refuse_fds(socket: BorrowedFd<'_>) -> bool {
+    set_pass_rights(socket, false)
+}
+
+fn set_pass_rights(socket: BorrowedFd<'_>, pass: bool) -> bool {
+    /// Of `asm-generic/socket.h`.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(pass);
+    // SAFETY: the pointer and the size are those of `value`.
+    let status = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    status == 0
 }
 
 /// A message that lies in the buffer it was received with.
@@ -36,7 +174,7 @@ pub(crate) struct Packet {
 pub(crate) struct Taken {
     /// In bytes, from the buffer's begin.
     pub(crate) len: usize,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: ReceivedFds,
 }
 
 impl fmt::Debug for Packet {
@@ -53,6 +191,14 @@ pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )
+}
+
+/// Connects a new socket, which sends nothing.
+pub(crate) fn connect_to(address: &BrokerAddress) -> rustix::io::Result<OwnedFd> {
+    let target = address.to_socket_address().map_err(|_| Errno::INVAL)?;
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &target)?;
+    Ok(socket)
 }
 
 /// Sends one message, or says `AGAIN` where the peer does not read.
@@ -94,6 +240,21 @@ pub(crate) fn take(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::
     }
 }
 
+/// Receives one message that brings no descriptors: of a socket whose [`PeerSocket::next_brings_fds`] was asked before.
+pub(crate) fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<usize>> {
+    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    loop {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT;
+        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+            Ok(received) if received.flags.contains(ReturnFlags::TRUNC) => return Err(Errno::MSGSIZE),
+            Ok(received) => return Ok(Some(received.bytes).filter(|bytes| *bytes > 0)),
+        }
+    }
+}
+
 /// From now on [`take_asleep`] waits for a message, so long at most. Nothing else waits for that.
 pub(crate) fn let_sleep(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io::Result<()> {
     set_socket_timeout(socket, Timeout::Recv, Some(longest))?;
@@ -125,10 +286,10 @@ fn take_as(
     let received =
         recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, how | RecvFlags::CMSG_CLOEXEC)?;
     // Collected first, so that they are closed whatever is wrong with the message.
-    let mut fds = Vec::new();
+    let mut fds = ReceivedFds::default();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+            fds.0.extend(rights);
         }
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
@@ -136,7 +297,7 @@ fn take_as(
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
         tracing::warn!("a message's descriptors were lost; raise this process's limit (ulimit -n)");
-        fds.clear();
+        fds = ReceivedFds::default();
     }
     if received.bytes == 0 {
         return Ok(None);
@@ -225,9 +386,41 @@ mod tests {
         assert_eq!((one.bytes.as_slice(), one.fds.len()), (&b"one"[..], 2));
         let two = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 0));
-        drop(one);
+        // Those that nobody claims are closed on another thread.
+        drop(one.fds.take());
         drop(near);
         assert!(receive(far.as_fd(), &mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn peek_for_descriptors_leaves_the_message_and_sees_each() {
+        let (near, far) = pair();
+        let far = PeerSocket::new(far, true);
+        assert!(!far.next_brings_fds(), "there is no message");
+        send(near.as_fd(), b"one", &[]).unwrap();
+        send(near.as_fd(), b"two", &[near.as_fd()]).unwrap();
+        assert!(!far.next_brings_fds());
+        let mut buffer = Vec::new();
+        assert_eq!(take_bytes(far.fd(), &mut buffer).unwrap(), Some(3));
+        assert!(far.next_brings_fds() && far.next_brings_fds());
+        let two = receive(far.fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 1));
+        drop(near);
+        assert!(!far.next_brings_fds(), "the end of the connection is none");
+    }
+
+    #[test]
+    fn refused_descriptors_cannot_be_sent_until_they_are_accepted() {
+        let (near, far) = pair();
+        if !refuse_fds(far.as_fd()) {
+            println!("skipped: this kernel does not know SO_PASSRIGHTS (before Linux 6.16)");
+            return;
+        }
+        let mut far = PeerSocket::new(far, false);
+        assert_eq!(send(near.as_fd(), b"one", &[near.as_fd()]), Err(Errno::PERM));
+        far.accept_fds();
+        send(near.as_fd(), b"one", &[near.as_fd()]).unwrap();
+        assert!(far.next_brings_fds());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How a bundle is made.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,14 +10,18 @@ use super::descriptor::{BundleDescriptor, Contents, Part};
 use super::draft::{Draft, Made};
 use super::export::BundleExport;
 use super::gather::{Gathered, GatheredPart, gather};
-use crate::backend::Access;
+use crate::address::DeviceRange;
+use crate::backend::{Access, DeviceBound};
 use crate::broker::BrokerAddress;
 use crate::descriptor::{DescriptorError, ExportId};
 use crate::error::{Error, Result};
-use crate::export::{Handles, NewExport, Published, ShareError, Shared, check_read_only, ready_event};
+use crate::export::{
+    Handles, NewExport, Published, ShareError, Shared, check_backend, check_read_only, ready_event, stand_in,
+};
 use crate::interop::{DeviceOwner, Region};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
+use crate::memory::Buffer;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{LayoutError, MAX_TABLE_BYTES, NamedTensor, TensorLayout};
@@ -38,7 +43,7 @@ pub struct MemoryId {
 
 impl<'a> BundleBuilder<'a> {
     pub(crate) fn new(ipc: &'a Ipc) -> Self {
-        Self { ipc, draft: Draft::new(), ready: Vec::new() }
+        Self { ipc, draft: Draft::new(ipc.backend()), ready: Vec::new() }
     }
 
     /// Puts memory in, for tensors to lie in. The owner is kept until the last importer has let go.
@@ -56,7 +61,7 @@ impl<'a> BundleBuilder<'a> {
     /// # Errors
     ///
     /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, or a layout
-    /// that does not fit the memory; [`Error::InvalidRegion`] for memory of another bundle, or more tensors than a bundle
+    /// that does not fit the memory, or a first element at no multiple of the element size; [`Error::InvalidRegion`] for memory of another bundle, or more tensors than a bundle
     /// has. The tensor is not in the bundle then; the rest stays.
     pub fn tensor(
         &mut self,
@@ -88,7 +93,10 @@ impl<'a> BundleBuilder<'a> {
         });
         match added {
             Ok(()) => Ok(self.memory(owner)),
-            Err(error) => Err(ShareError::new(error, owner)),
+            Err(error) => {
+                let owner = DeviceBound::of_region(self.ipc.backend(), &region, owner);
+                Err(ShareError::new(error, owner))
+            }
         }
     }
 
@@ -129,7 +137,8 @@ impl<'a> BundleBuilder<'a> {
             return Err(Error::InvalidRegion("a bundle has at least one tensor; put one in first".into()));
         }
         self.check_streams()?;
-        let (gathered, handles) = self.gather()?;
+        let (memories, stand_ins) = self.memories()?;
+        let (gathered, handles) = self.gather(&memories, stand_ins.is_empty())?;
         let mut exports = Vec::with_capacity(gathered.parts.len());
         let mut parts = Vec::with_capacity(gathered.parts.len());
         for (index, (part, allocations)) in gathered.parts.iter().zip(handles).enumerate() {
@@ -155,17 +164,46 @@ impl<'a> BundleBuilder<'a> {
         if bytes > MAX_TABLE_BYTES {
             return Err(DescriptorError::TooLarge { found: bytes }.into());
         }
-        Ok(Prepared { runtime, described, exports, gathered })
+        Ok(Prepared { runtime, described, exports, gathered, stand_ins })
     }
 
-    /// Where the memory lies, and the handles of each part's allocations: those of an earlier bundle of the same memory, or
-    /// found anew.
-    fn gather(&self) -> Result<(Arc<Gathered>, Vec<Handles>)> {
+    /// The memory that was put in. Memory without bytes has a byte that stands in for it: of other memory on its device, or of
+    /// an allocation that is made for this bundle.
+    fn memories(&self) -> Result<(Cow<'_, [Region]>, Vec<Buffer>)> {
+        let given = &self.draft.memories;
+        let has_bytes = |memory: &&Region| memory.range.len > 0;
+        if given.iter().all(|memory| has_bytes(&memory)) {
+            return Ok((Cow::Borrowed(given), Vec::new()));
+        }
+        let mut stand_ins: Vec<Buffer> = Vec::new();
+        let mut memories = given.clone();
+        for memory in memories.iter_mut().filter(|memory| memory.range.len == 0) {
+            check_backend("the memory", memory.backend, self.ipc.backend().info().name)?;
+            let device = memory.range.device;
+            let others = given.iter().filter(has_bytes).copied();
+            let other =
+                others.chain(stand_ins.iter().map(DeviceOwner::region)).find(|o| o.range.device == device);
+            let whole = match other {
+                Some(other) => other,
+                None => {
+                    let made = stand_in(self.ipc, device, self.draft.access, false)?;
+                    stand_ins.push(made);
+                    stand_ins[stand_ins.len() - 1].region()
+                }
+            };
+            *memory = Region { range: DeviceRange { len: 1, ..whole.range }, ..whole };
+        }
+        Ok((Cow::Owned(memories), stand_ins))
+    }
+
+    /// Where the memory lies, and the handles of each part's allocations: those of an earlier bundle of the same memory, where
+    /// one `may_be_known`, or found anew.
+    fn gather(&self, memories: &[Region], may_be_known: bool) -> Result<(Arc<Gathered>, Vec<Handles>)> {
         let (backend, draft) = (self.ipc.backend(), &self.draft);
-        if let Some(known) = Made::of_the_same(backend, &draft.memories) {
+        if may_be_known && let Some(known) = Made::of_the_same(backend, &draft.memories) {
             return Ok(known);
         }
-        let gathered = gather(backend, &draft.memories);
+        let gathered = gather(backend, memories);
         let (gathered, handles) = gathered.map_err(|(memory, error)| draft.blame(memory, error))?;
         Ok((Arc::new(gathered), handles))
     }
@@ -239,24 +277,30 @@ struct Prepared {
     described: Described,
     exports: Vec<NewExport>,
     gathered: Arc<Gathered>,
+    /// Memory of this bundle alone.
+    stand_ins: Vec<Buffer>,
 }
 
 impl Prepared {
     fn finish(mut self, mut draft: Draft) -> BundleExport {
-        let mut owners = std::mem::take(&mut draft.owners);
+        let may_be_known = self.stand_ins.is_empty();
+        for stand_in in self.stand_ins {
+            let region = stand_in.region();
+            draft.owners.add(&region, stand_in);
+        }
         let (mut published, mut allocations) =
             (Vec::with_capacity(self.exports.len()), Vec::with_capacity(self.exports.len()));
         let parts = &mut self.described.parts;
         let places = self.exports.into_iter().zip(&self.gathered.parts);
         for ((mut export, place), part) in places.zip(parts) {
             allocations.push(Arc::clone(&export.shared.allocations));
-            export.shared.owner = Some(Box::new(Mutex::new(owners.take(place.device))));
+            export.shared.owner = Some(Box::new(Mutex::new(draft.owners.take(place.device))));
             part.export = self.runtime.exports.insert(export);
             published.push(Published::new(part.export));
             kill_point!("exporter:published");
         }
         let access = draft.access;
-        let tensors = draft.into_tensors(self.gathered, &allocations);
+        let tensors = draft.into_tensors(self.gathered, &allocations, may_be_known);
         tracing::debug!(parts = published.len(), tensors = tensors.table().len(), "a bundle is shared");
         let Described { backend, broker, parts } = self.described;
         let exporter = self.runtime.identity;

@@ -8,12 +8,13 @@ use super::builder::MemoryId;
 use super::gather::Gathered;
 use super::owners::Owners;
 use super::tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes};
+use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc};
 use crate::error::{Error, Result};
 use crate::export::{Allocation, Handles};
 use crate::interop::Region;
 use crate::recent::Recent;
-use crate::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
+use crate::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_alignment, check_name};
 
 /// What was put in so far.
 pub(super) struct Draft {
@@ -157,13 +158,13 @@ impl Default for List {
 }
 
 impl Draft {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(backend: &Arc<dyn DeviceIpc>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             access: Access::ReadWrite,
             memories: Vec::new(),
-            owners: Owners::default(),
+            owners: Owners::new(backend),
             list: List::default(),
         }
     }
@@ -174,7 +175,7 @@ impl Draft {
 
     pub(super) fn add_memory(&mut self, region: Region, owner: impl Any + Send) -> MemoryId {
         self.memories.push(region);
-        self.owners.add(region.range.device, owner);
+        self.owners.add(&region, owner);
         MemoryId { draft: self.number, index: self.memories.len() - 1 }
     }
 
@@ -184,21 +185,26 @@ impl Draft {
         let region = known.ok_or_else(|| {
             Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another bundle", tensor.name))
         })?;
-        self.add(memory.index, region.range.len, tensor)
+        let range = region.range;
+        self.add(memory.index, range, tensor)
     }
 
     /// Adds a tensor in the memory that will be put in next.
     pub(super) fn add_in_next(&mut self, region: &Region, tensor: NamedTensor<'_>) -> Result<()> {
-        self.add(self.memories.len(), region.range.len, tensor)
+        self.add(self.memories.len(), region.range, tensor)
     }
 
-    /// Adds a tensor in a memory of so many bytes.
-    fn add(&mut self, memory: usize, memory_bytes: u64, tensor: NamedTensor<'_>) -> Result<()> {
+    /// Adds a tensor in the memory of this number and range.
+    fn add(&mut self, memory: usize, range: DeviceRange, tensor: NamedTensor<'_>) -> Result<()> {
         check_name(tensor.name)?;
         if self.list.len() >= MAX_TENSORS {
             return Err(Error::InvalidRegion(format!("a bundle has at most {MAX_TENSORS} tensors")));
         }
-        tensor.check_fits(memory_bytes)?;
+        tensor.check_fits(range.len)?;
+        if range.len > 0 {
+            let address = range.ptr.get().wrapping_add(tensor.offset);
+            check_alignment(tensor.layout.dtype(), address).map_err(|cause| tensor.senseless(cause))?;
+        }
         self.list.add(memory, tensor)
     }
 
@@ -211,8 +217,14 @@ impl Draft {
         }
     }
 
-    /// The tensors with their places in the regions. What has to be remembered of the bundle is what is not yet.
-    pub(super) fn into_tensors(mut self, gathered: Arc<Gathered>, allocations: &[Handles]) -> Arc<Tensors> {
+    /// The tensors with their places in the regions. What has to be remembered of the bundle is what is not yet; nothing, where
+    /// it has memory of its own (`may_be_known` is false).
+    pub(super) fn into_tensors(
+        mut self,
+        gathered: Arc<Gathered>,
+        allocations: &[Handles],
+        may_be_known: bool,
+    ) -> Arc<Tensors> {
         let (tensors, lie_in) = match &self.list {
             List::AsBefore(before, count)
                 if *count == before.lie_in.len() && gathered.lies_as(&before.gathered) =>
@@ -224,6 +236,9 @@ impl Draft {
             }
             _ => self.list.placed(&gathered),
         };
+        if !may_be_known {
+            return tensors;
+        }
         let allocations = allocations.iter().map(Arc::downgrade).collect();
         let memories = self.memories;
         Made { memories, gathered, allocations, tensors: Arc::clone(&tensors), lie_in }.remember();

@@ -7,6 +7,7 @@ use crate::broker::Deadline;
 use crate::error::{Error, Result};
 use crate::export::{Hanging, Published, close_all};
 use crate::lease::Holders;
+use crate::runtime::check_may_wait;
 
 /// A bundle: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer has let
 /// go.
@@ -30,7 +31,8 @@ impl BundleExport {
         &self.descriptor
     }
 
-    /// Who holds memory of the bundle now: an importer once for each device that the memory lives on.
+    /// Returns the processes that hold a lease on memory of the bundle now: an importer once for each device that the memory
+    /// lives on. Idle leases count, as for [`Export::holders`](crate::Export::holders).
     pub fn holders(&self) -> Holders {
         let mut holders = Holders::default();
         self.parts.iter().for_each(|part| holders.add(part.holders()));
@@ -41,8 +43,9 @@ impl BundleExport {
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder.
+    /// As [`Export::wait_released`](crate::Export::wait_released).
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
+        check_may_wait("BundleExport::wait_released", timeout)?;
         let deadline = Deadline::after(timeout);
         let mut held = None;
         for part in &self.parts {

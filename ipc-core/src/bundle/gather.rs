@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::binary::MAX_BUNDLE_ALLOCATIONS;
 use crate::address::{DevicePtr, DeviceRange, Extent};
-use crate::backend::{DeviceIpc, together};
+use crate::backend::{DeviceIpc, with_device_context};
 use crate::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS};
 use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
@@ -122,7 +122,7 @@ pub(super) fn gather(
     let mut kept = kept.into_iter();
     for of_a_device in order.chunk_by(|one, next| memories[*one].range.device == memories[*next].range.device)
     {
-        together(&**backend, memories[of_a_device[0]].range.device, || {
+        with_device_context(&**backend, memories[of_a_device[0]].range.device, || {
             of_a_device.iter().zip(&mut kept).try_for_each(|(index, kept)| {
                 places[*index] = gathering.add(&memories[*index], kept).map_err(|error| (*index, error))?;
                 Ok(())
@@ -200,11 +200,7 @@ impl Gathering<'_> {
         };
         let of_the_region = overlapped.map_or(0, <[Extent]>::len) + further.len();
         self.allocations += further.len();
-        if of_the_region > MAX_EXTENTS || self.allocations > MAX_BUNDLE_ALLOCATIONS {
-            return Err(Error::InvalidRegion(format!(
-                "a bundle has at most {MAX_BUNDLE_ALLOCATIONS} allocations, and {MAX_EXTENTS} side by side"
-            )));
-        }
+        check_counts(of_the_region, self.allocations)?;
         let is_new = overlapped.is_none();
         let handles = self.handles.last_mut().expect("one was added");
         match kept {
@@ -224,8 +220,44 @@ impl Gathering<'_> {
     }
 }
 
+/// Refuses more allocations than a region, or than a bundle, may have.
+fn check_counts(of_a_region: usize, of_the_bundle: usize) -> Result<()> {
+    if of_a_region <= MAX_EXTENTS && of_the_bundle <= MAX_BUNDLE_ALLOCATIONS {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!(
+        "{of_a_region} adjacent allocations, of {of_the_bundle} in the bundle; a bundle has at most \
+         {MAX_BUNDLE_ALLOCATIONS} allocations, and at most {MAX_EXTENTS} of them adjacent: split it"
+    )))
+}
+
 /// All bytes of allocations that lie side by side.
 fn whole(region: &[Extent]) -> DeviceRange {
     let len = region.iter().map(|extent| extent.allocation.len).fold(0, u64::saturating_add);
     DeviceRange { len, ..region[0].allocation }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_up_to_both_limits_are_accepted() {
+        assert!(check_counts(1, 1).is_ok());
+        assert!(check_counts(MAX_EXTENTS, MAX_EXTENTS).is_ok());
+        assert!(check_counts(MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS).is_ok());
+    }
+
+    #[test]
+    fn allocations_beyond_either_limit_are_refused() {
+        for (of_a_region, of_the_bundle) in [
+            (MAX_EXTENTS + 1, MAX_EXTENTS + 1),
+            (MAX_EXTENTS + 2, MAX_BUNDLE_ALLOCATIONS),
+            (1, MAX_BUNDLE_ALLOCATIONS + 1),
+            (MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS + 2),
+        ] {
+            let refused = check_counts(of_a_region, of_the_bundle).unwrap_err().to_string();
+            assert!(refused.contains("at most 65536") && refused.contains("2048"), "{refused}");
+        }
+    }
 }

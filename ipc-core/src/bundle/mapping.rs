@@ -102,7 +102,8 @@ impl BundleMapping {
     }
 
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
-    /// library, and not at all for memory of this very process or once the mapping is gone.
+    /// library, as [`Mapping::on_gone`](crate::Mapping::on_gone), and not at all for memory of this very process or once the
+    /// mapping is gone.
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         self.parts[0].on_gone(callback);
     }

@@ -253,8 +253,8 @@ fn a_tensor_that_leaves_its_memory_is_named() {
     assert_eq!(of(size - 4, bytes(4)), Ok(()));
     assert_eq!(of(size, bytes(0)), Ok(()));
     let too_large = |needed| {
-        let source = LayoutError::TooLarge { needed, region: size };
-        Err(DescriptorError::Tensor { name: "w".into(), source })
+        let cause = LayoutError::TooLarge { needed, region: size };
+        Err(DescriptorError::Tensor { name: "w".into(), cause })
     };
     assert_eq!(of(size - 3, bytes(4)), too_large(size + 1));
     assert_eq!(of(size + 1, bytes(0)), too_large(size + 1));

@@ -5,11 +5,11 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Agreed, Connection, Socket};
+use super::connection::{Agreed, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
-use crate::broker::socket::{Packet, peer_credentials};
-use crate::broker::{BrokerAddress, Deadline, PeerCredentials, SOCKET_DIR_VARIABLE, socket};
+use crate::broker::socket::{Packet, PeerSocket, peer_credentials};
+use crate::broker::{BrokerAddress, Deadline, PeerCredentials, SOCKET_DIR_VARIABLE, UserName, socket};
 use crate::error::{Error, Result};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
@@ -96,11 +96,11 @@ impl<'a> ConnectBuilder<'a> {
     }
 
     /// A connected socket, or `None` where nobody listens, or too many wait to be accepted.
-    fn reach(&self, address: &BrokerAddress) -> Result<Option<Socket>> {
+    fn reach(&self, address: &BrokerAddress) -> Result<Option<PeerSocket>> {
         let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
         loop {
             return match rustix::net::connect(&socket, &address.to_socket_address()?) {
-                Ok(()) => Ok(Some(Socket::new(socket))),
+                Ok(()) => Ok(Some(PeerSocket::new(socket, true))),
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN | Errno::CONNREFUSED | Errno::NOENT) => Ok(None),
                 Err(error) => Err(Error::io(format!("connecting to {:?} at {address}", self.name), error)),
@@ -129,7 +129,7 @@ impl<'a> ConnectBuilder<'a> {
     fn greet(
         &self,
         runtime: &Runtime,
-        socket: Socket,
+        socket: PeerSocket,
         address: &BrokerAddress,
         own: &Hello,
         deadline: Deadline,
@@ -139,9 +139,10 @@ impl<'a> ConnectBuilder<'a> {
             .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
         if !self.ipc.allow_list().permits(&credentials) {
             return Err(Error::NotPermitted(format!(
-                "{address} is listened at by user {} (process {}), who is not this process's user; allow it with \
+                "{address} is listened at by {} (process {}), who is not this process's user; allow it with \
                  IpcBuilder::allow if that is meant",
-                credentials.uid, credentials.pid
+                UserName(credentials.uid),
+                credentials.pid
             )));
         }
         let hello = Greeting::Hello(own.clone()).encode()?;
@@ -156,15 +157,17 @@ impl<'a> ConnectBuilder<'a> {
             Greeting::Hello(peer) => peer,
             Greeting::NotAllowed { uid } => {
                 return Err(Error::NotPermitted(format!(
-                    "process {}, which listens as {:?}, does not allow user {uid}; allow it there with IpcBuilder::allow",
-                    credentials.pid, self.name
+                    "process {}, which listens as {:?}, does not allow {}; allow it there with IpcBuilder::allow",
+                    credentials.pid,
+                    self.name,
+                    UserName(uid)
                 )));
             }
         };
         check_identity(&peer, &runtime.identity, &credentials)?;
         let maps = own.agree_with(&peer)?;
-        let [page] = <[_; 1]>::try_from(packet.fds).map_err(|fds| {
-            let sent = fds.len();
+        let sent = packet.fds.len();
+        let page = packet.fds.take_first().filter(|_| sent == 1).ok_or_else(|| {
             Error::Protocol(format!(
                 "its hello came with {sent} descriptors instead of a page (this process may have none left; raise its \
                  limit, ulimit -n)"
@@ -179,7 +182,7 @@ impl<'a> ConnectBuilder<'a> {
 }
 
 /// What the listener answers. `None` where it has gone.
-fn answer(socket: &Socket, listener: &PeerCredentials, deadline: Deadline) -> Result<Option<Packet>> {
+fn answer(socket: &PeerSocket, listener: &PeerCredentials, deadline: Deadline) -> Result<Option<Packet>> {
     loop {
         match socket::receive(socket.fd(), &mut Vec::new()) {
             Ok(packet) => return Ok(packet),

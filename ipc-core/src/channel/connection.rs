@@ -1,6 +1,6 @@
 //! One end of a channel: the socket, the page of words beside it, and what is known of the other end.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,15 +12,16 @@ use super::inbox::{self, Inbox};
 use super::maps::Maps;
 use super::receive::Receiving;
 use super::send::Sending;
-use crate::broker::{Deadline, Gate, WatchedSocket, socket};
+use crate::broker::socket::{self, PeerSocket};
+use crate::broker::{Deadline, Gate, Poison, WatchedSocket};
 use crate::device::DeviceIdentity;
 use crate::error::{Error, Result};
 use crate::export::{Bearer, ChannelId};
 use crate::ipc::Ipc;
 use crate::process::{Owner, ProcessIdentity};
-use crate::runtime::{ClosedByFork, Runtime, SPIN};
+use crate::runtime::{Runtime, SPIN};
 use crate::stream::BorrowedStream;
-use crate::timeline::{End, Side, TIMELINE_END, Timeline, Word, WordPage, timelines_of};
+use crate::timeline::{ENDED, End, OwnCounter, Place, Side, Timeline, Word, WordPage, timelines_of};
 
 /// What is run when the other end has gone.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -51,41 +52,6 @@ pub(super) enum Slot {
     Awake = 6,
 }
 
-/// A socket that a forked child leaves alone: its copy was closed when it was forked, and the number may be another
-/// descriptor's by now.
-#[derive(Debug)]
-pub(super) struct Socket {
-    owner: Owner,
-    _closed_by_fork: ClosedByFork,
-    socket: Option<OwnedFd>,
-}
-
-impl Socket {
-    pub(super) fn new(socket: OwnedFd) -> Self {
-        Self {
-            owner: Owner::current(),
-            _closed_by_fork: ClosedByFork::new(socket.as_fd()),
-            socket: Some(socket),
-        }
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_ref().expect("taken by drop alone").as_fd()
-    }
-
-    pub(super) fn owned(&self) -> &OwnedFd {
-        self.socket.as_ref().expect("taken by drop alone")
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if !self.owner.is_here() {
-            std::mem::forget(self.socket.take());
-        }
-    }
-}
-
 /// Who is at the other end.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
@@ -108,7 +74,7 @@ pub(super) struct Agreed {
 pub(super) struct Connection {
     pub(super) id: ChannelId,
     pub(super) ipc: Ipc,
-    pub(super) socket: Socket,
+    pub(super) socket: PeerSocket,
     pub(super) peer: Peer,
     /// The same for the table of exports.
     pub(super) bearer: Bearer,
@@ -126,6 +92,8 @@ pub(super) struct Connection {
     page: Arc<WordPage>,
     /// Made when a stream first has to do with it: pages that devices know are dear.
     words: Mutex<Option<Timeline>>,
+    /// Counts which of its own signals have arrived: the other end can write the words.
+    pub(super) order: OnceLock<Arc<OwnCounter>>,
     /// The other end's process, or its socket, has ended.
     gone: AtomicBool,
     /// What its counter had reached by then.
@@ -138,7 +106,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A channel of which both ends have said hello.
-    pub(super) fn begin(ipc: &Ipc, socket: Socket, pid: u32, agreed: Agreed) -> Result<Arc<Self>> {
+    pub(super) fn begin(ipc: &Ipc, socket: PeerSocket, pid: u32, agreed: Agreed) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let Agreed { own, peer, maps, page, side } = agreed;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -159,6 +127,7 @@ impl Connection {
             side,
             page,
             words: Mutex::default(),
+            order: OnceLock::new(),
             gone: AtomicBool::new(false),
             reached: AtomicU64::new(0),
             broken: OnceLock::new(),
@@ -250,7 +219,7 @@ impl Connection {
         if let Some(known) = &*words {
             return known.clone();
         }
-        let place = (Arc::clone(&self.page), Slot::Ready as u32);
+        let place = Place::first(Arc::clone(&self.page), Slot::Ready as u32);
         let begun = Timeline::new(place, self.side, Arc::clone(self.ipc.backend()), self.peer.pid);
         // Under the lock, so that it is ended here or by who notes the other end's death.
         if self.gone.load(Ordering::Acquire) {
@@ -259,9 +228,13 @@ impl Connection {
         words.insert(begun).clone()
     }
 
-    /// The counters, where a stream has had to do with them.
-    pub(super) fn known_words(&self) -> Option<Timeline> {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The order of this end's own signals.
+    pub(super) fn order(&self) -> Result<&Arc<OwnCounter>> {
+        if self.order.get().is_none() {
+            // By the one that sends; another thread only looks.
+            let _ = self.order.set(OwnCounter::new(self.ipc.backend())?);
+        }
+        Ok(self.order.get().expect("it was just set"))
     }
 
     /// Has the other end's counter reached this value? An error where it never will.
@@ -275,7 +248,7 @@ impl Connection {
             let reached = self.reached.load(Ordering::Acquire);
             return if reached >= value { Ok(true) } else { Err(self.never_ready()) };
         }
-        if now >= TIMELINE_END { Err(self.never_ready()) } else { Ok(now >= value) }
+        if now >= ENDED { Err(self.never_ready()) } else { Ok(now >= value) }
     }
 
     fn never_ready(&self) -> Error {
@@ -363,14 +336,16 @@ impl WatchedSocket for Connection {
                 return;
             }
             let reached = self.peers_word(Slot::Ready).load(Ordering::Acquire);
-            self.reached.store(if reached < TIMELINE_END { reached } else { 0 }, Ordering::Release);
+            self.reached.store(if reached < ENDED { reached } else { 0 }, Ordering::Release);
             self.gone.store(true, Ordering::Release);
             words.clone()
         };
         if let Some(words) = words {
             words.ends().end(End::Died);
-            if let Some(runtime) = Runtime::existing() {
-                runtime.poller.poison_again(Arc::clone(words.ends()));
+            if let Some(runtime) = Runtime::existing()
+                && words.ends().needs_poison()
+            {
+                runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.ends())));
             }
         }
         // A forked child of the other end may keep the socket open: whoever waits here is woken all the same.

@@ -1,13 +1,13 @@
 //! Fuzzing of what an end of a channel reads.
 
 use std::borrow::Cow;
-use std::os::fd::OwnedFd;
 
 use super::handshake::{Greeting, Hello};
 use super::wire::{
     BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read, read_message,
 };
 use crate::broker::Token;
+use crate::broker::socket::ReceivedFds;
 use crate::descriptor::ExportId;
 use crate::device::DeviceIdentity;
 use crate::fuzzing::{SOMEBODY, Seed, plain_bundle, plain_descriptor};
@@ -18,16 +18,16 @@ const LIMIT: u64 = 1 << 20;
 
 /// A packet of a message, by itself, and as the file that a packet brings.
 pub(crate) fn packet(bytes: &[u8]) {
-    message(bytes.to_vec(), Vec::new());
+    message(bytes.to_vec(), ReceivedFds::default());
     // What an inbox holds.
     let _ = read_message(bytes.to_vec());
     if let Ok(Outgoing { packet, file: Some(file), .. }) = Outgoing::raw_file(bytes) {
-        message(packet, vec![file]);
+        message(packet, [file].into_iter().collect());
     }
 }
 
 /// What can be read is written so that it reads the same.
-fn message(packet: Vec<u8>, fds: Vec<OwnedFd>) {
+fn message(packet: Vec<u8>, fds: ReceivedFds) {
     let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
     assert!(head.items.len() <= super::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT);
     let Ok(outgoing) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {

@@ -159,7 +159,7 @@ mod tests {
     const MOST_BYTES: usize = (WORDS - HEAD_WORDS) * WORD_BYTES;
 
     fn page() -> Arc<WordPage> {
-        WordPage::create().unwrap()
+        WordPage::create().unwrap().0
     }
 
     fn inbox(page: &WordPage, listening_ends: bool) -> Inbox<'_> {

@@ -1,28 +1,33 @@
 //! The end that waits under a name.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::connection::{Agreed, Connection, Socket};
+use super::connection::{Agreed, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
-use super::name::{self, SocketFile};
+use super::name::{self, Listening};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT};
+use crate::broker::socket::PeerSocket;
+use crate::broker::socket_file::SocketFile;
 use crate::broker::{BrokerAddress, Deadline, Gate, PeerCredentials, socket};
 use crate::error::{Error, Result};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::placement::DeviceMap;
 use crate::process::Owner;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, check_may_wait};
 use crate::timeline::{Side, WordPage};
 
 /// How long a process may stay connected without having said hello, and how many may.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_SILENT: usize = 64;
+
+/// Maximum number of connections accepted before those that have spoken are answered.
+const ACCEPTED_PER_TURN: usize = 16;
 
 /// A listener in the making; see [`Ipc::listen`].
 #[must_use = "nobody listens before ListenBuilder::start"]
@@ -63,13 +68,13 @@ impl<'a> ListenBuilder<'a> {
         let directory = self.ipc.socket_directory();
         let uid = rustix::process::geteuid().as_raw();
         let address = name::address(self.name, uid, directory.as_deref())?;
-        let (socket, file) = name::listen(self.name, &address)?;
+        let (listening, file) = name::listen(self.name, &address)?;
         Ok(Listener {
             ipc: self.ipc.clone(),
             name: self.name.to_owned(),
             own,
             address,
-            socket: Socket::new(socket),
+            listening,
             file,
             silent: Gate::new(Vec::new()),
             owner: Owner::current(),
@@ -85,7 +90,7 @@ pub struct Listener {
     name: String,
     own: Hello,
     address: BrokerAddress,
-    socket: Socket,
+    listening: Listening,
     file: Option<SocketFile>,
     /// Those that are connected and have not said hello.
     silent: Gate<Vec<Silent>>,
@@ -94,7 +99,7 @@ pub struct Listener {
 
 #[derive(Debug)]
 struct Silent {
-    socket: Socket,
+    socket: PeerSocket,
     credentials: PeerCredentials,
     until: Instant,
 }
@@ -115,10 +120,11 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]. And where one of them cannot be accepted, which concerns no other one:
+    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback. And where one of them cannot be accepted, which concerns no other one:
     /// [`Error::InvalidDeviceMap`], [`Error::WrongBackend`], [`Error::Protocol`] for another version or no hello at all.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         self.owner.check()?;
+        check_may_wait("Listener::accept", timeout)?;
         Runtime::get()?;
         let deadline = Deadline::after(timeout);
         let silent = self.silent.enter(deadline);
@@ -129,6 +135,9 @@ impl Listener {
             if let Some(index) = spoken {
                 if let Some(channel) = self.welcome(silent.remove(index))? {
                     return Ok(channel);
+                }
+                if deadline.left().is_zero() {
+                    return Err(self.nobody(deadline));
                 }
                 continue;
             }
@@ -145,11 +154,12 @@ impl Listener {
         deadline.passed("the accepting of a channel", &detail)
     }
 
+    /// Accepts a number of connections at most: there may always be one more.
     fn let_in(&self, silent: &mut Vec<Silent>) -> Result<()> {
-        loop {
+        for _ in 0..ACCEPTED_PER_TURN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let accepted = match rustix::net::accept_with(self.socket.fd(), flags) {
-                Ok(accepted) => Socket::new(accepted),
+            let accepted = match rustix::net::accept_with(self.listening.socket.fd(), flags) {
+                Ok(accepted) => PeerSocket::new(accepted, !self.listening.refuses_fds),
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
@@ -174,11 +184,13 @@ impl Listener {
             }
             silent.push(Silent { socket: accepted, credentials, until: Instant::now() + HELLO_DEADLINE });
         }
+        Ok(())
     }
 
     /// Waits for somebody to connect or to speak. False when the time is over.
     fn wait(&self, silent: &[Silent], deadline: Deadline) -> Result<bool> {
-        let sockets = std::iter::once(self.socket.fd()).chain(silent.iter().map(|one| one.socket.fd()));
+        let sockets =
+            std::iter::once(self.listening.socket.fd()).chain(silent.iter().map(|one| one.socket.fd()));
         let mut fds: Vec<_> = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
         let left = deadline.left();
         if left.is_zero() {
@@ -193,16 +205,20 @@ impl Listener {
     }
 
     /// Answers a hello. `None` for who has gone without one: somebody who only looks who listens here.
-    fn welcome(&self, silent: Silent) -> Result<Option<Channel>> {
-        let packet = match socket::receive(silent.socket.fd(), &mut Vec::new()) {
-            Ok(Some(packet)) => packet,
+    fn welcome(&self, mut silent: Silent) -> Result<Option<Channel>> {
+        if silent.socket.next_brings_fds() {
+            return Err(Error::Protocol("its first packet brings descriptors".into()));
+        }
+        let mut buffer = Vec::new();
+        let hello = match socket::take_bytes(silent.socket.fd(), &mut buffer) {
+            Ok(Some(len)) => &buffer[..len],
             Ok(None) | Err(_) => return Ok(None),
         };
         let runtime = Runtime::get()?;
         let own = self.own.clone();
         // Also where it is of another version, which it learns from this.
         let answer = Greeting::Hello(own.clone()).encode()?;
-        let peer = match Greeting::decode(&packet.bytes) {
+        let peer = match Greeting::decode(hello) {
             Ok(Greeting::Hello(peer)) => peer,
             Ok(Greeting::NotAllowed { .. }) => {
                 return Err(Error::Protocol("its first packet is no hello".into()));
@@ -213,8 +229,10 @@ impl Listener {
             }
         };
         check_identity(&peer, &runtime.identity, &silent.credentials)?;
-        let page = WordPage::create()?;
-        let sent = send_answer(silent.socket.fd(), &answer, page.file());
+        // A message that is too long for a packet travels in a memory file.
+        silent.socket.accept_fds();
+        let (page, file) = WordPage::create()?;
+        let sent = send_answer(silent.socket.fd(), &answer, file.as_fd());
         let maps = own.agree_with(&peer)?;
         if sent.is_err() {
             return Ok(None);

@@ -50,6 +50,7 @@ pub use received_bundle::{OpenReceivedBundle, ReceivedBundle};
 use crate::broker::Deadline;
 use crate::error::{Error, Result};
 use crate::process::ProcessIdentity;
+use crate::runtime::check_may_wait;
 use connection::Connection;
 
 /// How many tensors a message may hold. A bundle counts as one.
@@ -137,8 +138,9 @@ impl Channel {
     ///
     /// [`Error::Timeout`]; once everything has been received that was sent before, [`Error::ChannelClosed`] where the other
     /// end was closed, and [`Error::PeerGone`] where its process has ended without; [`Error::Protocol`] where it sends what
-    /// is no message, and then the channel has ended; [`Error::Forked`].
+    /// is no message, and then the channel has ended; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn receive(&self, timeout: Duration) -> Result<Received> {
+        check_may_wait("Channel::receive", timeout)?;
         self.connection.receive(Deadline::after(timeout))
     }
 
@@ -147,14 +149,16 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how much was taken; [`Error::PeerGone`] or [`Error::ChannelClosed`] where it will not
+    /// [`Error::Timeout`], which says how much was taken; [`Error::OnWorkerThread`] in a callback; [`Error::PeerGone`] or [`Error::ChannelClosed`] where it will not
     /// take the rest. The channel is closed all the same.
     pub fn close(self, timeout: Duration) -> Result<()> {
+        check_may_wait("Channel::close", timeout)?;
         self.connection.wait_taken(Deadline::after(timeout))
     }
 
     /// Has `callback` run, once, when the other process ends without having closed the channel; at once where it has already.
-    /// It runs on a thread of the library, and not at all once this end has been closed.
+    /// It runs on a thread of the library, without a device's context, and not at all once this end has been closed. Calls that
+    /// wait are refused there ([`Error::OnWorkerThread`]).
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         if self.connection.owner.is_here() {
             self.connection.on_gone(Box::new(callback));

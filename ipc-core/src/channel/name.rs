@@ -1,15 +1,17 @@
 //! Names of channels, and the sockets behind them.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use crate::broker::socket::{self, peer_credentials};
-use crate::broker::{BrokerAddress, MAX_ADDRESS_BYTES};
+use crate::broker::socket::{self, PeerSocket, peer_credentials};
+use crate::broker::socket_file::{SocketFile, is_own_socket, refuses_connections};
+use crate::broker::{BrokerAddress, Deadline, MAX_ADDRESS_BYTES, UserName, is_own_user, program_of};
 use crate::error::{Error, Result};
 
 /// What the names of all sockets of channels begin with. Brokers' begin otherwise, so that a list of exports asks no channel.
@@ -20,6 +22,12 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// How long another process of this user may have a name locked, which it does for less than a millisecond.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long to wait before a lock is tried again.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// Where the listener of this user and name is to be found.
 pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<BrokerAddress> {
@@ -48,54 +56,28 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
     Ok(address)
 }
 
-/// The file of a listener's socket; dropping it removes it, unless another listener has taken its place.
+/// A listening socket.
 #[derive(Debug)]
-pub(super) struct SocketFile {
-    path: PathBuf,
-    file: (u64, u64),
+pub(super) struct Listening {
+    pub(super) socket: PeerSocket,
+    /// Does the kernel refuse descriptors that others send before they are accepted?
+    pub(super) refuses_fds: bool,
 }
 
-impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), file: identity(path)? })
-    }
-
-    pub(super) fn remove(&self) {
-        let Some(_lock) = self.path.parent().and_then(|directory| lock(directory).ok()) else { return };
-        if identity(&self.path).is_ok_and(|now| now == self.file) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let metadata = fs::symlink_metadata(path)?;
-    Ok((metadata.dev(), metadata.ino()))
-}
-
-/// Keeps other listeners from looking at a dead process's socket at the same time, and then removing each other's.
-fn lock(directory: &Path) -> io::Result<fs::File> {
-    let directory = fs::File::open(directory)?;
-    flock(&directory, FlockOperation::LockExclusive)?;
-    Ok(directory)
-}
-
-/// A socket that is connected to under this name.
-pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(OwnedFd, Option<SocketFile>)> {
+/// Creates the socket that is connected to under this name.
+pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(Listening, Option<SocketFile>)> {
     let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
     let target = address.to_socket_address()?;
-    let directory = match address {
-        BrokerAddress::Path(path) => path.parent(),
+    let _lock = match address {
+        BrokerAddress::Path(path) => Some(NameLock::acquire(path)?),
         BrokerAddress::Abstract(_) => None,
     };
-    let _lock = directory.map(lock).transpose().map_err(failed)?;
     let socket = socket::new_socket().map_err(|error| failed(error.into()))?;
     let mut bound = rustix::net::bind(&socket, &target);
     if bound == Err(Errno::ADDRINUSE)
         && let BrokerAddress::Path(path) = address
-        && is_left_behind(address)?
+        && remove_left_behind(path)?
     {
-        fs::remove_file(path).map_err(failed)?;
         bound = rustix::net::bind(&socket, &target);
     }
     match bound {
@@ -103,30 +85,111 @@ pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(OwnedFd, Op
         Err(Errno::ADDRINUSE) => return Err(in_use(name, address)),
         Err(error) => return Err(failed(error.into())),
     }
-    rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+    let refuses_fds = socket::listen(socket.as_fd(), BACKLOG).map_err(|error| failed(error.into()))?;
     let file = match address {
         BrokerAddress::Path(path) => Some(SocketFile::of(path).map_err(failed)?),
         BrokerAddress::Abstract(_) => None,
     };
-    Ok((socket, file))
+    // Nothing is ever queued in a listening socket itself.
+    Ok((Listening { socket: PeerSocket::new(socket, false), refuses_fds }, file))
 }
 
-/// Is this the socket of a process that was killed and could not remove it?
-fn is_left_behind(address: &BrokerAddress) -> Result<bool> {
-    let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
-    Ok(rustix::net::connect(&socket, &address.to_socket_address()?) == Err(Errno::CONNREFUSED))
+/// Removes the socket of a process of this user that was killed. False where a process listens there. The caller has the
+/// lock of the name: without it a listener could remove a socket that another one has just bound.
+fn remove_left_behind(path: &Path) -> Result<bool> {
+    let failed = |error: io::Error| Error::io(format!("listening at {}", path.display()), error);
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        // Its listener has just removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(failed(error)),
+    };
+    if !metadata.file_type().is_socket() {
+        let what =
+            "the path is in use by a file that is no socket; move it away, or listen under another name";
+        return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
+    }
+    if !refuses_connections(path) {
+        return Ok(false);
+    }
+    if !is_own_socket(&metadata) {
+        let owner = UserName(metadata.uid());
+        let what = format!(
+            "the path is in use by a socket of {owner} that no process listens at; have it removed, or listen under another name"
+        );
+        return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, what)));
+    }
+    fs::remove_file(path).map_err(failed)?;
+    Ok(true)
+}
+
+/// The right to look at the socket of a name and to replace it, among the processes of this user.
+///
+/// A file of this user's alone is locked, not the directory: every user who may read the directory could lock that.
+#[derive(Debug)]
+struct NameLock {
+    path: PathBuf,
+    _file: fs::File,
+}
+
+impl NameLock {
+    fn acquire(socket: &Path) -> Result<Self> {
+        let path = lock_path(socket);
+        let failed = |error: io::Error| Error::io(format!("locking {}", path.display()), error);
+        let deadline = Deadline::after(LOCK_DEADLINE);
+        loop {
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+                .open(&path)
+                .map_err(failed)?;
+            let metadata = file.metadata().map_err(failed)?;
+            if !metadata.is_file() || !is_own_user(metadata.uid()) {
+                let what = "it is no regular file of this user; remove it";
+                return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
+            }
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // The process that had the lock before may have removed the file.
+                Ok(()) if is_still(&path, &metadata) => return Ok(Self { path, _file: file }),
+                Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            if deadline.left().is_zero() {
+                let detail = format!("; another process of this user holds the lock on {}", path.display());
+                return Err(deadline.passed("the lock of a channel's name", &detail));
+            }
+            std::thread::sleep(LOCK_RETRY);
+        }
+    }
+}
+
+impl Drop for NameLock {
+    fn drop(&mut self) {
+        // Before the lock goes, so that no process locks a file that is about to be removed and takes it for the name's.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn is_still(path: &Path, metadata: &fs::Metadata) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|now| now.dev() == metadata.dev() && now.ino() == metadata.ino())
+}
+
+/// No name of a socket begins with a dot.
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(socket.file_name().unwrap_or_default());
+    name.push(".lock");
+    socket.with_file_name(name)
 }
 
 /// The kernel tells who listens to whoever connects; nothing is said.
 fn in_use(name: &str, address: &BrokerAddress) -> Error {
-    let listener = || {
-        let socket = socket::new_socket().ok()?;
-        rustix::net::connect(&socket, &address.to_socket_address().ok()?).ok()?;
-        peer_credentials(&socket).ok()
-    };
-    let pid = listener().map_or(0, |credentials| credentials.pid);
-    let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-    Error::ChannelNameInUse { name: name.to_owned(), pid, program }
+    let listener = socket::connect_to(address).ok().and_then(|socket| peer_credentials(&socket).ok());
+    let pid = listener.map_or(0, |credentials| credentials.pid);
+    Error::ChannelNameInUse { name: name.to_owned(), pid, program: program_of(pid) }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::fuzzing::{self, head, hello};
 use super::handshake::Greeting;
 use super::wire::{BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
 use crate::broker::Token;
+use crate::broker::socket::ReceivedFds;
 use crate::bundle::MAX_BUNDLE_PARTS;
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::Error;
@@ -89,7 +90,7 @@ proptest! {
 fn every_seed_is_what_it_is_called() {
     for (name, bytes) in fuzzing::seeds() {
         let greets = Greeting::decode(&bytes).is_ok();
-        let speaks = read(bytes.clone(), Vec::new(), 1 << 20).is_ok();
+        let speaks = read(bytes.clone(), ReceivedFds::default(), 1 << 20).is_ok();
         // A packet that speaks of a file needs one.
         assert!(greets || speaks || name == "in-a-file", "{name}");
         fuzzing::packet(&bytes);

@@ -31,6 +31,9 @@ const WAKING: Duration = Duration::from_micros(200);
 /// So many packets that only wake are read though the time is over: a few may stand before a message.
 const MOST_LOOKS: u32 = 64;
 
+/// How long a channel that is dropped discards messages that were not received.
+const DISCARDING: Duration = Duration::from_millis(500);
+
 /// How often a spinning receiver looks at a word before it looks at the time.
 const LOOKS: u32 = 16;
 
@@ -328,14 +331,19 @@ impl Connection {
         }
     }
 
-    /// Discards what nobody will receive; its grants go back.
+    /// Discards messages that no caller will receive, so that their grants go back now, and not when the connection goes. Not for
+    /// ever: the other end may go on to send.
     pub(super) fn discard_unread(self: &Arc<Self>) {
         let Some(mut receiving) = self.receiving.try_enter() else { return };
+        let until = Instant::now() + DISCARDING;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
                 Incoming::Look => {}
                 Incoming::End => return,
+            }
+            if Instant::now() >= until {
+                return;
             }
         }
     }

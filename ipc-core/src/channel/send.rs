@@ -221,7 +221,8 @@ impl Connection {
         if timelines_of(&**backend, stream.device()).is_err() {
             return backend.memory().synchronize(stream);
         }
-        let signalled = self.words().signal_in_turn(sending.signalled + 1, stream);
+        let order = self.order()?;
+        let signalled = self.words().signal_in_turn(sending.signalled + 1, stream, order);
         signalled.map_err(|error| self.check().err().unwrap_or(error))?;
         sending.signalled += 1;
         Ok(())
@@ -271,8 +272,8 @@ impl Connection {
             let _ = socket::send(self.socket.fd(), &end.packet, &[]);
         }
         kill_point!("closer:channel-ended");
-        if let Some(words) = self.known_words().filter(|words| !words.has_arrived()) {
-            runtime.poller.keep_until_arrived(words, Arc::clone(self) as _);
+        if let Some(order) = self.order.get().filter(|order| !order.has_arrived()) {
+            runtime.poller.keep_until_arrived(Arc::clone(order), Arc::clone(self) as _);
         }
         if !self.has_gone() {
             runtime.exports.keep_while_granted(self.id, Arc::clone(self) as _);

@@ -8,16 +8,18 @@ use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::MAX_MESSAGE_TENSORS;
 use crate::broker::Token;
+use crate::broker::socket::ReceivedFds;
 use crate::bundle::{BundleDescriptor, MAX_BUNDLE_PARTS};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::import::MOST_WAITING;
+use crate::received_file;
 
 /// The longest packet in bytes. A message that is longer travels in a memory file.
 pub(super) const MAX_PACKET_BYTES: usize = 64 * 1024;
@@ -251,7 +253,7 @@ impl Payload {
 ///
 /// [`Error::Protocol`] for what is no message; [`Error::Io`] where the file did not come, as this process can have no more
 /// descriptors.
-pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Incoming> {
+pub(super) fn read(packet: Vec<u8>, fds: ReceivedFds, limit: u64) -> Result<Incoming> {
     let garbage = |error: postcard::Error| Error::Protocol(format!("its packet is no message: {error}"));
     let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
@@ -259,7 +261,7 @@ pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Inc
     match frame {
         Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
         Frame::Look if !rest.is_empty() => misfit("something follows its word that there is a message"),
-        Frame::Whole | Frame::End | Frame::Look if !fds.is_empty() => {
+        Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
             misfit("it sent descriptors that it does not speak of")
         }
         Frame::End => Ok(Incoming::End),
@@ -274,21 +276,21 @@ pub(super) fn read(packet: Vec<u8>, fds: Vec<OwnedFd>, limit: u64) -> Result<Inc
     }
 }
 
-fn read_file(fds: Vec<OwnedFd>, bytes: u64) -> Result<Vec<u8>> {
-    let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| match fds.len() {
-        0 => Error::io(
-            "receiving a message's memory file (the message is lost; this process may have no file descriptors left: \
-             raise its limit, ulimit -n)",
-            rustix::io::Errno::MFILE,
-        ),
-        sent => Error::Protocol(format!("it sent {sent} descriptors for one memory file")),
-    })?;
-    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
-        return Err(Error::Protocol("its message lies in no sealed memory file".into()));
+fn read_file(fds: ReceivedFds, bytes: u64) -> Result<Vec<u8>> {
+    if fds.len() > 1 {
+        return Err(Error::Protocol(format!("it sent {} descriptors for one memory file", fds.len())));
     }
-    if !fstat(&file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size == bytes)) {
+    // A file that is refused here is closed on another thread: its server decides how long that takes.
+    if let Some(file) = fds.first()
+        && received_file::check(file, SEALS, bytes, "the file of its message")? != bytes
+    {
         return Err(Error::Protocol(format!("its memory file has other than {bytes} bytes")));
     }
+    let file = fds.take_first().ok_or_else(|| {
+        let what = "receiving a message's memory file (the message is lost; this process may have no file descriptors \
+                    left: raise its limit, ulimit -n)";
+        Error::io(what, rustix::io::Errno::MFILE)
+    })?;
     let failed = |error: io::Error| Error::io("reading a message's memory file", error);
     let size = usize::try_from(bytes).map_err(|error| failed(io::Error::other(error)))?;
     let mut read = vec![0; size];

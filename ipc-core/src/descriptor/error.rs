@@ -38,7 +38,7 @@ pub enum DescriptorError {
         /// The bits.
         flags: u16,
     },
-    /// Bytes are missing at the end.
+    /// Bytes are missing at the end. Bytes that are all there, with a damaged length, are [`BadChecksum`](Self::BadChecksum).
     #[error("the descriptor is cut off: {found} of {expected} bytes")]
     Truncated {
         /// Bytes that there are.
@@ -63,7 +63,7 @@ pub enum DescriptorError {
         found: usize,
     },
     /// The checksum does not fit.
-    #[error("the descriptor is damaged: its checksum does not fit")]
+    #[error("the descriptor is damaged: its checksum does not fit; copy it again")]
     BadChecksum,
     /// A field makes no sense.
     #[error("the descriptor's {field} makes no sense: {why}")]
@@ -75,7 +75,7 @@ pub enum DescriptorError {
     },
     /// The tensor's layout makes no sense, or does not fit the region.
     #[error("the descriptor's tensor makes no sense: {0}")]
-    Layout(#[from] LayoutError),
+    Layout(LayoutError),
     /// The text does not begin as the descriptor of a ring does.
     #[error("this text is no ring's descriptor: one begins with {:?}", crate::ring::RING_TEXT_PREFIX)]
     NotRingText,
@@ -100,11 +100,17 @@ pub enum DescriptorError {
         why: &'static str,
     },
     /// The layout of a tensor of a table or a bundle makes no sense, or does not fit.
-    #[error("the tensor {name:?} makes no sense: {source}")]
+    #[error("the tensor {name:?} makes no sense: {cause}")]
     Tensor {
         /// Its name.
         name: String,
         /// Why.
-        source: LayoutError,
+        cause: LayoutError,
     },
+}
+
+impl From<LayoutError> for DescriptorError {
+    fn from(cause: LayoutError) -> Self {
+        Self::Layout(cause)
+    }
 }

@@ -34,10 +34,18 @@ macro_rules! text_and_serde {
                 if bytes > $most {
                     return Err(DescriptorError::TooLarge { found: bytes });
                 }
-                let bytes = BASE64URL_NOPAD
-                    .decode(encoded.as_bytes())
-                    .map_err(|error| DescriptorError::BadCharacter { position: error.position })?;
+                let bytes = BASE64URL_NOPAD.decode(encoded.as_bytes());
+                let bytes = bytes.map_err(|error| cut_off(encoded, error))?;
                 <$type>::from_bytes(&bytes)
+            }
+
+            /// Why a text cannot be decoded: the rest of one that was cut off within a group of characters is no Base64.
+            fn cut_off(encoded: &str, error: data_encoding::DecodeError) -> DescriptorError {
+                let whole = &encoded.as_bytes()[..encoded.len() / 4 * 4];
+                match BASE64URL_NOPAD.decode(whole).map(|bytes| <$type>::from_bytes(&bytes)) {
+                    Ok(Err(truncated @ DescriptorError::Truncated { .. })) => truncated,
+                    _ => DescriptorError::BadCharacter { position: error.position },
+                }
             }
 
             impl serde::Serialize for $type {

@@ -8,7 +8,7 @@ use crate::descriptor::{Descriptor, ExportId};
 use crate::error::{Error, Result};
 use crate::lease::Holders;
 use crate::process::Owner;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, check_may_wait};
 use crate::timeline::Timeline;
 
 /// An export: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer
@@ -42,7 +42,20 @@ impl Export {
         &self.descriptor
     }
 
-    /// Who holds the export now.
+    /// Returns the processes that hold a lease on the export now, or a message with it that they have not opened.
+    ///
+    /// That a process is listed does not say that it uses the memory: when its last mapping is released, its import cache
+    /// keeps the lease, idle, so that opening the export again costs nothing. An idle lease counts here and in
+    /// `device-ipc ps` as one in use, and [`on_change`](Self::on_change) reports the end of a lease, not the release of a
+    /// mapping. No time limit ends an idle lease. It is returned
+    ///
+    /// - when this process asks for it: [`wait_released`](Self::wait_released), [`close`](Self::close), or the drop of the
+    ///   export; from then on leases are returned as soon as they are idle;
+    /// - when the importer's cache passes its limits ([`set_cache_limits`](crate::set_cache_limits); 1024 mappings unless
+    ///   set), or the importer calls [`close_unused`](crate::close_unused) or [`shutdown`](crate::shutdown);
+    /// - when the importer exits.
+    ///
+    /// A process that is stopped does not answer, and returns no idle lease before it continues.
     pub fn holders(&self) -> Holders {
         self.published.holders()
     }
@@ -53,9 +66,10 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how many there are; [`Error::Forked`].
+    /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
         self.published.owner.check()?;
+        check_may_wait("Export::timelines", timeout)?;
         let runtime = Runtime::get()?;
         let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
@@ -69,8 +83,10 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder.
+    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder, also where no
+    /// process has opened the export; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
+        check_may_wait("Export::wait_released", timeout)?;
         let waited = self.published.wait_released(Deadline::after(timeout))?;
         waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
     }
@@ -80,21 +96,29 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how many times it was; [`Error::Forked`].
+    /// [`Error::Timeout`], which says how many times it was; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
         self.published.owner.check()?;
+        check_may_wait("Export::wait_opened", timeout)?;
         let deadline = Deadline::after(timeout);
         let waited = Runtime::get()?.exports.wait_opened(self.descriptor.export, count, deadline.at);
         waited.map_err(|holders| Error::Timeout {
             what: format!("{count} openings of the export"),
             after: timeout,
-            detail: format!("; it has been opened {} times", holders.opened()),
+            detail: match holders.opened() {
+                0 => {
+                    "; no process has opened it yet: check that the importers received the descriptor".into()
+                }
+                times => format!("; it has been opened {times} times"),
+            },
         })
     }
 
-    /// Has `callback` run after every change of [`holders`](Self::holders): when somebody has opened the export, has let go
-    /// of it or has died, also after the export was dropped. It runs on a thread of the library, which does nothing else
-    /// meanwhile, so it tells somebody and returns. A second callback takes the place of the first.
+    /// Runs `callback` after a change of [`holders`](Self::holders): when an importer has opened the export, has released it or
+    /// has died, also after the export was dropped. One call reports all changes that come before it begins. It runs on a thread
+    /// of the library, which does nothing else meanwhile, so it notifies another thread and returns: calls that wait are
+    /// refused there ([`Error::OnWorkerThread`]). The context of the memory's device is current. A second callback replaces
+    /// the first.
     pub fn on_change(&self, callback: impl Fn() + Send + Sync + 'static) {
         if let Some(runtime) = Runtime::of_guard(&self.published.owner) {
             runtime.exports.watch(self.descriptor.export, callback);
@@ -106,8 +130,8 @@ impl Export {
     /// # Errors
     ///
     /// [`Error::StillHeld`] when the time is over, or [`Error::Timeout`] where nobody holds it and only its owner's drop
-    /// takes longer. The export has ended all the same: it can no longer be opened, and
-    /// its owner is dropped after the last holder.
+    /// takes longer; [`Error::OnWorkerThread`] in a callback. The export has ended all the same: it can no longer be opened,
+    /// and its owner is dropped after the last holder.
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.close_with(timeout, Hanging::Keep)
     }
@@ -157,6 +181,7 @@ impl Drop for Published {
 /// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
 pub(crate) fn close_all(published: Vec<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
     let deadline = Deadline::after(timeout);
+    check_may_wait("closing an export", timeout)?;
     let runtime = Runtime::get()?;
     for one in &published {
         one.owner.check()?;
@@ -178,7 +203,8 @@ pub(crate) fn close_all(published: Vec<Published>, timeout: Duration, hanging: H
     held.map_or(Ok(()), |holders| Err(still_held(timeout, holders)))
 }
 
-/// Somebody holds it; or nobody does, and its owner takes its time.
+/// Returns the error of an export that has not ended in time: processes hold it, or none does and the drop of its owner
+/// takes longer.
 pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
     if holders.iter().len() > 0 {
         return Error::StillHeld { after, holders };
@@ -186,7 +212,8 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
     Error::Timeout {
         what: "the drop of the memory's owner".into(),
         after,
-        detail: "; nobody holds the export any longer, but the owner waits for something, as for a stream"
+        detail: "; no process holds the export, but the drop of its owner, or of an owner before it, has not returned: it \
+                 may wait for a stream"
             .into(),
     }
 }

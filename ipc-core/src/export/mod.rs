@@ -14,7 +14,7 @@ pub use share::{ShareBuilder, ShareError};
 
 pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::{
-    check_backend, check_read_only, check_region, copy_and_wait, extents_by_driver, ready_event,
+    check_backend, check_read_only, check_region, copy_and_wait, extents_by_driver, ready_event, stand_in,
 };
 pub(crate) use shared::{Allocation, Handles, Shared};
 pub(crate) use table::{Bearer, ChannelId};

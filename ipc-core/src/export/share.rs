@@ -12,22 +12,23 @@ use super::guard::Export;
 use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
 use crate::address::{DeviceRange, Extent};
-use crate::backend::{Access, DeviceIpc, together};
+use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
 use crate::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
-use crate::interop::Region;
+use crate::interop::{DeviceOwner, Region};
 use crate::ipc::Ipc;
 use crate::kill::kill_point;
 use crate::memory::Buffer;
 use crate::runtime::Runtime;
 use crate::stream::{AsStream, BorrowedStream};
-use crate::tensor::{Dtype, LayoutError, TensorLayout};
+use crate::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
 
 /// An export in the making; see [`Ipc::share`].
 #[must_use = "nothing is shared before ShareBuilder::start"]
 pub struct ShareBuilder<'a, O> {
     ipc: &'a Ipc,
-    owner: O,
+    owner: DeviceBound<O>,
     region: Region,
     dtype: Option<Dtype>,
     shape: Option<Vec<u64>>,
@@ -43,7 +44,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     pub(crate) fn new(ipc: &'a Ipc, owner: O, region: Region) -> Self {
         Self {
             ipc,
-            owner,
+            owner: DeviceBound::of_region(ipc.backend(), &region, owner),
             region,
             dtype: region.dtype,
             shape: None,
@@ -111,12 +112,18 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
 
     /// Makes the export.
     ///
+    /// A tensor without elements needs no memory: where its owner has no bytes, the export is of one byte of the library's own.
+    ///
     /// # Errors
     ///
     /// [`ShareError`], which holds the owner and the reason: memory that cannot be shared
-    /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, memory that was itself opened from another
+    /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, a region that does not begin at a multiple of
+    /// the element size ([`LayoutError::Unaligned`]), memory that was itself opened from another
     /// process ([`Error::SharedOn`]), or what the vendor says.
     pub fn start(self) -> Result<Export, ShareError<O>> {
+        if self.region.range.len == 0 {
+            return self.start_without_bytes();
+        }
         match self.prepare(self.region) {
             Ok(prepared) => prepared.finish(Box::new(Mutex::new(self.owner))),
             Err(Error::Exposes { .. }) if self.exposing == Exposing::Copy => match self.prepare_copy() {
@@ -125,15 +132,34 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
                     drop(self.owner);
                     prepared.finish(Box::new(copy))
                 }
-                Err(error) => Err(ShareError { error, owner: Mutex::new(self.owner) }),
+                Err(error) => Err(ShareError::new(error, self.owner)),
             },
-            Err(error) => Err(ShareError { error, owner: Mutex::new(self.owner) }),
+            Err(error) => Err(ShareError::new(error, self.owner)),
         }
+    }
+
+    fn start_without_bytes(mut self) -> Result<Export, ShareError<O>> {
+        // What is shared is the library's own.
+        self.borrowed = false;
+        match self.prepare_without_bytes() {
+            Ok((prepared, stand_in)) => prepared.finish(Box::new((Mutex::new(self.owner), stand_in))),
+            Err(error) => Err(ShareError::new(error, self.owner)),
+        }
+    }
+
+    fn prepare_without_bytes(&self) -> Result<(Prepared, Buffer)> {
+        check_backend("the memory", self.region.backend, self.ipc.backend().info().name)?;
+        if self.layout()?.is_none() {
+            return Err(no_bytes());
+        }
+        let alone = self.exposing != Exposing::Allow;
+        let stand_in = stand_in(self.ipc, self.region.range.device, self.access, alone)?;
+        Ok((self.prepare(stand_in.region())?, stand_in))
     }
 
     /// Makes no export, for this reason.
     pub(crate) fn refuse(self, error: Error) -> ShareError<O> {
-        ShareError { error, owner: Mutex::new(self.owner) }
+        ShareError::new(error, self.owner)
     }
 
     /// The export of a copy that importers reach alone.
@@ -225,6 +251,9 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         };
         let layout = layout.with_offset(self.offset)?;
         layout.check_fits(self.region.range.len)?;
+        if self.region.range.len > 0 {
+            check_alignment(layout.dtype(), self.region.range.ptr.get())?;
+        }
         Ok(Some(layout))
     }
 }
@@ -260,6 +289,24 @@ pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> 
     Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
 }
 
+fn no_bytes() -> Error {
+    Error::InvalidRegion(
+        "it has no bytes; share at least one, or state the element type and shape of a tensor without elements".into(),
+    )
+}
+
+/// One byte that stands in for the memory of a tensor without elements, in memory of a kind that permits this access. `alone`
+/// asks for a kind whose handles give access to nothing else, where there is one.
+pub(crate) fn stand_in(ipc: &Ipc, device: DeviceOrdinal, access: Access, alone: bool) -> Result<Buffer> {
+    let backend = Arc::clone(ipc.backend());
+    let fits = |kind: &HandleKindInfo| (access.is_writable() || kind.read_only) && (!alone || kind.isolated);
+    let any = access.is_writable() && !alone;
+    match backend.handle_kinds().into_iter().find(|kind| !any && fits(kind)) {
+        Some(kind) => Buffer::allocate_as(backend, device, 1, kind.kind),
+        None => Buffer::allocate(backend, device, 1),
+    }
+}
+
 /// Is it memory at all, before the driver is asked?
 pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
     let range = region.range;
@@ -268,7 +315,7 @@ pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
         return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
     }
     if range.len == 0 {
-        return Err(Error::InvalidRegion("it has no bytes; share at least one".into()));
+        return Err(no_bytes());
     }
     if range.end().is_none() {
         return Err(Error::InvalidRegion(format!(
@@ -291,7 +338,7 @@ fn asked_for(
     backend: &Arc<dyn DeviceIpc>,
     region: &Region,
 ) -> Result<(Vec<Extent>, Handles)> {
-    together(&**backend, region.range.device, || {
+    with_device_context(&**backend, region.range.device, || {
         with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?)
     })
 }
@@ -419,16 +466,17 @@ pub(crate) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
     Ok(offset)
 }
 
-/// Why nothing was shared, and the owner of the memory.
+/// Why nothing was shared, and the owner of the memory, which is dropped with this error unless it is
+/// [taken](Self::into_owner).
 pub struct ShareError<O> {
     error: Error,
     /// In a mutex so that the error can be sent and shared whatever the owner is.
-    owner: Mutex<O>,
+    owner: Box<Mutex<DeviceBound<O>>>,
 }
 
 impl<O> ShareError<O> {
-    pub(crate) const fn new(error: Error, owner: O) -> Self {
-        Self { error, owner: Mutex::new(owner) }
+    pub(crate) fn new(error: Error, owner: DeviceBound<O>) -> Self {
+        Self { error, owner: Box::new(Mutex::new(owner)) }
     }
 
     /// Why.
@@ -438,7 +486,7 @@ impl<O> ShareError<O> {
 
     /// Gives the owner back.
     pub fn into_owner(self) -> O {
-        self.owner.into_inner().unwrap_or_else(PoisonError::into_inner)
+        (*self.owner).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()
     }
 }
 

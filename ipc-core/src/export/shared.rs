@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::address::{DeviceRange, Extent};
 use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes, HandleKind, HandleKindInfo};
 use crate::broker::AllocationId;
+use crate::device::DeviceOrdinal;
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 
@@ -131,6 +132,12 @@ impl Allocation {
 }
 
 impl Shared {
+    /// Returns the backend and the device of the memory, which is one for all regions.
+    pub(super) fn place(&self) -> Option<(&Arc<dyn DeviceIpc>, DeviceOrdinal)> {
+        let allocation = self.allocations.first()?;
+        Some((&allocation.backend, allocation.extent.allocation.device))
+    }
+
     /// From now on, until this is dropped, the owner keeps the allocations.
     pub(super) fn keep(&mut self) {
         self.keeps = true;

@@ -9,6 +9,7 @@ mod tokens;
 mod watching;
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
@@ -41,14 +42,15 @@ pub(crate) struct ExportTable {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Boxed, as up to half of a table's places are empty.
-    exports: HashMap<ExportId, Box<Entry>>,
+    exports: BTreeMap<ExportId, Box<Entry>>,
     allocations: HashMap<AllocationKey, Weak<Allocation>>,
     /// The newest that begins at each address.
     by_address: BTreeMap<Address, Weak<Allocation>>,
     last_export: u64,
     last_lease: u64,
     last_allocation: u64,
+    /// The users that any export has allowed so far. One whose exports have all been dropped is still told so.
+    allowed: AllowList,
     in_flight: HashMap<ChannelId, InFlight>,
     tokens: Tokens,
 }
@@ -121,6 +123,7 @@ impl ExportTable {
             metrics.exports.add(1);
             metrics.exported_bytes.add(entry.bytes);
         });
+        state.allowed.extend(&entry.allow);
         state.exports.insert(id, Box::new(entry));
         id
     }
@@ -161,16 +164,20 @@ impl ExportTable {
         }
     }
 
-    /// The owner's drop and the vendor's calls may block, so the worker does them.
+    /// The owner's drop and the vendor's calls may block, so the worker does them: alone, as the poller may be answering from
+    /// what the export keeps.
     fn retire_if_free(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
             return;
         }
         let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
-        runtime.worker.submit(move || {
+        runtime.worker.submit_last(shared, move |shared| {
             kill_point!("exporter:retiring");
-            drop(shared);
+            // What is behind it here happens all the same: `close` waits for it.
+            if catch_unwind(AssertUnwindSafe(|| drop(shared))).is_err() {
+                tracing::error!(%export, "the drop of an export's owner panicked");
+            }
             kill_point!("exporter:retired");
             let mut state = runtime.exports.lock();
             let retired = state.exports.remove(&export);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::keeper::check_stream_of;
 use super::table::{Described, HeldLease, KnownLease};
 use crate::address::DeviceRange;
-use crate::backend::{Access, DeviceEvent, DeviceIpc};
+use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc};
 use crate::broker::{Deadline, GoneCallback};
 use crate::descriptor::{Descriptor, ExportId};
 use crate::device::DeviceOrdinal;
@@ -19,7 +19,7 @@ use crate::memory::Buffer;
 use crate::process::Owner;
 use crate::runtime::Runtime;
 use crate::stream::BorrowedStream;
-use crate::timeline::{End, Side, Timeline, WordPage, timelines_of};
+use crate::timeline::{End, Side, Timeline, note_own_slot, take_own_slot, timelines_of};
 
 /// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
 /// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and after a plain drop
@@ -244,10 +244,11 @@ impl Held {
                     return Ok(known.clone());
                 }
                 let pid = std::process::id();
-                let page = || Ok((WordPage::create()?, 0));
-                let far = Runtime::get()?.exports.timeline(local.export, local.lease, true, page)?;
+                let exports = &Runtime::get()?.exports;
+                let far = exports.timeline(local.export, local.lease, true, take_own_slot)?;
                 let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
-                let place = (Arc::clone(far.ends().page()), far.ends().slot());
+                note_own_slot(&far);
+                let place = far.ends().place().clone();
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
                 Ok(own.insert(near).clone())
             }
@@ -275,7 +276,11 @@ impl Held {
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
     /// very process, for a copy, or once this guard is gone.
     pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
+        let callback = DeviceBound::new(self.backend(), self.device(), callback);
         if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
+            let callback = move |error: &Error| {
+                callback.consume(|callback| callback(error));
+            };
             let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
             self.seldom().callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         }

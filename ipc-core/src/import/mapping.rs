@@ -165,7 +165,8 @@ impl Mapping {
     }
 
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
-    /// library, and not at all for memory of this very process, for a [copy](Self::is_copy), or once the mapping is gone.
+    /// library, with the context of the mapping's device current, and not at all for memory of this very process, for a
+    /// [copy](Self::is_copy), or once the mapping is gone. Calls that wait are refused there ([`Error::OnWorkerThread`]).
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         self.held.on_gone(callback);
     }

@@ -3,12 +3,14 @@
 use std::cell::OnceCell;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::grant::HeldGrant;
 use super::held::{Held, Hold, LocalHold, Terms};
 use super::mapping::{Mapping, region_of};
 use super::table::{HeldLease, Wanted};
 use crate::backend::Access;
-use crate::broker::{BrokerAddress, Deadline, Refusal};
+use crate::broker::{BrokerAddress, Deadline, Refusal, socket};
 use crate::descriptor::{Descriptor, NamedExport};
 use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::error::{Error, Result};
@@ -254,7 +256,8 @@ impl OpenExport<'_> {
             return None;
         }
         let (backend, on) = (self.ipc.backend(), (self.device, self.access));
-        let lease = runtime.imports.acquire_open(&self.named, backend, on, self.grant)?;
+        let lease =
+            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.ipc.allow_list())?;
         kill_point!("importer:mapped");
         Some(lease)
     }
@@ -359,6 +362,10 @@ impl OpenExport<'_> {
             return Ok(None);
         }
         if !runtime.poller.listens_at(named.broker) {
+            if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+                // The process has run another program since, which has the same id and start time (execve(2)).
+                return Err(Error::ExporterGone { pid: named.exporter.pid });
+            }
             return Err(Error::Unsupported {
                 backend: self.ipc.backend().info().name,
                 what: "open memory that another copy of device-ipc shares in this very process".into(),

@@ -34,6 +34,7 @@ use super::cache::{Cache, CacheLimits, Cached};
 use super::grant::{AllEnded, HeldGrant};
 use crate::address::DeviceRange;
 use crate::backend::{Access, DeviceIpc};
+use crate::broker::AllowList;
 use crate::descriptor::NamedExport;
 use crate::device::DeviceOrdinal;
 use crate::error::Result;
@@ -61,7 +62,7 @@ impl ImportTable {
         let descriptor = wanted.descriptor;
         static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
         let on = OnDevice::new(wanted.backend, wanted.device, wanted.access);
-        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter), descriptor.export, on);
+        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter), &descriptor, on);
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
@@ -71,10 +72,10 @@ impl ImportTable {
         if was_open {
             runtime.metrics.cache_hits_total.add(1);
             let grant = wanted.grant.filter(|grant| grant.token().is_some());
-            let checked = match grant {
+            let checked = lease.link.check_permitted(wanted.allow).and_then(|()| match grant {
                 Some(_) => lease.check_for_bearers(wanted),
                 None => lease.check_for_newcomers(wanted),
-            };
+            });
             if let Err(error) = checked {
                 runtime.worker.submit(move || self.release(lease));
                 return Err(error);
@@ -94,13 +95,15 @@ impl ImportTable {
         backend: &Arc<dyn DeviceIpc>,
         (device, access): (DeviceOrdinal, Access),
         grant: Option<&HeldGrant>,
+        allow: &AllowList,
     ) -> Option<HeldLease> {
         let grant = grant.filter(|grant| grant.token().is_some());
         let on = OnDevice::new(backend, device, access);
-        let usable = |lease: &Lease| lease.is_usable_at_once(named.token, grant.is_some());
+        let usable =
+            |lease: &Lease| lease.is_usable_at_once(grant.is_some()) && lease.link.is_permitted(allow);
         let known = by_thread::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
         let lease = known.or_else(|| {
-            let key = LeaseKey::shared(self.shared_identity(named.exporter), named.export, on);
+            let key = LeaseKey::shared(self.shared_identity(named.exporter), named, on);
             let lease = self.leases.acquire_open(&key, usable)?;
             by_thread::remember(&lease);
             Some(lease)

@@ -16,7 +16,7 @@ use crate::import::{Mapping, OpenBuilder};
 use crate::interop::Region;
 use crate::placement::DeviceMap;
 use crate::stream::AsStream;
-use crate::timeline::Timeline;
+use crate::timeline::OwnCounter;
 
 /// How many slots a ring has unless said otherwise: one is read while the other is written.
 const SLOTS: u32 = 2;
@@ -76,7 +76,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     }
 
     /// Where the slots lie, and the counter of the writer's own streams; `None` where the host does the waiting.
-    fn checked(&self) -> Result<(Slots, Option<Timeline>)> {
+    fn checked(&self) -> Result<(Slots, Option<Arc<OwnCounter>>)> {
         let (range, count) = (self.region.range, self.slots);
         check_backend("the memory", self.region.backend, self.backend.info().name)?;
         if !(1..=MAX_RING_SLOTS).contains(&count) {
@@ -91,7 +91,7 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
             ))
         })?;
         let on_host = has_no_timelines(&**self.backend, range.device)?;
-        let own = if on_host { None } else { Some(Timeline::own(self.backend)?) };
+        let own = if on_host { None } else { Some(OwnCounter::new(self.backend)?) };
         Ok((slots, own))
     }
 }

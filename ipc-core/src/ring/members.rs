@@ -9,15 +9,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::order::InOrder;
+use crate::broker::{Finish, Poison};
 use crate::export::TimelineObserver;
 use crate::kill::kill_point;
 use crate::lease::{Holder, LeaseId};
 use crate::runtime::Runtime;
-use crate::timeline::{End, Seen, Timeline};
+use crate::timeline::{End, OwnCounter, Seen, Timeline};
 
 /// The readers of a ring.
 #[derive(Debug)]
 pub(super) struct Members {
+    /// Counts what has been signalled to readers by streams; `None` where the host signals.
+    own: Option<Arc<OwnCounter>>,
     state: Mutex<State>,
     changed: Condvar,
     /// Counts the changes of the list, so that the writer sees without the lock that there is none.
@@ -42,6 +45,9 @@ pub(super) struct Member {
     start: u64,
     pub(super) timeline: Timeline,
     dismissed: AtomicBool,
+    /// The largest counter of it that was seen: it never goes back.
+    highest: AtomicU64,
+    own: Option<Arc<OwnCounter>>,
 }
 
 /// How far a reader of a ring has come.
@@ -66,11 +72,54 @@ impl fmt::Display for ReaderPosition {
 
 impl Member {
     /// The first sequence that it has not released, or `None` where it has gone.
+    ///
+    /// A reader can write anything into its counter. One that has released what was not published, or takes a release back, is
+    /// dismissed.
     pub(super) fn position(&self) -> Option<u64> {
         match self.timeline.seen() {
-            Seen::Live(released) if !self.is_dismissed() => Some(released.max(self.start)),
+            Seen::Live(released) if !self.is_dismissed() => match self.checked(released) {
+                Ok(released) => Some(released.max(self.start)),
+                Err(why) => {
+                    let (pid, program) = (self.timeline.peer(), &self.program);
+                    tracing::warn!(
+                        pid,
+                        program,
+                        why,
+                        "a reader of a ring breaks the rules, and is dismissed"
+                    );
+                    self.dismiss();
+                    None
+                }
+            },
             _ => None,
         }
+    }
+
+    /// The counter, if it is one that an honest reader may have.
+    fn checked(&self, released: u64) -> Result<u64, String> {
+        // Looked at behind the counter: a publication is counted before any reader hears of it.
+        let published = self.timeline.last_signalled();
+        if released > published {
+            return Err(format!(
+                "its counter is {released}, and {published} is the last publication it was told of"
+            ));
+        }
+        let highest = self.highest.fetch_max(released, Ordering::AcqRel);
+        if released >= highest {
+            return Ok(released);
+        }
+        // Another thread may have seen a later value.
+        match self.timeline.seen() {
+            Seen::Live(again) if again < highest => {
+                Err(format!("its counter went back from {highest} to {again}"))
+            }
+            _ => Ok(highest),
+        }
+    }
+
+    /// Does its word say that it has been told of everything before this sequence? The reader can write that word too.
+    pub(super) fn has_been_told(&self, sequence: u64) -> bool {
+        self.timeline.last_signalled() == sequence && self.timeline.has_arrived()
     }
 
     pub(super) fn is_dismissed(&self) -> bool {
@@ -88,9 +137,17 @@ impl Member {
         self.dismissed.store(true, Ordering::Release);
         self.timeline.ends().end(End::Released);
         if let Some(runtime) = Runtime::existing() {
-            runtime.poller.poison_again(Arc::clone(self.timeline.ends()));
-            runtime.poller.finish_once_arrived(self.timeline.clone(), 0);
+            if self.timeline.ends().needs_poison() {
+                runtime.poller.poison_again(Poison::Timeline(Arc::clone(self.timeline.ends())));
+            }
+            self.finish(runtime, 0);
         }
+    }
+
+    /// Ends its counter of publications once `least` has been signalled and has arrived.
+    fn finish(&self, runtime: &Runtime, least: u64) {
+        let (timeline, order) = (self.timeline.clone(), self.own.clone());
+        runtime.poller.finish_once_arrived(Finish { timeline, least, order });
     }
 
     fn describe(&self, sequence: u64) -> ReaderPosition {
@@ -100,8 +157,9 @@ impl Member {
 }
 
 impl Members {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(own: Option<Arc<OwnCounter>>) -> Self {
         Self {
+            own,
             state: Mutex::new(State { members: Vec::new(), next: 0, closed: false, told: InOrder::from(0) }),
             changed: Condvar::new(),
             version: AtomicU64::new(1),
@@ -239,7 +297,8 @@ impl TimelineObserver for Members {
         let start = state.next;
         timeline.tell_start(start);
         let (program, timeline) = (holder.program.clone(), timeline.clone());
-        let member = Arc::new(Member { lease, program, start, timeline, dismissed: AtomicBool::new(false) });
+        let (dismissed, highest, own) = (AtomicBool::new(false), AtomicU64::new(0), self.own.clone());
+        let member = Arc::new(Member { lease, program, start, timeline, dismissed, highest, own });
         state.members.push(Arc::clone(&member));
         self.list_has_changed();
         let closed = state.closed;
@@ -256,7 +315,7 @@ fn close_for(member: &Member, total: u64) {
     if let Some(runtime) = Runtime::existing() {
         // Who joined behind the last publication has been signalled nothing.
         let least = if member.start < total { total } else { 0 };
-        runtime.poller.finish_once_arrived(member.timeline.clone(), least);
+        member.finish(runtime, least);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::reader::Inner;
 use crate::address::DeviceRange;
@@ -13,6 +14,10 @@ use crate::tensor::{Element, TensorTable};
 
 /// A slot that is being read. It keeps the memory mapped.
 ///
+/// The slot may have been taken ahead of its publication, which may then never come: accesses and releases fail once that is
+/// known. A result is valid if the work that computed it has finished before [`release`](Self::release) or
+/// [`check`](Self::check) returned `Ok`; see [the end of the ring](crate::RingReader#the-end-of-the-ring).
+///
 /// [`release`](Self::release) lets the writer write it again when a stream gets there. Dropping it does so when everything that
 /// had been submitted to the device has finished, off the caller's thread; the reader's next call waits for that.
 #[derive(Debug)]
@@ -21,11 +26,13 @@ pub struct RingReadSlot {
     inner: Arc<Inner>,
     sequence: u64,
     released: bool,
+    /// The bytes were accessed, and no call has said since that they were never published.
+    accessed: AtomicBool,
 }
 
 impl RingReadSlot {
     pub(super) const fn new(inner: Arc<Inner>, sequence: u64) -> Self {
-        Self { inner, sequence, released: false }
+        Self { inner, sequence, released: false, accessed: AtomicBool::new(false) }
     }
 
     /// Its sequence: 0 for the ring's first publication, then 1, 2, …
@@ -33,8 +40,9 @@ impl RingReadSlot {
         self.sequence
     }
 
-    /// The bytes, at an address of this process.
+    /// The bytes, at an address of this process. Does not check whether they have been published, or ever will be.
     pub fn range(&self) -> DeviceRange {
+        self.accessed.store(true, Ordering::Relaxed);
         self.inner.slots.of(self.sequence)
     }
 
@@ -45,11 +53,16 @@ impl RingReadSlot {
     /// As [`check`](Self::check).
     pub fn is_published(&self) -> Result<bool> {
         self.inner.owner.check()?;
-        self.inner.is_published(self.sequence)
+        let published = self.inner.is_published(self.sequence);
+        if published.is_err() {
+            self.accessed.store(false, Ordering::Relaxed);
+        }
+        published
     }
 
-    /// Are the bytes what was published? To be asked when the work that reads them has finished, before its result is used: a
-    /// stream that waited for a writer who has died has gone on over bytes that were never written.
+    /// Are the bytes what was published, or may they still be? To be asked when the work that reads them has finished, before
+    /// its result is used: a stream that waited for a publication that never came has gone on over bytes that were never
+    /// written.
     ///
     /// # Errors
     ///
@@ -64,9 +77,10 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`] where the bytes are not whole,
-    /// aligned elements.
+    /// As [`check`](Self::check); [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`]
+    /// where the bytes are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
+        self.check()?;
         Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
     }
 
@@ -75,8 +89,9 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
+    /// As [`check`](Self::check); [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
     pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
+        self.check()?;
         Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
     }
 
@@ -85,16 +100,16 @@ impl RingReadSlot {
     ///
     /// The writer hears of it when all older slots are released too. Releases on different streams are told in order: a stream
     /// waits for the release before. Streams are told apart by their handle, so do not destroy one before its release has
-    /// arrived to go on with another. Where the writer has gone this does nothing.
+    /// arrived to go on with another. Where the writer has gone this only checks that the slot had been published.
     ///
     /// # Errors
     ///
-    /// [`RingReleaseError`], which gives the slot back: [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
+    /// [`RingReleaseError`], which gives the slot back: [`Error::RingClosed`] or [`Error::ExporterGone`] where it was never
+    /// published, so that what was read from it is not data; [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
     /// [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one that has
     /// them; else what the vendor says.
     pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RingReleaseError> {
-        let released = self.inner.release_on(self.sequence, stream.as_stream());
-        self.end(released)
+        self.end(|inner, sequence| inner.release_on(sequence, stream.as_stream()))
     }
 
     /// Lets the writer write the slot again at once. The caller says that it has finished with it: that no work which reads the
@@ -108,28 +123,44 @@ impl RingReadSlot {
     /// # Errors
     ///
     /// [`RingReleaseError`], which gives the slot back: [`Error::RingNotYet`] where a stream has yet to get to the release of
-    /// another slot; [`Error::DismissedFromRing`]; [`Error::Forked`].
+    /// another slot; as [`check`](Self::check).
     pub fn release_now(self) -> Result<(), RingReleaseError> {
-        let released = self.inner.release_now(self.sequence);
-        self.end(released)
+        self.end(|inner, sequence| inner.release_now(sequence))
     }
 
-    fn end(mut self, released: Result<()>) -> Result<(), RingReleaseError> {
+    fn end(mut self, release: impl FnOnce(&Arc<Inner>, u64) -> Result<()>) -> Result<(), RingReleaseError> {
+        let released = self.is_published().and_then(|published| {
+            release(&self.inner, self.sequence)?;
+            Ok(published)
+        });
         match released {
-            Ok(()) => {
+            Ok(published) => {
                 self.released = true;
+                if !published {
+                    self.note_if_accessed();
+                }
                 Ok(())
             }
             Err(error) => Err(RingReleaseError { error, slot: Box::new(self) }),
+        }
+    }
+
+    fn note_if_accessed(&self) {
+        if self.accessed.load(Ordering::Relaxed) {
+            self.inner.note_read_ahead(self.sequence);
         }
     }
 }
 
 impl Drop for RingReadSlot {
     fn drop(&mut self) {
-        if !self.released {
-            self.inner.let_go(self.sequence);
+        if self.released {
+            return;
         }
+        if self.inner.owner.is_here() && !matches!(self.inner.is_published(self.sequence), Ok(true)) {
+            self.note_if_accessed();
+        }
+        self.inner.let_go(self.sequence);
     }
 }
 

@@ -5,30 +5,42 @@ use std::sync::{Arc, PoisonError};
 use super::reader::Inner;
 use super::released::{State, Taken};
 use super::writer::{StreamKey, event_on};
-use crate::backend::DeviceStream;
+use crate::backend::{DeviceIpc, DeviceStream};
 use crate::error::{Error, Result};
 use crate::export::check_backend;
 use crate::kill::kill_point;
 use crate::runtime::Runtime;
 use crate::stream::BorrowedStream;
-use crate::timeline::{RingStart, Timeline};
+use crate::timeline::{OwnCounter, RingStart};
 
 /// What a reader has taken and released, and who has told of it.
 pub(super) struct Releases {
     pub(super) taken: Taken,
     /// The stream that signalled last.
     last_stream: Option<StreamKey>,
+    /// Counts which signals to the writer have arrived: the writer's process can write the words that they go by.
+    signalled: Option<Arc<OwnCounter>>,
     /// Counts the releases that came before those of older slots, and the stream that did so last.
-    own: Option<Timeline>,
+    own: Option<Arc<OwnCounter>>,
     last_marked: Option<StreamKey>,
     /// For slots that are dropped.
     own_stream: Option<Box<dyn DeviceStream>>,
+    /// The last sequence that was accessed and released ahead of its publication.
+    pub(super) last_read_ahead: Option<u64>,
 }
 
 impl Releases {
     /// Of a reader that begins with this sequence.
     pub(super) const fn from(start: u64) -> Self {
-        Self { taken: Taken::from(start), last_stream: None, own: None, last_marked: None, own_stream: None }
+        Self {
+            taken: Taken::from(start),
+            last_stream: None,
+            signalled: None,
+            own: None,
+            last_marked: None,
+            own_stream: None,
+            last_read_ahead: None,
+        }
     }
 }
 
@@ -36,7 +48,6 @@ impl Inner {
     pub(super) fn release_on(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
-        self.check_dismissed()?;
         kill_point!("importer:ring-releasing");
         if self.timeline.check().is_ok() {
             if self.on_host {
@@ -74,12 +85,17 @@ impl Inner {
         if let (Some(own), Some(value)) = (&releases.own, behind) {
             own.wait_for_own(value, stream)?;
         }
-        let same = releases.last_stream == Some(key);
-        match self.timeline.signal_behind(sequence + 1 + together as u64, stream, same) {
+        let signalled = counter(&mut releases.signalled, &self.backend)?;
+        if releases.last_stream != Some(key) {
+            signalled.wait_for_all(stream)?;
+        }
+        let value = sequence + 1 + together as u64;
+        match self.timeline.signal(value, &stream) {
             // Nobody waits for it any longer.
             Err(_) if self.timeline.check().is_err() => return Ok(()),
-            signalled => signalled?,
+            told => told?,
         }
+        signalled.mark(value, stream);
         releases.taken.forget(together);
         releases.last_stream = Some(key);
         Ok(())
@@ -87,7 +103,6 @@ impl Inner {
 
     pub(super) fn release_now(&self, sequence: u64) -> Result<()> {
         self.owner.check()?;
-        self.check_dismissed()?;
         kill_point!("importer:ring-releasing");
         if self.timeline.check().is_ok() {
             let mut releases = self.lock();
@@ -108,7 +123,8 @@ impl Inner {
             return Ok(());
         }
         let has_come = |value| releases.own.as_ref().is_none_or(|own| own.has_come_to(value));
-        let (mut together, mut all_there) = (0, self.timeline.has_arrived());
+        let arrived = releases.signalled.as_ref().is_none_or(|signalled| signalled.has_arrived());
+        let (mut together, mut all_there) = (0, arrived);
         for state in releases.taken.behind_first() {
             all_there &= !matches!(state, State::ReleasedOn(_, value) if !has_come(*value));
             together += 1;
@@ -130,14 +146,9 @@ impl Inner {
 
     /// Counts on when the stream gets here, and streams that did so before have; the count.
     fn mark(&self, releases: &mut Releases, stream: BorrowedStream<'_>) -> Result<u64> {
-        let own = match releases.own.take() {
-            Some(own) => own,
-            None => Timeline::own(&self.backend)?,
-        };
+        let own = counter(&mut releases.own, &self.backend)?;
         let (key, value) = (StreamKey::of(stream), own.last_signalled() + 1);
-        let marked = own.signal_behind(value, stream, releases.last_marked == Some(key));
-        releases.own = Some(own);
-        marked?;
+        own.signal_behind(value, stream, releases.last_marked == Some(key))?;
         releases.last_marked = Some(key);
         Ok(value)
     }
@@ -163,6 +174,12 @@ impl Inner {
             // Whoever has gone waits for nothing.
             let _ = self.timeline.signal_now(first);
         }
+    }
+
+    /// Notes that work may have read a sequence which had not been published when its slot was released or dropped.
+    pub(super) fn note_read_ahead(&self, sequence: u64) {
+        let mut releases = self.lock();
+        releases.last_read_ahead = releases.last_read_ahead.max(Some(sequence));
     }
 
     /// A slot was dropped without a release: when its bytes have come and the device has been waited for, it counts as released.
@@ -210,6 +227,17 @@ impl Inner {
     }
 }
 
+/// The counter, which is made when it is first needed.
+fn counter<'a>(
+    counter: &'a mut Option<Arc<OwnCounter>>,
+    backend: &Arc<dyn DeviceIpc>,
+) -> Result<&'a Arc<OwnCounter>> {
+    if counter.is_none() {
+        *counter = Some(OwnCounter::new(backend)?);
+    }
+    Ok(counter.as_ref().expect("it was just made"))
+}
+
 impl Drop for Inner {
     /// The work that reads slots has been done when the releases behind it have arrived; then the memory is closed without
     /// waiting for the device, whose other streams may wait for what this very ring has yet to bring.
@@ -224,9 +252,10 @@ impl Drop for Inner {
             return drop(mapping);
         };
         let timeline = self.timeline.clone();
-        let arrives = timeline.clone();
+        let (arrives, signalled) = (timeline.clone(), releases.signalled.take());
+        let arrived = move || signalled.as_ref().is_none_or(|signalled| signalled.has_arrived());
         runtime.worker.submit_once(
-            move || Ok(arrives.has_arrived() || arrives.check().is_err()),
+            move || Ok(arrived() || arrives.check().is_err()),
             move || if timeline.check().is_ok() { mapping.end_finished() } else { drop(mapping) },
         );
     }

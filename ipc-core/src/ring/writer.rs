@@ -18,10 +18,10 @@ use crate::interop::{ViewStream, ViewTypes};
 use crate::kill::kill_point;
 use crate::lease::{Holders, LeaseId};
 use crate::process::Owner;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, check_may_wait};
 use crate::stream::{AsStream, BorrowedStream};
 use crate::tensor::{Element, TensorTable};
-use crate::timeline::{TIMELINE_END, Timeline, pause};
+use crate::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
 
 /// A ring, seen from its writer: memory that is shared once, in slots that are written again and again.
 ///
@@ -48,10 +48,13 @@ pub struct Ring {
     /// The stream that published last.
     last_stream: Option<StreamKey>,
     /// Counts publications for the writer's own streams; `None` where the host does the waiting.
-    own: Option<Timeline>,
+    own: Option<Arc<OwnCounter>>,
     timeout: Duration,
     owner: Owner,
 }
+
+/// How long a publication by the host waits for the writer's own counter where a reader has been told already.
+const OWN_COUNTER_FOLLOWS: Duration = Duration::from_secs(1);
 
 /// Tells streams apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +85,10 @@ impl Ring {
         export: Export,
         backend: Arc<dyn DeviceIpc>,
         slots: Slots,
-        own: Option<Timeline>,
+        own: Option<Arc<OwnCounter>>,
         timeout: Duration,
     ) -> Self {
-        let members = Arc::new(Members::new());
+        let members = Arc::new(Members::new(own.clone()));
         let memory = export.descriptor().clone();
         if let Some(runtime) = Runtime::existing() {
             runtime.exports.observe(memory.export, Arc::clone(&members) as _);
@@ -134,7 +137,7 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how many there are; [`Error::Forked`].
+    /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
         self.watch().wait_readers(count, timeout)
     }
@@ -217,7 +220,7 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which names the readers that hold it; [`Error::Forked`].
+    /// [`Error::Timeout`], which names the readers that hold it; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.owner.check()?;
         let Some(before) = self.slots.takes_the_place_of(self.next) else { return Ok(()) };
@@ -228,6 +231,7 @@ impl Ring {
         if !is_kept() {
             return Ok(());
         }
+        check_may_wait("Ring::wait_writable", timeout)?;
         count_host_wait();
         while is_kept() {
             let waited = begun.elapsed();
@@ -266,7 +270,8 @@ impl Ring {
             self.members.tell(sequence);
         } else {
             self.check_arrived(sequence)?;
-            self.tell_all(sequence, |timeline| timeline.signal_now(sequence + 1))?;
+            let now = |timeline: &Timeline| timeline.signal_now(sequence + 1);
+            self.tell_all(sequence, now, |own| drop(now(own)))?;
             self.last_stream = None;
         }
         self.next = sequence + 1;
@@ -288,26 +293,25 @@ impl Ring {
         Err(Error::RingNotYet { sequence, what: "published", why })
     }
 
-    /// Have the streams got to all publications before this one?
+    /// Have the streams got to all publications before this one? The writer's own counter says so, which streams write behind
+    /// those of the readers; the readers can write theirs.
     fn check_arrived(&self, sequence: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
-        let gone = |member: &Arc<Member>| member.position().is_none();
-        let there = |member: &Arc<Member>| member.timeline.has_arrived() || gone(member);
-        let told = |member: &Arc<Member>| member.timeline.last_signalled() == sequence && !gone(member);
-        let begun = Instant::now();
+        let told = |member: &Arc<Member>| member.has_been_told(sequence) && member.position().is_some();
+        let (begun, longest) = (Instant::now(), self.timeout.min(OWN_COUNTER_FOLLOWS));
         loop {
-            let (own, all) = (own.has_arrived(), self.known.iter().all(there));
-            if own && all {
+            if own.has_arrived() {
                 return Ok(());
             }
             let waited = begun.elapsed();
-            // A stream that has told the readers comes to the writer's own counter next; who has heard of it may be quicker.
-            if !all || !self.known.iter().any(told) || waited >= self.timeout {
+            // A stream that has told the readers comes to the writer's own counter next, and a reader that has heard of it may
+            // be quicker. A reader that only claims so costs no more than the time.
+            if !self.known.iter().any(told) || waited >= longest {
                 let why = "a stream has yet to get to the publication of an earlier one; synchronise that stream, or \
                            publish on one";
                 return Err(Error::RingNotYet { sequence, what: "published", why: why.into() });
             }
-            pause(waited, self.timeout);
+            pause(waited, longest);
         }
     }
 
@@ -320,13 +324,22 @@ impl Ring {
             // passes too early there would set it back.
             own.wait_for_own(sequence, stream)?;
         }
-        self.tell_all(sequence, |timeline| timeline.signal(sequence + 1, &stream))?;
+        self.tell_all(
+            sequence,
+            |timeline| timeline.signal(sequence + 1, &stream),
+            |own| own.mark(sequence + 1, stream),
+        )?;
         self.last_stream = Some(key);
         Ok(())
     }
 
-    /// Signals to every reader, and to the writer's own streams.
-    fn tell_all(&mut self, sequence: u64, signal: impl Fn(&Timeline) -> Result<()>) -> Result<()> {
+    /// Signals to every reader, and marks that for the writer's own streams.
+    fn tell_all(
+        &mut self,
+        sequence: u64,
+        signal: impl Fn(&Timeline) -> Result<()>,
+        mark: impl Fn(&OwnCounter),
+    ) -> Result<()> {
         let mut told = 0;
         loop {
             self.members.update(&mut self.known, &mut self.version);
@@ -351,13 +364,14 @@ impl Ring {
                 }
                 kill_point!("exporter:ring-signalled");
             }
-            if let Some(own) = self.own.as_ref().filter(|own| own.last_signalled() <= sequence)
-                && let Err(error) = signal(own)
-            {
-                if told == 0 {
-                    return Err(error);
+            if let Some(own) = &self.own {
+                // Without readers it is the first to say that the stream cannot.
+                if own.last_signalled() <= sequence && told == 0 {
+                    signal(own)?;
                 }
-                tracing::warn!(%error, "streams that write the ring are no longer ordered among each other");
+                if own.last_signalled() <= sequence {
+                    mark(own);
+                }
             }
             // Who has joined in between begins with this one.
             if self.members.advance(sequence, self.version) {
@@ -527,6 +541,7 @@ impl RingReaders {
     /// As there.
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
         self.owner.check()?;
+        check_may_wait("Ring::wait_readers", timeout)?;
         self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
             what: format!("a count of {count} readers of the ring"),
             after: timeout,

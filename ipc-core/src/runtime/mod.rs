@@ -1,8 +1,9 @@
 //! What a process has once: its identity, the two threads, the table of exports and the table of imports.
 //!
-//! Nothing of it exists before the first export or the first open of another process's memory; the threads start
-//! when they are first needed. At most two: the *poller* ([`crate::broker`]), which never calls a driver, runs user
-//! code or blocks on a send, and the *worker*, which does what may block.
+//! Nothing of it exists before the first export or the first open of another process's memory. At most two threads: the
+//! *worker*, which does what may block, starts with the state, so that a drop always finds it; the *poller*
+//! ([`crate::broker`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
+//! system starts no thread, the export or the open fails.
 
 mod condvar;
 mod fork;
@@ -20,7 +21,7 @@ pub(crate) use fork::{ClosedByFork, generation};
 pub(crate) use metrics::Metrics;
 pub(crate) use pace::{Look, Pace, SPIN};
 pub(crate) use thread::spawn_without_signals;
-pub(crate) use worker::Worker;
+pub(crate) use worker::{Worker, check_may_wait};
 
 use crate::broker::Poller;
 use crate::error::Result;
@@ -45,27 +46,29 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// The state of this process.
+    /// The state of this process, which it makes if there is none.
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process that made it.
+    /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process that made it;
+    /// [`Error::Io`](crate::Error::Io) where the system starts no thread.
     pub(crate) fn get() -> Result<&'static Self> {
         if let Some(runtime) = RUNTIME.get() {
             runtime.owner.check()?;
             return Ok(runtime);
         }
-        let identity = ProcessIdentity::current()?;
-        Ok(RUNTIME.get_or_init(|| Self {
+        let made = Self {
             owner: Owner::current(),
-            identity,
+            identity: ProcessIdentity::current()?,
             metrics: Metrics::default(),
-            worker: Worker::default(),
+            worker: Worker::start()?,
             poller: Poller::default(),
             exports: ExportTable::default(),
             imports: ImportTable::default(),
             stagings: Stagings::default(),
-        }))
+        };
+        // Of two threads that get here at a time, one finds the other's; the worker of its own ends when it is dropped.
+        Ok(RUNTIME.get_or_init(|| made))
     }
 
     /// The state, where this process has any.

@@ -2,13 +2,18 @@
 
 #![allow(unsafe_code, reason = "the standard library has no call for the signal mask")]
 
-use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread;
 
+use crate::error::{Error, Result};
+
 /// Starts a thread that no signal of the program is ever delivered to.
-pub(crate) fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+///
+/// # Errors
+///
+/// [`Error::Io`] where the system starts no thread.
+pub(crate) fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
     // SAFETY: both sets are large enough, and `all` has been filled when it is read. The mask is changed for this
@@ -22,5 +27,10 @@ pub(crate) fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'st
         // SAFETY: `before` was filled by the successful call above.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     }
-    spawned
+    spawned.map_err(|error| {
+        Error::io(
+            format!("starting the thread {name} (raise the limit of processes and threads: ulimit -u, or the container's)"),
+            error,
+        )
+    })
 }

@@ -1,15 +1,16 @@
 //! The thread for everything that may block: drops of owners, the driver's close and free, calls of the user's code.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Runtime;
 use super::thread::spawn_without_signals;
 use crate::backend::DeviceEvent;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -20,11 +21,20 @@ const SELDOM: Duration = Duration::from_millis(1);
 /// After how long a job that still waits for its event is worth a warning.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs jobs one after the other on a thread of its own, started at the first of them. A job that waits for an event
-/// holds up no other one.
-#[derive(Default)]
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs jobs one after the other on a thread of its own, and never on the thread that submits them, which may hold locks
+/// that they take. A job that waits for an event holds up no other one.
 pub(crate) struct Worker {
-    tasks: Mutex<Option<Sender<Task>>>,
+    tasks: Sender<Task>,
+}
+
+/// Refuses a call that would wait on the worker's own thread: for what this thread does, or in the way of it. One that waits
+/// for no time at all only looks.
+pub(crate) fn check_may_wait(call: &'static str, timeout: Duration) -> Result<()> {
+    if timeout.is_zero() || !IS_WORKER.get() { Ok(()) } else { Err(Error::OnWorkerThread { call }) }
 }
 
 enum Task {
@@ -41,6 +51,17 @@ struct Waiting {
 }
 
 impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the system starts no thread.
+    pub(crate) fn start() -> Result<Self> {
+        let (tasks, receiver) = channel();
+        spawn_without_signals("device-ipc-work", move || work(&receiver))?;
+        Ok(Self { tasks })
+    }
+
     /// Hands a job over. A job that panics does not stop those behind it.
     pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
         self.send(Task::Now(Box::new(job)));
@@ -63,6 +84,26 @@ impl Worker {
         self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
     }
 
+    /// Hands a job over that consumes a shared value, once no other thread refers to it: no other thread drops it then.
+    pub(crate) fn submit_last<T: Send + Sync + 'static>(
+        &self,
+        value: Arc<T>,
+        job: impl FnOnce(T) + Send + 'static,
+    ) {
+        match Arc::try_unwrap(value) {
+            Ok(value) => self.submit(move || job(value)),
+            Err(value) => {
+                let referred = Arc::downgrade(&value);
+                let job = move || {
+                    if let Some(value) = Arc::into_inner(value) {
+                        job(value);
+                    }
+                };
+                self.submit_once(move || Ok(referred.strong_count() == 1), job);
+            }
+        }
+    }
+
     /// Has a job run behind everything that was submitted before, that which waits for events included, and waits for it.
     /// False when the time was over first; it is run all the same.
     pub(crate) fn run_behind(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
@@ -76,10 +117,16 @@ impl Worker {
         finished.recv_timeout(timeout).is_ok()
     }
 
-    /// Waits until everything that was submitted before has been run. False when the time was over first.
-    pub(crate) fn flush(&self, timeout: Duration) -> bool {
+    /// Runs a job behind those that were submitted before, events aside, and waits for it; on the worker's own thread it runs
+    /// at once. False when the time was over first; it is run all the same.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
+        if IS_WORKER.get() {
+            job();
+            return true;
+        }
         let (done, finished) = channel();
         self.submit(move || {
+            job();
             // Nobody listens once the time is over.
             let _ = done.send(());
         });
@@ -90,36 +137,8 @@ impl Worker {
         if let Some(runtime) = Runtime::existing() {
             runtime.metrics.jobs_total.add(1);
         }
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        if tasks.is_none() {
-            let (sender, receiver) = channel();
-            match spawn_without_signals("device-ipc-work", move || work(&receiver)) {
-                Ok(()) => *tasks = Some(sender),
-                Err(error) => {
-                    tracing::error!(%error, "no thread can be started; the caller's does what may block");
-                    drop(tasks);
-                    return task.run_here();
-                }
-            }
-        }
-        if let Some(sender) = tasks.as_ref() {
-            // The thread ends with the process only, so somebody listens.
-            let _ = sender.send(task);
-        }
-    }
-}
-
-impl Task {
-    fn run_here(self) {
-        match self {
-            Self::Now(job) => run(job),
-            Self::When(mut waiting) => {
-                while waiting.reached.is_some() && !waiting.is_over() {
-                    std::thread::sleep(SELDOM);
-                }
-                waiting.finish();
-            }
-        }
+        // The thread ends with the process only, so the job is received.
+        let _ = self.tasks.send(task);
     }
 }
 
@@ -134,7 +153,7 @@ impl Waiting {
                 "a stream that work waits for has not got there yet; memory that was released on it stays open"
             );
         }
-        match reached() {
+        match catch_unwind(AssertUnwindSafe(reached)).unwrap_or(Ok(true)) {
             Ok(reached) => reached,
             Err(error) => {
                 tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
@@ -151,6 +170,7 @@ impl Waiting {
 
 /// The worker's thread.
 fn work(tasks: &Receiver<Task>) {
+    IS_WORKER.set(true);
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut pause = OFTEN;
     loop {
@@ -191,7 +211,6 @@ impl fmt::Debug for Worker {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -225,7 +244,7 @@ mod tests {
 
     #[test]
     fn jobs_run_in_order_and_a_panic_does_not_stop_them() {
-        let worker = Worker::default();
+        let worker = Worker::start().unwrap();
         let (sender, receiver) = channel();
         for number in 0..3 {
             let sender = sender.clone();
@@ -239,15 +258,24 @@ mod tests {
     }
 
     #[test]
+    fn event_that_panics_counts_as_reached() {
+        let worker = Worker::start().unwrap();
+        let (sender, receiver) = channel();
+        worker.submit_once(|| panic!("this panic is part of the test"), move || sender.send(()).unwrap());
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(()));
+        assert!(worker.run(|| {}, Duration::from_secs(10)), "the worker goes on");
+    }
+
+    #[test]
     fn a_job_that_waits_for_an_event_holds_up_no_other_one() {
-        let worker = Worker::default();
+        let worker = Worker::start().unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
         let late = sender.clone();
         worker.submit_when(Box::new(Flag(Arc::clone(&flag))), move || late.send("late").unwrap());
         worker.submit(move || sender.send("early").unwrap());
         assert_eq!(receiver.recv().unwrap(), "early");
-        assert!(worker.flush(Duration::from_secs(10)));
+        assert!(worker.run(|| {}, Duration::from_secs(10)));
         assert!(receiver.try_recv().is_err());
         flag.store(true, Ordering::SeqCst);
         assert_eq!(receiver.recv().unwrap(), "late");
@@ -255,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_is_to_run_behind_the_others_waits_for_their_events() {
-        let worker = Worker::default();
+        let worker = Worker::start().unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let ran = Arc::new(AtomicBool::new(false));
         assert!(worker.run_behind(|| {}, Duration::from_secs(10)), "there is nothing before it");
@@ -269,7 +297,54 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_is_started_before_the_first_job() {
-        assert!(Worker::default().tasks.lock().unwrap().is_none());
+    fn shared_value_is_dropped_by_the_worker_behind_its_last_reference() {
+        struct Named(std::sync::mpsc::Sender<Option<String>>);
+
+        impl Drop for Named {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            }
+        }
+
+        let worker = Worker::start().unwrap();
+        let (sender, dropped) = channel();
+        for references in 0..2 {
+            let value = Arc::new(Named(sender.clone()));
+            let others = vec![Arc::clone(&value); references];
+            worker.submit_last(value, drop);
+            assert!(worker.run(|| {}, Duration::from_secs(10)));
+            assert_eq!(dropped.try_recv().is_err(), references > 0, "not before the last reference");
+            drop(others);
+            if references > 0 {
+                let name = dropped.recv_timeout(Duration::from_secs(10)).unwrap();
+                assert_eq!(name.as_deref(), Some("device-ipc-work"));
+            }
+        }
+    }
+
+    #[test]
+    fn calls_that_wait_are_refused_on_the_worker_alone() {
+        let worker = Worker::start().unwrap();
+        let long = Duration::from_secs(60);
+        assert!(check_may_wait("wait", long).is_ok());
+        let (sender, receiver) = channel();
+        worker.submit(move || {
+            sender.send([long, Duration::ZERO].map(|timeout| check_may_wait("wait", timeout))).unwrap();
+        });
+        let checked = receiver.recv().unwrap();
+        assert!(matches!(checked, [Err(Error::OnWorkerThread { call: "wait" }), Ok(())]), "{checked:?}");
+    }
+
+    #[test]
+    fn job_that_the_worker_waits_for_runs_at_once() {
+        static WORKER: std::sync::OnceLock<Worker> = std::sync::OnceLock::new();
+        let worker = WORKER.get_or_init(|| Worker::start().unwrap());
+        let (sender, receiver) = channel();
+        worker.submit(move || {
+            let inner = sender.clone();
+            assert!(worker.run(move || inner.send("inner").unwrap(), Duration::from_secs(60)));
+            sender.send("outer").unwrap();
+        });
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), ["inner", "outer"]);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::DeviceIpc;
 use crate::device::DeviceInfo;
+use crate::environment::nonempty_variable;
 use crate::error::{Error, Result};
 use crate::select::{Rank, Registration, Unavailable};
 
@@ -61,7 +62,7 @@ impl Backends {
     ///
     /// [`Error::NoBackend`] with the reason for each; as [`named`](Self::named) where the variable is set.
     pub fn auto(&self) -> Result<Arc<dyn DeviceIpc>> {
-        if let Some(name) = std::env::var_os(BACKEND_VARIABLE).filter(|name| !name.is_empty()) {
+        if let Some(name) = nonempty_variable(BACKEND_VARIABLE) {
             return self.named(&name.to_string_lossy());
         }
         let mut tried = Vec::new();

@@ -87,7 +87,7 @@ impl Staging {
         if let Some(grant) = incoming.grant {
             grant.used_up();
         }
-        let begun = Self::over_pages(&link, incoming, (chunk_bytes, bytes), files.into_iter().next());
+        let begun = Self::over_pages(&link, incoming, (chunk_bytes, bytes), files.take_first());
         let (chunks, pages, pinned) = begun.inspect_err(|_| link.release(lease))?;
         Ok(Self { link, lease, chunks, pages, pinned })
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Chunks;
-use super::limits::SetAside;
+use super::limits::{SetAside, Share};
 use crate::address::DeviceRange;
 use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
 use crate::broker::{ConnectionId, Refusal, Reply, RequestId};
@@ -33,6 +33,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     connection: ConnectionId,
+    share: Share,
     export: ExportId,
     lease: LeaseId,
     backend: Arc<dyn DeviceIpc>,
@@ -79,9 +80,9 @@ struct Halves {
 }
 
 impl Outgoing {
-    /// Begins a copy under a lease. `None` where there is no memory that it could be of.
+    /// Begins a copy under a lease, for the process with this id at the other end of the connection. `None` where there is no memory that it could be of.
     pub(crate) fn begin(
-        connection: ConnectionId,
+        (connection, pid): (ConnectionId, u32),
         export: ExportId,
         request: RequestId,
         granted: &Granted,
@@ -93,7 +94,8 @@ impl Outgoing {
         let chunks = Chunks::new(region.len, runtime.stagings.limits().chunk_bytes);
         let (lease, range) = (granted.lease, region);
         let state = Mutex::default();
-        let outgoing = Arc::new(Self { connection, export, lease, backend, range, chunks, state });
+        let share = if pid == 0 { Share::Connection(connection) } else { Share::Process(pid) };
+        let outgoing = Arc::new(Self { connection, share, export, lease, backend, range, chunks, state });
         let this = Arc::clone(&outgoing);
         runtime.worker.submit(move || this.or_refuse(request, |this| this.wait_until_ready(request)));
         Some(outgoing)
@@ -179,7 +181,7 @@ impl Outgoing {
     fn wait_for_room(self: &Arc<Self>, request: RequestId) -> Step {
         let Some(runtime) = Runtime::existing() else { return Ok(()) };
         let this = Arc::clone(self);
-        runtime.stagings.when_there_is_room(self.chunks.buffer_bytes() as u64, move |room| {
+        runtime.stagings.when_there_is_room(self.share, self.chunks.buffer_bytes() as u64, move |room| {
             this.or_refuse(request, |this| this.start(request, room));
         });
         if runtime.stagings.somebody_waits() {
@@ -349,7 +351,7 @@ impl Halves {
 
     fn file(&self) -> Result<OwnedFd> {
         let file = self.pages.file().try_clone_to_owned();
-        file.map_err(|error| Error::Io { what: "handing out host memory of a copy".into(), source: error })
+        file.map_err(|error| Error::Io { what: "handing out host memory of a copy".into(), cause: error })
     }
 
     /// Copies a part of the region to the bytes from `place` on. An event that is reached when that has been done, or

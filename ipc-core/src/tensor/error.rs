@@ -44,6 +44,17 @@ pub enum LayoutError {
         /// The view's.
         wanted: Dtype,
     },
+    /// The tensor would begin between elements.
+    #[error(
+        "the tensor begins at address {address:#x}, which is not a multiple of its element size of {element} bytes; place it \
+         at a multiple of {element} bytes"
+    )]
+    Unaligned {
+        /// The address of the region, or of a bundle's tensor in it.
+        address: u64,
+        /// The size of an element in bytes.
+        element: u64,
+    },
     /// A view of whole elements needs an address and a length that fit them.
     #[error("{len} bytes at {address:#x} are not whole, aligned elements of {element} bytes")]
     Misaligned {

@@ -168,6 +168,12 @@ impl TensorLayout {
     }
 }
 
+/// Checks that elements of this type can lie at the address, from which their layout counts.
+pub(crate) fn check_alignment(dtype: Dtype, address: u64) -> Result<(), LayoutError> {
+    let element = element_bytes(dtype)?;
+    if address.is_multiple_of(element) { Ok(()) } else { Err(LayoutError::Unaligned { address, element }) }
+}
+
 fn check_dimensions(dimensions: usize) -> Result<(), LayoutError> {
     if dimensions > MAX_DIMENSIONS { Err(LayoutError::TooManyDimensions(dimensions)) } else { Ok(()) }
 }
@@ -247,6 +253,19 @@ mod tests {
         let scalar = |offset| TensorLayout::contiguous(Dtype::F32, []).unwrap().with_offset(offset);
         assert_eq!(scalar(u64::MAX / 4), Err(LayoutError::Overflow));
         assert_eq!(scalar(u64::MAX / 4 - 1).unwrap().span_bytes(), Ok(u64::MAX - 3));
+    }
+
+    #[test]
+    fn address_between_elements_is_refused_with_the_multiple() {
+        for (dtype, good, bad) in [(Dtype::F32, 8, 6), (Dtype::F64, 16, 12), (Dtype::BF16, 2, 1)] {
+            assert_eq!(check_alignment(dtype, 0), Ok(()));
+            assert_eq!(check_alignment(dtype, good), Ok(()));
+            let element = dtype.bytes().unwrap();
+            let error = check_alignment(dtype, bad).unwrap_err();
+            assert_eq!(error, LayoutError::Unaligned { address: bad, element });
+            assert!(error.to_string().contains(&format!("a multiple of {element} bytes")), "{error}");
+        }
+        assert_eq!(check_alignment(Dtype::U8, 1), Ok(()));
     }
 
     #[test]

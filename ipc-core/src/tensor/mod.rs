@@ -18,5 +18,6 @@ pub use layout::{MAX_DIMENSIONS, TensorLayout};
 pub use record::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
 pub use table::TensorTable;
 
+pub(crate) use layout::check_alignment;
 pub(crate) use record::{NamedTensor, check_name};
-pub(crate) use table::{checked_count, checked_total};
+pub(crate) use table::checked_count;

@@ -58,11 +58,11 @@ impl NamedTensor<'_> {
             let too_large = LayoutError::TooLarge { needed, region: region_bytes };
             if needed <= region_bytes { Ok(()) } else { Err(too_large) }
         });
-        fits.map_err(|source| self.senseless(source))
+        fits.map_err(|cause| self.senseless(cause))
     }
 
-    pub(crate) fn senseless(&self, source: LayoutError) -> DescriptorError {
-        DescriptorError::Tensor { name: self.name.to_owned(), source }
+    pub(crate) fn senseless(&self, cause: LayoutError) -> DescriptorError {
+        DescriptorError::Tensor { name: self.name.to_owned(), cause }
     }
 
     /// How many bytes [`write`](Self::write) adds.
@@ -97,7 +97,7 @@ impl<'a> ReadTensor<'a> {
             why: "it is no UTF-8",
         })?;
         check_name(name)?;
-        let senseless = |source| DescriptorError::Tensor { name: name.to_owned(), source };
+        let senseless = |cause| DescriptorError::Tensor { name: name.to_owned(), cause };
         let dimensions = usize::from(head.dimensions);
         if dimensions > MAX_DIMENSIONS {
             return Err(senseless(LayoutError::TooManyDimensions(dimensions)));

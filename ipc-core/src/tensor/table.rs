@@ -1,31 +1,28 @@
 //! Which tensors lie where in one region: what a sender says of a bucket that it fills again and again.
 
-use zerocopy::little_endian::{U16, U32};
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::name::NameIndex;
 use super::record::{LEAST_RECORD_BYTES, ReadTensor, check_name};
 use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout};
-use crate::descriptor::{DescriptorError, FormatVersion};
+use crate::descriptor::{CHECKSUM_BYTES, DescriptorError, Form, FormatVersion, Preamble, close};
 use crate::error::{Error, Result};
 
-const MAGIC: [u8; 4] = *b"DIPT";
-const CHECKSUM_BYTES: usize = 4;
-/// Bits that a reader must know; those above it may pass over. There are none yet.
-const MANDATORY_FLAGS: u16 = 0x00ff;
-
-/// The format that this library writes.
-const TABLE_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+const FORM: Form = Form {
+    magic: *b"DIPT",
+    version: FormatVersion { major: 1, minor: 0 },
+    what: "table of tensors",
+    most_bytes: MAX_TABLE_BYTES,
+    known_flags: 0,
+    otherwise: DescriptorError::NotTable,
+};
 
 /// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Head {
-    magic: [u8; 4],
-    major: u8,
-    minor: u8,
-    flags: U16,
-    total_bytes: U32,
+    preamble: Preamble,
     tensors: U32,
 }
 
@@ -97,7 +94,7 @@ impl TensorTable {
         let mut packed = Self::default();
         for (name, layout) in tensors {
             let name = name.as_ref();
-            let senseless = |source| DescriptorError::Tensor { name: name.to_owned(), source };
+            let senseless = |cause| DescriptorError::Tensor { name: name.to_owned(), cause };
             let offset =
                 end.checked_next_multiple_of(align).ok_or_else(|| senseless(LayoutError::Overflow))?;
             end = NamedTensor { name, offset, layout: &layout }.end().map_err(senseless)?;
@@ -123,7 +120,7 @@ impl TensorTable {
     ) -> Result<(), DescriptorError> {
         check_name(name)?;
         let tensor = NamedTensor { name, offset, layout: &layout };
-        tensor.end().map_err(|source| tensor.senseless(source))?;
+        tensor.end().map_err(|cause| tensor.senseless(cause))?;
         let Self { text, records, names } = self;
         if records.len() >= MAX_TENSORS {
             let why = format!("there are more than {MAX_TENSORS}");
@@ -243,17 +240,10 @@ impl TensorTable {
     pub fn to_bytes(&self) -> Vec<u8> {
         let total = self.encoded_bytes();
         let mut bytes = Vec::with_capacity(total);
-        let head = Head {
-            magic: MAGIC,
-            major: TABLE_VERSION.major,
-            minor: TABLE_VERSION.minor,
-            flags: U16::new(0),
-            total_bytes: U32::new(total as u32),
-            tensors: U32::new(self.records.len() as u32),
-        };
+        let head = Head { preamble: FORM.preamble(0, total), tensors: U32::new(self.records.len() as u32) };
         bytes.extend_from_slice(head.as_bytes());
         self.tensors().for_each(|tensor| tensor.write(&mut bytes));
-        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        close(&mut bytes);
         bytes
     }
 
@@ -263,31 +253,7 @@ impl TensorTable {
     ///
     /// [`DescriptorError`] with what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let found = bytes.len();
-        if found > MAX_TABLE_BYTES {
-            return Err(DescriptorError::TooLarge { found });
-        }
-        if !bytes.starts_with(&MAGIC[..found.min(MAGIC.len())]) {
-            return Err(DescriptorError::NotTable);
-        }
-        let least = size_of::<Head>() + CHECKSUM_BYTES;
-        let truncated = |expected| DescriptorError::Truncated { found, expected };
-        let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated(least)) };
-        if major != TABLE_VERSION.major {
-            let found = FormatVersion { major, minor };
-            return Err(DescriptorError::Version {
-                what: "table of tensors",
-                found,
-                readable: TABLE_VERSION,
-            });
-        }
-        let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| truncated(least))?;
-        let covered = checked_total(bytes, head.total_bytes.get(), least)?;
-        let unknown = head.flags.get() & MANDATORY_FLAGS;
-        if unknown != 0 {
-            return Err(DescriptorError::UnknownFeatures { flags: unknown });
-        }
-        let mut body = &covered[size_of::<Head>()..];
+        let (head, mut body) = FORM.checked_parts::<Head>(bytes)?;
         let count = head.tensors.get() as usize;
         let mut table = Self::with_room_for(checked_count(count, body)?);
         for _ in 0..count {
@@ -302,26 +268,6 @@ impl TensorTable {
         self.push(name, offset, layout)?;
         Ok(self.at(self.len() - 1))
     }
-}
-
-/// The bytes that the checksum covers, once it and the total size have been checked.
-pub(crate) fn checked_total(bytes: &[u8], total: u32, least: usize) -> Result<&[u8], DescriptorError> {
-    let (found, total) = (bytes.len(), total as usize);
-    if total < least {
-        let why = "it is shorter than the fixed part".into();
-        return Err(DescriptorError::BadField { field: "length", why });
-    }
-    if found < total {
-        return Err(DescriptorError::Truncated { found, expected: total });
-    }
-    if found > total {
-        return Err(DescriptorError::TrailingBytes { extra: found - total });
-    }
-    let (covered, checksum) = bytes.split_at(total - CHECKSUM_BYTES);
-    if crc32fast::hash(covered).to_le_bytes() != checksum {
-        return Err(DescriptorError::BadChecksum);
-    }
-    Ok(covered)
 }
 
 /// So many tensors, where there are bytes for them.

@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "words in shared memory")]
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::{ENDED, Side};
 use crate::address::DevicePtr;
 use crate::backend::{DeviceIpc, DeviceTimelines};
 use crate::device::DeviceOrdinal;
@@ -40,22 +41,47 @@ pub(crate) enum Word {
 #[derive(Debug)]
 pub(crate) struct WordPage {
     pages: HostPages,
+    /// Streams of this process have been made to wait for words of it.
+    awaited: AtomicBool,
 }
 
 impl WordPage {
-    /// A new page of zeros.
-    pub(crate) fn create() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { pages: HostPages::create("device-ipc-words", BYTES)? }))
+    /// A new page of zeros, and its file, which other processes map.
+    pub(crate) fn create() -> Result<(Arc<Self>, OwnedFd)> {
+        Self::create_as("device-ipc-words")
     }
 
-    /// The page that another process made.
+    /// As [`create`](Self::create), under the name that `/proc` shows.
+    pub(super) fn create_as(name: &str) -> Result<(Arc<Self>, OwnedFd)> {
+        let (pages, file) = HostPages::create(name, BYTES)?.into_file();
+        Ok((Arc::new(Self { pages, awaited: AtomicBool::new(false) }), file))
+    }
+
+    /// The page that another process made. Its file is closed: the mapping is enough.
     pub(crate) fn open(file: OwnedFd) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { pages: HostPages::open(file, BYTES, "its page of words")? }))
+        let (pages, _) = HostPages::open(file, BYTES, "its page of words")?.into_file();
+        Ok(Arc::new(Self { pages, awaited: AtomicBool::new(false) }))
     }
 
-    /// What the other process maps.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.pages.file()
+    /// A stream of this process is made to wait for a word of the page.
+    pub(super) fn note_awaited(&self) {
+        // Mostly it says so already.
+        if !self.awaited.load(Ordering::Relaxed) {
+            self.awaited.store(true, Ordering::Release);
+        }
+    }
+
+    /// Has a stream of this process been made to wait for a word of the page?
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Acquire)
+    }
+
+    /// Ends the counters that a side waits for, in all slots: their peer has gone, and no lease gets them any more.
+    pub(crate) fn poison(&self, side: Side) {
+        let word = if side == Side::Exporter { Word::FromImporter } else { Word::FromExporter };
+        for slot in 0..SLOTS {
+            self.word(slot, word).store(ENDED, Ordering::Release);
+        }
     }
 
     /// A word, for the host. The slot is below [`SLOTS`].
@@ -106,14 +132,12 @@ pub(crate) fn timelines_of(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Re
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]
     fn words_written_here_are_read_through_the_file_and_do_not_overlap() {
-        let page = WordPage::create().unwrap();
-        let far = WordPage::open(page.file().try_clone_to_owned().unwrap()).unwrap();
+        let (page, file) = WordPage::create().unwrap();
+        let far = WordPage::open(file).unwrap();
         let words = [Word::Ready, Word::FromExporter, Word::FromImporter, Word::Start, Word::Total];
         for slot in [0, 7, SLOTS - 1] {
             for word in words {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::super::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, decode};
 use super::super::served::{Next, Served};
-use super::super::socket::{self, PeerCredentials};
+use super::super::socket::{self, PeerCredentials, PeerSocket};
 use super::super::{AllowList, ConnectionId, Token};
 use super::script::{Script, Step, connection};
 use crate::address::{DeviceRange, Extent};
@@ -130,7 +130,8 @@ impl Exporter {
         };
         let table = self.exports(stranger);
         let (near, far) = connection();
-        let mut served = Served::new(CONNECTION, near, credentials);
+        // As on a kernel that cannot refuse descriptors.
+        let mut served = Served::new(CONNECTION, PeerSocket::new(near, true), credentials);
         let mut packets = 0;
         let mut next = Next::Keep;
         for Step { action, times, packet } in Script(script) {
@@ -151,7 +152,7 @@ impl Exporter {
                         let fds = if action == SEND_WITH_DESCRIPTORS { &fds[..] } else { &[] };
                         socket::send(far.as_fd(), packet, fds).expect("what was sent before has been read");
                         let next = served.read(buffer, &table, &SOMEBODY);
-                        model.check(packet, next);
+                        model.check(packet, !fds.is_empty(), next);
                         next
                     }
                 };
@@ -203,8 +204,9 @@ impl Exporter {
 
 impl Model {
     /// Was it right to go on, or to close, after this packet?
-    fn check(&mut self, packet: &[u8], next: Next) {
+    fn check(&mut self, packet: &[u8], brought_fds: bool, next: Next) {
         let expected = match decode::<Request>(packet) {
+            _ if brought_fds => Next::Close,
             Ok(request) => self.answer(request),
             Err(_) => Next::Close,
         };
@@ -256,7 +258,7 @@ impl Model {
                 }
                 Next::Keep
             }
-            Request::Release { lease } => {
+            Request::Release { lease, .. } => {
                 if self.leases.remove(&lease.0).is_some() {
                     Next::Keep
                 } else {
@@ -325,13 +327,11 @@ impl Model {
         let at = usize::try_from(export).ok()?.checked_sub(1).filter(|at| *at < EXPORTS.len());
         let Some(at) = at else { return Some(Refusal::Dropped) };
         let (granted, allows) = EXPORTS[at];
+        if self.stranger && !allows {
+            return Some(Refusal::Dropped);
+        }
         if shown != token(export) {
             return Some(Refusal::WrongToken);
-        }
-        if self.stranger && !allows {
-            return Some(Refusal::UserNotAllowed {
-                uid: rustix::process::geteuid().as_raw().wrapping_add(1),
-            });
         }
         if self.dropped[at] {
             return Some(Refusal::Dropped);

@@ -88,7 +88,10 @@ impl Importer {
             Ok(link) => link,
             Err(error) => {
                 assert!(mode & OWN_HELLO != 0, "the hello was right: {error}");
-                assert!(matches!(error, Error::Protocol(_) | Error::ExporterGone { .. }), "{error:?}");
+                // An exporter may also say that it does not allow this user.
+                let expected =
+                    matches!(error, Error::Protocol(_) | Error::ExporterGone { .. } | Error::NotPermitted(_));
+                assert!(expected, "{error:?}");
                 self.done.recv_timeout(PATIENCE).expect("the exporter has seen the end");
                 return;
             }

@@ -5,6 +5,7 @@
 
 mod exporter;
 mod importer;
+mod pages;
 mod script;
 mod seeds;
 
@@ -15,7 +16,9 @@ use super::protocol::{Reply, Request, decode, encode};
 
 pub use exporter::Exporter;
 pub use importer::Importer;
+pub use pages::{ForeignHandle, HostileExporter};
 
+pub(crate) use pages::seeds as page_seeds;
 pub(crate) use seeds::{reply_seeds, request_seeds};
 
 /// A single message from an importer.

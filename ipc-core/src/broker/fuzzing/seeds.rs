@@ -29,7 +29,7 @@ fn open_like(export: u64, token: Token, access: Access, like: Option<u64>) -> Ve
 }
 
 fn release(lease: u64) -> Vec<u8> {
-    encode(&Request::Release { lease: LeaseId(lease) }).expect("a seed is short")
+    encode(&Request::release_unused(LeaseId(lease))).expect("a seed is short")
 }
 
 fn confirm(lease: u64) -> Vec<u8> {
@@ -69,7 +69,7 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
     let (read, write) = (Access::ReadOnly, Access::ReadWrite);
     let first = (1, hello(PROTOCOL_VERSION));
     let mut everything = Writer(vec![0]);
-    everything.step(exporter::SEND_WITH_DESCRIPTORS, 1, &hello(PROTOCOL_VERSION));
+    everything.step(exporter::SEND, 1, &hello(PROTOCOL_VERSION));
     everything.step(exporter::SEND, 2, &open(1, right(1), write));
     everything.step(exporter::READ_ANSWERS, 1, &[]);
     everything.step(exporter::SEND, 1, &confirm(1));
@@ -79,9 +79,12 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
     everything.step(exporter::SEND, 1, &list());
     everything.step(exporter::SEND, 1, &release(2));
     everything.step(exporter::SEND, 1, &release(1));
+    let mut with_descriptors = Writer(importers(false, std::slice::from_ref(&first)));
+    with_descriptors.step(exporter::SEND_WITH_DESCRIPTORS, 1, &open(1, right(1), read));
     let grants = [first.clone(), (1100, open(2, right(2), read)), (1, release(7)), (1, release(7))];
     vec![
         ("hello", importers(false, std::slice::from_ref(&first))),
+        ("descriptors-with-a-request", with_descriptors.0),
         ("hello-of-another-version", importers(false, &[(1, hello(2))])),
         ("hello-twice", importers(false, &[first.clone(), first.clone()])),
         ("open", importers(false, &[first.clone(), (1, open(1, right(1), write)), (1, release(1))])),
@@ -205,7 +208,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
     let hello = |protocol| reply(&Reply::Hello { protocol, exporter: SOMEBODY });
     let mut with_descriptors = Writer(vec![0]);
     with_descriptors.step(importer::SEND_WITH_DESCRIPTORS, 1, &grant(1, 1));
-    let words = reply(&Reply::Timeline { request: RequestId(1), page: PageId(0), slot: 3 });
+    let words = reply(&Reply::Timeline { request: RequestId(1), page: PageId(0), slot: 3, base: 0 });
     let chunk = Reply::Staged { request: RequestId(1 << 63 | 1), chunk: 0, bytes: 4096 };
     let [dropped, recall] = notices.clone();
     vec![

@@ -6,7 +6,7 @@ use super::super::shared::{Allocation, AllocationKey, allocation_key};
 use super::ExportTable;
 use crate::address::{DevicePtr, Extent};
 use crate::backend::DeviceIpc;
-use crate::broker::AllocationId;
+use crate::broker::{AllocationId, random_bytes};
 use crate::device::DeviceOrdinal;
 use crate::error::Result;
 
@@ -34,6 +34,10 @@ impl ExportTable {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.allocations.insert(key, Weak::new());
+        if state.last_allocation == 0 {
+            // Another program that this process runs later is the same process (execve(2)) and has other allocations.
+            state.last_allocation = u64::from(u32::from_ne_bytes(random_bytes()?)) << 24;
+        }
         state.last_allocation += 1;
         let id = AllocationId(state.last_allocation);
         drop(state);

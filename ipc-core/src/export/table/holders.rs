@@ -1,5 +1,6 @@
 //! Who holds an export: for messages, for lists, and for those who wait until nobody does.
 
+use std::ops::Bound;
 use std::sync::PoisonError;
 use std::time::Instant;
 
@@ -14,16 +15,18 @@ impl ExportTable {
         self.lock().holders(export)
     }
 
+    /// Returns whether any export so far has allowed this peer: only then is it spoken to.
+    pub(crate) fn permits(&self, peer: &PeerCredentials) -> bool {
+        self.lock().allowed.permits(peer)
+    }
+
     /// The exports behind `after` that this peer might open, and whether there are more.
     pub(crate) fn list(&self, after: ExportId, peer: &PeerCredentials) -> (Vec<ListedExport>, bool) {
         let state = self.lock();
-        let visible = |(id, entry): &(ExportId, &Entry)| *id > after && entry.allow.permits(peer);
-        let entries = state.exports.iter().map(|(id, entry)| (*id, &**entry));
-        let mut all: Vec<_> = entries.filter(visible).collect();
-        all.sort_unstable_by_key(|(id, _)| *id);
-        let more = all.len() > LISTED_EXPORTS;
-        all.truncate(LISTED_EXPORTS);
-        (all.into_iter().map(|(id, entry)| entry.list(id)).collect(), more)
+        let behind = state.exports.range((Bound::Excluded(after), Bound::Unbounded));
+        let mut visible = behind.filter(|(_, entry)| entry.allow.permits(peer));
+        let listed = visible.by_ref().take(LISTED_EXPORTS).map(|(id, entry)| entry.list(*id)).collect();
+        (listed, visible.next().is_some())
     }
 
     /// Waits until `done` says so, or the deadline has come; then the holders of that moment.

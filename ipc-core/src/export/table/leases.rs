@@ -7,12 +7,12 @@ use super::super::BorrowedMemory;
 use super::super::shared::{Allocation, Shared};
 use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
-use crate::broker::{ConnectionId, PeerCredentials, Refusal, Token};
+use crate::broker::{ConnectionId, PeerCredentials, Poison, Refusal, Token};
 use crate::descriptor::ExportId;
 use crate::error::Result;
 use crate::lease::{Holder, LeaseId};
 use crate::runtime::Runtime;
-use crate::timeline::{End, Side, Timeline, WordPage};
+use crate::timeline::{End, Place, Side, Timeline};
 
 /// Hears of the timelines of an export's leases.
 pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
@@ -142,7 +142,7 @@ impl ExportTable {
         export: ExportId,
         lease: LeaseId,
         taken: bool,
-        place: impl FnOnce() -> Result<(Arc<WordPage>, u32)>,
+        place: impl FnOnce() -> Result<Place>,
     ) -> Result<Option<(Timeline, Arc<Shared>)>> {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return Ok(None) };
@@ -236,8 +236,12 @@ impl Lease {
     fn end(self, how: End) {
         let Some(timeline) = self.timeline else { return };
         timeline.ends().end(how);
-        if let Some(runtime) = Runtime::existing() {
-            runtime.poller.poison_again(Arc::clone(timeline.ends()));
+        // The words of a connection that has ended are poisoned by the page.
+        if how == End::Released
+            && timeline.ends().needs_poison()
+            && let Some(runtime) = Runtime::existing()
+        {
+            runtime.poller.poison_again(Poison::Timeline(Arc::clone(timeline.ends())));
         }
     }
 }
@@ -249,13 +253,17 @@ impl State {
         importer: Importer,
     ) -> Result<(LeaseId, &mut Entry), Refusal> {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
+        // Before the token, and as where there is no such export: a user who may not open it learns neither whether it is there
+        // nor whether it knows the token.
+        if !entry.allow.permits(&importer.credentials) {
+            let PeerCredentials { pid, uid, .. } = importer.credentials;
+            tracing::warn!(export = %request.export, pid, uid, "this export does not allow the user");
+            return Err(Refusal::Dropped);
+        }
         let token = request.token.to_bytes();
         let by_grant = entry.grants.contains_key(&token);
         if !by_grant && entry.token != request.token {
             return Err(Refusal::WrongToken);
-        }
-        if !entry.allow.permits(&importer.credentials) {
-            return Err(Refusal::UserNotAllowed { uid: importer.credentials.uid });
         }
         if entry.dropped && !by_grant {
             return Err(Refusal::Dropped);

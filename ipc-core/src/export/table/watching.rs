@@ -2,15 +2,22 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::{Entry, ExportTable};
+use crate::backend::DeviceBound;
 use crate::descriptor::ExportId;
+use crate::export::Shared;
 use crate::lease::Holders;
 use crate::runtime::Runtime;
 
 /// What is called when the holders of an export have changed.
-pub(super) struct Watcher(Arc<dyn Fn() + Send + Sync>);
+pub(super) struct Watcher {
+    callback: Arc<dyn Fn() + Send + Sync>,
+    /// Will the worker call it anyway? An importer that opens and releases all the time has it called once for many changes.
+    due: Arc<AtomicBool>,
+}
 
 impl fmt::Debug for Watcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,8 +35,14 @@ impl ExportTable {
     pub(crate) fn watch(&self, export: ExportId, callback: impl Fn() + Send + Sync + 'static) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        let before = entry.watcher.replace(Watcher(Arc::new(callback)));
-        // What the one before held may ask the table when it is dropped.
+        let Some((backend, device)) = entry.shared.as_deref().and_then(Shared::place) else { return };
+        let callback = DeviceBound::new(backend, device, callback);
+        let callback = move || {
+            callback.with(|callback| callback());
+        };
+        let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
+        let before = entry.watcher.replace(watcher);
+        // Values that the one before captured may ask the table when they are dropped.
         drop(state);
         drop(before);
     }
@@ -38,9 +51,17 @@ impl ExportTable {
 impl Entry {
     /// The worker calls: the watcher is the user's code.
     pub(super) fn tell_change(&self) {
-        if let (Some(Watcher(callback)), Some(runtime)) = (&self.watcher, Runtime::existing()) {
-            let callback = Arc::clone(callback);
-            runtime.worker.submit(move || callback());
+        let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
+            return;
+        };
+        if due.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let (callback, due) = (Arc::clone(callback), Arc::clone(due));
+        runtime.worker.submit(move || {
+            // Changes from here on are told by another call.
+            due.store(false, Ordering::Release);
+            callback();
+        });
     }
 }

@@ -79,7 +79,7 @@ impl<K, V> Kept<K, V> {
     }
 
     /// Is it neither being opened nor being closed?
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::import) fn is_open(&self) -> bool {
         self.holds() < CLOSING
     }
 

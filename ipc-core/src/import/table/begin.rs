@@ -10,7 +10,7 @@ use super::alike::{self, Alike};
 use super::keys::LeaseKey;
 use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
 use super::regions::Untaken;
-use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, together};
+use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
 use crate::broker::{AllowList, Deadline, ExportNotices, Grant, Link, Token, WireHandle};
 use crate::descriptor::{DescribedExtent, NamedExport};
 use crate::device::DeviceOrdinal;
@@ -55,8 +55,8 @@ impl ImportTable {
             Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
                 let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
                 // By the worker, as device work may have to be waited for.
-                runtime.worker.submit(move || runtime.imports.close_idle_of(&exporter));
-                runtime.worker.flush(wanted.deadline.left().min(DROPS_IN_PROGRESS));
+                let close = move || runtime.imports.close_idle_of(&exporter);
+                runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));
                 self.begin_over(&link, wanted, opening)
             }
             // A busy exporter may have closed a connection that held no lease.
@@ -79,7 +79,8 @@ impl ImportTable {
         let alike = self.alike(wanted, link, opening.key().on);
         let like = alike.as_ref().and_then(Alike::lease);
         let token = wanted.token();
-        let granted = link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
+        let open = || link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
+        let granted = check_token(&notices, opening, descriptor).and_then(|()| open());
         if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
             grant.used_up();
         }
@@ -127,7 +128,11 @@ impl ImportTable {
                 let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
                 // A single one is mostly open already, which takes no call of the driver.
                 let several = wanted.descriptor.regions.len() > 1;
-                let opened = if several { together(&**wanted.backend, wanted.device, open) } else { open() };
+                let opened = if several {
+                    with_device_context(&**wanted.backend, wanted.device, open)
+                } else {
+                    open()
+                };
                 Untaken::new(self, opened?)
             }
         };
@@ -140,7 +145,6 @@ impl ImportTable {
         Ok(Lease {
             id,
             alone: lease_key.alone != 0,
-            token: wanted.descriptor.token,
             described: OnceLock::new(),
             seen_ready: AtomicBool::new(false),
             link: Arc::clone(link),
@@ -155,6 +159,16 @@ impl ImportTable {
             unfinished: AtomicBool::new(false),
         })
     }
+}
+
+/// Checks the descriptor's token against those of the leases that there are on the export, before the exporter is asked: it
+/// takes a process that sends wrong tokens for one that guesses, and ends all its leases.
+fn check_token(notices: &ExportNotices, opening: &HeldLease, descriptor: &NamedExport<'_>) -> Result<()> {
+    let token = opening.key().token;
+    let has_another = |known: &KnownLease| {
+        known.upgrade().is_some_and(|lease| lease.is_open() && lease.key().token != token)
+    };
+    if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter.pid)) } else { Ok(()) }
 }
 
 /// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the

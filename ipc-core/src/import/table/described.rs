@@ -57,7 +57,7 @@ impl Kept<LeaseKey, Lease> {
             exporter: *self.key().exporter,
             broker: self.link.broker().clone(),
             export: self.key().export,
-            token: self.token,
+            token: self.key().token,
             access: *access,
             ready: *ready,
             offset: *offset,

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::backend::{Access, DeviceIpc};
-use crate::broker::AllocationId;
+use crate::broker::{AllocationId, Token};
 use crate::descriptor::{ExportId, NamedExport};
 use crate::device::DeviceOrdinal;
 use crate::process::ProcessIdentity;
@@ -14,6 +14,9 @@ use crate::process::ProcessIdentity;
 pub(in crate::import) struct LeaseKey {
     pub(super) exporter: Arc<ProcessIdentity>,
     pub(super) export: ExportId,
+    /// Tells exports of one number apart: those of two programs that the process has run one after the other (execve(2)),
+    /// and those that a wrong descriptor names.
+    pub(super) token: Token,
     pub(super) on: OnDevice,
     /// 0 for the lease that mappings share; else a number that no other lease has.
     pub(super) alone: u64,
@@ -30,13 +33,21 @@ impl Hash for LeaseKey {
 
 impl LeaseKey {
     /// Of the lease that mappings share.
-    pub(super) const fn shared(exporter: Arc<ProcessIdentity>, export: ExportId, on: OnDevice) -> Self {
-        Self { exporter, export, on, alone: 0 }
+    pub(super) const fn shared(
+        exporter: Arc<ProcessIdentity>,
+        named: &NamedExport<'_>,
+        on: OnDevice,
+    ) -> Self {
+        Self { exporter, export: named.export, token: named.token, on, alone: 0 }
     }
 
     /// Is it that of the lease that mappings of this export share there?
     pub(super) fn is_shared(&self, named: &NamedExport<'_>, on: OnDevice) -> bool {
-        self.export == named.export && self.on == on && self.alone == 0 && *self.exporter == *named.exporter
+        self.export == named.export
+            && self.token == named.token
+            && self.on == on
+            && self.alone == 0
+            && *self.exporter == *named.exporter
     }
 }
 

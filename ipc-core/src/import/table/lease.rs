@@ -11,7 +11,7 @@ use super::range::HeldRange;
 use super::regions::Regions;
 use crate::address::DeviceRange;
 use crate::backend::{DeviceEvent, DeviceIpc};
-use crate::broker::{Deadline, ExportNotices, Link, Token};
+use crate::broker::{Deadline, ExportNotices, Link};
 use crate::error::{Error, Result};
 use crate::import::cache::{Cached, Kept};
 use crate::lease::LeaseId;
@@ -45,7 +45,6 @@ impl PartialEq for KnownLease {
 #[derive(Debug)]
 pub(in crate::import) struct Lease {
     pub(super) id: LeaseId,
-    pub(super) token: Token,
     /// What the descriptor of the first mapping says of the memory; others share it.
     pub(in crate::import) described: OnceLock<Described>,
     pub(in crate::import) link: Arc<Link>,
@@ -130,9 +129,9 @@ impl Lease {
         if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
     }
 
-    /// May it be used by newcomers with this token, or by who has a grant, as far as can be told without a message and without
-    /// asking the kernel?
-    pub(super) fn is_usable_at_once(&self, token: Token, by_grant: bool) -> bool {
+    /// Returns whether it may be used by newcomers, or by the bearer of a grant, as far as can be told without a message and
+    /// without asking the kernel.
+    pub(super) fn is_usable_at_once(&self, by_grant: bool) -> bool {
         let may_be_opened = || {
             by_grant
                 || !self.notices.is_dropped()
@@ -140,7 +139,6 @@ impl Lease {
         };
         !self.borrowed
             && !self.is_revoked()
-            && self.token == token
             && may_be_opened()
             // Behind the others: what the exporter said before it died is not taken for what it says now.
             && self.link.is_known_to_live()
@@ -151,9 +149,6 @@ impl Lease {
         self.check()?;
         if self.link.is_gone() {
             return Err(self.link.exporter_gone());
-        }
-        if self.token != wanted.descriptor.token {
-            return Err(Error::wrong_token(wanted.descriptor.exporter.pid));
         }
         // One whose memory is looked at at every open cannot be asked about once it has been dropped.
         if self.borrowed && !self.notices.is_dropped() {
@@ -171,9 +166,6 @@ impl Lease {
         }
         if self.notices.is_dropped() {
             return Err(Error::ExportDropped { pid });
-        }
-        if self.token != wanted.descriptor.token {
-            return Err(Error::wrong_token(pid));
         }
         if self.borrowed {
             return self.link.confirm(self.id, deadline);
@@ -240,6 +232,9 @@ impl Lease {
         let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(timeline) = timeline {
             timeline.ends().end(End::Released);
+        }
+        if let Some(Ready::Word(word)) = self.ready.as_deref() {
+            word.ends().end(End::Released);
         }
     }
 }

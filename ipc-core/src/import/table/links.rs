@@ -24,6 +24,7 @@ impl ImportTable {
         let connecting = || deadline.passed("connecting to the exporting process", "");
         let mut slot = slot.enter(deadline).ok_or_else(connecting)?;
         if let Some(link) = slot.as_ref().filter(|link| !link.is_gone()) {
+            link.check_permitted(allow)?;
             return Ok((Arc::clone(link), false));
         }
         let connected = Link::connect(exporter, broker, allow, deadline);

@@ -1,0 +1,28 @@
+//! Text of other processes, made fit for terminals and logs.
+
+/// Returns the text with every character replaced by U+FFFD that a terminal would act upon (control characters, the start of
+/// escape sequences) or that changes how the text around it is shown (bidirectional controls, invisible characters).
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_harmful(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+fn is_harmful(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printable_text_has_no_controls_and_keeps_the_rest() {
+        assert_eq!(printable("büro-7 (日本)"), "büro-7 (日本)");
+        assert_eq!(printable("a\u{1b}[2Jb\n\t\r\0c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}\u{fffd}\u{fffd}c");
+        for harmful in ["\u{9b}", "\u{202e}", "\u{2066}", "\u{200b}", "\u{feff}", "\u{7f}", "\u{e0041}"] {
+            assert_eq!(printable(harmful), "\u{fffd}", "{harmful:?}");
+        }
+    }
+}
