@@ -6,6 +6,7 @@ use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory,
     DeviceOrdinal, DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, Generation, HandleBytes,
     HandleKind, HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
+    environment,
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 
@@ -21,8 +22,8 @@ pub const NAME: &str = "mock";
 
 /// For [`Backends::with`](device_ipc_core::Backends::with). The machine is what `DEVICE_IPC_MOCK` describes.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
-    let spec = std::env::var(MACHINE_VARIABLE).unwrap_or_default();
-    Ok(MockBackend::from_spec(&spec)?)
+    let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
+    Ok(MockBackend::from_spec(&spec.to_string_lossy())?)
 });
 
 /// Handles that are bytes alone.
@@ -165,11 +166,13 @@ impl DeviceIpc for MockBackend {
     }
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
+        self.check_device(range.device)?;
         let first = self.extent_at(range.ptr, range.device)?;
-        if stated_base.is_some_and(|stated| stated != first.allocation) {
+        let known = first.allocation;
+        if let Some(stated) = stated_base.filter(|stated| stated.ptr != known.ptr || stated.len > known.len) {
             return Err(Error::InvalidRegion(format!(
-                "the allocation of {} has {} bytes at {}, which is not what its owner states",
-                range.ptr, first.allocation.len, first.allocation.ptr
+                "the allocation of {} has {} bytes at {}, and {} bytes at {} were stated",
+                range.ptr, known.len, known.ptr, stated.len, stated.ptr
             )));
         }
         let mut extents = vec![first];
@@ -208,6 +211,7 @@ impl DeviceIpc for MockBackend {
     }
 
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
+        self.check_device(on)?;
         let mut handles = handles;
         let mut parts = Vec::with_capacity(handles.len());
         for handle in &mut handles {

@@ -12,6 +12,11 @@
 //! DEVICE_IPC_MOCK='devices=2;visible=1,0;lifetime=revoking;handles=fds'
 //! ```
 
+//!
+//! Free memory ([`memory_info`](device_ipc_core::DeviceMemory::memory_info)) is that of the whole device where
+//! [`NODE_VARIABLE`](engine::NODE_VARIABLE) names a node, as the conformance suite does for each case. Without it a process
+//! sees its own allocations only, so that tests that run side by side do not disturb each other.
+
 mod backend;
 mod errors;
 mod event;

@@ -73,20 +73,31 @@ impl DeviceMemory for MockMemory {
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {
+        // The engine waits for the device of the memory only, and streams of the others may use it.
+        self.machine.wait_for_streams().map_err(engine("wait_for_streams"))?;
         self.machine.free(address(range)).map_err(engine("free"))
     }
 
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
         same_length(dst.len, src.len)?;
+        if dst.len == 0 {
+            return stream_of(stream).map(drop);
+        }
         self.machine.copy(address(dst), address(src), dst.len, stream_of(stream)?).map_err(engine("copy"))
     }
 
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {
+        if dst.len == 0 {
+            return stream_of(stream).map(drop);
+        }
         self.machine.fill(address(dst), dst.len, byte, stream_of(stream)?).map_err(engine("fill"))
     }
 
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
         same_length(dst.len, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return stream_of(stream).map(drop);
+        }
         self.machine
             .write_from_host(address(dst), bytes, stream_of(stream)?)
             .map_err(engine("write_from_host"))
@@ -94,6 +105,9 @@ impl DeviceMemory for MockMemory {
 
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
         same_length(src.len, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return self.synchronize(stream);
+        }
         let read = self.machine.read_to_host(address(src), src.len, stream_of(stream)?);
         bytes.copy_from_slice(&read.map_err(engine("read_to_host"))?);
         Ok(())
@@ -105,6 +119,9 @@ impl DeviceMemory for MockMemory {
                 "{} bytes at {} are not whole floats",
                 range.len, range.ptr
             )));
+        }
+        if range.len == 0 {
+            return stream_of(stream).map(drop);
         }
         self.machine
             .add_f32(address(range), range.len / 4, value, stream_of(stream)?)

@@ -27,7 +27,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// The identity: equal in all processes, different for each physical device.
     pub uuid: [u8; 16],
-    /// Size of its memory, in bytes. Counted per process.
+    /// Size of its memory, in bytes. Each process can allocate as much.
     pub memory_bytes: u64,
 }
 

@@ -89,7 +89,7 @@ impl Machine {
             let id = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
             let (kind, lifetime) = (ObjectKind::Event, Lifetime::Pinning);
             let identity = Identity { kind, owner: self.process, id, size: 0, physical, lifetime };
-            let Object { file, page, .. } = Object::create(identity, 0)?;
+            let Object { file, page, .. } = Object::create(identity, 0, "")?;
             Event { cell: Arc::new(EventCell::Shared(page)), device, shared: Some((file, id)) }
         } else {
             Event { cell: Arc::new(EventCell::Local(Box::default())), device, shared: None }

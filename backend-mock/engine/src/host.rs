@@ -34,7 +34,7 @@ impl Machine {
             physical: 0,
             lifetime: Lifetime::Pinning,
         };
-        let Object { file, page, .. } = Object::create(identity, 0)?;
+        let Object { file, page, .. } = Object::create(identity, 0, "")?;
         let mut memory = lock(&self.memory);
         if memory.ranges.overlaps(address.get(), end) {
             return Err(EngineError::invalid_value("memory that is known already"));

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::arena::Arena;
 use crate::events::Event;
 use crate::memory::MemoryTable;
+use crate::node;
 use crate::operation::Tally;
 use crate::process::ProcessId;
 use crate::stream::on_stream_thread;
@@ -47,6 +48,8 @@ pub(crate) struct Device {
 pub struct Machine {
     pub(crate) config: MachineConfig,
     pub(crate) process: ProcessId,
+    /// `None`: the memory of other processes does not count.
+    pub(crate) node: Option<String>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Mutex<MemoryTable>,
@@ -69,6 +72,7 @@ impl Machine {
             .collect();
         Arc::new(Self {
             process: ProcessId::current(),
+            node: node::of_this_process(),
             tally: Arc::new(Tally::new(&config.faults)),
             memory: Mutex::new(MemoryTable::new(devices.len())),
             devices,

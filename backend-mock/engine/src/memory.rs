@@ -14,6 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::arena::Arena;
 use crate::machine::{Device, lock};
 use crate::mapping::{Content, Mapping, Place};
+use crate::node;
 use crate::object::{Object, whole_pages};
 use crate::page::{Identity, ObjectKind, Page, page_size};
 use crate::ranges::RangeTable;
@@ -146,7 +147,7 @@ impl Machine {
             physical: home.physical as u32,
             lifetime: self.config.lifetime,
         };
-        let Object { file, page, .. } = Object::create(identity, rounded)?;
+        let Object { file, page, .. } = Object::create(identity, rounded, &self.tag(home, rounded))?;
         let offset = arena.take_aligned(length, alignment).ok_or(refused)?;
         let content = Content { file: &file, page, identity, device, writable: true, imported: false };
         let mapping = Arc::new(Mapping::new(Place::Arena(arena), offset, length, content)?);
@@ -227,14 +228,25 @@ impl Machine {
         in_arena || self.reservation_of(address).is_some()
     }
 
-    /// Free and total bytes of a device, as far as this process uses it.
+    /// Free and total bytes of a device. All processes of the [node](crate::NODE_VARIABLE) count where this one names a
+    /// node, and this process alone where it does not. What can be allocated is limited for each process alone.
     ///
     /// # Errors
     /// `InvalidDevice`.
     pub fn memory_info(&self, device: usize) -> Result<(u64, u64), EngineError> {
         self.enter(Operation::MemoryInfo)?;
-        let total = self.device(device)?.memory_bytes;
-        Ok((total.saturating_sub(lock(&self.memory).used[device]), total))
+        let found = self.device(device)?;
+        let used = match &self.node {
+            Some(node) => node::used(node, self.config.devices[found.physical].uuid),
+            None => lock(&self.memory).used[device],
+        };
+        Ok((found.memory_bytes.saturating_sub(used), found.memory_bytes))
+    }
+
+    /// The end of the name of a file of a device's memory.
+    pub(crate) fn tag(&self, device: &Device, bytes: u64) -> String {
+        let uuid = self.config.devices[device.physical].uuid;
+        self.node.as_deref().map_or_else(String::new, |node| node::tag(node, uuid, bytes))
     }
 }
 

@@ -6,6 +6,7 @@
 //! number is reused after a free exactly as a driver reuses its slots, which is how a
 //! stale handle comes to name somebody else's block.
 
+use std::borrow::Cow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{
@@ -20,7 +21,7 @@ use crate::handle::Handle;
 use crate::page::{Identity, ObjectKind, Page, page_size};
 use crate::process::ProcessId;
 
-const NAME: &str = "device-ipc-mock";
+pub(crate) const NAME: &str = "device-ipc-mock";
 const LINK_PREFIX: &[u8] = b"/memfd:device-ipc-mock";
 
 /// Descriptors are moved to numbers from here on, where nobody else takes the lowest free one between a
@@ -36,11 +37,11 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Makes an object with `data` bytes (whole pages) after its header page.
-    pub(crate) fn create(identity: Identity, data: u64) -> Result<Self, EngineError> {
-        let low =
-            with_more_descriptors(|| memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))
-                .map_err(EngineError::system("memfd_create"))?;
+    /// Makes an object with `data` bytes (whole pages) after its header page. `tag` ends the file's name.
+    pub(crate) fn create(identity: Identity, data: u64, tag: &str) -> Result<Self, EngineError> {
+        let name = if tag.is_empty() { Cow::Borrowed(NAME) } else { format!("{NAME}{tag}").into() };
+        let create = || memfd_create(&*name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let low = with_more_descriptors(create).map_err(EngineError::system("memfd_create"))?;
         let file = duplicate_from(&low, FIRST_SLOT)?;
         drop(low);
         ftruncate(&file, page_size() as u64 + data).map_err(EngineError::system("ftruncate"))?;

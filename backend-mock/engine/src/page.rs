@@ -6,7 +6,7 @@
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -117,7 +117,9 @@ impl Page {
     /// The identity; `None` if the page is not one of the engine's.
     pub(crate) fn identity(&self) -> Option<Identity> {
         let page = self.layout();
-        if page.magic.load(Ordering::Acquire) != MAGIC {
+        let magic = page.magic.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        if magic != MAGIC {
             return None;
         }
         let kind = match page.kind.load(Ordering::Relaxed) {
@@ -143,8 +145,8 @@ impl Page {
 
     /// The edition of an export that is made now: separate under a number, or with 0 not.
     pub(crate) fn edition(&self, separate: u32) -> Edition {
-        let part = self.separate(separate).map_or(0, |part| part.load(Ordering::Acquire));
-        Edition { whole: self.layout().epoch.load(Ordering::Acquire), separate, part }
+        let part = self.separate(separate).map_or(0, load);
+        Edition { whole: load(&self.layout().epoch), separate, part }
     }
 
     fn separate(&self, number: u32) -> Option<&AtomicU32> {
@@ -153,7 +155,7 @@ impl Page {
 
     /// What has ended an export of an edition, if anything has.
     pub(crate) fn ended(&self, edition: Edition) -> Option<Revocation> {
-        if self.layout().freed.load(Ordering::Acquire) != 0 {
+        if load(&self.layout().freed) != 0 {
             Some(Revocation::Freed)
         } else if self.edition(edition.separate) != edition {
             Some(Revocation::Unexported)
@@ -197,4 +199,10 @@ impl Drop for Page {
         // A failure would leave the page mapped, which harms nobody.
         let _ = unsafe { munmap(self.layout.as_ptr().cast(), page_size()) };
     }
+}
+/// Loads a word of a page that may be mapped read-only, where std promises relaxed loads alone.
+fn load(word: &AtomicU32) -> u32 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
 }

@@ -55,6 +55,8 @@ pub(crate) struct Stream {
     /// Work was completed.
     progress: Condvar,
     cancelled: AtomicBool,
+    /// Whether work behind a failure runs all the same.
+    pub(crate) continues: AtomicBool,
 }
 
 impl fmt::Debug for Stream {
@@ -74,6 +76,7 @@ impl Stream {
             work: Condvar::new(),
             progress: Condvar::new(),
             cancelled: AtomicBool::new(false),
+            continues: AtomicBool::new(false),
         }
     }
 
@@ -218,6 +221,7 @@ impl Stream {
             }
             if let Some((number, work)) = state.queue.pop_front() {
                 let skip = state.failed.is_some() || number <= state.skip_through;
+                let skip = skip && !self.continues.load(Ordering::Relaxed);
                 return Some((number, work, skip));
             }
             if state.closing {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::machine::lock;
@@ -45,6 +46,16 @@ impl Machine {
         self.enter(Operation::CreateStream)?;
         self.device(device)?;
         Ok(self.add_stream(&mut lock(&self.streams), device))
+    }
+
+    /// States whether work behind a failure runs all the same, as on Ascend by default. Otherwise it is dropped until the
+    /// failure has been read.
+    ///
+    /// # Errors
+    /// `InvalidStream`.
+    pub fn continue_on_failure(&self, stream: StreamId, continues: bool) -> Result<(), EngineError> {
+        self.stream(stream)?.continues.store(continues, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The device's default stream, made when first asked for. It is a stream like any other, but for
@@ -134,6 +145,19 @@ impl Machine {
         self.enter_waiting(Operation::Synchronize)?;
         self.device(device)?;
         self.wait_for_device(device).iter().try_for_each(|stream| stream.take_failure())
+    }
+
+    /// Waits until all work queued before the call, in all of this process's streams of all devices, is done. A failure of
+    /// the work stays to be read from its stream.
+    ///
+    /// # Errors
+    /// `NotPermitted` from a host function.
+    pub fn wait_for_streams(&self) -> Result<(), EngineError> {
+        self.enter_waiting(Operation::Synchronize)?;
+        for device in 0..self.devices.len() {
+            self.wait_for_device(device);
+        }
+        Ok(())
     }
 
     /// Whether all queued work is done.

@@ -191,7 +191,8 @@ impl Machine {
             physical: home.physical as u32,
             lifetime: Lifetime::Pinning,
         };
-        let Object { file, .. } = Object::create(identity, size)?;
+        let tag = if counts { self.tag(home, size) } else { String::new() };
+        let Object { file, .. } = Object::create(identity, size, &tag)?;
         let counted = counts.then_some((device, size));
         if let Some((device, size)) = counted {
             memory.used[device] += size;

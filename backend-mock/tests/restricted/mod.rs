@@ -157,6 +157,8 @@ impl DeviceIpc for Restricted {
     }
 
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
+        // Refuses an ordinal beyond the end.
+        self.mock.capabilities(on)?;
         if !access.is_writable() {
             return Err(self.refusal("map memory read-only", "its handles have no such access"));
         }

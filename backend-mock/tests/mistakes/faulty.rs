@@ -1,0 +1,331 @@
+//! The mock with one deliberate mistake.
+
+#![allow(
+    unsafe_code,
+    reason = "implements the backend's traits, whose methods are unsafe, and breaks their contract"
+)]
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use device_ipc_core::{
+    Access, BackendInfo, BorrowedStream, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory,
+    DeviceOrdinal, DeviceRange, DeviceStream, DeviceTimelines, Error, Exported, Extent, HandleKind,
+    HandleKindInfo, MemoryInfo, Opened, ReceivedHandle, Result, Unavailable,
+};
+use device_ipc_mock::MockBackend;
+use device_ipc_mock::engine::Address;
+
+/// What it does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mistake {
+    /// `free` frees under pending work.
+    FreeDoesNotWait,
+    /// `free` unmaps the memory at once.
+    FreeUnmapsAtOnce,
+    /// The range of `open` is a page longer than the mapping.
+    OpenIsOnePageTooLong,
+    /// The range of `open` has the length that the exporter claims.
+    OpenReturnsTheClaimedSize,
+    /// `close` closes nothing.
+    CloseDoesNothing,
+    /// `unexport` forgets the handle.
+    UnexportLeaks,
+    /// `extents_of` does not look at the stated allocation.
+    StatedBaseIsIgnored,
+    /// `extents_of` does not look at the end of the range.
+    ExtentsEndBeforeTheRange,
+    /// `extents_of` names extents for opened memory.
+    OpenedMemoryHasExtents,
+    /// Streams of other backends are used as its own.
+    ForeignStreamsAreAccepted,
+    /// `write` reads the caller's bytes when the stream reaches the write.
+    WriteKeepsTheBuffer,
+    /// `memory_info` counts the process's own allocations.
+    MemoryInfoIsOfTheProcess,
+    /// Work on zero bytes is an error.
+    EmptyRangesAreRefused,
+    /// Submitting work waits for it.
+    SubmittingWaits,
+}
+
+/// See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    mock: Arc<MockBackend>,
+    mistake: Option<Mistake>,
+    allocated: Mutex<HashMap<u64, u64>>,
+    /// Bytes that were to be written, and have not been yet: where to, and where the caller's are.
+    unwritten: Mutex<Vec<(DeviceRange, usize)>>,
+    /// Used where a stream of another backend is accepted.
+    own_stream: Box<dyn DeviceStream>,
+}
+
+impl Faulty {
+    pub(crate) fn new(spec: &str, mistake: Option<Mistake>) -> Result<Arc<Self>, Unavailable> {
+        let mock = MockBackend::from_spec(spec)?;
+        let stream = mock.memory().create_stream(DeviceOrdinal::new(0));
+        let own_stream = stream.map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
+        let (allocated, unwritten) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { mock, mistake, allocated, unwritten, own_stream }))
+    }
+
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    fn stream<'a>(&'a self, stream: BorrowedStream<'a>) -> BorrowedStream<'a> {
+        let foreign = stream.backend() != self.info().name;
+        if foreign && self.makes(Mistake::ForeignStreamsAreAccepted) {
+            self.own_stream.as_borrowed()
+        } else {
+            stream
+        }
+    }
+
+    /// What comes after every piece of work.
+    fn submitted(&self, stream: BorrowedStream<'_>, result: Result<()>) -> Result<()> {
+        if self.makes(Mistake::SubmittingWaits) {
+            self.mock.memory().synchronize(stream)?;
+        }
+        result
+    }
+
+    fn refuse_empty(&self, range: DeviceRange) -> Result<()> {
+        if range.len == 0 && self.makes(Mistake::EmptyRangesAreRefused) {
+            return Err(Error::InvalidRegion("zero bytes".into()));
+        }
+        Ok(())
+    }
+
+    /// Writes what was to be written earlier, as it is in the caller's buffer now.
+    fn write_late(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        for (range, address) in lock(&self.unwritten).drain(..) {
+            // SAFETY: the case keeps the buffer until it has waited for the stream.
+            let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, range.len as usize) };
+            // SAFETY: as the caller of `write` promised.
+            unsafe { self.mock.memory().write(range, bytes, stream) }?;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DeviceIpc for Faulty {
+    fn info(&self) -> &BackendInfo {
+        self.mock.info()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.mock.devices()
+    }
+
+    fn visible_devices_variable(&self) -> &'static str {
+        self.mock.visible_devices_variable()
+    }
+
+    fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
+        self.mock.peer_access(from, to)
+    }
+
+    fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
+        self.mock.capabilities(device)
+    }
+
+    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
+        self.mock.handle_kinds()
+    }
+
+    fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
+        let stated = if self.makes(Mistake::StatedBaseIsIgnored) { None } else { stated_base };
+        let asked = if self.makes(Mistake::ExtentsEndBeforeTheRange) {
+            DeviceRange { len: 1, ..range }
+        } else {
+            range
+        };
+        match self.mock.extents_of(asked, stated) {
+            Err(Error::SharedOn { .. }) if self.makes(Mistake::OpenedMemoryHasExtents) => {
+                Ok(vec![Extent { allocation: range, generation: None }])
+            }
+            other => other,
+        }
+    }
+
+    fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
+        self.mock.export(extent, kind)
+    }
+
+    fn unexport(&self, exported: Exported) -> Result<()> {
+        if self.makes(Mistake::UnexportLeaks) {
+            std::mem::forget(exported);
+            return Ok(());
+        }
+        self.mock.unexport(exported)
+    }
+
+    fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
+        let claimed = handles.iter().map(|handle| handle.size).fold(0, u64::saturating_add);
+        let mut opened = self.mock.open(handles, on, access)?;
+        if self.makes(Mistake::OpenIsOnePageTooLong) {
+            opened.range.len += 4096;
+        }
+        if self.makes(Mistake::OpenReturnsTheClaimedSize) {
+            opened.range.len = claimed;
+        }
+        Ok(opened)
+    }
+
+    fn close(&self, opened: Opened) -> Result<()> {
+        if self.makes(Mistake::CloseDoesNothing) { Ok(()) } else { self.mock.close(opened) }
+    }
+
+    fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        self.mock.create_event(device)
+    }
+
+    fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        self.mock.open_event(handle, on)
+    }
+
+    fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
+        self.mock.synchronize_device(device)
+    }
+
+    fn memory(&self) -> &dyn DeviceMemory {
+        self
+    }
+
+    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        self.mock.timelines()
+    }
+}
+
+impl DeviceMemory for Faulty {
+    fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+        let range = self.mock.memory().allocate(device, bytes)?;
+        lock(&self.allocated).insert(range.ptr.get(), bytes);
+        Ok(range)
+    }
+
+    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
+        let range = self.mock.memory().allocate_as(device, bytes, kind)?;
+        lock(&self.allocated).insert(range.ptr.get(), bytes);
+        Ok(range)
+    }
+
+    unsafe fn free(&self, range: DeviceRange) -> Result<()> {
+        lock(&self.allocated).remove(&range.ptr.get());
+        match self.mistake {
+            Some(Mistake::FreeDoesNotWait) => {
+                let freed = self.mock.machine().free_unawaited(Address::new(range.ptr.get()));
+                freed.map_err(|error| Error::Protocol(error.to_string()))
+            }
+            Some(Mistake::FreeUnmapsAtOnce) => {
+                // SAFETY: none. Pending work reads from there, which is the mistake.
+                let unmapped = unsafe { rustix::mm::munmap(range.ptr.get() as *mut _, range.len as usize) };
+                unmapped.map_err(|error| Error::io("munmap", error))
+            }
+            // SAFETY: as the caller promised.
+            _ => unsafe { self.mock.memory().free(range) },
+        }
+    }
+
+    unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(dst)?;
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe { self.mock.memory().copy(dst, src, stream) })
+    }
+
+    unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(dst)?;
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe { self.mock.memory().fill(dst, byte, stream) })
+    }
+
+    unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(dst)?;
+        if self.makes(Mistake::WriteKeepsTheBuffer) {
+            lock(&self.unwritten).push((dst, bytes.as_ptr() as usize));
+            return Ok(());
+        }
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe { self.mock.memory().write(dst, bytes, stream) })
+    }
+
+    unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(src)?;
+        self.write_late(stream)?;
+        // SAFETY: as the caller promised.
+        unsafe { self.mock.memory().read(src, bytes, stream) }
+    }
+
+    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(range)?;
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe { self.mock.memory().add_f32(range, value, stream) })
+    }
+
+    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.submitted(stream, self.mock.memory().delay(time, stream))
+    }
+
+    fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.write_late(stream)?;
+        self.mock.memory().synchronize(stream)
+    }
+
+    fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>> {
+        self.mock.memory().create_stream(device)
+    }
+
+    fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo> {
+        let info = self.mock.memory().memory_info(device)?;
+        if self.makes(Mistake::MemoryInfoIsOfTheProcess) {
+            let used: u64 = lock(&self.allocated).values().sum();
+            return Ok(MemoryInfo { free_bytes: info.total_bytes - used, ..info });
+        }
+        Ok(info)
+    }
+
+    unsafe fn pin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.mock.memory().pin_host(device, pages, len) }
+    }
+
+    unsafe fn unpin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.mock.memory().unpin_host(device, pages) }
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        dst: NonNull<u8>,
+        src: DeviceRange,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.mock.memory().copy_to_host(dst, src, self.stream(stream)) }
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        dst: DeviceRange,
+        src: NonNull<u8>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        // SAFETY: as the caller promised.
+        unsafe { self.mock.memory().copy_from_host(dst, src, self.stream(stream)) }
+    }
+}
