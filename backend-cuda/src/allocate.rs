@@ -86,16 +86,16 @@ impl CudaBackend {
     /// As [`DeviceMemory::free`](device_ipc_core::DeviceMemory::free).
     pub(crate) unsafe fn free_of_any_kind(&self, range: DeviceRange) -> Result<()> {
         let driver = self.driver();
-        if self.allocated.holds(range.ptr) {
-            // cuMemFree of memory of cuMemAlloc waits for work that uses it. cuMemUnmap takes the memory away from under
-            // that work, and cuMemFree gives a pool's memory to the next who asks (both seen with driver 580.159.04).
-            wait_for_all_that_may_use(driver, range.device)?;
-        }
+        // cuMemFree of memory of cuMemAlloc waits for the streams of its own context; CUDA promises nothing for those of
+        // other devices. cuMemUnmap unmaps memory under pending work, and cuMemFree gives a pool's memory to the next
+        // allocation (both seen with driver 580.159.04).
+        let free_waits = !self.allocated.holds(range.ptr);
+        wait_for_devices_in_use(driver, free_waits.then_some(range.device))?;
         let held = self.allocated.remove(range.ptr);
         let _current = driver.enter(range.device)?;
         match held {
             Some(Held::Mapped(mapping)) => mapping.close(),
-            // SAFETY: the range was allocated here, and nobody uses it any longer, as the caller promised.
+            // SAFETY: the range was allocated here, and no work uses it any longer.
             held => unsafe {
                 driver.check("cuMemFree", (driver.api.mem_free)(range.ptr.get()))?;
                 if let Some(Held::Pool(pool)) = held {
@@ -229,13 +229,15 @@ fn with_access_to(driver: &Driver, home: DeviceOrdinal) -> Result<Vec<DeviceOrdi
     Ok(devices)
 }
 
-/// Waits for the devices that this process uses and that were let in.
+/// Waits for the streams of all devices that this process uses, except for those of one. Also of devices without peer
+/// access, as the driver stages copies to those.
 ///
 /// By freeing a byte of cuMemAlloc, which waits for all streams of the context and can be done beside a capture;
 /// cuCtxSynchronize would invalidate the capture whatever mode this thread is in (seen with driver 580.159.04).
-fn wait_for_all_that_may_use(driver: &Driver, home: DeviceOrdinal) -> Result<()> {
-    for device in with_access_to(driver, home)? {
-        if driver.device(device)?.context.get().is_some() {
+fn wait_for_devices_in_use(driver: &Driver, except: Option<DeviceOrdinal>) -> Result<()> {
+    for used in driver.devices.iter().filter(|device| device.context.get().is_some()) {
+        let device = used.info.ordinal;
+        if Some(device) != except {
             let _current = driver.enter(device)?;
             let (call, status) = match allocate_plain(driver, device, 1) {
                 // SAFETY: allocated above, and used by nobody.

@@ -218,6 +218,8 @@ api! {
         device_primary_ctx_get_state = "cuDevicePrimaryCtxGetState", "7.0", (Device, *mut c_uint, *mut c_int);
         device_primary_ctx_release = "cuDevicePrimaryCtxRelease_v2", "11.0", (Device);
 
+        ctx_get_current = "cuCtxGetCurrent", "4.0", (*mut Context);
+        ctx_set_current = "cuCtxSetCurrent", "4.0", (Context);
         ctx_push_current = "cuCtxPushCurrent_v2", "4.0", (Context);
         ctx_pop_current = "cuCtxPopCurrent_v2", "4.0", (*mut Context);
         ctx_synchronize = "cuCtxSynchronize", "2.0", ();

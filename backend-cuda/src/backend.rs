@@ -145,8 +145,8 @@ impl DeviceIpc for CudaBackend {
         self.export_extent(extent, kind)
     }
 
-    fn together(&self, device: DeviceOrdinal, calls: &mut dyn FnMut()) {
-        self.call_together(device, calls);
+    fn with_device_context(&self, device: DeviceOrdinal, body: &mut dyn FnMut()) {
+        self.run_in_context(device, body);
     }
 
     /// The driver counts no exports: a handle is good until the memory is freed.

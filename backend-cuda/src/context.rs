@@ -28,11 +28,19 @@ use crate::status::number;
 
 thread_local! {
     /// The last context that a [`Current`] of this thread has put in place and not taken away yet, and whose that is.
-    static INNERMOST: Cell<Option<Place>> = const { Cell::new(None) };
+    static INNERMOST: Cell<Option<Entry>> = const { Cell::new(None) };
 }
 
 /// A driver's address, and a context.
 type Place = (usize, Context);
+
+/// What a thread has entered.
+#[derive(Clone, Copy)]
+struct Entry {
+    place: Place,
+    /// Whether code of others runs within, which may make another context current.
+    open: bool,
+}
 
 /// The context is current until this is dropped, on this thread, which is in the relaxed capture mode meanwhile.
 ///
@@ -47,8 +55,16 @@ pub(crate) struct Current<'a> {
 
 /// What is to be put back.
 struct Entered<'a> {
-    outer: Option<Place>,
+    outer: Option<Entry>,
     _relaxed: Relaxed<'a>,
+}
+
+/// When this is dropped, the thread has the context current that it had when this was made.
+pub(crate) struct CallersContext<'a> {
+    driver: &'a Driver,
+    /// `None` where the driver does not say.
+    context: Option<Context>,
+    _this_thread: PhantomData<*const ()>,
 }
 
 /// A primary context that this backend has retained.
@@ -65,14 +81,39 @@ impl Driver {
     pub(crate) fn enter(&self, device: DeviceOrdinal) -> Result<Current<'_>> {
         let retained = self.device(device)?.context.get();
         let within = retained.map(|retained| (self.address(), retained.context));
-        if let (Some((_, context)), true) = (within, within == INNERMOST.get()) {
+        if let (Some((_, context)), Some(innermost)) = (within, INNERMOST.get())
+            && within == Some(innermost.place)
+            && (!innermost.open || self.current_context() == Some(context))
+        {
             return Ok(Current { driver: self, context, entered: None, _this_thread: PhantomData });
         }
+        self.push(device, false)
+    }
+
+    /// Makes the primary context of `device` current for code of others, which may make another one current in its place.
+    pub(crate) fn enter_for_others(&self, device: DeviceOrdinal) -> Result<Current<'_>> {
+        self.push(device, true)
+    }
+
+    /// Has this thread's context current again when the result is dropped.
+    pub(crate) fn keep_callers_context(&self) -> CallersContext<'_> {
+        CallersContext { driver: self, context: self.current_context(), _this_thread: PhantomData }
+    }
+
+    /// The context that is current on this thread, or null; `None` where the driver does not say.
+    fn current_context(&self) -> Option<Context> {
+        let mut context = Context::NULL;
+        // SAFETY: writes one context.
+        let status = unsafe { (self.api.ctx_get_current)(&raw mut context) };
+        (status == number::SUCCESS).then_some(context)
+    }
+
+    fn push(&self, device: DeviceOrdinal, open: bool) -> Result<Current<'_>> {
         let relaxed = self.relax_captures();
         let context = self.primary_context(device)?;
         // SAFETY: the context is retained until the driver is dropped.
         self.check("cuCtxPushCurrent", unsafe { (self.api.ctx_push_current)(context) })?;
-        let outer = INNERMOST.replace(Some((self.address(), context)));
+        let outer = INNERMOST.replace(Some(Entry { place: (self.address(), context), open }));
         let entered = Some(Entered { outer, _relaxed: relaxed });
         Ok(Current { driver: self, context, entered, _this_thread: PhantomData })
     }
@@ -189,6 +230,20 @@ impl Drop for Current<'_> {
         let status = unsafe { (self.driver.api.ctx_pop_current)(&raw mut popped) };
         if status != number::SUCCESS {
             tracing::warn!(status, "cuCtxPopCurrent failed");
+        }
+    }
+}
+
+impl Drop for CallersContext<'_> {
+    fn drop(&mut self) {
+        let Some(context) = self.context else { return };
+        if self.driver.current_context().is_none_or(|current| current == context) {
+            return;
+        }
+        // SAFETY: it was current when this was made, or is null, for none; one that was destroyed since is an error.
+        let status = unsafe { (self.driver.api.ctx_set_current)(context) };
+        if status != number::SUCCESS {
+            tracing::warn!(status, "cuCtxSetCurrent failed; the caller's context is not current any longer");
         }
     }
 }

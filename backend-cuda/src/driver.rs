@@ -3,7 +3,6 @@
 //! It is shared by the backend and by every event and stream, so that each of them can be dropped in any order; with
 //! the last of them the primary contexts are released.
 
-use std::env;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::fs;
@@ -11,7 +10,9 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result, Unavailable, VendorError, VendorStatus};
+use device_ipc_core::{
+    BorrowedStream, DeviceOrdinal, Error, Result, Unavailable, VendorError, VendorStatus, environment,
+};
 use libloading::Library;
 
 use crate::api::{Api, Stream};
@@ -197,9 +198,9 @@ fn cuda(version: i32) -> String {
 }
 
 fn no_device(what: &str) -> String {
-    match env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(value) => format!("{what}; CUDA_VISIBLE_DEVICES is {value:?}, which may hide those there are"),
-        Err(_) => format!("{what}; see nvidia-smi -L, and in a container start it with --gpus all"),
+    match environment::variable("CUDA_VISIBLE_DEVICES") {
+        Some(value) => format!("{what}; CUDA_VISIBLE_DEVICES is {value:?}, which may hide those there are"),
+        None => format!("{what}; see nvidia-smi -L, and in a container start it with --gpus all"),
     }
 }
 

@@ -52,6 +52,7 @@ mod backend;
 mod capture;
 mod context;
 mod device;
+mod device_context;
 mod driver;
 mod event;
 mod export;
@@ -73,7 +74,6 @@ mod staging;
 mod status;
 mod stream;
 mod timelines;
-mod together;
 mod virtual_memory;
 
 pub use backend::{CudaBackend, REGISTRATION};

@@ -15,10 +15,5 @@ fn main() -> ExitCode {
     if CudaBackend::load().is_ok_and(|backend| matches!(backend.fabric(0), Ok(Fabric::Available))) {
         suite = suite.variant("fabric", || Ok(CudaBackend::load_allocating(FABRIC)?));
     }
-    suite
-        .expected_skips(concat!(
-            include_str!("expected-skips.txt"),
-            include_str!("expected-skips-of-kinds.txt")
-        ))
-        .run()
+    suite.expected_skips(include_str!("expected-skips.txt")).run()
 }

@@ -144,7 +144,7 @@ fn the_callers_context_is_the_same_after_every_call() {
 }
 
 #[test]
-fn calls_made_together_reach_the_device_that_each_is_for() {
+fn calls_in_one_device_context_reach_the_device_that_each_is_for() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let last = DeviceOrdinal::new(backend.devices().unwrap().len() as u32 - 1);
@@ -167,15 +167,36 @@ fn calls_made_together_reach_the_device_that_each_is_for() {
                     reached.push((device, raw.current()));
                 }
             };
-            kept!(watch, backend.together(ZERO, &mut calls));
+            kept!(watch, backend.with_device_context(ZERO, &mut calls));
             assert_eq!(
                 reached,
                 [ZERO, last, ZERO].map(|device| (device, primary)),
                 "one entry around all of them"
             );
             let mut made = false;
-            kept!(watch, backend.together(NOWHERE, &mut || made = backend.allocate(NOWHERE, BYTES).is_err()));
+            kept!(
+                watch,
+                backend.with_device_context(NOWHERE, &mut || {
+                    made = backend.allocate(NOWHERE, BYTES).is_err();
+                })
+            );
             assert!(made, "the calls are made, and say what is wrong");
+            // Code of others may leave another context current, or none.
+            for left in [own, raw.retain_primary(last.get()), 0] {
+                let mut reached = 0;
+                let mut body = || {
+                    raw.set_current(left);
+                    // Memory is of the device whose context is current; another one is refused here.
+                    let range = backend.allocate(ZERO, BYTES).unwrap();
+                    backend.extents_of(range, None).unwrap();
+                    reached = raw.current();
+                    // SAFETY: freed once, and not used.
+                    unsafe { backend.free(range) }.unwrap();
+                };
+                kept!(watch, backend.with_device_context(ZERO, &mut body));
+                // Without one, the context below it on the stack is current: the caller's.
+                assert_eq!(reached, if left == 0 { own } else { left });
+            }
             assert_eq!(raw.pop(), own);
         });
     });
@@ -427,6 +448,9 @@ fn the_resetting_process() {
                 raw.retain_primary(0);
             }
         });
+        let mut ran = false;
+        backend.with_device_context(ZERO, &mut || ran = true);
+        assert!(ran, "an owner is dropped although its device was reset");
         // A new backend begins anew.
         let anew = CudaBackend::load().unwrap();
         let range = anew.allocate(ZERO, 64).unwrap();

@@ -5,7 +5,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use device_ipc_core::{
     Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceOwner, DeviceRange, Error, HandleBytes, Ipc,
@@ -23,8 +23,17 @@ fn rounds() -> u32 {
     std::env::var("DEVICE_IPC_KILL_ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
 }
 
+/// Free memory of the device, once the contexts of killed processes are gone: the driver removes them behind the exit.
 fn free_bytes(backend: &CudaBackend) -> u64 {
-    backend.memory().memory_info(ZERO).unwrap().free_bytes
+    let free = || backend.memory().memory_info(ZERO).unwrap().free_bytes;
+    let (begin, mut last, mut same) = (Instant::now(), free(), 0);
+    while same < 10 && begin.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = free();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last
 }
 
 /// Another process that does as it is told, a line at a time; killed and reaped when it goes out of scope.

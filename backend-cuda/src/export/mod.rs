@@ -13,12 +13,12 @@ use device_ipc_core::{DevicePtr, DeviceRange, Error, Exported, Extent, HandleByt
 use crate::NAME;
 use crate::api::{MEMORYTYPE_HOST, Pool};
 use crate::backend::CudaBackend;
+use crate::device_context;
 use crate::driver::Driver;
 use crate::kinds::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use crate::layout::{HANDLE_TYPE_FABRIC, HANDLE_TYPE_POSIX_FD};
 use crate::pointer::Pointer;
 use crate::status::number;
-use crate::together;
 
 /// Memory of a device, by where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl Driver {
             )));
         }
         let allocation = self.allocation_of(range)?;
-        together::found(allocation.ptr, memory);
+        device_context::found(allocation.ptr, memory);
         Ok((Extent { allocation, generation: pointer.generation }, kind))
     }
 
@@ -225,7 +225,7 @@ impl CudaBackend {
         let driver = self.driver();
         let ptr = extent.allocation.ptr;
         let _current = driver.enter(extent.allocation.device)?;
-        let memory = match together::what_was_found(ptr) {
+        let memory = match device_context::what_was_found(ptr) {
             Some(memory) => memory,
             None => driver.memory_at(ptr, &driver.known(ptr)?)?,
         };

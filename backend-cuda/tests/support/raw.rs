@@ -63,6 +63,11 @@ impl Raw {
         assert_eq!(self.call("cuCtxPushCurrent_v2", [context, 0]), 0);
     }
 
+    /// Makes a context current in the place of the one that is; 0: takes that one from the thread's stack.
+    pub(crate) fn set_current(&self, context: u64) {
+        assert_eq!(self.call("cuCtxSetCurrent", [context, 0]), 0);
+    }
+
     /// Takes the current context from the thread's stack, and gives it.
     pub(crate) fn pop(&self) -> u64 {
         self.get("cuCtxPopCurrent_v2")

@@ -43,7 +43,8 @@
 //!   function that is not there: its symbol is missing.
 //! * Kernels are PTX, carried out an instruction at a time and a thread at a time: what threads of one block tell each
 //!   other while they run (shared memory, barriers, atomics) is refused when the module is loaded.
-//! * `cuMemGetInfo` counts what this process has allocated, not what others have.
+//! * `cuMemGetInfo` counts this process's allocations only, unless `DEVICE_IPC_MOCK_NODE` names a node; other processes' pools
+//!   never count.
 //! * A stream that waits for an event whose recording process has died fails with `CUDA_ERROR_LAUNCH_FAILED`. On a GPU it waits
 //!   for ever.
 //! * Across pid namespaces both processes have to share the network namespace.

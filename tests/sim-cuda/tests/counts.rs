@@ -30,6 +30,14 @@ fn entered(calls: &[&'static str]) -> Vec<&'static str> {
     [&ENTER, calls, &LEAVE].concat()
 }
 
+/// Asks for the context that is current: code of others may have changed it.
+const LOOK: &str = "cuCtxGetCurrent";
+
+/// The calls of an operation in a context where owners may be dropped.
+fn in_context(calls: &[&'static str]) -> Vec<&'static str> {
+    [&[LOOK], ENTER.as_slice(), calls, &LEAVE, &[LOOK]].concat()
+}
+
 /// The simulator that this process has loaded, which notes what is called.
 struct Recorder(Library);
 
@@ -163,16 +171,20 @@ fn operations() {
 /// A device's context is put in place once for all that a bundle needs.
 fn bundles(ipc: &Ipc, recorder: &Recorder) {
     let memory = tensors(ipc, 0);
-    let asked = ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle"];
+    let asked = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK, "cuIpcGetMemHandle"];
     let (first, export) = recorder.calls(|| bundle(ipc, &memory));
-    assert_eq!(first, entered(&asked.repeat(TENSORS)), "the first bundle of memory");
+    assert_eq!(first, in_context(&asked.repeat(TENSORS)), "the first bundle of memory");
     let (again, another) = recorder.calls(|| bundle(ipc, &memory));
     assert!(again.is_empty(), "another of the same: {again:?}");
-    drop((export, another));
+    let (ended, ()) = recorder.calls(|| {
+        drop((export, another));
+        settle();
+    });
+    assert_eq!(ended, in_context(&[]).repeat(2), "one entry for all owners of a bundle");
     let (_exporter, _, descriptor) = Exporter::start(0);
     let (opened, mapping) = recorder.calls(|| ipc.open_bundle(&descriptor).at_home().expect("opened"));
-    let opens = ["cuIpcOpenMemHandle", "cuMemGetAddressRange"];
-    assert_eq!(opened, entered(&opens.repeat(TENSORS)), "a bundle's first open");
+    let opens = [LOOK, "cuIpcOpenMemHandle", "cuMemGetAddressRange"];
+    assert_eq!(opened, in_context(&opens.repeat(TENSORS)), "a bundle's first open");
     drop(mapping);
     settle();
 }
@@ -181,15 +193,15 @@ fn exports(ipc: &Ipc, recorder: &Recorder) {
     let share = |block: &Arc<Buffer>| ipc.share(Arc::clone(block)).start().expect("shared");
     let block = Arc::new(allocate(ipc, 0));
     let (first, export) = recorder.calls(|| share(&block));
-    let asked = ["cuPointerGetAttributes", "cuMemGetAddressRange", "cuIpcGetMemHandle"];
-    assert_eq!(first, entered(&asked), "the first export of an allocation");
+    let asked = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK, "cuIpcGetMemHandle"];
+    assert_eq!(first, in_context(&asked), "the first export of an allocation");
     let (further, another) = recorder.calls(|| share(&block));
     assert!(further.is_empty(), "a further export: {further:?}");
     let (ended, ()) = recorder.calls(|| {
         drop((export, another));
         settle();
     });
-    assert!(ended.is_empty(), "their end: {ended:?}");
+    assert_eq!(ended, in_context(&[]).repeat(2), "the drop of each owner");
 }
 
 fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {

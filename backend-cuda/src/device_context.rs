@@ -1,6 +1,6 @@
-//! Several calls for one device, one after the other.
+//! Drops of owners, callbacks and several calls for one device, within one entry of its context.
 //!
-//! A first export is two of them: where the allocation lies, and its handle. The context is put in place once for both, by an
+//! A first export is two calls: where the allocation lies, and its handle. The context is put in place once for both, by an
 //! entry around theirs ([`context`](crate::context)), and what memory the driver has said it to be is not asked again.
 
 use std::cell::RefCell;
@@ -43,12 +43,17 @@ pub(crate) fn what_was_found(base: DevicePtr) -> Option<Memory> {
 }
 
 impl CudaBackend {
-    /// Makes calls for a device together.
-    pub(crate) fn call_together(&self, device: DeviceOrdinal, calls: &mut dyn FnMut()) {
-        // Where it cannot be entered, each of the calls says why.
-        let _current = self.driver().enter(device);
+    /// Runs `body` with the primary context of a device current.
+    pub(crate) fn run_in_context(&self, device: DeviceOrdinal, body: &mut dyn FnMut()) {
+        // Also where the body leaves another context current, or takes ours away.
+        let _caller = self.driver().keep_callers_context();
+        let current = self.driver().enter_for_others(device);
+        if let Err(error) = &current {
+            // Calls of the backend say so themselves; an owner is dropped all the same.
+            tracing::debug!(%error, %device, "the primary context cannot be entered");
+        }
         let _remembering = Remembering::begin();
-        calls();
+        body();
     }
 }
 
