@@ -105,6 +105,7 @@ typedef struct aclrtUuid {
 /// Which property `aclrtGetDeviceInfo` tells.
 typedef enum aclrtDevAttr {
     ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE = 301,
+    ACL_DEV_ATTR_PHY_CHIP_ID = 402,
 } aclrtDevAttr;
 
 /// Which memory of a device, and in which pages.

@@ -118,6 +118,7 @@ impl Driver {
         let base = allocation.range.ptr;
         match allocation.origin {
             Origin::Malloc => {
+                self.destroy_keys_of(base)?;
                 // SAFETY: of `allocate_pages`; as the caller promised.
                 self.check("aclrtFree", unsafe { call!(self, aclrtFree(address(base))) })
             }

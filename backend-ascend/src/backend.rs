@@ -12,6 +12,7 @@ use device_ipc_core::{
 use crate::driver::{Driver, VISIBLE_DEVICES, call};
 use crate::event::AscendEvent;
 use crate::options::PidValidation;
+use crate::peers::Reach;
 use crate::wire::pid_bytes;
 use crate::{NAME, device, kinds, options, timelines};
 
@@ -146,7 +147,7 @@ impl DeviceIpc for AscendBackend {
     }
 
     fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
-        self.driver.peer_access(from, to)
+        Ok(self.driver.reach_of(from, to)? != Reach::Nothing)
     }
 
     fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
@@ -169,6 +170,10 @@ impl DeviceIpc for AscendBackend {
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
         self.driver.export(extent, kind)
+    }
+
+    fn with_device_context(&self, device: DeviceOrdinal, body: &mut dyn FnMut()) {
+        self.driver.run_in_context(device, body);
     }
 
     /// Ends a key. A shareable handle ends with its memory.

@@ -94,6 +94,7 @@ const _: () = {
 };
 impl aclrtDevAttr {
     pub const ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE: aclrtDevAttr = aclrtDevAttr(301);
+    pub const ACL_DEV_ATTR_PHY_CHIP_ID: aclrtDevAttr = aclrtDevAttr(402);
 }
 #[repr(transparent)]
 /// Which property `aclrtGetDeviceInfo` tells.

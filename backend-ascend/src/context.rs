@@ -39,6 +39,18 @@ impl Driver {
         Ok(Current { driver: self, earlier, _this_thread: PhantomData })
     }
 
+    /// Runs `body` with the default context of `device` current, and then makes the caller's current again, also where
+    /// `body` has left another one.
+    pub(crate) fn run_in_context(&self, device: DeviceOrdinal, body: &mut dyn FnMut()) {
+        let _caller = CallersContext { driver: self, context: self.current_context() };
+        let current = self.enter(device);
+        if let Err(error) = &current {
+            // Calls of the backend say so themselves; an owner is dropped all the same.
+            tracing::debug!(%error, %device, "the default context cannot be entered");
+        }
+        body();
+    }
+
     fn default_context(&self, ordinal: DeviceOrdinal) -> Result<aclrtContext> {
         let device = self.device(ordinal)?;
         if let Some(context) = device.context.get() {
@@ -48,6 +60,7 @@ impl Driver {
         if let Some(context) = device.context.get() {
             return Ok(aclrtContext(*context as *mut c_void));
         }
+        self.check("aclInit", self.initialise())?;
         let earlier = self.current_context();
         // SAFETY: the ordinal is below the count. Makes the default context current for this thread.
         let status = unsafe { call!(self, aclrtSetDevice(device.number())) };
@@ -83,5 +96,20 @@ impl Driver {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         self.driver.restore(self.earlier);
+    }
+}
+
+/// When this is dropped, the thread has the context current that it had when this was made; one that had none keeps what it
+/// has.
+struct CallersContext<'a> {
+    driver: &'a Driver,
+    context: Option<aclrtContext>,
+}
+
+impl Drop for CallersContext<'_> {
+    fn drop(&mut self) {
+        if self.context.is_some() && self.driver.current_context() != self.context {
+            self.driver.restore(self.context);
+        }
     }
 }

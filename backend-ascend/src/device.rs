@@ -1,4 +1,4 @@
-//! The devices: who they are and what they can do, asked without creating a context.
+//! The devices: their identities and what they can do, asked without creating a context, and without `aclInit`.
 //!
 //! "Device Management" of the ACL manual. A number of a device in a call is the *user* id: the position after
 //! `ASCEND_RT_VISIBLE_DEVICES`, which is the ordinal here.
@@ -12,7 +12,6 @@ use crate::bindings::*;
 use crate::chip::Chip;
 use crate::driver::{Driver, call};
 use crate::staging::Staging;
-use crate::status::is_unsupported;
 use crate::{event, timelines};
 
 /// A device, and what is made for it once.
@@ -22,6 +21,9 @@ pub(crate) struct Device {
     /// The default context, as a number.
     pub(crate) context: OnceLock<usize>,
     pub(crate) staging: Staging,
+    /// The physical number of the chip, where the runtime tells it (CANN 8.5). On A3 a chip has two dies, each of
+    /// which is a device.
+    pub(crate) chip_number: Option<i64>,
     ipc_events: OnceLock<bool>,
     timelines: OnceLock<bool>,
 }
@@ -31,7 +33,13 @@ impl Device {
     pub(crate) fn list(driver: &Driver) -> Result<Vec<Self>, Unavailable> {
         let mut count = 0u32;
         // SAFETY: writes one number.
-        let status = unsafe { call!(driver, aclrtGetDeviceCount(&raw mut count)) };
+        let mut status = unsafe { call!(driver, aclrtGetDeviceCount(&raw mut count)) };
+        // No runtime whose sources are known asks for `aclInit` here; the manual asks for it before everything else.
+        if status == ACL_ERROR_UNINITIALIZE {
+            driver.started("aclInit", driver.initialise())?;
+            // SAFETY: as above.
+            status = unsafe { call!(driver, aclrtGetDeviceCount(&raw mut count)) };
+        }
         driver.started("aclrtGetDeviceCount", status)?;
         let soc = soc_name(driver);
         (0..count).map(|position| Self::describe(driver, position, &soc)).collect()
@@ -39,26 +47,8 @@ impl Device {
 
     fn describe(driver: &Driver, position: u32, soc: &str) -> Result<Self, Unavailable> {
         let identity = identity(driver, position)?;
-        let mut bytes = 0i64;
-        // SAFETY: writes one number. Where it cannot be told without a context it stays 0.
-        let status = unsafe {
-            call!(
-                driver,
-                aclrtGetDeviceInfo(
-                    position,
-                    aclrtDevAttr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE,
-                    &raw mut bytes
-                )
-            )
-        };
-        if status != ACL_SUCCESS {
-            tracing::debug!(
-                status,
-                device = position,
-                "aclrtGetDeviceInfo does not tell the size of the memory"
-            );
-            bytes = 0;
-        }
+        // Where the size cannot be told without a context it is 0.
+        let bytes = property(driver, position, aclrtDevAttr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE).unwrap_or(0);
         let ordinal = DeviceOrdinal::new(position);
         Ok(Self {
             info: DeviceInfo::new(ordinal, identity, soc, u64::try_from(bytes).unwrap_or(0)),
@@ -66,8 +56,16 @@ impl Device {
             context: OnceLock::new(),
             staging: Staging::default(),
             ipc_events: OnceLock::new(),
+            chip_number: property(driver, position, aclrtDevAttr::ACL_DEV_ATTR_PHY_CHIP_ID),
             timelines: OnceLock::new(),
         })
+    }
+
+    /// Returns whether both are dies of one chip.
+    pub(crate) fn is_on_the_chip_of(&self, other: &Self) -> bool {
+        self.chip == Chip::A3
+            && other.chip == Chip::A3
+            && self.chip_number.is_some_and(|chip| other.chip_number == Some(chip))
     }
 
     /// The number that calls take.
@@ -93,39 +91,34 @@ impl Device {
     }
 }
 
-impl Driver {
-    /// Can `from` read and write the memory of `to`?
-    ///
-    /// The runtime asks for no context here unless a default device was set for the process; where it does, the
-    /// device's default context is taken.
-    pub(crate) fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
-        let (accessing, home) = (self.device(from)?.number(), self.device(to)?.number());
-        // The call refuses a device and itself.
-        if from == to {
-            return Ok(true);
-        }
-        let mut can = 0;
-        // SAFETY: writes one int.
-        let mut status = unsafe { call!(self, aclrtDeviceCanAccessPeer(&raw mut can, accessing, home)) };
-        if status == ACL_ERROR_RT_CONTEXT_NULL {
-            let _current = self.enter(from)?;
-            // SAFETY: as above.
-            status = unsafe { call!(self, aclrtDeviceCanAccessPeer(&raw mut can, accessing, home)) };
-        }
-        if is_unsupported(status) {
-            return Ok(false);
-        }
-        self.check("aclrtDeviceCanAccessPeer", status)?;
-        Ok(can != 0)
+/// Returns a property of a device, or nothing where the runtime does not tell it.
+fn property(driver: &Driver, position: u32, property: aclrtDevAttr) -> Option<i64> {
+    let mut value = 0i64;
+    // SAFETY: writes one number.
+    let status = unsafe { call!(driver, aclrtGetDeviceInfo(position, property, &raw mut value)) };
+    if status != ACL_SUCCESS {
+        tracing::debug!(
+            status,
+            device = position,
+            property = property.0,
+            "aclrtGetDeviceInfo does not tell a property"
+        );
     }
+    (status == ACL_SUCCESS).then_some(value)
 }
 
 /// What a device can do. What has to be tried is tried once.
 pub(crate) fn capabilities(driver: &std::sync::Arc<Driver>, ordinal: DeviceOrdinal) -> Result<Capabilities> {
     let device = driver.device(ordinal)?;
-    let ipc_events = *device.ipc_events.get_or_init(|| event::work(driver, ordinal));
+    let ipc_events = has_events(driver, ordinal)?;
     let timelines = *device.timelines.get_or_init(|| timelines::work(driver, ordinal));
     Ok(Capabilities::NONE.with_ipc_events(ipc_events).with_timelines(timelines))
+}
+
+/// Returns whether the device has events that processes share, by a trial that is made once.
+pub(crate) fn has_events(driver: &std::sync::Arc<Driver>, ordinal: DeviceOrdinal) -> Result<bool> {
+    let device = driver.device(ordinal)?;
+    Ok(*device.ipc_events.get_or_init(|| event::work(driver, ordinal)))
 }
 
 /// The UUID, on A2, A3 and 950; else the host and the physical id.

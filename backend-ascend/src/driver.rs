@@ -3,19 +3,23 @@
 //! It is shared by the backend and by every event and stream, so that each of them can be dropped in any order; with
 //! the last of them the devices are given back.
 //!
-//! The process may have another owner of the runtime (torch_npu). A second `aclInit` returns 100002 and is counted
-//! ("Initialization and Deinitialization" of the ACL manual); `aclFinalize` ends the runtime for everybody, so it is
-//! never called here: `aclFinalizeReference` takes back the one count that is ours, where the library has it.
+//! The process may have another owner of the runtime (torch_npu). The configuration of the first `aclInit` is the one of
+//! the process, so this one, which has none, is made as late as possible: when a device's context is first needed. Every
+//! later `aclInit` returns 100002 and is counted ("Initialization and Deinitialization" of the ACL manual). `aclFinalize`
+//! ends the runtime for everybody, so it is never called here; `aclFinalizeReference` takes one count back, where the
+//! library has it. It is called where another owner was first. Where this backend was first its count stays: with the last
+//! count gone, an `aclInit` with a configuration would be refused from then on, since it differs from the first one (100000;
+//! `acl.cpp` of the runtime's sources).
 
-use std::env;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use device_ipc_core::{
     BorrowedStream, DeviceOrdinal, Error, HandleKind, Result, Unavailable, VendorError, VendorStatus,
+    environment,
 };
 
 use crate::allocations::Allocations;
@@ -47,6 +51,7 @@ pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
     /// Held while a device gets its context.
     pub(crate) making: Mutex<()>,
+    initialised: OnceLock<Initialised>,
     pub(crate) file: String,
     pub(crate) validation: PidValidation,
     /// The kind that memory is allocated for where nobody asks for one.
@@ -57,8 +62,15 @@ pub(crate) struct Driver {
     pub(crate) retired: RetiredStreams,
     pub(crate) registered: Registered,
     version: String,
-    /// Was there an `aclInit` of ours that is to be taken back?
-    initialised: bool,
+}
+
+/// What `aclInit` came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Initialised {
+    /// It was the first of the process.
+    First,
+    /// Another owner was first, and it was counted.
+    Counted,
 }
 
 impl fmt::Debug for Driver {
@@ -72,7 +84,7 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// Loads ACL, initialises it and lists the devices. Creates no context.
+    /// Loads ACL and lists the devices. Creates no context, and leaves `aclInit` to the first one.
     pub(crate) fn load(
         path: Option<&Path>,
         validation: PidValidation,
@@ -83,6 +95,7 @@ impl Driver {
             acl: ManuallyDrop::new(acl),
             devices: Vec::new(),
             making: Mutex::new(()),
+            initialised: OnceLock::new(),
             file,
             validation,
             allocates,
@@ -92,10 +105,7 @@ impl Driver {
             retired: RetiredStreams::default(),
             registered: Registered::default(),
             version: String::new(),
-            initialised: false,
         };
-        driver.initialise()?;
-        driver.initialised = true;
         driver.devices = Device::list(&driver)?;
         driver.version = driver.versions();
         if driver.devices.is_empty() {
@@ -110,20 +120,28 @@ impl Driver {
         Ok(Arc::new(driver))
     }
 
-    fn initialise(&self) -> Result<(), Unavailable> {
+    /// Calls `aclInit` once, and returns its status; another owner that was first is success.
+    pub(crate) fn initialise(&self) -> aclError {
+        if self.initialised.get().is_some() {
+            return ACL_SUCCESS;
+        }
         // SAFETY: a null path means the default configuration.
-        match unsafe { call!(self, aclInit(std::ptr::null())) } {
-            // Somebody else in this process was first.
-            ACL_ERROR_REPEAT_INITIALIZE => Ok(()),
-            // The stub prints a line for each call: it is asked nothing more.
-            ACL_ERROR_COMPILING_STUB_MODE => Err(Unavailable::StubLibrary {
-                library: self.file.clone(),
-                hint: "take CANN's devlib folder out of LD_LIBRARY_PATH. CANN's set_env.sh adds it where it finds no \
-                       driver: install the Ascend HDK (driver and firmware), or in a container mount \
-                       /usr/local/Ascend/driver and the devices"
-                    .into(),
-            }),
-            status => self.started("aclInit", status),
+        let outcome = match unsafe { call!(self, aclInit(std::ptr::null())) } {
+            ACL_SUCCESS => Initialised::First,
+            ACL_ERROR_REPEAT_INITIALIZE => Initialised::Counted,
+            status => return status,
+        };
+        tracing::debug!(?outcome, "initialised ACL");
+        self.initialised.get_or_init(|| outcome);
+        ACL_SUCCESS
+    }
+
+    /// What became of `aclInit` so far, in words.
+    pub(crate) fn initialisation(&self) -> &'static str {
+        match self.initialised.get() {
+            None => "not called",
+            Some(Initialised::First) => "the first of the process",
+            Some(Initialised::Counted) => "made by another owner before",
         }
     }
 
@@ -236,6 +254,16 @@ impl Driver {
     pub(crate) fn started(&self, call: &'static str, status: aclError) -> Result<(), Unavailable> {
         let hint = match status {
             ACL_SUCCESS => return Ok(()),
+            // The stub prints a line for each call: it is asked nothing more.
+            ACL_ERROR_COMPILING_STUB_MODE => {
+                return Err(Unavailable::StubLibrary {
+                    library: self.file.clone(),
+                    hint: "take CANN's devlib folder out of LD_LIBRARY_PATH. CANN's set_env.sh adds it where it finds no \
+                           driver: install the Ascend HDK (driver and firmware), or in a container mount \
+                           /usr/local/Ascend/driver and the devices"
+                        .into(),
+                });
+            }
             ACL_ERROR_RT_NO_DEVICE | ACL_ERROR_RT_INVALID_DEVICEID | ACL_ERROR_INVALID_DEVICE => {
                 let error = self.vendor_error(call, status, "");
                 return Err(Unavailable::NoDevice { detail: no_device(&error.to_string()) });
@@ -263,20 +291,20 @@ impl Drop for Driver {
         for device in &self.devices {
             device.release(self);
         }
-        if !self.initialised {
+        if self.initialised.get() != Some(&Initialised::Counted) {
             return;
         }
         let mut left = 0u64;
-        // SAFETY: writes one number; takes back the `aclInit` of `initialise`, whatever other owners there are.
+        // SAFETY: writes one number; takes back the `aclInit` of `initialise`; another owner's count is left.
         let status = unsafe { call!(self, aclFinalizeReference(&raw mut left)) };
         tracing::debug!(status, left, "gave the ACL runtime back");
     }
 }
 
 fn no_device(what: &str) -> String {
-    match env::var(VISIBLE_DEVICES) {
-        Ok(value) => format!("{what}; {VISIBLE_DEVICES} is {value:?}, which may hide those there are"),
-        Err(_) => format!(
+    match environment::variable(VISIBLE_DEVICES) {
+        Some(value) => format!("{what}; {VISIBLE_DEVICES} is {value:?}, which may hide those there are"),
+        None => format!(
             "{what}; see npu-smi info, and in a container whether /dev/davinci* and /dev/davinci_manager are there"
         ),
     }

@@ -12,7 +12,9 @@ use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleB
 use crate::NAME;
 use crate::bindings::*;
 use crate::chip::Chip;
+use crate::device::has_events;
 use crate::driver::{Driver, call};
+use crate::peers::Reach;
 use crate::relay::Relay;
 use crate::status::is_unsupported;
 
@@ -50,7 +52,7 @@ pub(crate) fn work(driver: &Arc<Driver>, ordinal: DeviceOrdinal) -> bool {
         tracing::debug!(?version, "no IPC events: the host's pages are not of 4096 bytes");
         return false;
     }
-    match AscendEvent::create(driver, ordinal).and_then(|event| event.export()) {
+    match AscendEvent::create_untried(driver, ordinal).and_then(|event| event.export()) {
         Ok(_) => true,
         Err(error) => {
             tracing::debug!(device = %ordinal, %error, "no IPC events");
@@ -66,8 +68,13 @@ fn pages_fit(page: usize, driver: Option<&str>) -> bool {
 }
 
 impl AscendEvent {
-    /// Creates an event that can be exported.
+    /// Creates an event that can be exported, on a device whose events passed the trial.
     pub(crate) fn create(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
+        driver.require_events("create", device)?;
+        Self::create_untried(driver, device)
+    }
+
+    fn create_untried(driver: &Arc<Driver>, device: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(device)?;
         let mut raw = aclrtEvent(std::ptr::null_mut());
         // SAFETY: writes one event. The flag stands alone: with another one the call is refused.
@@ -90,6 +97,19 @@ impl AscendEvent {
                 handle.len()
             )));
         };
+        driver.require_events("open", on)?;
+        let error = match Self::open_on(driver, bytes, on) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => error,
+        };
+        // Opening enables peer access, which dies of one chip do not have: an event of the other die is opened there, and
+        // streams of this one wait for it by a relay.
+        let mut others = driver.devices.iter().map(|device| device.info.ordinal);
+        let sibling = others.find(|other| matches!(driver.reach_of(on, *other), Ok(Reach::Chip)));
+        sibling.and_then(|sibling| Self::open_on(driver, bytes, sibling).ok()).ok_or(error)
+    }
+
+    fn open_on(driver: &Arc<Driver>, bytes: [u8; HANDLE_BYTES], on: DeviceOrdinal) -> Result<Self> {
         let _current = driver.enter(on)?;
         let handle = aclrtIpcEventHandle { reserved: bytes.map(|byte| byte as std::ffi::c_char) };
         let mut raw = aclrtEvent(std::ptr::null_mut());
@@ -139,7 +159,16 @@ impl Driver {
         if !is_unsupported(status) {
             return self.check(call, status);
         }
-        Err(Error::Unsupported {
+        Err(self.no_events(what, device)?)
+    }
+
+    /// Refuses where the capability says that there are no such events: some runtimes create them all the same.
+    fn require_events(self: &Arc<Self>, what: &str, device: DeviceOrdinal) -> Result<()> {
+        if has_events(self, device)? { Ok(()) } else { Err(self.no_events(what, device)?) }
+    }
+
+    fn no_events(&self, what: &str, device: DeviceOrdinal) -> Result<Error> {
+        Ok(Error::Unsupported {
             backend: NAME,
             what: format!("{what} an event that processes share"),
             why: format!(

@@ -17,6 +17,7 @@ use crate::allocations::{Allocation, Origin};
 use crate::bindings::*;
 use crate::driver::{Driver, call};
 use crate::extent::address;
+use crate::keys;
 use crate::kinds::{KEY, SHAREABLE};
 use crate::options::PidValidation;
 use crate::status::{NEEDED, is_unsupported};
@@ -28,7 +29,6 @@ const LISTED_AT_ONCE: usize = 31;
 /// What this process has exported, and to whom.
 #[derive(Default)]
 pub(crate) struct Exports {
-    keys: Mutex<HashMap<Key, HashSet<i32>>>,
     shareables: Mutex<HashMap<DevicePtr, Shareable>>,
 }
 
@@ -45,10 +45,6 @@ struct Shareable {
 }
 
 impl Exports {
-    fn keys(&self) -> MutexGuard<'_, HashMap<Key, HashSet<i32>>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn shareables(&self) -> MutexGuard<'_, HashMap<DevicePtr, Shareable>> {
         self.shareables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,6 +93,8 @@ impl Driver {
     }
 
     fn export_key(&self, allocation: DeviceRange) -> Result<Vec<u8>> {
+        // Held over the call: the table has the keys of a block in the order of the driver's list.
+        let mut table = keys::table();
         let mut bytes = [0u8; KEY_BYTES];
         let flags = match self.validation {
             PidValidation::On => ACL_RT_IPC_MEM_EXPORT_FLAG_DEFAULT,
@@ -125,7 +123,7 @@ impl Driver {
                 "The key has no end",
             ));
         };
-        self.exports.keys().insert(key, HashSet::new());
+        table.add(allocation.ptr, key);
         tracing::debug!(device = %allocation.device, bytes = allocation.len, "made an IPC key");
         Ok(key.with_size(allocation.len))
     }
@@ -220,14 +218,29 @@ impl Driver {
             return Ok(());
         }
         let key = key_of(exported)?;
-        // Closed once: a second close would be an error, or the end of somebody else's key.
-        if self.exports.keys().remove(&key).is_none() {
-            return Err(Error::InvalidRegion("the key was taken back before".into()));
+        let mut table = keys::table();
+        match table.release(range.ptr, &key) {
+            None => Err(Error::InvalidRegion("the key was taken back before".into())),
+            Some(keys) => self.destroy_keys(keys),
         }
-        // SAFETY: the key ends with a NUL, and was made here.
-        let status = unsafe { call!(self, aclrtIpcMemClose(key.as_ptr())) };
-        tracing::debug!(device = %range.device, status, "took an IPC key back");
-        self.check("aclrtIpcMemClose", status)
+    }
+
+    /// Destroys the keys of memory that is freed, if any are left. The device's context is current.
+    pub(crate) fn destroy_keys_of(&self, base: DevicePtr) -> Result<()> {
+        let mut table = keys::table();
+        self.destroy_keys(table.take(base))
+    }
+
+    /// Destroys all keys of a block, in the order of their making, whatever becomes of one of them. The table is locked.
+    fn destroy_keys(&self, keys: Vec<Key>) -> Result<()> {
+        let mut outcome = Ok(());
+        for key in keys {
+            // SAFETY: the key ends with a NUL, and was made here.
+            let status = unsafe { call!(self, aclrtIpcMemClose(key.as_ptr())) };
+            tracing::debug!(status, "destroyed an IPC key");
+            outcome = outcome.and(self.check("aclrtIpcMemClose", status));
+        }
+        outcome
     }
 
     /// The driver counts no exports of a shareable handle: it ends with the physical memory.
@@ -271,8 +284,8 @@ impl Driver {
             return Ok(());
         }
         let key = key_of(exported)?;
-        let mut keys = self.exports.keys();
-        let Some(listed) = keys.get_mut(&key) else {
+        let mut table = keys::table();
+        let Some(listed) = table.listed(exported.extent.allocation.ptr, &key) else {
             return Err(Error::InvalidRegion("the key was taken back before".into()));
         };
         pids.retain(|pid| !listed.contains(pid));

@@ -76,12 +76,13 @@ pub(crate) fn by_key<'a>(table: &'a mut BTreeMap<DevicePtr, Import>, key: &Key) 
     table.values_mut().find(|import| matches!(&import.by, Way::Key(known) if known == key))
 }
 
-/// The import that has one of these shareable handles, if there is one.
+/// The import for a device that has one of these shareable handles, if there is one.
 pub(crate) fn by_numbers<'a>(
     table: &'a mut BTreeMap<DevicePtr, Import>,
     numbers: &[u64],
+    on: DeviceOrdinal,
 ) -> Option<&'a mut Import> {
-    table.values_mut().find(|import| match &import.by {
+    table.values_mut().filter(|import| import.range.device == on).find(|import| match &import.by {
         Way::Shareable(blocks) => blocks.iter().any(|block| numbers.contains(&block.number)),
         Way::Key(_) => false,
     })

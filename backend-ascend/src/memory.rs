@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind, MemoryInfo,
-    Result,
+    BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind,
+    MemoryInfo, Result,
 };
 
 use crate::NAME;
@@ -46,7 +46,14 @@ impl DeviceMemory for AscendBackend {
         let Some(allocation) = driver.allocations.remove(range.ptr) else {
             return Err(Error::InvalidRegion(format!("{} is not memory of this backend's", range.ptr)));
         };
-        // SAFETY: the range is of `allocate_as`, and nobody uses it any longer, as the caller promised.
+        // Submitted work may still use the memory, on any device; aclrtFree and aclrtUnmapMem wait for nothing.
+        for device in driver.devices.iter().filter(|device| device.context.get().is_some()) {
+            if let Err(error) = self.synchronize_device(device.info.ordinal) {
+                // Of the work, or of a device that is lost: neither uses the memory any longer.
+                tracing::debug!(%error, device = %device.info.ordinal, "waited for a device before a free");
+            }
+        }
+        // SAFETY: the range is of `allocate_as`, and no work uses it any longer.
         unsafe { driver.free(allocation) }
     }
 

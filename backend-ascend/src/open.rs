@@ -8,10 +8,12 @@ use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, DeviceRange, Error, Open
 use crate::NAME;
 use crate::allocations::range_at;
 use crate::bindings::*;
+use crate::chip::Chip;
 use crate::driver::{Driver, VISIBLE_DEVICES, call};
 use crate::extent::address;
 use crate::imports::{self, Block, Import, Way};
 use crate::kinds::{KEY, SHAREABLE};
+use crate::peers::Reach;
 use crate::status::{NEEDED, is_out_of_memory, is_unsupported};
 use crate::wire::{Key, parse_shareable};
 
@@ -37,7 +39,7 @@ impl Driver {
             ));
         }
         for home in handles.iter().filter_map(|handle| handle.home) {
-            if !self.peer_access(on, home)? {
+            if self.reach_of(on, home)? == Reach::Nothing {
                 return Err(self.no_peer_access(on, home));
             }
         }
@@ -87,11 +89,11 @@ impl Driver {
             return Ok(Opened { range: import.range, cookie: import.range.ptr.get() });
         }
         let _current = self.enter(on)?;
-        let remote = handle.home != Some(on);
-        let flags = if remote {
-            ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS
-        } else {
-            ACL_RT_IPC_MEM_IMPORT_FLAG_DEFAULT
+        let reach = handle.home.map(|home| self.reach_of(on, home)).transpose()?;
+        // The flag enables both directions, and fails between dies of one chip, which have none.
+        let flags = match reach {
+            Some(Reach::Itself | Reach::Chip) => ACL_RT_IPC_MEM_IMPORT_FLAG_DEFAULT,
+            _ => ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS,
         };
         let mut mapped = std::ptr::null_mut();
         // SAFETY: writes one address; the key ends with a NUL, and the driver checks its bytes, whatever they are.
@@ -101,7 +103,7 @@ impl Driver {
         }
         match self.mapped_range(range_at(on, mapped, stated)) {
             Ok(range) => {
-                tracing::debug!(device = %on, bytes = range.len, remote, "opened an IPC key");
+                tracing::debug!(device = %on, bytes = range.len, ?reach, "opened an IPC key");
                 let import = Import { range, home: handle.home, opens: 1, by: Way::Key(key) };
                 imports::table().insert(range.ptr, import);
                 Ok(Opened { range, cookie: range.ptr.get() })
@@ -155,7 +157,7 @@ impl Driver {
         let _opening = imports::opening();
         for handle in handles {
             match handle.home {
-                Some(home) => self.enable_peer(on, home)?,
+                Some(home) => self.enable_peers(on, home)?,
                 None => {
                     return Err(unsupported(
                         "open a shareable handle whose home this process does not see",
@@ -191,34 +193,21 @@ impl Driver {
         Ok(Opened { range, cookie: range.ptr.get() })
     }
 
-    /// The same shareable handles for a further device of this process: a process makes one physical handle of each, so
-    /// the mapping that there is becomes that device's too.
+    /// The mapping that this device has of the same shareable handles: the driver lets a process import a handle once for
+    /// each device. (One-to-one, as the manual has it, is what the handles of one device are.)
     fn open_once_more(&self, parts: &[(u64, u64)], on: DeviceOrdinal) -> Result<Option<Opened>> {
         let numbers: Vec<u64> = parts.iter().map(|(number, _)| *number).collect();
-        let (range, blocks) = match imports::by_numbers(&mut imports::table(), &numbers) {
-            None => return Ok(None),
-            Some(Import { range, by: Way::Shareable(blocks), .. }) => (*range, blocks.clone()),
-            Some(_) => return Ok(None),
-        };
+        let mut table = imports::table();
+        let Some(import) = imports::by_numbers(&mut table, &numbers, on) else { return Ok(None) };
+        let Way::Shareable(blocks) = &import.by else { return Ok(None) };
         if !blocks.iter().map(|block| (block.number, block.size)).eq(parts.iter().copied()) {
             return Err(unsupported(
-                "open shareable handles of which this process has some open in another order or number",
-                "the driver makes one physical handle of each in a process; open the same region, or drop the other mapping",
+                "open shareable handles of which this process has some open on the device in another order or number",
+                "the driver imports each once for a device; open the same region, or drop the other mapping",
             ));
         }
-        if self.acl.aclrtMemSetAccess.is_err() {
-            return Err(unsupported(
-                &format!("open a shareable handle on device {on} that this process has open on another"),
-                "letting a further device to a mapping takes aclrtMemSetAccess, which came with CANN 8.5",
-            ));
-        }
-        for block in &blocks {
-            self.set_access(DeviceRange { ptr: block.at, len: block.size, ..range }, on)?;
-        }
-        if let Some(import) = imports::by_numbers(&mut imports::table(), &numbers) {
-            import.opens += 1;
-        }
-        Ok(Some(Opened { range: DeviceRange { device: on, ..range }, cookie: range.ptr.get() }))
+        import.opens += 1;
+        Ok(Some(Opened { range: import.range, cookie: import.range.ptr.get() }))
     }
 
     /// Closes what [`open`](Self::open) opened.
@@ -255,7 +244,6 @@ impl Driver {
         let mut note =
             |call, status| outcome = std::mem::replace(&mut outcome, Ok(())).and(self.check(call, status));
         for block in blocks {
-            self.peers.forget(block.at);
             // SAFETY: mapped by `Mapping::add`; no work uses it any longer.
             note("aclrtUnmapMem", unsafe { call!(self, aclrtUnmapMem(address(block.at))) });
             let physical = aclrtDrvMemHandle(block.physical as *mut _);
@@ -291,6 +279,10 @@ impl Driver {
             ACL_ERROR_RT_DRV_INTERNAL_ERROR if across => {
                 let home = match handle.home {
                     Some(home) => format!("device {home}"),
+                    None if self.device(on).is_ok_and(|device| device.chip == Chip::A3) => format!(
+                        "a device that {VISIBLE_DEVICES} hides from this process (the other die of this chip has to be \
+                         visible)"
+                    ),
                     None => format!("a device that {VISIBLE_DEVICES} hides from this process"),
                 };
                 format!(

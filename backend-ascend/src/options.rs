@@ -1,8 +1,6 @@
 //! What is a choice: who may open what this process exports, and as what memory is allocated.
 
-use std::env;
-
-use device_ipc_core::{HandleKind, Unavailable};
+use device_ipc_core::{HandleKind, Unavailable, environment};
 
 use crate::kinds::{KEY, SHAREABLE};
 
@@ -61,7 +59,7 @@ fn parse_allocation(value: &str) -> Result<HandleKind, Unavailable> {
 }
 
 fn text_of(variable: &str) -> String {
-    env::var_os(variable).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
+    environment::variable(variable).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -75,7 +75,12 @@ impl DeviceTimelines for AscendBackend {
 }
 
 impl Driver {
-    unsafe fn register(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<DevicePtr> {
+    pub(crate) unsafe fn register(
+        &self,
+        device: DeviceOrdinal,
+        pages: NonNull<u8>,
+        len: usize,
+    ) -> Result<DevicePtr> {
         let _current = self.enter(device)?;
         let mut registered = self.registered.lock();
         let key = (device, pages.as_ptr() as usize);
@@ -102,7 +107,7 @@ impl Driver {
         Ok(seen)
     }
 
-    unsafe fn unregister(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
+    pub(crate) unsafe fn unregister(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
         let _current = self.enter(device)?;
         let mut registered = self.registered.lock();
         let key = (device, pages.as_ptr() as usize);
@@ -119,7 +124,7 @@ impl Driver {
         self.check("aclrtHostUnregister", status)
     }
 
-    unsafe fn value_write(&self, word: DevicePtr, value: u64, stream: aclrtStream) -> Result<()> {
+    pub(crate) unsafe fn value_write(&self, word: DevicePtr, value: u64, stream: aclrtStream) -> Result<()> {
         // SAFETY: the word is registered and stays so, and the stream lives, as the caller promised.
         let status = unsafe { call!(self, aclrtValueWrite(address(word), value, 0, stream)) };
         self.check("aclrtValueWrite", status)
@@ -218,12 +223,14 @@ fn failed(what: &str) -> Error {
 }
 
 /// A page of shared memory, as the words of real timelines lie in.
-struct SharedPage {
-    at: NonNull<u8>,
+pub(crate) struct SharedPage {
+    pub(crate) at: NonNull<u8>,
 }
 
 impl SharedPage {
-    fn new() -> Result<Self> {
+    pub(crate) const BYTES: usize = PAGE;
+
+    pub(crate) fn new() -> Result<Self> {
         let what = "making a page of shared memory";
         let file =
             memfd_create("device-ipc-trial", MemfdFlags::CLOEXEC).map_err(|error| Error::io(what, error))?;

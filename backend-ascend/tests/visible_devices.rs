@@ -99,6 +99,22 @@ fn a_home_that_is_hidden_is_told_with_the_variable() {
 }
 
 #[test]
+fn the_other_die_of_a_chip_has_to_be_visible() {
+    Scene::on("the_other_die_of_a_chip_has_to_be_visible", "soc=910_93;devices=4").play(
+        |scene| {
+            let ipc = ipc();
+            let buffer = Arc::new(ipc.allocate_as(0, BYTES as u64, KEY).expect("memory"));
+            let share = ipc.share(buffer).start().expect("an export");
+            let mut peer = scene.peer_seeing("receiver", "1");
+            let answer = peer.ask(format!("0 {}", share.descriptor()));
+            assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
+            peer.finish();
+        },
+        RECEIVER,
+    );
+}
+
+#[test]
 fn memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words() {
     Scene::on("memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words", "devices=4").play(
         |scene| {

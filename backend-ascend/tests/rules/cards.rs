@@ -1,7 +1,7 @@
 //! Memory of another card.
 
 use device_ipc_ascend::{KEY, SHAREABLE};
-use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, HandleKind};
+use device_ipc_core::{Access, DeviceIpc, DeviceMemory, DeviceOrdinal, Error, HandleKind};
 
 use crate::importer::{IMPORTER, hex, importer, let_go, opens, received, told, unhex};
 use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, pattern, read, share};
@@ -108,6 +108,106 @@ fn cards_without_access_to_each_other_are_told_so_before_the_driver_is_asked() {
         },
         &[],
     );
+}
+
+#[test]
+fn peer_access_is_enabled_both_ways_and_its_status_is_not_asked() {
+    // Positions 0 and 1 are the physical cards 4 and 5: the call that tells the status would take the physical id.
+    const VISIBLE: &[(&str, &str)] = &[("ASCEND_RT_VISIBLE_DEVICES", "4,5")];
+    Scene::on("cards::peer_access_is_enabled_both_ways_and_its_status_is_not_asked", "devices=8")
+        .environment(VISIBLE)
+        .play(
+            |scene| {
+                let (backend, raw) = (backend(), Raw::open());
+                for kind in [KEY, SHAREABLE] {
+                    let exported = share(&backend, ZERO, HUGE, kind);
+                    let mut peer = scene.peer("importer");
+                    opens(&backend, &exported, &mut peer, 1);
+                    assert_eq!(peer.ask("whole"), "true", "kind {}", kind.0);
+                    let enabled = if kind == KEY { "0" } else { "2" };
+                    assert_eq!(peer.ask("calls aclrtDeviceEnablePeerAccess"), enabled);
+                    assert_eq!(peer.ask("calls aclrtDevicePeerAccessStatus"), "0");
+                    let_go(&backend, exported, peer);
+                }
+                let source = memory(&backend, ZERO, HUGE, KEY);
+                let target = backend.allocate(ONE, HUGE).expect("memory");
+                let stream = backend.create_stream(ONE).expect("a stream");
+                for _ in 0..2 {
+                    // SAFETY: both ranges are ours.
+                    unsafe { backend.copy(target, source, stream.as_borrowed()) }.expect("a copy");
+                }
+                let seen = read(&backend, target, &*stream).expect("it can be read");
+                assert!(seen == pattern(seen.len()));
+                assert_eq!(raw.calls("aclrtDeviceEnablePeerAccess"), 2, "each direction once");
+            },
+            IMPORTER,
+        );
+}
+
+#[test]
+fn dies_of_one_chip_share_without_peer_access() {
+    for machine in ["soc=910_93;devices=4", "soc=910_93;devices=4;two-links"] {
+        Scene::on("cards::dies_of_one_chip_share_without_peer_access", machine).play(
+            |scene| {
+                let (backend, raw) = (backend(), Raw::open());
+                let two_links = scene.machine.contains("two-links");
+                assert!(backend.peer_access(ONE, ZERO).expect("an answer"));
+                let far = DeviceOrdinal::new(3);
+                assert_eq!(backend.peer_access(far, ZERO).expect("an answer"), two_links);
+                for kind in [KEY, SHAREABLE] {
+                    let exported = share(&backend, ZERO, HUGE, kind);
+                    let mut peer = scene.peer("importer");
+                    opens(&backend, &exported, &mut peer, 1);
+                    assert_eq!(peer.ask("whole"), "true", "kind {}", kind.0);
+                    let enables = if two_links && kind == SHAREABLE { "2" } else { "0" };
+                    assert_eq!(peer.ask("calls aclrtDeviceEnablePeerAccess"), enables);
+                    assert_eq!(peer.ask("close"), "ok ");
+                    if !two_links {
+                        backend
+                            .authorize(&exported, &unhex(&peer.ask("id")))
+                            .expect("the importer is listed");
+                        let refused = peer.ask(format!("open {} 0 3", told(&exported)));
+                        assert!(refused.contains("NoPeerAccess"), "{refused}");
+                    }
+                    peer.finish();
+                    backend.unexport(exported).expect("it goes back");
+                }
+                assert_eq!(raw.calls("aclrtDeviceEnablePeerAccess"), 0);
+            },
+            IMPORTER,
+        );
+    }
+}
+
+#[test]
+fn an_event_of_the_other_die_is_opened_there_and_waited_for_here() {
+    Scene::on("cards::an_event_of_the_other_die_is_opened_there_and_waited_for_here", "soc=910_93;devices=2")
+        .play(
+            |scene| {
+                let backend = backend();
+                let event = backend.create_event(ZERO).expect("an event");
+                let stream = backend.create_stream(ZERO).expect("a stream");
+                event.record(stream.as_borrowed()).expect("a record");
+                let mut peer = scene.peer("waiter");
+                assert_eq!(peer.ask(hex(event.export().expect("a handle").as_slice())), "waited");
+                peer.finish();
+            },
+            &[("waiter", |told| {
+                let backend = backend();
+                told.serve(|handle| {
+                    let event = backend.open_event(&unhex(handle), ONE).expect("it opens");
+                    assert_eq!(
+                        event.device(),
+                        ZERO,
+                        "opening enables peer access, which the dies do not have"
+                    );
+                    let stream = backend.create_stream(ONE).expect("a stream");
+                    event.wait_on(stream.as_borrowed()).expect("a wait");
+                    backend.synchronize(stream.as_borrowed()).expect("it is reached");
+                    "waited".to_owned()
+                });
+            })],
+        );
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner() {
         .play(
             |_| {
                 let (backend, raw) = (backend(), Raw::open());
-                assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+                raw.own_device(0);
                 let base = raw.malloc(2 * HUGE as usize - 32, 0);
                 let whole = range(ZERO, base, 2 * HUGE - 32);
                 let inner = whole.slice(HUGE, 64).expect("it lies inside");
@@ -99,7 +99,7 @@ fn from_cann_9_on_a_wrong_base_is_noticed() {
     Scene::on("exports::from_cann_9_on_a_wrong_base_is_noticed", "devices=1").cann(Cann::V9_0).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
-            assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+            raw.own_device(0);
             let base = raw.malloc(2 * HUGE as usize - 32, 0);
             let inner = range(ZERO, base + HUGE, 64);
             let told = backend.extents_of(inner, None).expect("ACL tells the base");
@@ -114,11 +114,27 @@ fn from_cann_9_on_a_wrong_base_is_noticed() {
 }
 
 #[test]
+fn small_memory_that_begins_inside_a_page_is_refused_with_the_remedy() {
+    const UNALIGNED: &str = "devices=1;unaligned";
+    Scene::on("exports::small_memory_that_begins_inside_a_page_is_refused_with_the_remedy", UNALIGNED).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            raw.own_device(0);
+            let tensor = range(ZERO, raw.malloc(4096, 0), 4096);
+            let error = backend.extents_of(tensor, None).unwrap_err();
+            assert!(matches!(error, Error::NotShareable { .. }), "{error:?}");
+            assert!(error.to_string().contains("2 MiB"), "{error}");
+        },
+        &[],
+    );
+}
+
+#[test]
 fn a_base_inside_a_page_is_refused_with_the_remedy() {
     Scene::on("exports::a_base_inside_a_page_is_refused_with_the_remedy", "devices=1").cann(Cann::V8_5).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
-            assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+            raw.own_device(0);
             let base = raw.malloc(4 * HUGE as usize - 32, 0);
             // What a caching allocator calls a block.
             let block = range(ZERO, base + 512, 4096);

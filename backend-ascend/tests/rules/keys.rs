@@ -70,6 +70,38 @@ fn a_key_is_imported_once_and_closed_once() {
 }
 
 #[test]
+fn keys_of_one_block_are_destroyed_together_in_the_order_made() {
+    Scene::on("keys::keys_of_one_block_are_destroyed_together_in_the_order_made", "devices=2").play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            let range = memory(&backend, ZERO, HUGE, KEY);
+            let extent = extent_of(&backend, range);
+            let [first, second, third] = [(); 3].map(|()| backend.export(&extent, None).expect("a key"));
+            let mut peer = scene.peer("importer");
+            opens(&backend, &first, &mut peer, 0);
+            opens(&backend, &third, &mut peer, 1);
+            // The driver's books go by address: a key that ends earlier would leave importers of the others behind.
+            backend.unexport(second).expect("it goes back");
+            assert_eq!(raw.calls("aclrtIpcMemClose"), 0, "other keys of the block are in use");
+            assert_eq!(peer.ask("close"), "ok ");
+            backend.unexport(third).expect("it goes back");
+            assert_eq!(peer.ask("whole"), "true");
+            assert_eq!(peer.ask("close"), "ok ");
+            peer.finish();
+            backend.unexport(first).expect("it goes back");
+            assert_eq!(raw.calls("aclrtIpcMemClose"), 3);
+            // Keys that nobody took back go with their memory, before it is freed.
+            let left = [(); 2].map(|()| backend.export(&extent, None).expect("a key"));
+            // SAFETY: nobody uses it.
+            unsafe { backend.free(range) }.expect("it can be freed");
+            assert_eq!(raw.calls("aclrtIpcMemClose"), 5);
+            assert!(left.into_iter().all(|exported| backend.unexport(exported).is_err()));
+        },
+        IMPORTER,
+    );
+}
+
+#[test]
 fn a_second_device_of_a_process_needs_a_further_key() {
     Scene::on("keys::a_second_device_of_a_process_needs_a_further_key", "devices=2").play(
         |scene| {

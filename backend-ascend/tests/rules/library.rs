@@ -7,7 +7,7 @@ use device_ipc_core::{DeviceIpc, DeviceMemory, Error, VendorStatus};
 use device_ipc_sim_ascendcl::Cann;
 
 use crate::importer::{IMPORTER, let_go, opens, told};
-use crate::memory::{HUGE, ZERO, backend, extent_of, memory, status_of};
+use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, status_of};
 use crate::support::{Raw, Scene, has_simulator, library_of};
 
 #[test]
@@ -29,6 +29,62 @@ fn a_second_owner_of_the_runtime_goes_on_when_the_backend_goes() {
             assert_eq!(raw.calls("aclFinalize"), 0, "aclFinalize would end the runtime for everybody");
             assert_eq!(raw.told("aclrtGetDevice"), (0, 0), "the other owner's device is still set");
             raw.malloc(4096, 0);
+        },
+        &[],
+    );
+}
+
+#[test]
+fn listing_devices_leaves_the_initialisation_to_a_later_owner() {
+    Scene::on("library::listing_devices_leaves_the_initialisation_to_a_later_owner", "devices=2").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert_eq!(backend.devices().expect("devices").len(), 2);
+            assert!(backend.peer_access(ONE, ZERO).expect("an answer"));
+            assert_eq!(raw.calls("aclInit"), 0);
+            let file = std::env::temp_dir().join(format!("device-ipc-acl-{}.json", std::process::id()));
+            std::fs::write(&file, "{\"dump\":{}}").expect("a file");
+            assert_eq!(raw.init(&file), 0, "the configuration of this owner counts");
+            backend.allocate(ZERO, 64).expect("the backend is initialised with the context");
+            assert_eq!(raw.calls("aclInit"), 2);
+            drop(backend);
+            std::fs::remove_file(&file).expect("the file goes");
+            assert_eq!(
+                raw.call("aclrtSynchronizeDevice"),
+                107_002,
+                "the runtime goes on; no context is left here"
+            );
+        },
+        &[],
+    );
+}
+
+#[test]
+fn an_owner_that_comes_after_the_backend_is_not_refused() {
+    Scene::on("library::an_owner_that_comes_after_the_backend_is_not_refused", "devices=1").play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            backend.synchronize_device(ZERO).expect("a context");
+            drop(backend);
+            let file = std::env::temp_dir().join(format!("device-ipc-acl-{}.json", std::process::id()));
+            std::fs::write(&file, "{}").expect("a file");
+            // 100000 if the backend had given up the last count: another configuration than that of the first.
+            assert_eq!(raw.init(&file), 100_002);
+            std::fs::remove_file(&file).expect("the file goes");
+        },
+        &[],
+    );
+}
+
+#[test]
+fn a_runtime_that_wants_aclinit_first_gets_it() {
+    const FAULT: &str = "devices=1;fault=aclrtGetDeviceCount:1:100001";
+    Scene::on("library::a_runtime_that_wants_aclinit_first_gets_it", FAULT).play(
+        |_| {
+            let (backend, raw) = (backend(), Raw::open());
+            assert_eq!(backend.devices().expect("devices").len(), 1);
+            backend.synchronize_device(ZERO).expect("a context");
+            assert_eq!((raw.calls("aclrtGetDeviceCount"), raw.calls("aclInit")), (2, 1));
         },
         &[],
     );
@@ -74,8 +130,9 @@ fn the_oldest_cann_that_is_supported_shares_memory() {
                         opens(&backend, &exported, &mut peer, on);
                         assert_eq!(peer.ask("whole"), "true");
                         if kind.kind == SHAREABLE {
-                            let refused = peer.ask(format!("open {} 0 {}", told(&exported), 1 - on));
-                            assert!(refused.contains("aclrtMemSetAccess"), "{refused}");
+                            let opened = peer.ask(format!("open {} 0 {}", told(&exported), 1 - on));
+                            assert!(opened.starts_with("ok "), "{opened}");
+                            assert_eq!(peer.ask("close"), "ok ");
                         }
                         let_go(&backend, exported, peer);
                     }

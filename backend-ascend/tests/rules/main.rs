@@ -6,6 +6,7 @@
 mod cards;
 mod contexts;
 mod devices;
+mod diagnostics;
 mod events;
 mod exports;
 mod importer;
@@ -14,6 +15,7 @@ mod library;
 mod lifetimes;
 mod lists;
 mod memory;
+mod owners;
 mod shareable;
 #[path = "../support/mod.rs"]
 mod support;

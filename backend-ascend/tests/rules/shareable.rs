@@ -20,10 +20,17 @@ fn physical_memory_has_one_shareable_handle() {
             let mut peer = scene.peer("importer");
             backend.unexport(second).expect("it goes back");
             let home = hand_over(&backend, &first, &mut peer, 0);
-            // A further device of the same process gets the mapping that there is.
+            // A further device of the same process has an import and a mapping of its own, and each device one.
             let away = hand_over(&backend, &first, &mut peer, 1);
-            assert!(home.starts_with("ok ") && home == away, "{home} {away}");
-            assert_eq!(peer.ask("calls aclrtMemImportFromShareableHandle"), "1");
+            assert!(home.starts_with("ok ") && away.starts_with("ok ") && home != away, "{home} {away}");
+            assert_eq!(hand_over(&backend, &first, &mut peer, 1), away);
+            assert_eq!(peer.ask("calls aclrtMemImportFromShareableHandle"), "2");
+            assert_eq!(
+                peer.ask("calls aclrtMemSetAccess"),
+                "0",
+                "imported memory is let to no further device"
+            );
+            assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("whole"), "true");
             assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("whole"), "true");
@@ -66,7 +73,7 @@ fn foreign_physical_memory_is_found_and_shared_over_several_blocks() {
         .play(
             |scene| {
                 let (backend, raw) = (backend(), Raw::open());
-                assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
+                raw.own_device(0);
                 // As PyTorch's expandable segments are: one reservation, filled block by block.
                 let sizes = [HUGE, 10 * HUGE, HUGE];
                 let base = raw.reserve(sizes.iter().sum::<u64>() as usize);

@@ -21,6 +21,20 @@ impl Raw {
         unsafe { self.symbol::<Function>(name)() }
     }
 
+    /// `aclInit` with a configuration file.
+    pub(crate) fn init(&self, file: &std::path::Path) -> i32 {
+        type Function = unsafe extern "C" fn(*const std::ffi::c_char) -> c_int;
+        let path = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path");
+        // SAFETY: a text that ends with a NUL.
+        unsafe { self.symbol::<Function>("aclInit")(path.as_ptr()) }
+    }
+
+    /// A device for the calling thread, as another owner of the runtime takes it.
+    pub(crate) fn own_device(&self, device: i32) {
+        assert_eq!(self.call_with_null("aclInit"), 0, "aclInit");
+        assert_eq!(self.call_with("aclrtSetDevice", device), 0, "aclrtSetDevice");
+    }
+
     /// A call that takes an int.
     pub(crate) fn call_with(&self, name: &str, argument: i32) -> i32 {
         type Function = unsafe extern "C" fn(c_int) -> c_int;

@@ -130,6 +130,10 @@ impl<T: Copy> Place<T> {
 pub struct Text(*const c_char);
 
 impl Text {
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
     /// The bytes before the NUL.
     ///
     /// # Errors

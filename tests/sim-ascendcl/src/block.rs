@@ -39,6 +39,8 @@ pub(crate) struct Block {
     pub(crate) origin: Origin,
     /// Of memory from `aclrtMallocHost`: whether it was registered on top.
     pub(crate) registered: bool,
+    /// Of mapped memory: the shareable handle it was imported by.
+    pub(crate) imported_by: Option<u64>,
 }
 
 impl Block {

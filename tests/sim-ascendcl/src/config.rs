@@ -34,6 +34,12 @@ pub(crate) struct Config {
     /// Whether streams write and wait for words in registered memory of the host, too.
     pub(crate) host_words: bool,
     pub(crate) page_size: usize,
+    /// Whether each die of a chip with two has a PCIe link of its own.
+    pub(crate) two_links: bool,
+    /// The name under which processes count each other's peer access.
+    pub(crate) shared_peers: Option<String>,
+    /// Whether small memory of `aclrtMalloc` begins inside a page.
+    pub(crate) unaligned: bool,
     /// By call: at which call, counted from 1, which status.
     pub(crate) faults: HashMap<String, Vec<(u64, i32)>>,
 }
@@ -59,7 +65,7 @@ impl Config {
             match key {
                 "soc" => config.soc = Soc::from_name(value).ok_or_else(|| bad(Soc::NAMES))?,
                 "cann" => config.cann = Cann::from_name(value).ok_or_else(|| bad(Cann::NAMES))?,
-                "stub" | "no-driver" | "old-driver" | "host-words" => {
+                "stub" | "no-driver" | "old-driver" | "host-words" | "two-links" | "unaligned" => {
                     let on = match value {
                         "" | "on" => true,
                         "off" => false,
@@ -69,8 +75,15 @@ impl Config {
                         "stub" => config.stub = on,
                         "no-driver" => config.no_driver = on,
                         "host-words" => config.host_words = on,
+                        "two-links" => config.two_links = on,
+                        "unaligned" => config.unaligned = on,
                         _ => config.old_driver = on,
                     }
+                }
+                "shared-peers" => {
+                    let is_name = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_alphanumeric());
+                    config.shared_peers =
+                        Some(is_name.then(|| value.to_owned()).ok_or_else(|| bad("a name"))?);
                 }
                 "page-size" => {
                     let size = value.parse().ok().filter(|size: &usize| size.is_power_of_two());
@@ -85,7 +98,7 @@ impl Config {
                 }
                 _ if ENGINE_KEYS.contains(&key) => engine.push(entry),
                 _ => {
-                    let known = "soc, cann, stub, no-driver, old-driver, host-words, page-size, fault";
+                    let known = "soc, cann, stub, no-driver, old-driver, host-words, two-links, shared-peers, unaligned, page-size, fault";
                     let engine = ENGINE_KEYS.join(", ");
                     return Err(ConfigError(format!("unknown key '{key}'; known are {known}, {engine}")));
                 }
@@ -101,6 +114,13 @@ impl Config {
         let physical = config.visible.iter().map(|&logic| config.container[logic]).collect();
         config.machine.visible = Some(physical);
         Ok(config)
+    }
+}
+
+impl Config {
+    /// Whether two devices at a time are dies of one chip behind one PCIe link.
+    pub(crate) fn dies_share_a_link(&self) -> bool {
+        self.soc.dies() > 1 && !self.two_links
     }
 }
 

@@ -44,8 +44,8 @@ impl Simulator {
             }
         }
         self.free_device_memory(device)?;
-        self.state().devices[device].peers.clear();
-        Ok(())
+        let physical = self.physical(device);
+        self.change_peers(|peers| peers.retain(|(own, _), _| *own != physical))
     }
 
     fn reset_device(&self, device: usize, force: bool) -> Outcome {

@@ -2,6 +2,9 @@
 //!
 //! Why three numbers: the user id counts what `ASCEND_RT_VISIBLE_DEVICES` shows, the logic id what the container has,
 //! the physical id what the host has. Only the last one means the same in two processes.
+//!
+//! What devices there are can be asked before `aclInit`: the vendor's calls check nothing (hicann/runtime, `src/acl`, where
+//! only the dump of operators returns 100001).
 
 use crate::abi::{Place, Utilization, Uuid};
 use crate::call::calls;
@@ -9,6 +12,9 @@ use crate::simulator::Simulator;
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
 use crate::stream::limit_of;
+
+/// `RT_MAX_DEV_NUM` of the runtime.
+const DEVICES: usize = 64;
 
 impl Simulator {
     /// User id of the peer, by number. The device itself is refused.
@@ -42,7 +48,7 @@ impl Simulator {
 
 calls! {
     /// How many devices the process sees.
-    run fn aclrtGetDeviceCount(sim, count: Place<u32>) {
+    run_always fn aclrtGetDeviceCount(sim, count: Place<u32>) {
         count.check("count")?;
         if sim.config.no_driver {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, "the driver is not there");
@@ -62,11 +68,16 @@ calls! {
     }
 
     /// Whether a device can access the memory of another one, both by user id.
-    run fn aclrtDeviceCanAccessPeer(sim, can: Place<i32>, device: i32, peer: i32) {
+    run_always fn aclrtDeviceCanAccessPeer(sim, can: Place<i32>, device: i32, peer: i32) {
         let peer = sim.other(device, peer)?;
         let device = sim.device(device)?;
         can.check("canAccessPeer")?;
-        can.put(i32::from(sim.machine.peer_access(device, peer)?), "canAccessPeer")
+        // The driver denies it for every second die behind a shared PCIe link, whatever the other device is
+        // (hicann/driver, `devdrv_cloud_v2_is_p2p_access_cap`).
+        let is_second_die =
+            |device: usize| sim.config.dies_share_a_link() && !sim.physical(device).is_multiple_of(2);
+        let reaches = !is_second_die(device) && !is_second_die(peer) && sim.machine.peer_access(device, peer)?;
+        can.put(i32::from(reaches), "canAccessPeer")
     }
 
     /// Lets the current device access the memory of another one, in this direction, in the whole process.
@@ -76,26 +87,30 @@ calls! {
         }
         let current = sim.current()?;
         let peer = sim.other(current.device as i32, peer)?;
-        sim.enable_peer(current.device, sim.physical(peer))
+        sim.enable_peer(sim.physical(current.device), sim.physical(peer))
     }
 
     /// Takes it back.
     run fn aclrtDeviceDisablePeerAccess(sim, peer: i32) {
         let current = sim.current()?;
         let peer = sim.other(current.device as i32, peer)?;
-        let home = sim.physical(peer);
-        if !sim.state().devices[current.device].peers.remove(&home) {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "peer access was not enabled");
-        }
-        Ok(())
+        let pair = (sim.physical(current.device), sim.physical(peer));
+        let enabled = sim.change_peers(|peers| {
+            peers.get_mut(&pair).filter(|count| **count > 0).map(|count| *count -= 1).is_some()
+        })?;
+        if enabled { Ok(()) } else { refuse(Status::RT_DRV_INTERNAL_ERROR, "peer access was not enabled") }
     }
 
-    /// Whether it is enabled.
+    /// Whether it is in effect. The device is a user id, and the peer a physical one: the runtime hands it on as it is
+    /// (hicann/runtime, `memory.cpp`). What the driver does not know is 0, and no error (hicann/driver,
+    /// `DmsGetP2PStatus`).
     run fn aclrtDevicePeerAccessStatus(sim, device: i32, peer: i32, status: Place<i32>) {
-        let peer = sim.other(device, peer)?;
-        let device = sim.device(device)?;
         status.check("status")?;
-        status.put(i32::from(sim.reaches(device, sim.physical(peer))), "status")
+        let own = sim.physical(sim.device(device)?);
+        let Some(peer) = usize::try_from(peer).ok().filter(|&peer| peer < DEVICES) else {
+            return refuse(Status::RT_PARAM_INVALID, format!("no physical device {peer}"));
+        };
+        status.put(i32::from(own != peer && sim.has_peer_access(own, peer)), "status")
     }
 
     /// The pid by which others know this process.
@@ -104,7 +119,7 @@ calls! {
     }
 
     /// A property of a device.
-    run fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Place<i64>) {
+    run_always fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Place<i64>) {
         value.check("value")?;
         let device = sim.device(i32::try_from(device).unwrap_or(-1))?;
         let physical = sim.physical(device) as i64;
@@ -114,6 +129,7 @@ calls! {
             201 => 48,
             301 => sim.machine.devices()[device].memory_bytes as i64,
             302 => 192 << 20,
+            402 if sim.config.soc.dies() > 1 => physical / sim.config.soc.dies() as i64,
             402 | 403 => physical,
             401 | 404 | 405 | 407 | 408 | 501 => 0,
             _ => return refuse(Status::RT_PARAM_INVALID, format!("no attribute {attribute}")),
@@ -131,7 +147,7 @@ calls! {
     }
 
     /// The identity of a device, the same in every process.
-    run fn aclrtDeviceGetUuid(sim, device: i32, uuid: Place<Uuid>) {
+    run_always fn aclrtDeviceGetUuid(sim, device: i32, uuid: Place<Uuid>) {
         uuid.check("uuid")?;
         let device = sim.device(device)?;
         sim.require(Feature::Uuid)?;
@@ -139,33 +155,33 @@ calls! {
     }
 
     /// Logic id by user id.
-    run fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Place<i32>) {
+    run_always fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Place<i32>) {
         logic.put(sim.logic_of_user(user)? as i32, "logicDevId")
     }
 
     /// User id by logic id.
-    run fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Place<i32>) {
+    run_always fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Place<i32>) {
         user.put(sim.position(&sim.config.visible, logic, "logic")?, "userDevid")
     }
 
     /// Logic id by physical id.
-    run fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Place<i32>) {
+    run_always fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Place<i32>) {
         logic.put(sim.position(&sim.config.container, physical, "physical")?, "logicDevId")
     }
 
     /// Physical id by "logic" id, which is in fact the user id.
-    run fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Place<i32>) {
+    run_always fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Place<i32>) {
         let logic = sim.logic_of_user(user)?;
         physical.put(sim.element(&sim.config.container, logic as i32, "logic")?, "phyDevId")
     }
 
     /// Physical id by user id.
-    run fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Place<i32>) {
+    run_always fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Place<i32>) {
         physical.put(sim.physical(sim.device(user)?) as i32, "phyDevId")
     }
 
     /// User id by physical id.
-    run fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Place<i32>) {
+    run_always fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Place<i32>) {
         let logic = sim.position(&sim.config.container, physical, "physical")?;
         user.put(sim.position(&sim.config.visible, logic, "visible")?, "userDevId")
     }
@@ -194,14 +210,16 @@ calls! {
         value.put(if kind == 0 { 24 } else { 48 }, "value")
     }
 
-    /// Accepted.
+    /// Refused: there are no kernels whose cores it could limit.
     run fn aclrtSetDeviceResLimit(sim, device: i32, _kind: i32, _value: u32) {
-        sim.device(device).map(|_| ())
+        sim.device(device)?;
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
     }
 
-    /// Accepted.
+    /// Refused, as setting one is.
     run fn aclrtResetDeviceResLimit(sim, device: i32) {
-        sim.device(device).map(|_| ())
+        sim.device(device)?;
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
     }
 
     /// Cores that kernels of this thread may use.

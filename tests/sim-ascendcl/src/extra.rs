@@ -58,7 +58,7 @@ impl Argument {
         // SAFETY: the caller of `deviceIpcSimKernel` vouches for the function and its argument; `running` lives
         // until it returns.
         let trapped = unsafe { kernel(&raw mut running, self.0) } != 0;
-        let status = Status::RT_AICORE_EXCEPTION.0;
+        let status = Status::RT_VECTOR_CORE_EXCEPTION.0;
         let trap = || EngineError::Injected { operation: Operation::Kernel, code: status };
         let result = running.failed.map_or(Ok(()), Err).and(if trapped { Err(trap()) } else { Ok(()) });
         if result.is_err() {

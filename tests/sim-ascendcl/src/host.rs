@@ -26,7 +26,17 @@ fn layout_of(size: usize) -> Outcome<Layout> {
 
 fn host_block(base: u64, size: u64, origin: Origin) -> Block {
     let page = PAGE as u64;
-    Block { base, size, page, device: 0, home: usize::MAX, for_peers: false, origin, registered: false }
+    Block {
+        base,
+        size,
+        page,
+        device: 0,
+        home: usize::MAX,
+        for_peers: false,
+        origin,
+        registered: false,
+        imported_by: None,
+    }
 }
 
 impl Simulator {

@@ -4,6 +4,8 @@
 //! `api_impl_standard_soc.cc`) and hicann/driver (`devmm_svm.c`, `svm_shmem_interprocess.c`, `svm_shmem_node.c`): the
 //! kernel's EINVAL and EACCES become 507899, its EPERM 207006.
 
+use std::collections::HashSet;
+
 use device_ipc_mock_engine::{Access, Address};
 
 use crate::abi::{Handle, Place, ServerPid, Text};
@@ -47,6 +49,66 @@ pub(crate) struct Import {
     opens: u64,
     /// Whether the runtime knows of it: it has one entry for a key, however often it was opened.
     is_in_map: bool,
+}
+
+/// What the driver writes down of the keys of a process, by the address of their memory and not by name.
+///
+/// It frees a process's memory from under its importers where the books are wrong, which no caller is told of: so the call
+/// that makes them wrong is refused here.
+#[derive(Debug, Default)]
+pub(crate) struct KeyBooks {
+    /// Keys in the order in which they were made (hicann/driver, `devmm_ipc_proc_node_add`).
+    made: Vec<(u64, Vec<u8>)>,
+    /// Memory whose first page says that it has keys (`devmm_ipc_mem_set_ipc_create_flag`).
+    flagged: HashSet<u64>,
+}
+
+impl KeyBooks {
+    fn add(&mut self, base: u64, key: &[u8]) {
+        self.made.push((base, key.to_owned()));
+        self.flagged.insert(base);
+    }
+
+    /// Takes a key out: the first one at its address, whichever is meant (`devmm_ipc_proc_node_del`), and with any
+    /// key the flag (`devmm_ipc_mem_clear_ipc_create_flag`).
+    ///
+    /// # Errors
+    /// 507899 where the driver would take another key out: its importers would keep the memory beyond the end of
+    /// this process.
+    fn remove(&mut self, base: u64, key: &[u8]) -> Outcome {
+        let first = self.made.iter().position(|(other, _)| *other == base);
+        match first.filter(|&first| self.made[first].1 == key) {
+            Some(first) => {
+                self.made.remove(first);
+                self.flagged.remove(&base);
+                Ok(())
+            }
+            None => driver_refuses(
+                "the driver would forget an earlier key of this memory; destroy keys in the order of their making",
+            ),
+        }
+    }
+
+    /// Forgets the keys of memory that is freed.
+    ///
+    /// # Errors
+    /// 507899 where the driver would not revoke them (`devmm_free_page_process`), since another key of the memory was
+    /// destroyed after they were made.
+    pub(crate) fn free(&mut self, base: u64) -> Outcome {
+        if self.made.iter().any(|(other, _)| *other == base) && !self.flagged.contains(&base) {
+            return driver_refuses(
+                "the driver would free the memory under its importers: a key was destroyed while others were left",
+            );
+        }
+        self.forget(base);
+        Ok(())
+    }
+
+    /// Forgets the keys of memory that goes with its device.
+    pub(crate) fn forget(&mut self, base: u64) {
+        self.made.retain(|(other, _)| *other != base);
+        self.flagged.remove(&base);
+    }
 }
 
 /// Keeps pids that may be listed: not 0, and not this process's own.
@@ -111,6 +173,9 @@ impl Simulator {
                 format!("{address:#x} is not the beginning of its memory, {:#x}; export that", block.base);
             return driver_refuses(&text);
         }
+        if !block.base.is_multiple_of(block.page) {
+            return driver_refuses("the memory does not begin with a page");
+        }
         if size > block.whole_pages() {
             return driver_refuses("the memory is not that long");
         }
@@ -147,7 +212,9 @@ impl Simulator {
         let node = publish(&record)?;
         let name = Key { pid: std::process::id(), reference: node.reference, device: block.home as u8 };
         let key = name.encode(self.config.soc.keys_are_binary());
-        self.state().exports.insert(key.clone(), Export { base: block.base, number, node, listed_only });
+        let mut state = self.state();
+        state.key_books.add(block.base, &key);
+        state.exports.insert(key.clone(), Export { base: block.base, number, node, listed_only });
         Ok(key)
     }
 
@@ -224,7 +291,8 @@ impl Simulator {
         let size = record.size.next_multiple_of(record.page.max(1));
         let (origin, registered) = (Origin::Imported, false);
         let (page, for_peers) = (record.page, record.for_peers);
-        let block = Block { base, size, page, device, home, for_peers, origin, registered };
+        let block =
+            Block { base, size, page, device, home, for_peers, origin, registered, imported_by: None };
         let mut state = self.state();
         state.blocks.insert(base, block);
         state.imports.insert(key.to_owned(), Import { base, device, opens: 1, is_in_map: true });
@@ -254,7 +322,14 @@ impl Simulator {
 
     /// Ends a key of this process; those who have it open lose the memory, whatever other keys there are for it.
     fn destroy_export(&self, key: &[u8]) -> Outcome {
-        let Some(export) = self.state().exports.remove(key) else {
+        let export = {
+            let mut state = self.state();
+            if let Some(base) = state.exports.get(key).map(|export| export.base) {
+                state.key_books.remove(base, key)?;
+            }
+            state.exports.remove(key)
+        };
+        let Some(export) = export else {
             self.look_up(key, Kind::Memory)?;
             return driver_refuses("only the process that made a key can destroy it");
         };
@@ -312,6 +387,10 @@ calls! {
 
     /// Chooses the link by which two dies access the memory: 0 or 1.
     run fn aclrtIpcMemSetAttr(sim, key: Text, kind: i32, value: u64) {
+        // ACL checks no argument of this call itself, and the runtime's number for a null pointer is another one.
+        if key.is_null() {
+            return refuse(Status::RT_PARAM_INVALID, "key is a null pointer");
+        }
         let key = key.key()?;
         if kind != 0 {
             return refuse(Status::RT_PARAM_INVALID, format!("no attribute {kind}"));

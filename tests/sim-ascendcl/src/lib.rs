@@ -23,6 +23,9 @@
 //! | `no-driver` | no driver: counting the devices fails |
 //! | `old-driver` | a driver that cannot do without lists of processes, and has no shared events: 207000 |
 //! | `host-words` | streams also write and wait for words in registered memory of the host, and each device of a process can register it; nobody knows whether a device does |
+//! | `two-links` | on a chip of two dies, `910_93`, each die has a PCIe link of its own; otherwise they share one, and have no peer access |
+//! | `shared-peers` | a name: processes whose machines have it count each other's peer access, as the driver counts that of all processes |
+//! | `unaligned` | memory of `aclrtMalloc` with small pages begins inside one, as memory behind other memory does |
 //! | `page-size` | of the host; events are shared with 4096 only |
 //! | `fault` | `call:n:status`, several by commas: the n-th call returns that number, whatever it is |
 //!
@@ -61,6 +64,7 @@ mod key;
 pub mod memory;
 mod node;
 pub mod notify;
+mod peers;
 mod simulator;
 mod soc;
 mod status;

@@ -48,6 +48,14 @@ impl Policy {
     }
 }
 
+/// Where small memory begins in its page on a machine that is `unaligned`: no page of the manual says that it begins with one.
+const OFFSET: u64 = 512;
+
+/// The beginning of the pages in which memory lies, by which the engine knows it.
+fn in_pages(base: u64) -> u64 {
+    base - base % NORMAL_PAGE
+}
+
 impl Simulator {
     fn allocate(&self, pointer: Place<Handle>, size: usize, policy: i32, pad: bool) -> Outcome {
         pointer.check("devPtr")?;
@@ -63,13 +71,16 @@ impl Simulator {
         let size = (size as u64).checked_next_multiple_of(GRAIN).and_then(|size| size.checked_add(padding));
         let Some(size) = size else { return refuse(Status::INVALID_PARAM, "size is too large") };
         let Policy { page, for_peers } = Policy::of(policy, size);
-        let Some(whole) = size.checked_next_multiple_of(page) else {
+        let offset = if pad && page == NORMAL_PAGE && self.config.unaligned { OFFSET } else { 0 };
+        let Some(whole) = size.checked_add(offset).and_then(|size| size.checked_next_multiple_of(page))
+        else {
             return refuse(Status::INVALID_PARAM, "size is too large");
         };
-        let base = self.machine.allocate_aligned(current.device, whole, page)?.get();
+        let base = self.machine.allocate_aligned(current.device, whole, page)?.get() + offset;
         let home = self.physical(current.device);
         let (device, origin, registered) = (current.device, Origin::Own, false);
-        let block = Block { base, size, page, device, home, for_peers, origin, registered };
+        let block =
+            Block { base, size, page, device, home, for_peers, origin, registered, imported_by: None };
         self.state().blocks.insert(base, block);
         pointer.put(Handle::new(base), "devPtr")
     }
@@ -86,10 +97,11 @@ impl Simulator {
             }
         }
         // Its exports end with it.
+        state.key_books.free(base)?;
         state.exports.retain(|_, export| export.base != base);
         state.blocks.remove(&base);
         drop(state);
-        let address = Address::new(base);
+        let address = Address::new(in_pages(base));
         let freed = if wait { self.machine.free(address) } else { self.machine.free_unawaited(address) };
         Ok(freed?)
     }
@@ -103,12 +115,15 @@ impl Simulator {
             };
             let found: Vec<Block> = state.blocks.values().copied().filter(mine).collect();
             state.blocks.retain(|_, block| !mine(block));
+            for block in &found {
+                state.key_books.forget(block.base);
+            }
             state.exports.retain(|_, export| !found.iter().any(|block| block.base == export.base));
             state.imports.retain(|_, import| !found.iter().any(|block| block.base == import.base));
             found
         };
         for block in found {
-            let address = Address::new(block.base);
+            let address = Address::new(in_pages(block.base));
             if block.origin == Origin::Own {
                 self.machine.free_unawaited(address)?;
             } else {

@@ -10,8 +10,9 @@ use device_ipc_mock_engine::{Machine, StreamId};
 use crate::block::Block;
 use crate::config::Config;
 use crate::event::Event;
-use crate::ipc_memory::{Export, Import};
+use crate::ipc_memory::{Export, Import, KeyBooks};
 use crate::notify::Notify;
+use crate::peers::{Published, is_enabled_by_any};
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
 use crate::stream::Stream;
@@ -30,6 +31,8 @@ const FIRST_HANDLE: u64 = 0x5A00_0000_0010;
 pub(crate) struct Initialisation {
     pub(crate) count: u64,
     pub(crate) finalised: bool,
+    /// The content of the first configuration file of the process, empty for none.
+    pub(crate) configuration: Option<Vec<u8>>,
 }
 
 /// A device, as this process uses it.
@@ -38,8 +41,6 @@ pub(crate) struct DeviceState {
     /// Calls of `aclrtSetDevice` that no `aclrtResetDevice` has taken back.
     pub(crate) references: u64,
     pub(crate) default_context: Option<u64>,
-    /// Physical devices whose memory it may access.
-    pub(crate) peers: HashSet<usize>,
     /// Runs the synchronous copies, which no stream orders.
     pub(crate) copies: Option<StreamId>,
 }
@@ -64,6 +65,10 @@ pub(crate) struct Current {
 pub(crate) struct State {
     pub(crate) init: Initialisation,
     pub(crate) devices: Vec<DeviceState>,
+    /// How often peer access was enabled, by the physical ids of the accessing device and of the memory's.
+    pub(crate) peers: HashMap<(usize, usize), u64>,
+    /// The same, for the other processes of the machine.
+    pub(crate) published_peers: Option<Published>,
     pub(crate) contexts: HashMap<u64, Context>,
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
@@ -71,6 +76,7 @@ pub(crate) struct State {
     /// Memory by its first address.
     pub(crate) blocks: BTreeMap<u64, Block>,
     pub(crate) exports: HashMap<Vec<u8>, Export>,
+    pub(crate) key_books: KeyBooks,
     pub(crate) imports: HashMap<Vec<u8>, Import>,
     pub(crate) physical: HashMap<u64, Physical>,
     /// The devices for which memory of the host was registered, by its first address.
@@ -174,11 +180,6 @@ impl Simulator {
         self.machine.devices()[device].physical
     }
 
-    /// The user id of a physical device; `None` if this process does not see it.
-    pub(crate) fn user_of_physical(&self, physical: usize) -> Option<usize> {
-        self.machine.devices().iter().position(|device| device.physical == physical)
-    }
-
     /// # Errors
     /// 207000 where the chip does not have it.
     pub(crate) fn require(&self, feature: Feature) -> Outcome {
@@ -189,35 +190,71 @@ impl Simulator {
         refuse(Status::RT_FEATURE_NOT_SUPPORT, format!("{name} does not have this ({feature:?})"))
     }
 
-    /// Whether a device's streams may access memory whose home is a physical device.
+    /// Whether a device's streams can access memory whose home is a physical device.
     pub(crate) fn reaches(&self, device: usize, home: usize) -> bool {
-        self.physical(device) == home || self.state().devices[device].peers.contains(&home)
+        let own = self.physical(device);
+        own == home || self.is_one_chip(own, home) || self.has_peer_access(own, home)
     }
 
-    /// Lets a device access the memory of a physical device.
+    /// Whether two physical devices are dies of one chip behind one PCIe link, which have no peer access
+    /// (hicann/driver, `devdrv_is_two_dev_on_same_chip`).
+    pub(crate) fn is_one_chip(&self, one: usize, other: usize) -> bool {
+        self.config.dies_share_a_link() && one / 2 == other / 2
+    }
+
+    /// Whether peer access between two physical devices is in effect: both directions have been enabled
+    /// (hicann/driver, `devdrv_is_p2p_enabled_inner`, `ubdrv_is_p2p_enabled`), by this process or, where the machine has a
+    /// name for that, by any.
+    pub(crate) fn has_peer_access(&self, one: usize, other: usize) -> bool {
+        let enabled = |pair| {
+            let here = self.state().peers.get(&pair).is_some_and(|&count| count > 0);
+            here || self.config.shared_peers.as_ref().is_some_and(|name| is_enabled_by_any(name, pair))
+        };
+        enabled((one, other)) && enabled((other, one))
+    }
+
+    /// Changes how often directions are enabled, and lets the other processes of the machine know.
+    pub(crate) fn change_peers<T>(
+        &self,
+        change: impl FnOnce(&mut HashMap<(usize, usize), u64>) -> T,
+    ) -> Outcome<T> {
+        let mut state = self.state();
+        let changed = change(&mut state.peers);
+        if let Some(name) = &self.config.shared_peers {
+            if state.published_peers.is_none() {
+                state.published_peers = Some(Published::new(name)?);
+            }
+            if let Some(published) = &state.published_peers {
+                published.set(state.peers.iter().filter(|(_, count)| **count > 0).map(|(pair, _)| *pair))?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Enables one direction, and counts it.
     ///
     /// # Errors
-    /// 507899 where they are not connected.
-    pub(crate) fn enable_peer(&self, device: usize, home: usize) -> Outcome {
-        let own = self.physical(device);
+    /// 507899 where they are not connected, or are dies of one chip.
+    pub(crate) fn enable_peer(&self, own: usize, home: usize) -> Outcome {
         if own == home {
             return Ok(());
+        }
+        if self.is_one_chip(own, home) {
+            let text = format!("physical devices {own} and {home} are on the same chip");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         if !self.config.machine.peers.reaches(own, home) {
             let text = format!("no link from physical device {own} to {home}");
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
-        self.state().devices[device].peers.insert(home);
-        Ok(())
+        self.change_peers(|peers| *peers.entry((own, home)).or_default() += 1)
     }
 
-    /// As [`enable_peer`](Self::enable_peer), and the other way round where this process sees the other one.
+    /// Enables both directions, also where this process does not see the other device.
     pub(crate) fn enable_peer_both_ways(&self, device: usize, home: usize) -> Outcome {
-        self.enable_peer(device, home)?;
-        match self.user_of_physical(home) {
-            Some(other) => self.enable_peer(other, self.physical(device)),
-            None => Ok(()),
-        }
+        let own = self.physical(device);
+        self.enable_peer(home, own)?;
+        self.enable_peer(own, home)
     }
 }
 

@@ -100,7 +100,14 @@ impl Soc {
     pub(crate) fn notifies(self) -> usize {
         match self {
             Self::A910 | Self::A310P => 1024,
-            _ => 8192,
+            Self::A310B => 2048,
+            Self::A910B | Self::A910_93 => 8192,
+            Self::A950PR | Self::A950DT => 65_535,
         }
+    }
+
+    /// How many dies, each of which is a device, a chip has.
+    pub(crate) fn dies(self) -> usize {
+        if self == Self::A910_93 { 2 } else { 1 }
     }
 }

@@ -15,6 +15,7 @@ impl Status {
     pub const INVALID_PARAM: Self = Self(100_000);
     pub const UNINITIALIZE: Self = Self(100_001);
     pub const REPEAT_INITIALIZE: Self = Self(100_002);
+    pub const INVALID_FILE: Self = Self(100_003);
     pub const REPEAT_FINALIZE: Self = Self(100_037);
     pub const COMPILING_STUB_MODE: Self = Self(100_039);
     pub const RT_PARAM_INVALID: Self = Self(107_000);
@@ -39,6 +40,7 @@ impl Status {
     pub const RT_REPORT_TIMEOUT: Self = Self(507_012);
     pub const RT_AICORE_EXCEPTION: Self = Self(507_015);
     pub const RT_DEV_SETUP_ERROR: Self = Self(507_033);
+    pub const RT_VECTOR_CORE_EXCEPTION: Self = Self(507_035);
     pub const RT_STREAM_SYNC_TIMEOUT: Self = Self(507_046);
     pub const RT_EVENT_SYNC_TIMEOUT: Self = Self(507_047);
     pub const RT_DEVICE_MEM_ERROR: Self = Self(507_053);

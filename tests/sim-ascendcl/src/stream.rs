@@ -18,6 +18,7 @@ pub(crate) struct Stream {
     flags: u32,
     priority: u32,
     is_default: bool,
+    has_failure_mode: bool,
 }
 
 /// A stream that work can be queued on now.
@@ -88,7 +89,10 @@ impl Simulator {
 
     fn new_stream(&self, current: Current, priority: u32, flags: u32, is_default: bool) -> Outcome<StreamId> {
         let stream = self.machine.create_stream(current.device)?;
-        let entry = Stream { context: current.context, device: current.device, flags, priority, is_default };
+        self.machine.continue_on_failure(stream, true)?;
+        let Current { context, device } = current;
+        let has_failure_mode = false;
+        let entry = Stream { context, device, flags, priority, is_default, has_failure_mode };
         self.state().streams.insert(stream.get(), entry);
         tell_callbacks(stream.get(), CREATED);
         Ok(stream)
@@ -271,11 +275,24 @@ calls! {
         stream.put(Handle::new(sim.default_stream(current)?.get()), "stream")
     }
 
-    /// 0 or 1. Work behind a failure is dropped in either mode, until the failure is read.
+    /// 0, to go on behind a failure, which is the default, or 1, to stop there, with all streams of the context; once for
+    /// each stream.
     run fn aclrtSetStreamFailureMode(sim, stream: Handle, mode: u64) {
-        sim.any_stream(stream)?;
+        let stream = sim.any_stream(stream)?;
         if mode > 1 {
             return refuse(Status::RT_PARAM_INVALID, "the mode is 0 or 1");
+        }
+        let mut state = sim.state();
+        let Some(found) = state.streams.get_mut(&stream.get()) else {
+            return refuse(Status::RT_INVALID_HANDLE, "no such stream");
+        };
+        if std::mem::replace(&mut found.has_failure_mode, true) {
+            return refuse(Status::RT_PARAM_INVALID, "the mode of a stream is set once");
+        }
+        let context = found.context;
+        let others = state.streams.iter().filter(|(_, other)| mode == 1 && other.context == context);
+        for (&id, _) in others {
+            sim.machine.continue_on_failure(StreamId::new(id), false)?;
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Begin and end, versions, and the last error.
 
-use std::ffi::c_char;
+use std::ffi::{OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::abi::{ErrorInfo, Place, Text};
 use crate::call::{calls, last_status, take_message, value_of};
@@ -10,14 +12,31 @@ use crate::status::{Status, refuse};
 const VERSION_BYTES: usize = 128;
 
 calls! {
-    /// Begins; another call gives 100002, and counts all the same.
-    run_always fn aclInit(sim, _config: *const c_char) {
+    /// Begins; another call gives 100002 whatever its configuration, and counts all the same. The first configuration is
+    /// that of the process: to begin again with another one is refused.
+    run_always fn aclInit(sim, config: Text) {
         let mut state = sim.state();
-        state.init.count += 1;
-        state.init.finalised = false;
-        if state.init.count > 1 {
+        if state.init.count > 0 {
+            state.init.count += 1;
             return refuse(Status::REPEAT_INITIALIZE, "aclInit was called before");
         }
+        let content = if config.is_null() || config.bytes("configPath")?.is_empty() {
+            Vec::new()
+        } else {
+            let path = Path::new(OsStr::from_bytes(config.bytes("configPath")?));
+            match std::fs::read(path) {
+                Ok(content) => content,
+                Err(error) => return refuse(Status::INVALID_FILE, format!("{}: {error}", path.display())),
+            }
+        };
+        if state.init.configuration.get_or_insert_with(|| content.clone()) != &content {
+            return refuse(
+                Status::INVALID_PARAM,
+                "the content differs from that of the first configuration file of the process",
+            );
+        }
+        state.init.count = 1;
+        state.init.finalised = false;
         Ok(())
     }
 

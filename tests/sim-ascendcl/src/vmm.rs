@@ -41,7 +41,8 @@ pub(crate) struct Physical {
     /// Physical id of the device where it lies.
     home: usize,
     properties: PhysicalMemProp,
-    is_imported: bool,
+    /// The shareable handle it was imported by.
+    imported_by: Option<u64>,
     shared: Option<Shared>,
 }
 
@@ -53,8 +54,9 @@ struct Shared {
 }
 
 impl Simulator {
-    /// Size of the pages that an attribute asks for.
-    fn granularity(&self, properties: &PhysicalMemProp) -> Outcome<u64> {
+    /// Size of the pages that an attribute asks for, and of what physical memory is a multiple. The driver allocates in
+    /// 2 MiB whatever the pages are, but for memory of the host (hicann/driver, `halMemGetAllocationGranularity`).
+    fn granularity(&self, properties: &PhysicalMemProp) -> Outcome<(u64, u64)> {
         if properties.location.kind != MemLocation::DEVICE {
             return refuse(
                 Status::RT_FEATURE_NOT_SUPPORT,
@@ -66,24 +68,23 @@ impl Simulator {
             return refuse(Status::RT_PARAM_INVALID, "handleType and allocationType have to be 0");
         }
         match properties.attribute {
-            0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 if self.config.old_driver => Ok(HUGE_PAGE),
-            0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 => Ok(NORMAL_PAGE),
-            2 | 4 | 6 | 8 | 13 | 16 => Ok(HUGE_PAGE),
-            10 | 11 | 14 | 17 => self.require(Feature::HugePagesOf1GiB).map(|()| GIANT_PAGE),
+            0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 => Ok((NORMAL_PAGE, HUGE_PAGE)),
+            2 | 4 | 6 | 8 | 13 | 16 => Ok((HUGE_PAGE, HUGE_PAGE)),
+            10 | 11 | 14 | 17 => self.require(Feature::HugePagesOf1GiB).map(|()| (GIANT_PAGE, GIANT_PAGE)),
             other => refuse(Status::RT_PARAM_INVALID, format!("no kind of memory {other}")),
         }
     }
 
     fn make_physical(&self, size: usize, properties: PhysicalMemProp) -> Outcome<u64> {
-        let page = self.granularity(&properties)?;
+        let (page, granularity) = self.granularity(&properties)?;
         let size = size as u64;
-        if size == 0 || !size.is_multiple_of(page) {
-            return refuse(Status::RT_PARAM_INVALID, format!("size is no multiple of {page}"));
+        if size == 0 || !size.is_multiple_of(granularity) {
+            return refuse(Status::RT_PARAM_INVALID, format!("size is no multiple of {granularity}"));
         }
         let device = self.device(properties.location.id.cast_signed())?;
         let block = self.machine.create_block(device, size)?;
         let home = self.physical(device);
-        let made = Physical { block, size, page, device, home, properties, is_imported: false, shared: None };
+        let made = Physical { block, size, page, device, home, properties, imported_by: None, shared: None };
         let mut state = self.state();
         let handle = state.new_handle();
         state.physical.insert(handle, made);
@@ -99,8 +100,8 @@ impl Simulator {
     }
 
     fn map(&self, address: u64, size: u64, handle: Handle) -> Outcome {
-        let (block, whole, page, device, home) = self.with_physical(handle, |found| {
-            Ok((found.block, found.size, found.page, found.device, found.home))
+        let (block, whole, page, device, home, imported_by) = self.with_physical(handle, |found| {
+            Ok((found.block, found.size, found.page, found.device, found.home, found.imported_by))
         })?;
         if size != whole {
             let text = format!("the physical memory has {whole} bytes, and is mapped as a whole");
@@ -112,11 +113,30 @@ impl Simulator {
             );
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
+        self.require_one_kind(address, device, imported_by.is_some())?;
         self.machine.map_block(Address::new(address), size, 0, block)?;
         self.machine.set_access(Address::new(address), size, device, Some(Access::ReadWrite))?;
         let (origin, for_peers, registered) = (Origin::Mapped, true, false);
-        let block = Block { base: address, size, page, device, home, for_peers, origin, registered };
+        let block =
+            Block { base: address, size, page, device, home, for_peers, origin, registered, imported_by };
         self.state().blocks.insert(address, block);
+        Ok(())
+    }
+
+    /// That a reservation holds memory of one device only (hicann/driver, `devmm_page_bitmap_mem_mapped_state_set`),
+    /// and either the process's own or imported memory (manual 11-04).
+    fn require_one_kind(&self, address: u64, device: usize, imported: bool) -> Outcome {
+        let Some((base, size)) = self.machine.reservation_of(Address::new(address)) else { return Ok(()) };
+        let state = self.state();
+        let others = state.blocks.range(base.get()..base.get().saturating_add(size));
+        let mut others = others.map(|(_, block)| block).filter(|block| block.origin == Origin::Mapped);
+        if others.clone().any(|other| other.device != device) {
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the reservation holds memory of another device");
+        }
+        if others.any(|other| other.imported_by.is_some() != imported) {
+            let text = "a reservation holds either imported memory or the process's own";
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+        }
         Ok(())
     }
 
@@ -153,7 +173,7 @@ impl Simulator {
         }
         let machine = &self.machine;
         self.with_physical(handle, |found| {
-            if found.is_imported || found.shared.is_some() {
+            if found.imported_by.is_some() || found.shared.is_some() {
                 return refuse(Status::RT_DRV_INTERNAL_ERROR, "physical memory is shared once, by its maker");
             }
             let mut handle = [0; 64];
@@ -202,13 +222,26 @@ impl Simulator {
             let text = "this process is not on the list, or started after it was put there";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
+        {
+            // A handle that was released stays where it is mapped.
+            let state = self.state();
+            let by_handle =
+                state.physical.values().any(|p| p.imported_by == Some(number) && p.device == device);
+            let by_mapping =
+                state.blocks.values().any(|b| b.imported_by == Some(number) && b.device == device);
+            if by_handle || by_mapping {
+                let text = "this process has imported the handle for this device already";
+                return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
+            }
+        }
         let record = found.record;
-        let number = u64::from_le_bytes(std::array::from_fn(|index| record.handle[index]));
-        let block = self.machine.import_block_number(number)?;
+        let content = u64::from_le_bytes(std::array::from_fn(|index| record.handle[index]));
+        let block = self.machine.import_block_number(content)?;
         let (size, page, home) = (record.size, record.page, record.physical as usize);
         let location = MemLocation { id: device as u32, kind: MemLocation::DEVICE };
         let properties = PhysicalMemProp { location, ..PhysicalMemProp::default() };
-        let made = Physical { block, size, page, device, home, properties, is_imported: true, shared: None };
+        let imported_by = Some(number);
+        let made = Physical { block, size, page, device, home, properties, imported_by, shared: None };
         let mut state = self.state();
         let handle = state.new_handle();
         state.physical.insert(handle, made);
@@ -241,8 +274,8 @@ calls! {
         if !matches!(option, 0 | 1) {
             return refuse(Status::RT_PARAM_INVALID, "option is 0 or 1");
         }
-        let page = sim.granularity(&properties)?;
-        size.put(if option == 1 { page.max(HUGE_PAGE) } else { page } as usize, "granularity")
+        let (_, granularity) = sim.granularity(&properties)?;
+        size.put(granularity as usize, "granularity")
     }
 
     /// Makes physical memory.
@@ -315,7 +348,8 @@ calls! {
         Ok(sim.machine.unmap_blocks(Address::new(block.base), block.size)?)
     }
 
-    /// Says what devices may do with a mapping, by logic id: 0 nothing, 1 read, 3 read and write.
+    /// Lets devices, by logic id, read and write a mapping: 3. The driver has nothing else (hicann/driver,
+    /// `devmm_access_desc_check`), and lets no further device to imported memory (`devmm_prefetch_para_check`).
     run fn aclrtMemSetAccess(sim, pointer: Handle, size: usize, access: Place<MemAccessDesc>, count: usize) {
         let address = pointer.required("virPtr")?;
         let block = sim.mapped(address)?;
@@ -323,20 +357,22 @@ calls! {
             return refuse(Status::RT_PARAM_INVALID, "access is set for a whole mapping, at least once");
         }
         for access in access.list(count, "desc")? {
-            let allowed = match access.flags {
-                0 => None,
-                1 => Some(Access::ReadOnly),
-                3 => Some(Access::ReadWrite),
+            match access.flags {
+                3 => {}
+                0 | 1 => {
+                    return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the driver knows access for reading and writing only");
+                }
                 other => return refuse(Status::RT_PARAM_INVALID, format!("no access {other}")),
-            };
+            }
             if access.location.kind == MemLocation::HOST {
-                continue;
+                return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator maps no device memory for the host");
             }
             let device = sim.device_of_location(access.location)?;
-            if allowed.is_some() {
-                sim.require_reach(device, &block)?;
+            if device != block.device && block.imported_by.is_some() {
+                return refuse(Status::RT_DRV_INTERNAL_ERROR, "imported memory is let to no further device");
             }
-            sim.machine.set_access(Address::new(address), block.size, device, allowed)?;
+            sim.require_reach(device, &block)?;
+            sim.machine.set_access(Address::new(address), block.size, device, Some(Access::ReadWrite))?;
         }
         Ok(())
     }
@@ -439,7 +475,7 @@ calls! {
             device: block.device,
             home: block.home,
             properties: PhysicalMemProp { location, ..PhysicalMemProp::default() },
-            is_imported: info.imported,
+            imported_by: block.imported_by,
             shared: None,
         };
         let mut state = sim.state();

@@ -153,6 +153,7 @@ fn the_creator_opens_its_key_only_without_a_list() {
     process.ok("aclrtMalloc &p 4096 0");
     process.key_of("p", 4096, 0);
     process.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+    process.ok("aclrtIpcMemClose &key");
     process.key_of("p", 4096, 1);
     process.ok("aclrtIpcMemImportByKey &q &key 0");
     assert_ne!(process.get("p"), process.get("q"));
@@ -319,6 +320,10 @@ fn another_device_needs_the_flag_or_peer_access_before() {
     importer.put("key", &key);
     importer.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
     importer.ok("aclrtDeviceEnablePeerAccess 0 0");
+    importer.gives("aclrtIpcMemImportByKey &q &key 0", DRIVER);
+    importer.ok("aclrtSetDevice 0");
+    importer.ok("aclrtDeviceEnablePeerAccess 1 0");
+    importer.ok("aclrtSetDevice 1");
     importer.ok("aclrtIpcMemImportByKey &q &key 0");
     importer.ok("aclrtMalloc &local 64 0");
     importer.ok("aclrtMemcpyAsync local 16 q 16 3 0");
@@ -384,6 +389,49 @@ fn each_of_the_keys_of_one_block_is_closed_and_revoked_by_itself() {
     assert_eq!(importer.read("other", 6), b"shared");
     exporter.ok("aclrtIpcMemClose &key");
     importer.gives("aclrtMemcpy &in 6 other 6 2", REMOTE);
+}
+
+#[test]
+fn keys_of_one_block_are_destroyed_in_the_order_of_their_making() {
+    let (mut exporter, first) = exporter("");
+    let second = exporter.key_of("p", 4096, 1);
+    exporter.put("first", &first);
+    exporter.put("second", &second);
+    // The driver would take the first key out of its books, and not revoke that when the process dies.
+    exporter.gives("aclrtIpcMemClose &second", DRIVER);
+    assert!(exporter.message().contains("in the order of their making"));
+    exporter.ok("aclrtIpcMemClose &first");
+    exporter.ok("aclrtIpcMemClose &second");
+    exporter.ok("aclrtFree p");
+}
+
+#[test]
+fn a_block_is_not_freed_while_a_key_is_left_of_several() {
+    let (mut exporter, first) = exporter("");
+    let second = exporter.key_of("p", 4096, 1);
+    exporter.put("first", &first);
+    exporter.put("second", &second);
+    exporter.ok("aclrtIpcMemClose &first");
+    // The flag went with the first key: the driver would free the memory under the importers of the second.
+    exporter.gives("aclrtFree p", DRIVER);
+    assert!(exporter.message().contains("under its importers"));
+    exporter.ok("aclrtIpcMemClose &second");
+    exporter.ok("aclrtFree p");
+}
+
+#[test]
+fn dies_behind_one_link_import_without_the_flag() {
+    let machine = "soc=910_93;devices=2";
+    let (_exporter, key) = exporter(machine);
+    let mut importer = Process::ready(machine, 1);
+    importer.put("key", &key);
+    importer.gives("aclrtIpcMemImportByKey &q &key 1", DRIVER);
+    importer.ok("aclrtIpcMemImportByKey &q &key 0");
+}
+
+#[test]
+fn an_attribute_of_no_key_is_refused() {
+    Process::ready("soc=910_93", 0).gives("aclrtIpcMemSetAttr 0 0 1", PARAM);
 }
 
 #[test]

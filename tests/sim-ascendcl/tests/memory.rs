@@ -3,7 +3,8 @@
 mod support;
 
 use support::{
-    DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, UNALIGNED, serve,
+    DEVICE_MEMORY, DRIVER, INVALID_PARAM, NOT_SUPPORTED, OUT_OF_MEMORY, PARAM, Process, Setup, UNALIGNED,
+    serve,
 };
 
 #[test]
@@ -146,14 +147,111 @@ fn another_device_is_reached_only_after_peer_access_was_enabled() {
         process.gives(call, DRIVER);
     }
     process.ok("aclrtDeviceEnablePeerAccess 0 0");
+    process.gives("aclrtMemcpy q 8 p 8 3", DRIVER);
+    process.ok("aclrtSetDevice 0");
+    process.ok("aclrtDeviceEnablePeerAccess 1 0");
+    // Now that both directions are enabled each is in effect.
+    process.ok("aclrtMemcpy p 8 q 8 3");
+    process.write("p", b"on zero.");
+    process.ok("aclrtSetDevice 1");
     process.ok("aclrtMemcpy q 8 p 8 3");
     assert_eq!(process.read("q", 8), b"on zero.");
-    // In this direction only, and only where there is a link.
     process.ok("aclrtSetDevice 0");
-    process.gives("aclrtMemcpy p 8 q 8 3", DRIVER);
+    // Only where there is a link.
     process.ok("aclrtDeviceCanAccessPeer &can 0 2");
     assert_eq!(process.get32("can"), 0);
     process.gives("aclrtDeviceEnablePeerAccess 2 0", DRIVER);
+}
+
+#[test]
+fn peer_status_is_by_physical_id_and_by_both_directions() {
+    let setup = Setup { machine: "devices=8", visible: Some("4,5"), ..Setup::default() };
+    let mut process = Process::with(&setup);
+    process.ok("aclInit 0");
+    let status = |process: &mut Process, device: u32, peer: i32| {
+        process.ok(&format!("aclrtDevicePeerAccessStatus {device} {peer} &status"));
+        process.get32("status")
+    };
+    process.ok("aclrtSetDevice 0");
+    process.ok("aclrtDeviceEnablePeerAccess 1 0");
+    assert_eq!(status(&mut process, 0, 5), 0, "one direction is not enough");
+    process.ok("aclrtSetDevice 1");
+    process.ok("aclrtDeviceEnablePeerAccess 0 0");
+    process.ok("aclrtDeviceEnablePeerAccess 0 0");
+    assert_eq!((status(&mut process, 0, 5), status(&mut process, 1, 4)), (1, 1));
+    assert_eq!(
+        status(&mut process, 0, 1),
+        0,
+        "the user id of the peer means another device, and is no error"
+    );
+    assert_eq!(status(&mut process, 0, 4), 0, "a device and itself");
+    // Enables are counted.
+    process.ok("aclrtDeviceDisablePeerAccess 0");
+    assert_eq!(status(&mut process, 0, 5), 1);
+    process.ok("aclrtDeviceDisablePeerAccess 0");
+    assert_eq!(status(&mut process, 0, 5), 0);
+    process.gives("aclrtDeviceDisablePeerAccess 0", DRIVER);
+}
+
+#[test]
+fn processes_of_a_named_machine_count_each_others_peer_access() {
+    let machine = format!("shared-peers=test{}", std::process::id());
+    let (mut one, mut other) = (Process::ready(&machine, 0), Process::ready(&machine, 1));
+    let status = |process: &mut Process| {
+        process.ok("aclrtDevicePeerAccessStatus 0 1 &status");
+        process.get32("status")
+    };
+    one.ok("aclrtDeviceEnablePeerAccess 1 0");
+    assert_eq!(status(&mut one), 0);
+    other.ok("aclrtDeviceEnablePeerAccess 0 0");
+    assert_eq!((status(&mut one), status(&mut other)), (1, 1));
+    // What a process enabled ends with it.
+    other.kill();
+    assert_eq!(status(&mut one), 0);
+}
+
+#[test]
+fn dies_behind_one_link_have_no_peer_access_and_need_none() {
+    let mut process = Process::ready("soc=910_93;devices=4", 0);
+    let can = |process: &mut Process, device: u32, peer: u32| {
+        process.ok(&format!("aclrtDeviceCanAccessPeer &can {device} {peer}"));
+        process.get32("can")
+    };
+    let seen = [(0, 1), (0, 2), (0, 3), (1, 3)].map(|(device, peer)| can(&mut process, device, peer));
+    assert_eq!(seen, [0, 1, 0, 0], "the second die of a chip has no peers by what the driver says");
+    process.gives("aclrtDeviceEnablePeerAccess 1 0", DRIVER);
+    process.ok("aclrtDeviceEnablePeerAccess 2 0");
+    process.ok("aclrtMalloc &p 8 0");
+    process.write("p", b"on zero.");
+    process.ok("aclrtSetDevice 1");
+    process.ok("aclrtMalloc &q 8 0");
+    process.ok("aclrtMemcpy q 8 p 8 3");
+    assert_eq!(process.read("q", 8), b"on zero.");
+    process.ok("aclrtGetDeviceInfo 0 402 &chip");
+    process.ok("aclrtGetDeviceInfo 1 402 &sibling");
+    assert_eq!(process.get("chip"), process.get("sibling"));
+    let mut apart = Process::ready("soc=910_93;devices=2;two-links", 0);
+    assert_eq!(can(&mut apart, 0, 1), 1);
+    apart.ok("aclrtDeviceEnablePeerAccess 1 0");
+}
+
+#[test]
+fn small_memory_may_begin_inside_a_page_and_has_no_key_then() {
+    let mut process = Process::ready("unaligned", 0);
+    process.ok("aclrtMalloc &p 4096 0");
+    assert_eq!(process.get("p") % 4096, 512);
+    process.write("p", b"inside");
+    process.gives("aclrtIpcMemGetExportKey p 4096 &key 65 1", DRIVER);
+    process.ok("aclrtFree p");
+    process.ok("aclrtMalloc &p 2097152 0");
+    process.key_of("p", 2_097_152, 1);
+}
+
+#[test]
+fn limits_of_cores_are_refused() {
+    let mut process = Process::ready("", 0);
+    process.gives("aclrtSetDeviceResLimit 0 0 8", NOT_SUPPORTED);
+    process.gives("aclrtResetDeviceResLimit 0", NOT_SUPPORTED);
 }
 
 #[test]

@@ -207,13 +207,15 @@ fn only_the_creator_waits_for_a_notify_and_takes_it() {
 
 #[test]
 fn a_device_has_so_many_notifies() {
-    let mut process = Process::ready("soc=310p", 0);
-    for _ in 0..1024 {
-        process.ok("aclrtCreateNotify &n 0");
+    for (soc, count) in [("310p", 1024), ("310b", 2048)] {
+        let mut process = Process::ready(&format!("soc={soc}"), 0);
+        for _ in 0..count {
+            process.ok("aclrtCreateNotify &n 0");
+        }
+        process.gives("aclrtCreateNotify &other 0", NO_NOTIFY);
+        process.ok("aclrtDestroyNotify n");
+        process.ok("aclrtCreateNotify &other 0");
     }
-    process.gives("aclrtCreateNotify &other 0", NO_NOTIFY);
-    process.ok("aclrtDestroyNotify n");
-    process.ok("aclrtCreateNotify &other 0");
 }
 
 const PAGE: u64 = 2 << 20;
@@ -321,6 +323,10 @@ fn a_mapping_on_another_device_needs_peer_access() {
     taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
     taker.gives(&format!("aclrtMapMem p {PAGE} 0 h 0"), DRIVER);
     taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker.gives(&format!("aclrtMapMem p {PAGE} 0 h 0"), DRIVER);
+    taker.ok("aclrtSetDevice 0");
+    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
+    taker.ok("aclrtSetDevice 1");
     taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
     taker.ok("aclrtMalloc &local 8 0");
     taker.gives("aclrtMemcpy local 8 p 8 3", DRIVER);
@@ -349,7 +355,102 @@ fn access_is_set_by_logic_id_for_whole_mappings() {
     access(0, 3, PAGE, DRIVER);
     access(2, 2, PAGE, PARAM);
     access(2, 3, PAGE / 2, PARAM);
-    access(2, 1, PAGE, 0);
+    access(2, 1, PAGE, NOT_SUPPORTED);
+    access(2, 3, PAGE, 0);
+    access(2, 3, PAGE, 0);
     process.ok("aclrtMemsetAsync p 8 0 8 0");
-    process.gives("aclrtSynchronizeStream 0", 507_015);
+    process.ok("aclrtSynchronizeStream 0");
+}
+
+#[test]
+fn a_shareable_handle_is_imported_once_for_each_device_of_a_process() {
+    let (_sharer, number) = sharer();
+    let mut taker = Process::ready("", 0);
+    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
+    taker.ok("aclrtSetDevice 1");
+    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
+    taker.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &again"), DRIVER);
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 1 &away"));
+    taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    taker.ok(&format!("aclrtReserveMemAddress &q {PAGE} 0 0 0"));
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    taker.ok(&format!("aclrtMapMem q {PAGE} 0 away 0"));
+    // A handle that was released stays as long as it is mapped.
+    taker.ok("aclrtFreePhysical away");
+    taker.gives(&format!("aclrtMemImportFromShareableHandle {number} 1 &again"), DRIVER);
+    taker.ok("aclrtUnmapMem q");
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 1 &again"));
+}
+
+#[test]
+fn imported_memory_is_let_to_no_further_device() {
+    let (_sharer, number) = sharer();
+    let mut taker = Process::ready("", 0);
+    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
+    taker.ok("aclrtSetDevice 1");
+    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
+    taker.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
+    for (device, status) in [(0, 0), (1, DRIVER)] {
+        taker.put("access", &[3_u32, device, 1, 0, 0, 0].map(u32::to_le_bytes).concat());
+        taker.gives(&format!("aclrtMemSetAccess p {PAGE} &access 1"), status);
+    }
+}
+
+#[test]
+fn a_reservation_holds_memory_of_one_device_and_of_one_kind() {
+    let (_sharer, number) = sharer();
+    let mut taker = Process::ready("", 0);
+    taker.ok("aclrtDeviceEnablePeerAccess 1 0");
+    taker.ok("aclrtSetDevice 1");
+    taker.ok("aclrtDeviceEnablePeerAccess 0 0");
+    taker.ok(&format!("aclrtReserveMemAddress &p {} 0 0 0", 2 * PAGE));
+    let properties = |device: u32| [0, 0, 4, device, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
+    for device in [0, 1] {
+        taker.put("properties", &properties(device));
+        taker.ok(&format!("aclrtMallocPhysical &own{device} {PAGE} &properties 0"));
+    }
+    taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &imported"));
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 own0 0"));
+    taker.gives(&format!("aclrtMapMem p+{PAGE} {PAGE} 0 own1 0"), DRIVER);
+    taker.gives(&format!("aclrtMapMem p+{PAGE} {PAGE} 0 imported 0"), DRIVER);
+    taker.ok("aclrtUnmapMem p");
+    taker.ok(&format!("aclrtMapMem p {PAGE} 0 imported 0"));
+}
+
+#[test]
+fn physical_memory_of_a_device_comes_in_2_mib() {
+    let mut process = Process::ready("", 0);
+    for attribute in [0_u32, 1, 4, 5] {
+        process.put("properties", &[0, 0, attribute, 0, 1, 0, 0, 0].map(u32::to_le_bytes).concat());
+        process.ok("aclrtMemGetAllocationGranularity &properties 0 &size");
+        assert_eq!(process.get("size"), PAGE);
+        process.gives("aclrtMallocPhysical &h 4096 &properties 0", PARAM);
+    }
+}
+
+#[test]
+fn an_event_that_does_not_synchronise_is_waited_for_by_no_stream() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateEventExWithFlag &event 8");
+    process.ok("aclrtRecordEvent event 0");
+    process.gives("aclrtStreamWaitEvent 0 event", NOT_SUPPORTED);
+    process.gives("aclrtResetEvent event 0", NOT_SUPPORTED);
+    for flags in [0x10, 0x20, 0x41, 0] {
+        process.gives(&format!("aclrtCreateEventExWithFlag &event {flags}"), PARAM);
+    }
+    process.ok("aclrtCreateEvent &event");
+    process.ok("aclrtRecordEvent event 0");
+    process.ok("aclrtStreamWaitEvent 0 event");
+}
+
+#[test]
+fn the_failure_mode_of_a_stream_is_set_once() {
+    let mut process = Process::ready("", 0);
+    process.ok("aclrtCreateStream &s");
+    process.gives("aclrtSetStreamFailureMode s 2", PARAM);
+    process.ok("aclrtSetStreamFailureMode s 1");
+    process.gives("aclrtSetStreamFailureMode s 1", PARAM);
 }

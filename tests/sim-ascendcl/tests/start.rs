@@ -15,12 +15,12 @@ fn agent() {
 #[test]
 fn calls_before_init_are_refused() {
     let mut process = Process::start("");
-    for call in
-        ["aclrtSetDevice 0", "aclrtGetDeviceCount &n", "aclrtMalloc &p 4096 0", "aclrtIpcMemClose @key"]
-    {
+    for call in ["aclrtSetDevice 0", "aclrtMalloc &p 4096 0", "aclrtIpcMemClose @key"] {
         process.gives(call, UNINITIALIZE);
     }
     process.ok("aclrtGetVersion &major &minor &patch");
+    process.ok("aclrtGetDeviceCount &n");
+    process.ok("aclrtDeviceGetUuid 0 &uuid");
     process.ok("aclInit 0");
     process.ok("aclrtSetDevice 0");
 }
@@ -40,6 +40,25 @@ fn a_second_init_says_so_and_counts() {
     process.ok("aclFinalize");
     process.gives("aclrtSetDevice 0", UNINITIALIZE);
     process.gives("aclFinalize", 100_037);
+}
+
+#[test]
+fn the_first_configuration_of_a_process_counts() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        path.display().to_string()
+    };
+    let (first, other) = (file("first.json", "{\"dump\":{}}"), file("other.json", "{}"));
+    let mut process = Process::start("");
+    process.gives("aclInit @/nowhere/acl.json", 100_003);
+    process.ok(&format!("aclInit @{first}"));
+    process.gives(&format!("aclInit @{other}"), REPEAT_INITIALIZE);
+    process.ok("aclFinalize");
+    process.gives(&format!("aclInit @{other}"), INVALID_PARAM);
+    process.gives("aclInit 0", INVALID_PARAM);
+    process.ok(&format!("aclInit @{first}"));
 }
 
 #[test]

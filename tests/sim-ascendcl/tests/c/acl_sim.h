@@ -112,6 +112,7 @@ aclError aclrtMemSetPidToShareableHandle(uint64_t shareable, int32_t *pids, size
 
 /* What the simulator adds. */
 struct DeviceIpcSimMemory;
+aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
 aclError deviceIpcSimKernel(aclrtStream stream, int (*kernel)(struct DeviceIpcSimMemory *, void *), void *argument);
 int deviceIpcSimLoad(struct DeviceIpcSimMemory *memory, uint64_t address, uint64_t len, uint64_t *value);
 int deviceIpcSimStore(struct DeviceIpcSimMemory *memory, uint64_t address, uint64_t len, uint64_t value);

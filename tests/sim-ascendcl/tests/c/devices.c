@@ -7,7 +7,8 @@ int main(void)
     int32_t device, can, status, major, minor, patch;
     int mode;
     char version[128];
-    SAME(100001, aclrtGetDeviceCount(&count));
+    SAME(100001, aclrtSetDevice(0));
+    OK(aclrtGetDeviceCount(&count));
     OK(aclInit(NULL));
     SAME(100002, aclInit(NULL));
     OK(aclrtGetDeviceCount(&count));
@@ -59,10 +60,17 @@ int main(void)
     OK(aclrtSetDevice(1));
     OK(aclrtMalloc(&there, 8, ACL_MEM_MALLOC_HUGE_FIRST_P2P));
     SAME(507899, aclrtMemcpy(there, 8, here, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));
+    OK(aclrtDeviceEnablePeerAccess(0, 0));
+    /* One direction alone has no effect. */
     OK(aclrtDevicePeerAccessStatus(1, 0, &status));
     SAME(0, status);
-    OK(aclrtDeviceEnablePeerAccess(0, 0));
+    SAME(507899, aclrtMemcpy(there, 8, here, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));
+    OK(aclrtSetDevice(0));
+    OK(aclrtDeviceEnablePeerAccess(1, 0));
+    OK(aclrtSetDevice(1));
     OK(aclrtDevicePeerAccessStatus(1, 0, &status));
+    SAME(1, status);
+    OK(aclrtDevicePeerAccessStatus(0, 1, &status));
     SAME(1, status);
     OK(aclrtMemcpy(there, 8, here, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));
     OK(aclrtMemcpy(text, 8, there, 8, ACL_MEMCPY_DEVICE_TO_HOST));

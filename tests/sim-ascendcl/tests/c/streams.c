@@ -62,10 +62,20 @@ int main(void)
     TRUE(milliseconds >= 0);
     SAME(107006, aclrtEventElapsedTime(&milliseconds, recent, later));
 
-    /* What fails on a stream is read once, from the stream. */
+    /* What fails on a stream is read once, from the stream; the work behind it runs, unless the stream is to stop there. */
+    uint64_t word = 0;
     OK(deviceIpcSimKernel(first, traps, NULL));
-    SAME(507015, aclrtSynchronizeStream(first));
+    OK(aclrtValueWrite(gate, 9, 0, first));
+    SAME(507035, aclrtSynchronizeStream(first));
     OK(aclrtSynchronizeStream(first));
+    OK(aclrtMemcpy(&word, 8, gate, 8, ACL_MEMCPY_DEVICE_TO_HOST));
+    SAME(9, word);
+    OK(aclrtSetStreamFailureMode(first, 1));
+    OK(deviceIpcSimKernel(first, traps, NULL));
+    OK(aclrtValueWrite(gate, 10, 0, first));
+    SAME(507035, aclrtSynchronizeStream(first));
+    OK(aclrtMemcpy(&word, 8, gate, 8, ACL_MEMCPY_DEVICE_TO_HOST));
+    SAME(9, word);
 
     /* A stream of another context takes no work. */
     aclrtContext context;

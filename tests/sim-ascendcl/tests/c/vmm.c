@@ -49,6 +49,9 @@ static int importer(const char *option)
         SAME(507899, aclrtMapMem(memory, size, 0, handle, 0));
         OK(aclrtReleaseMemAddress(memory));
         OK(aclrtDeviceEnablePeerAccess(0, 0));
+        OK(aclrtSetDevice(0));
+        OK(aclrtDeviceEnablePeerAccess(1, 0));
+        OK(aclrtSetDevice(1));
     }
     memory = map(handle, size);
     aclrtMemAccessDesc access;
@@ -67,11 +70,15 @@ static int importer(const char *option)
     OK(aclrtSynchronizeStream(stream));
     OK(aclrtMemcpy(text, 8, local, 8, ACL_MEMCPY_DEVICE_TO_HOST));
     OK(memcmp(text, "physical", 8));
-    /* Access can be taken back, and that is met when the stream gets there. */
+    /* Access is for reading and writing, and imported memory is let to no further device. */
     access.flags = 1;
-    OK(aclrtMemSetAccess(memory, size, &access, 1));
-    OK(aclrtMemcpyAsync(memory, 8, local, 8, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
-    SAME(507015, aclrtSynchronizeStream(stream));
+    SAME(207000, aclrtMemSetAccess(memory, size, &access, 1));
+    access.flags = 3;
+    access.location.id = (uint32_t)!across;
+    SAME(507899, aclrtMemSetAccess(memory, size, &access, 1));
+    /* One import of a handle for a device of a process. */
+    aclrtDrvMemHandle second;
+    SAME(507899, aclrtMemImportFromShareableHandle(shareable, across, &second));
     unmap(memory);
     OK(aclrtFreePhysical(handle));
     SAME(507899, aclrtMemImportFromShareableHandle(shareable, across, &handle));
