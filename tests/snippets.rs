@@ -15,7 +15,7 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
     AllowList, BorrowedStream, Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DevicePtr,
-    DeviceRange, Dtype, Export, Ipc, Message, OwnedRegion, Region, RingDescriptor, Stream, View,
+    DeviceRange, Dtype, Error, Export, Ipc, Message, OwnedRegion, Region, RingDescriptor, Stream, View,
 };
 
 #[rustfmt::skip]
@@ -90,9 +90,10 @@ fn seed_004(
 }
 
 #[rustfmt::skip]
+#[allow(clippy::too_many_arguments, reason = "everything that the page leaves to the reader")]
 fn ring(
     ipc: &Ipc, buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
-    send: fn(String), use_it: fn(View<'_, f32>) -> Result<()>,
+    send: fn(String), compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
 ) -> Result<()> {
     // begin docs/ring.md
     // The writer.
@@ -105,9 +106,20 @@ fn ring(
 
     // A reader.
     let mut reader = ipc.join(&descriptor).on(&stream)?;
-    let slot = reader.next(&stream)?;                    // the stream waits for the publication
-    use_it(slot.view::<f32, _>(&stream)?)?;
-    slot.release(&stream)?;                              // the writer hears of it when the stream gets here
+    let mut read = || -> Result<f32, Error> {
+        let slot = reader.next(&stream)?;                // the stream waits for the publication
+        let result = compute(slot.view::<f32, _>(&stream)?)?;
+        stream.synchronize()?;                           // where the host uses the result
+        slot.release(&stream)?;                          // fails if the bytes were never published
+        Ok(result)
+    };
+    loop {
+        match read() {
+            Ok(result) => use_it(result),
+            Err(Error::RingClosed { .. }) => break,      // the orderly end
+            Err(error) => return Err(error.into()),
+        }
+    }
     // end
     Ok(())
 }

@@ -351,8 +351,8 @@ fn what_a_hand_over_through_a_ring_costs() {
     let rest: Vec<_> = by_streams.driver.iter().filter(|(name, _)| *name != "wait_value").copied().collect();
     assert_eq!(
         rest,
-        [("write_value", 3)],
-        "the reader, the writer's own streams, the release; no host waits"
+        [("write_value", 4)],
+        "the publication and the release, each with the order of the process's own streams; no host waits"
     );
     assert_eq!(by_streams.requests, 0);
     stream.synchronize().expect("done");

@@ -94,6 +94,18 @@ impl Process {
         self.input.as_mut().expect("not taken").write_all(b"\n").expect("the process reads");
     }
 
+    /// Writes a line to the process.
+    pub(crate) fn send(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("not taken");
+        input.write_all(format!("{line}\n").as_bytes()).expect("the process reads");
+    }
+
+    /// Kills the process.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is reaped");
+    }
+
     /// Waits for the end, which has to be a good one.
     pub(crate) fn finish(mut self) {
         drop(self.input.take());

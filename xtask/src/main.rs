@@ -7,6 +7,7 @@ mod download;
 mod features;
 mod fuzz;
 mod msrv;
+mod mutants;
 mod verify_abi;
 mod workspace;
 
@@ -23,6 +24,7 @@ enum Command {
     /// Check that no dependency asks for a newer Rust than we promise.
     Msrv,
     Fuzz(fuzz::Options),
+    Mutants(mutants::Options),
     Bindgen(bindgen::Options),
     /// Compare our bindings of ACL with the vendor's headers, of two CANN generations. Fetches them from PyPI.
     VerifyAbi,
@@ -35,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         Command::Candle(options) => candle::run(&options),
         Command::Msrv => msrv::run(),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Mutants(options) => mutants::run(&options),
         Command::Bindgen(options) => bindgen::run(&options),
         Command::VerifyAbi => verify_abi::run(),
     }

@@ -1,6 +1,8 @@
 //! Descriptors that were tampered with, by the layout of `docs/descriptor.md`.
 
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use device_ipc_core::{BundleDescriptor, Descriptor, ProcessIdentity};
 
@@ -100,10 +102,19 @@ impl Forged {
     }
 
     /// With another abstract name.
-    pub fn with_address(mut self, name: &[u8]) -> Self {
+    pub fn with_address(self, name: &[u8]) -> Self {
+        self.with_socket(1, name)
+    }
+
+    /// Of an exporter whose socket is this file.
+    pub fn with_path(self, path: &Path) -> Self {
+        self.with_socket(2, path.as_os_str().as_bytes())
+    }
+
+    fn with_socket(mut self, kind: u8, name: &[u8]) -> Self {
         let range = self.address_range();
         self.bytes.splice(range, name.iter().copied());
-        self.bytes[ADDRESS_KIND] = 1;
+        self.bytes[ADDRESS_KIND] = kind;
         self.bytes[ADDRESS_BYTES] = name.len() as u8;
         let total = (self.bytes.len() + CHECKSUM) as u32;
         self.bytes[TOTAL].copy_from_slice(&total.to_le_bytes());

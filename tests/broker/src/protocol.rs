@@ -33,6 +33,10 @@ pub enum ToExporter {
     Release {
         /// The lease.
         lease: u64,
+        /// What was done with its words: awaited, signalled, seen at the end; `None` while something is still submitted.
+        words: Option<(u64, u64, u64)>,
+        /// The same of leases that were released before.
+        late: Vec<(u64, (u64, u64, u64))>,
     },
     /// Asks for exports.
     List {
@@ -149,6 +153,8 @@ pub enum FromExporter {
         page: u32,
         /// The slot in it.
         slot: u32,
+        /// The value of its words at which the counters are 0.
+        base: u64,
     },
     /// A lease for copying. The memory comes along.
     Staging {
@@ -273,6 +279,13 @@ pub struct Identity {
     pub pid: u32,
     /// Its start.
     pub start_time: u64,
+}
+
+impl ToExporter {
+    /// The release of a lease whose words were not used.
+    pub const fn release(lease: u64) -> Self {
+        Self::Release { lease, words: Some((0, 0, 0)), late: Vec::new() }
+    }
 }
 
 impl Identity {

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,6 +38,11 @@ pub enum Received {
 }
 
 impl Connection {
+    /// Over a socket that is connected.
+    pub fn over(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
     /// Connects to an abstract name. Says nothing.
     ///
     /// # Errors
@@ -45,6 +51,19 @@ impl Connection {
     pub fn to(name: &[u8]) -> rustix::io::Result<Self> {
         let socket = new_socket()?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self { socket })
+    }
+
+    /// Connects to an abstract name, unless its queue is full.
+    ///
+    /// # Errors
+    ///
+    /// The system's; `AGAIN` where the queue is full.
+    pub fn try_to(name: &[u8]) -> rustix::io::Result<Self> {
+        let socket = new_socket()?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        rustix::io::ioctl_fionbio(&socket, false)?;
         Ok(Self { socket })
     }
 
@@ -118,11 +137,13 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags);
-        let bytes = match received {
-            Ok(received) => received.bytes,
-            Err(Errno::CONNRESET) => 0,
-            Err(error) => panic!("{error}"),
+        let bytes = loop {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+                Ok(received) => break received.bytes,
+                // Reported once, where the other side closed over something of ours; what it had sent is still there.
+                Err(Errno::CONNRESET) => {}
+                Err(error) => panic!("{error}"),
+            }
         };
         if bytes == 0 {
             return Received::Closed;
@@ -205,9 +226,21 @@ impl FakeServer {
     ///
     /// Where that is taken.
     pub fn at(name: &[u8]) -> Self {
+        Self::at_address(&SocketAddrUnix::new_abstract_name(name).expect("a name"))
+    }
+
+    /// Listens at a path.
+    ///
+    /// # Panics
+    ///
+    /// Where that is taken.
+    pub fn at_path(path: &Path) -> Self {
+        Self::at_address(&SocketAddrUnix::new(path).expect("a path"))
+    }
+
+    fn at_address(address: &SocketAddrUnix) -> Self {
         let socket = new_socket().expect("a socket");
-        let address = SocketAddrUnix::new_abstract_name(name).expect("a name");
-        bind(&socket, &address).expect("the name is free");
+        bind(&socket, address).expect("the name is free");
         listen(&socket, 16).expect("it can listen");
         Self { socket }
     }

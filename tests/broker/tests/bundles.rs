@@ -76,6 +76,21 @@ fn memory_that_overlaps_over_many_allocations_is_one_range() {
 }
 
 #[test]
+fn bundle_with_too_many_adjacent_allocations_is_refused() {
+    let mut exporter = agent!(NEIGHBOURS);
+    let text = exporter.ok("share-bundle x 2046 4096 neighbours=1");
+    let descriptor: BundleDescriptor = text.parse().expect("it is a bundle");
+    assert_eq!(descriptor.allocations(), 2046);
+    exporter.ok("close-bundle x 10000");
+    let Answer::Failed(failure) = exporter.ask("share-bundle x 2049 4096 neighbours=1") else {
+        panic!("2049 adjacent allocations were shared");
+    };
+    assert_eq!(failure.variant, "InBundle", "{}", failure.text);
+    assert!(failure.text.contains("2049 adjacent"), "{}", failure.text);
+    assert_eq!(exporter.allocated(), 0);
+}
+
+#[test]
 fn an_exporter_that_is_killed_while_a_bundle_is_open_leaves_nothing() {
     let (mut exporter, mut importer) = (agent!(DESCRIPTORS), agent!(DESCRIPTORS));
     let descriptor = exporter.ok("share-bundle x 20 4096");

@@ -294,7 +294,7 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
                 Received::Closed => break,
                 Received::Nothing => panic!("{what}: the lease does not come back"),
                 Received::Packet(bytes, _) => match postcard::from_bytes(&bytes) {
-                    Ok(ToExporter::Release { lease: 4711 }) => break,
+                    Ok(ToExporter::Release { lease: 4711, .. }) => break,
                     Ok(ToExporter::Confirm { request, lease: 4711 }) => {
                         connection.send(&FromExporter::Confirmed { request }).expect("it reads");
                     }

@@ -179,7 +179,7 @@ fn a_descriptor_that_nobody_opened_is_said_to_be_so_and_closes_at_once() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let text = exporter.fails("wait-released x 50", "StillHeld");
-    assert!(text.contains("nobody has opened it"), "{text}");
+    assert!(text.contains("no process has opened the export within 50 ms"), "{text}");
     within(SOON, "closing", || exporter.ok("close x 10000"));
     assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
     agent!(PINNING).fails(&format!("open x {descriptor}"), "ExportDropped");
@@ -327,6 +327,36 @@ fn waiting_for_the_release_takes_back_what_is_kept_unused_and_only_that() {
     busy.ok("drop x");
     exporter.ok("wait-released x 10000");
     assert_eq!(exporter.holders("x"), 0);
+}
+
+#[test]
+fn idle_lease_is_held_until_its_cache_returns_it() {
+    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
+    let descriptor = exporter.share("x 4096");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("drop x");
+    let before = importer.counter("requests_total");
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(importer.counter("requests_total"), before, "the lease was kept");
+    importer.ok("drop x");
+    assert_eq!(exporter.holders("x"), 1, "an idle lease counts");
+    importer.ok("close-unused 10000");
+    eventually("the lease is returned", 0, || exporter.holders("x"));
+}
+
+#[test]
+fn close_names_a_stopped_importer_whose_lease_may_be_idle() {
+    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
+    let descriptor = exporter.share("x 4096");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("drop x");
+    importer.stop();
+    let text = exporter.fails("close x 200", "StillHeld");
+    assert!(text.contains(&format!("process {} (broker-agent)", importer.id())), "{text}");
+    assert!(text.contains("also one that is idle") && text.contains("stopped"), "{text}");
+    importer.go_on();
+    eventually("the idle lease is returned", 0, || exporter.counter("exports"));
+    assert_eq!(exporter.allocated(), 0);
 }
 
 #[test]

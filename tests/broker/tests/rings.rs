@@ -356,3 +356,127 @@ fn a_stream_that_waits_for_a_writer_that_is_killed_goes_on_and_its_slot_says_so(
         reader.ok("ring-leave");
     }
 }
+
+#[test]
+fn reader_loop_ends_with_the_last_publication() {
+    for machine in MACHINES {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        reader.tell("ring-consume");
+        writer.ok("ring-publish 5");
+        eventually("the reader waits for sequence 5", String::new(), || writer.ok("ring-behind"));
+        reader.says_nothing_for(Duration::from_millis(50));
+        writer.tell("ring-close 15000");
+        let consumed = within(SOON, "the reader's loop", || reader.hear());
+        assert_eq!(consumed, Answer::Done("5".into()), "{machine}");
+        reader.ok("ring-reader-check");
+        reader.ok("ring-leave");
+        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+    }
+}
+
+#[test]
+fn reader_loop_fails_when_the_writer_is_killed() {
+    for machine in [PINNING, CUDA, NO_TIMELINES] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        reader.tell("ring-consume");
+        writer.ok("ring-publish 3");
+        eventually("the reader waits for sequence 3", String::new(), || writer.ok("ring-behind"));
+        writer.kill();
+        match within(SOON, "the reader's loop", || reader.hear()) {
+            Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{machine}: {failure:?}"),
+            other => panic!("{machine}: {other:?}"),
+        }
+        reader.ok("ring-leave");
+    }
+}
+
+/// Takes the slot of a sequence that is never published, and ends the ring while a stream waits for it.
+fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, Child) {
+    let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+    let descriptor = writer.ok("ring 2");
+    reader.ok(&format!("ring-join {descriptor}"));
+    writer.ok("ring-publish 1");
+    writer.ok("sync");
+    reader.ok("ring-next");
+    reader.ok("ring-release");
+    assert_eq!(reader.ok("ring-next"), "1", "{machine}");
+    // Nothing is known of its end yet.
+    reader.ok("ring-view");
+    reader.tell("sync");
+    reader.says_nothing_for(Duration::from_millis(50));
+    ends(&mut writer);
+    assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+    (writer, reader)
+}
+
+#[test]
+fn access_and_release_of_a_slot_never_published_fail() {
+    let ends: [(fn(&mut Child), _); 2] =
+        [(|writer| writer.tell("ring-close 15000"), "RingClosed"), (Child::kill, "ExporterGone")];
+    for machine in [PINNING, CUDA] {
+        for (ends, variant) in ends {
+            let (_writer, mut reader) = slot_that_is_never_published(machine, ends);
+            reader.fails("ring-view", variant);
+            reader.fails("ring-check", variant);
+            reader.fails("ring-next", variant);
+            reader.fails("ring-release", variant);
+            // The errors were reported: no result is left that could be taken for data.
+            reader.fails("ring-next", variant);
+            reader.ok("ring-leave");
+        }
+    }
+}
+
+#[test]
+fn slot_released_before_it_is_known_to_be_unpublished_is_reported() {
+    for machine in [PINNING, CUDA] {
+        for killed in [false, true] {
+            let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+            let descriptor = writer.ok("ring 2");
+            reader.ok(&format!("ring-join {descriptor}"));
+            writer.ok("ring-publish 2");
+            for sequence in 0..4 {
+                assert_eq!(reader.ok("ring-next"), sequence.to_string());
+                reader.ok("ring-view");
+                reader.ok("ring-release");
+            }
+            writer.ok("ring-publish 1");
+            writer.ok("sync");
+            // Sequence 2 has been published meanwhile, and sequence 3 may still be.
+            reader.ok("ring-reader-check");
+            reader.tell("sync");
+            reader.says_nothing_for(Duration::from_millis(50));
+            if killed {
+                writer.kill();
+            } else {
+                writer.tell("ring-close 15000");
+            }
+            within(SOON, "the stream", || reader.hear());
+            for call in ["ring-reader-check", "ring-next"] {
+                let text = reader.fails(call, "RingUnpublished");
+                assert!(text.contains("before sequence 3 was"), "{machine}: {text}");
+            }
+            reader.ok("ring-leave");
+        }
+    }
+}
+
+#[test]
+fn slot_dropped_unread_at_the_end_is_an_orderly_end() {
+    for machine in [PINNING, CUDA] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        reader.ok("ring-next");
+        reader.ok("ring-drop-slots");
+        writer.tell("ring-close 15000");
+        reader.tell("sync");
+        within(SOON, "the stream", || reader.hear());
+        reader.fails("ring-next", "RingClosed");
+        reader.ok("ring-leave");
+    }
+}

@@ -53,14 +53,17 @@ fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'
     })
 }
 
-/// What a process has once the copies before have been taken down on its side too: nothing of theirs is left, and nothing
-/// changes any longer.
+/// The number of times in a row that a process at rest looks the same: sockets are closed on other threads.
+const LOOKS_AT_REST: u32 = 50;
+
+/// Returns what a process has once the earlier copies have ended on its side too and nothing changes any longer.
 fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
-    let mut last = rest(child);
+    let (mut last, mut same) = (rest(child), 0);
     eventually("a process at rest", true, || {
         let before = std::mem::replace(&mut last, rest(child));
+        same = if last == before { same + 1 } else { 0 };
         // An importer that has just died may still be on its way out.
-        last == before && last.0 == 0 && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
+        same >= LOOKS_AT_REST && last.0 == 0 && last.3.of_kind("/memfd:device-ipc-staging (deleted)") == 0
     });
     last
 }
@@ -189,7 +192,7 @@ impl ByHand {
     }
 
     fn release(&self) {
-        self.connection.send(&ToExporter::Release { lease: self.lease }).expect("it reads");
+        self.connection.send(&ToExporter::release(self.lease)).expect("it reads");
     }
 }
 

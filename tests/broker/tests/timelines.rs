@@ -8,6 +8,9 @@ use device_ipc_broker_tests::{
     ToExporter, agent, eventually, open_request, within,
 };
 
+/// The value of a word that has been ended.
+const ENDED: u64 = i64::MAX as u64;
+
 /// What waits for somebody who has gone goes on in this time.
 const SOON: Duration = Duration::from_secs(3);
 
@@ -299,14 +302,15 @@ fn a_signal_that_comes_after_the_end_is_taken_back() {
     words.write_importers(slot, 3);
     let answer = within(SOON, "the stream that waits", || exporter.hear());
     assert_eq!(answer, Answer::Done(String::new()));
-    eventually("the late signal is taken back", 1 << 62, || words.importers(slot));
+    eventually("the late signal is taken back", ENDED, || words.importers(slot));
     exporter.fails("check x", "ImporterGone");
 }
 
 fn words_of(connection: &Connection, lease: u64) -> (u32, OwnedFd) {
     connection.send(&ToExporter::Timeline { request: 2, lease, ready: false }).expect("it reads");
     let Received::Packet(bytes, fds) = connection.receive(SOON) else { panic!("it answers") };
-    let Ok((FromExporter::Timeline { request: 2, page: 0, slot }, [])) = postcard::take_from_bytes(&bytes)
+    let Ok((FromExporter::Timeline { request: 2, page: 0, slot, base: 0 }, [])) =
+        postcard::take_from_bytes(&bytes)
     else {
         panic!("not as it is documented: {bytes:?}")
     };
@@ -336,7 +340,7 @@ impl Words {
     }
 
     fn wait_for_the_end(&self, slot: u32) {
-        eventually("the word is ended", 1 << 62, || self.importers(slot));
+        eventually("the word is ended", ENDED, || self.importers(slot));
     }
 }
 

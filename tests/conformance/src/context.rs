@@ -1,9 +1,12 @@
 //! What a case has to work with.
 
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Error, HandleKindInfo, Ipc};
+
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::agent::Agent;
 use crate::case::AGENT_ROLE;
@@ -165,6 +168,19 @@ impl Context {
     /// What the system says.
     pub fn agent(&self) -> Result<Agent, Stop> {
         Ok(Agent::new(self.peer(AGENT_ROLE)?))
+    }
+
+    /// Starts an agent that inherits file descriptors, which have the same numbers there.
+    ///
+    /// # Errors
+    ///
+    /// The system's error.
+    pub fn agent_inheriting(&self, descriptors: &[impl AsFd]) -> Result<Agent, Stop> {
+        let set_all = |flags| descriptors.iter().try_for_each(|descriptor| fcntl_setfd(descriptor, flags));
+        set_all(FdFlags::empty()).map_err(std::io::Error::from)?;
+        let agent = self.agent();
+        set_all(FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        agent
     }
 
     /// Starts an agent that sees only these devices of this process, in this order; skips where it sees others.

@@ -34,14 +34,15 @@
 //! }
 //! ```
 //!
-//! `cargo test --test conformance` then runs every case of every variant, each in a fresh process with a deadline;
-//! behind `--` stand `--list`, `--variant NAME`, `--test-threads N` and a part of a case's name.
+//! `cargo test --test conformance` then runs every case of every variant, each in a fresh process with a deadline. After
+//! `--` come `--list`, `--variant NAME`, `--skip PART`, `--test-threads N` and parts of the names of cases; `--help` lists all
+//! options, and unknown ones are errors.
 //!
 //! - Where the backend is [`Unavailable`](device_ipc_core::Unavailable), the suite says so and passes: not every machine
 //!   has the hardware. `DEVICE_IPC_CONFORMANCE_REQUIRE=1` makes that a failure.
 //! - `DEVICE_IPC_CONFORMANCE_DEADLINE` is the time that a case may take, in seconds; 60 unless set.
 //! - The text given to [`Suite::expected_skips`] lists what may be skipped. A skip that is not listed fails the run, and
-//!   so does a listed case that ran.
+//!   so does a listed case that ran. A run prints the lines for the skips that are not listed, ready to be pasted.
 //! - Cases of a hidden device start processes with the backend's
 //!   [`visible_devices_variable`](device_ipc_core::DeviceIpc::visible_devices_variable) set; a backend that reads its
 //!   devices from elsewhere asks [`visible_devices`].
@@ -77,6 +78,7 @@
 
 pub mod agent;
 mod arguments;
+pub mod bare;
 mod case;
 pub mod cases;
 pub mod check;
@@ -89,6 +91,7 @@ mod runner;
 mod suite;
 pub mod timing;
 pub mod unchecked;
+pub mod usage;
 pub mod wire;
 
 pub use case::{Body, Case};

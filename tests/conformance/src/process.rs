@@ -103,6 +103,17 @@ impl Peer {
         self.lines.receive(deadline)
     }
 
+    /// Explains why it sends no more lines: describes its end where it has ended.
+    pub(crate) fn explain(&mut self, error: &ReceiveError) -> Stop {
+        let process = format!("the {} process", self.role);
+        let ended = matches!(error, ReceiveError::Closed).then(|| self.wait(SEND_PATIENCE));
+        match ended {
+            Some(Ok(status)) => Stop::failed(describe(&process, status)),
+            Some(Err(error)) => Stop::failed(error),
+            None => Stop::failed(format_args!("{process}: {error}")),
+        }
+    }
+
     /// Kills it, without waiting for its end.
     ///
     /// # Errors
@@ -196,12 +207,33 @@ pub(crate) fn attach_to_starter() -> io::Result<Lines> {
     Lines::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-/// How a process ended, in words.
-pub(crate) fn describe(status: ExitStatus) -> String {
-    match status.signal() {
-        Some(signal) => format!("it was killed by signal {signal}"),
-        None => format!("it ended with {status} and said nothing"),
-    }
+/// Describes how a process of a case ended without an answer.
+pub(crate) fn describe(process: &str, status: ExitStatus) -> String {
+    let Some(number) = status.signal() else {
+        return format!("{process} ended with {status} before the case did; see its output");
+    };
+    let (name, meaning) = match number {
+        4 => ("SIGILL", "it executed an invalid instruction"),
+        6 => (
+            "SIGABRT",
+            "it aborted, as after a panic that must not unwind or a failed assertion of a C library",
+        ),
+        7 => {
+            ("SIGBUS", "it accessed a page whose file has become shorter, or an address that is not aligned")
+        }
+        8 => ("SIGFPE", "it divided by zero"),
+        9 => ("SIGKILL", "another process killed it, or the kernel did because memory was short (see dmesg)"),
+        11 => (
+            "SIGSEGV",
+            "it accessed an address that is not mapped; a backend that unmaps memory in free or close while submitted \
+             work uses it does this, and so does a wrong pointer in a call of the vendor's library",
+        ),
+        13 => ("SIGPIPE", "it wrote to a pipe that nobody reads"),
+        15 => ("SIGTERM", "another process ended it"),
+        31 => ("SIGSYS", "a system call was refused by a filter"),
+        _ => ("a signal", "see signal(7)"),
+    };
+    format!("{process} was killed by {name} ({number}): {meaning}")
 }
 
 fn wait_readable(fd: &OwnedFd, deadline: Duration) -> io::Result<bool> {
@@ -293,4 +325,17 @@ impl Lines {
 pub(crate) fn output_file() -> io::Result<File> {
     let fd = rustix::fs::memfd_create("conformance-output", rustix::fs::MemfdFlags::CLOEXEC)?;
     Ok(File::from(fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_is_named_and_explained() {
+        let text = describe("the case's process", ExitStatus::from_raw(11));
+        assert!(text.starts_with("the case's process was killed by SIGSEGV (11): it accessed"), "{text}");
+        assert!(describe("it", ExitStatus::from_raw(64)).contains("it was killed by a signal (64)"));
+        assert!(describe("it", ExitStatus::from_raw(3 << 8)).contains("exit status: 3"));
+    }
 }

@@ -1,15 +1,16 @@
 //! Runs cases, each in a process of its own, and sums up.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arguments::Arguments;
 use crate::case::MAIN_ROLE;
-use crate::expected::ExpectedSkips;
+use crate::expected::{ExpectedSkips, Mismatch, Position, Skip, as_lines};
 use crate::process::{Address, Peer, ReceiveError, describe, output_file};
 
 /// The case that only says how many devices there are.
@@ -21,6 +22,13 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long a process may take to end when its case is over.
 const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Makes the processes of a case one node for backends on the mock's engine, the vendors' simulators included: they account
+/// for the memory of a device together, and for that of no other case. A driver does so for the whole host.
+const NODE_VARIABLE: &str = "DEVICE_IPC_MOCK_NODE";
+
+/// How messages name the process of a case's main role.
+const THE_PROCESS: &str = "the case's process";
 
 /// Cases that run at a time, unless the command line says otherwise.
 const MOST_JOBS: usize = 4;
@@ -44,6 +52,12 @@ struct Summary {
     passed: usize,
     skipped: Vec<(String, String)>,
     failed: Vec<String>,
+    /// The number of devices of each variant that ran.
+    devices: BTreeMap<&'static str, usize>,
+    /// Skips of cases, listed or not.
+    skips: Vec<Skip>,
+    /// Skips that are not listed.
+    not_listed: Vec<Skip>,
 }
 
 impl Runner {
@@ -54,11 +68,28 @@ impl Runner {
         }
         let mut summary = Summary::default();
         for unknown in self.expected.unknown(&self.variants, &self.cases) {
-            println!("FAILED: the list of expected skips names {unknown}, which there is not");
+            println!(
+                "FAILED: the list of expected skips names {unknown}, which does not exist; remove the line"
+            );
             summary.failed.push(unknown);
         }
         for variant in &self.variants {
             self.run_variant(variant, &mut summary);
+        }
+        if self.arguments.wants_everything() {
+            for unused in self.expected.unused_themes(&summary.devices, &summary.skips) {
+                println!(
+                    "FAILED: no case was skipped as the line {unused} of the expected skips says; remove the line"
+                );
+                summary.failed.push(unused);
+            }
+        }
+        let lines = as_lines(&summary.not_listed, &self.variants, &self.cases);
+        if !lines.is_empty() {
+            println!(
+                "\nIf these skips are right, add the lines to the list of expected skips:\n{}",
+                lines.join("\n")
+            );
         }
         summary.print()
     }
@@ -83,7 +114,7 @@ impl Runner {
         self.cases.iter().filter(wanted).copied().collect()
     }
 
-    fn run_variant(&self, variant: &str, summary: &mut Summary) {
+    fn run_variant(&self, variant: &'static str, summary: &mut Summary) {
         let queue = self.wanted(variant);
         if queue.is_empty() {
             return;
@@ -102,6 +133,7 @@ impl Runner {
             }
             Err(Verdict::Passed) => return,
         };
+        summary.devices.insert(variant, devices);
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = self.arguments.jobs.unwrap_or(available.min(MOST_JOBS)).max(1);
         let queue = Mutex::new(queue);
@@ -114,9 +146,10 @@ impl Runner {
                         let Some(case) = next else { return };
                         let begun = Instant::now();
                         let (verdict, output) = self.run_case(variant, case);
-                        let verdict = self.compare_with_expected(variant, case, devices, verdict);
                         let name = self.full_name(variant, case);
                         let mut summary = results.lock().unwrap_or_else(PoisonError::into_inner);
+                        let at = Position { variant, case, devices };
+                        let verdict = self.compare_with_expected(at, verdict, &mut summary);
                         summary.note(name, verdict, &output, begun.elapsed());
                     }
                 });
@@ -161,8 +194,11 @@ impl Runner {
     /// The line that a fresh process answers with, and all that it has printed.
     fn run_process(&self, variant: &str, case: &str) -> (Result<String, String>, String) {
         let address = Address { variant: variant.into(), case: case.into(), role: MAIN_ROLE.into() };
-        let started =
-            output_file().and_then(|output| Ok((Peer::start(&address, &[], Some(&output))?, output)));
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let node = format!("case-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        let environment = [(NODE_VARIABLE, node)];
+        let started = output_file()
+            .and_then(|output| Ok((Peer::start(&address, &environment, Some(&output))?, output)));
         let (mut peer, output) = match started {
             Ok(started) => started,
             Err(error) => return (Err(format!("its process could not be started: {error}")), String::new()),
@@ -171,12 +207,12 @@ impl Runner {
         let line = match peer.receive_line(deadline) {
             Ok(line) => match peer.wait(END_PATIENCE) {
                 Ok(status) if status.code().is_some() => Ok(line),
-                Ok(status) => Err(format!("it said {line:?}; then {}", describe(status))),
+                Ok(status) => Err(format!("it said {line:?}; then {}", describe(THE_PROCESS, status))),
                 Err(error) => Err(format!("it said {line:?}; then {error}")),
             },
-            Err(ReceiveError::Closed) => {
-                Err(peer.wait(END_PATIENCE).map_or_else(|error| error.to_string(), describe))
-            }
+            Err(ReceiveError::Closed) => Err(peer
+                .wait(END_PATIENCE)
+                .map_or_else(|error| error.to_string(), |status| describe(THE_PROCESS, status))),
             Err(ReceiveError::Timeout(_)) => {
                 Err(format!("it ran past its deadline of {} s ({DEADLINE_VARIABLE})", deadline.as_secs()))
             }
@@ -186,18 +222,26 @@ impl Runner {
         (line, read_back(output))
     }
 
-    fn compare_with_expected(&self, variant: &str, case: &str, devices: usize, verdict: Verdict) -> Verdict {
-        match (verdict, self.expected.reason(variant, case, devices)) {
-            (Verdict::Skipped(reason), None) => {
+    fn compare_with_expected(&self, at: Position<'_>, verdict: Verdict, summary: &mut Summary) -> Verdict {
+        let reason = match verdict {
+            Verdict::Skipped(reason) => reason,
+            Verdict::Passed if self.expected.must_skip(at) => {
+                let what = "it passed and is among the expected skips; remove its line from the list";
+                return Verdict::Failed(what.into());
+            }
+            verdict => return verdict,
+        };
+        let skip = Skip { variant: at.variant.into(), case: at.case.into(), reason: reason.clone() };
+        summary.skips.push(skip.clone());
+        match self.expected.check_skip(at, &reason) {
+            Ok(()) => Verdict::Skipped(reason),
+            Err(Mismatch::NotListed) => {
+                summary.not_listed.push(skip);
                 Verdict::Failed(format!("it was skipped and is not among the expected skips: {reason}"))
             }
-            (Verdict::Skipped(reason), Some(expected)) if !reason.contains(expected) => {
+            Err(Mismatch::OtherReason(expected)) => {
                 Verdict::Failed(format!("it was skipped for another reason than {expected:?}: {reason}"))
             }
-            (Verdict::Passed, Some(_)) => {
-                Verdict::Failed("it passed and is among the expected skips; take it off the list".into())
-            }
-            (verdict, _) => verdict,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use device_ipc_core::{DeviceIpc, Unavailable};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, HELP};
 use crate::case::{Case, MAIN_ROLE};
 use crate::context::Context;
 use crate::expected::ExpectedSkips;
@@ -47,10 +47,19 @@ impl Suite {
         self
     }
 
-    /// States which cases may be skipped, one line for each: `variant/case: reason`.
+    /// Keeps the cases of these themes only: for machines on which the others show nothing new.
+    pub fn themes(mut self, themes: &[&str]) -> Self {
+        self.cases.retain(|case| case.name.split("::").next().is_some_and(|theme| themes.contains(&theme)));
+        self
+    }
+
+    /// States which cases may be skipped, one line for each: `variant/theme::case: reason`.
     ///
-    /// `*` stands for every variant; the reason is the skip's, or a part of it; `[one device]` or `[several devices]` in
-    /// front restricts the line to such machines; `#` begins a comment.
+    /// The variant `*` is every variant. The case `theme::*` is every case of the theme: some of them have to be skipped
+    /// for this reason, where a line that names a case says that this one has to be. The reason is the skip's, or a part
+    /// of it. `[one device]` or `[several devices]` in front restricts the line to such machines; `#` begins a comment.
+    ///
+    /// A run prints the lines for the skips that are not listed, ready to be pasted.
     pub fn expected_skips(mut self, text: &str) -> Self {
         self.expected_skips = text.to_owned();
         self
@@ -71,14 +80,22 @@ impl Suite {
                 return ExitCode::FAILURE;
             }
         };
-        let runner = Runner {
-            suite: self.name,
-            variants: self.variants.iter().map(|(name, _)| *name).collect(),
-            cases: self.cases.iter().map(|case| case.name).collect(),
-            expected,
-            arguments: Arguments::parse(std::env::args().skip(1)),
+        let variants: Vec<_> = self.variants.iter().map(|(name, _)| *name).collect();
+        let arguments = Arguments::parse(std::env::args().skip(1))
+            .and_then(|arguments| arguments.check_variant(&variants).map(|()| arguments));
+        let arguments = match arguments {
+            Ok(arguments) if arguments.help => {
+                print!("{HELP}\nvariants of {}: {}\n", self.name, variants.join(" "));
+                return ExitCode::SUCCESS;
+            }
+            Ok(arguments) => arguments,
+            Err(error) => {
+                eprintln!("error: {error}");
+                return ExitCode::FAILURE;
+            }
         };
-        runner.run()
+        let cases = self.cases.iter().map(|case| case.name).collect();
+        Runner { suite: self.name, variants, cases, expected, arguments }.run()
     }
 
     fn run_here(&self, address: &Address) -> ExitCode {

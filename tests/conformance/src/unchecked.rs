@@ -2,8 +2,14 @@
 
 #![allow(unsafe_code, reason = "the suite hands bad addresses to the library on purpose")]
 
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
 use device_ipc_core::{
-    AsStream, BorrowedStream, DeviceIpc, DeviceOrdinal, DeviceRange, OwnedRegion, Region, Result,
+    AsStream, BorrowedStream, DeviceIpc, DeviceOrdinal, DeviceRange, HandleKind, Ipc, OwnedRegion, Region,
+    Result, ShareBuilder,
 };
 
 /// An owner of a region that owns nothing: for addresses that the library is to refuse.
@@ -23,11 +29,33 @@ pub fn owned<O: Send + 'static>(owner: O, region: Region) -> OwnedRegion<O> {
     unsafe { OwnedRegion::new(owner, region) }
 }
 
+/// A share of a region without bytes that nobody owns.
+///
+/// # Panics
+///
+/// Where the region has bytes.
+pub fn share_borrowed_without_bytes(ipc: &Ipc, region: Region) -> ShareBuilder<'_, ()> {
+    assert_eq!(region.range.len, 0, "it has no bytes");
+    // SAFETY: there are no bytes that could be freed.
+    unsafe { ipc.share_borrowed(region) }
+}
+
 /// A stream that claims to be another backend's: for calls that are to refuse it before they use it.
 pub fn stream_of_another_backend() -> BorrowedStream<'static> {
     // SAFETY: the value is only given to calls that check the backend's name first; where one does not, the process
     // that finds this out is the case's own.
     unsafe { BorrowedStream::from_raw("another-backend", DeviceOrdinal::new(0), 0) }
+}
+
+/// Another descriptor of a file that this process has inherited open under this number.
+///
+/// # Errors
+///
+/// The system's error, as for a number that is not open.
+pub fn inherited(number: RawFd) -> std::io::Result<OwnedFd> {
+    // SAFETY: inherited descriptors belong to no value of this process, so that nothing closes them meanwhile; a number
+    // that is not open is an error of the duplication.
+    unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
 }
 
 /// Plain device memory of the bare backend, freed on drop.
@@ -46,6 +74,20 @@ impl<'a> Bare<'a> {
     /// The backend's.
     pub fn allocate(backend: &'a dyn DeviceIpc, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
         Ok(Self { backend, range: backend.memory().allocate(device, bytes)? })
+    }
+
+    /// Allocates for a kind of handle.
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    pub fn allocate_as(
+        backend: &'a dyn DeviceIpc,
+        device: DeviceOrdinal,
+        bytes: u64,
+        kind: HandleKind,
+    ) -> Result<Self> {
+        Ok(Self { backend, range: backend.memory().allocate_as(device, bytes, kind)? })
     }
 
     /// Submits setting every byte of a part.
@@ -81,6 +123,20 @@ impl<'a> Bare<'a> {
         unsafe { self.backend.memory().write(part, bytes, stream.as_stream()) }
     }
 
+    /// Submits a copy between two parts.
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    pub fn copy_part(&self, to: DeviceRange, from: DeviceRange, stream: &impl AsStream) -> Result<()> {
+        assert!(
+            self.range.contains(&to) && self.range.contains(&from),
+            "a case may only touch its own memory"
+        );
+        // SAFETY: as in `fill`.
+        unsafe { self.backend.memory().copy(to, from, stream.as_stream()) }
+    }
+
     /// Submits a copy from other bare memory, of whatever length.
     ///
     /// # Errors
@@ -114,6 +170,51 @@ impl Drop for Bare<'_> {
             eprintln!("memory of a case could not be freed: {error}");
         }
     }
+}
+
+/// Gives every call of a backend that takes a stream one of another backend. Returns the calls with their results.
+///
+/// # Errors
+///
+/// The backend's, of making an event.
+pub fn use_stream_of_another_backend(
+    backend: &Arc<dyn DeviceIpc>,
+    memory: &Bare<'_>,
+) -> Result<Vec<(&'static str, Result<()>)>> {
+    let (calls, range) = (backend.memory(), memory.range);
+    let stream = stream_of_another_backend();
+    let mut bytes = vec![0; range.len as usize];
+    // Never freed: a backend that takes the stream may use it at any time.
+    let host = NonNull::from(Vec::leak(bytes.clone())).cast::<u8>();
+    // SAFETY: the calls are to be refused. Where one is not, the case fails; the memory is freed after the device has been
+    // waited for, the host's bytes are leaked, and the word is in the memory.
+    let mut results = unsafe {
+        vec![
+            ("DeviceMemory::copy", calls.copy(range, range, stream)),
+            ("DeviceMemory::fill", calls.fill(range, 1, stream)),
+            ("DeviceMemory::write", calls.write(range, &bytes, stream)),
+            ("DeviceMemory::read", calls.read(range, &mut bytes, stream)),
+            ("DeviceMemory::add_f32", calls.add_f32(range, 1.0, stream)),
+            ("DeviceMemory::copy_to_host", calls.copy_to_host(host, range, stream)),
+            ("DeviceMemory::copy_from_host", calls.copy_from_host(range, host, stream)),
+        ]
+    };
+    results.push(("DeviceMemory::delay", calls.delay(Duration::from_millis(1), stream)));
+    results.push(("DeviceMemory::synchronize", calls.synchronize(stream)));
+    let capabilities = backend.capabilities(range.device)?;
+    if capabilities.ipc_events {
+        let event = backend.create_event(range.device)?;
+        results.push(("DeviceEvent::record", event.record(stream)));
+        results.push(("DeviceEvent::wait_on", event.wait_on(stream)));
+    }
+    if let Some(timelines) = backend.timelines().filter(|_| capabilities.timelines) {
+        // SAFETY: as above.
+        results
+            .push(("DeviceTimelines::write_value", unsafe { timelines.write_value(range.ptr, 1, stream) }));
+        // SAFETY: as above.
+        results.push(("DeviceTimelines::wait_value", unsafe { timelines.wait_value(range.ptr, 0, stream) }));
+    }
+    Ok(results)
 }
 
 /// Submits setting every byte of memory that this process may only read.

@@ -19,8 +19,9 @@ use artifact::Artifact;
 /// The program.
 const PROGRAM: &str = "device-ipc";
 /// The packages of the programs, the program first, and those that tests start.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("device-ipc-cli", PROGRAM),
+    ("device-ipc-soak", "device-ipc-soak"),
     ("device-ipc-broker-tests", "broker-agent"),
     ("device-ipc-sim-cuda", "cuda-probes"),
 ];
@@ -42,7 +43,7 @@ const TESTS_OF: [&str; 4] = ["device-ipc", "device-ipc-broker-tests", "device-ip
 
 /// Tests of those packages that have no use for a device, by their names in the bundle.
 fn needs_no_device(name: &str) -> bool {
-    const OF_THE_BROKER: [&str; 5] = ["kill", "namespaces", "rings", "staged", "timelines"];
+    const OF_THE_BROKER: [&str; 6] = ["kill", "namespaces", "recycling", "rings", "staged", "timelines"];
     match name.split_once("--") {
         Some(("device-ipc-broker-tests", test)) => !OF_THE_BROKER.contains(&test),
         Some(("device-ipc-cli", test)) => !["cuda", "program"].contains(&test),

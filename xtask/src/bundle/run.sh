@@ -120,6 +120,8 @@ for test in "$here"/*--*; do
     esac
 done
 if [[ $devices -ge 1 ]]; then
+    # Shortened; without options the program takes some minutes a row.
+    step device-ipc-soak "$here/device-ipc-soak" --rounds 2000 --kill-every 1000
     step cuda-probes "$here/cuda-probes" libcuda.so.1
 fi
 

@@ -3,9 +3,11 @@
 //! What it is not asked for comes as `event …`.
 
 mod bundles;
+mod callbacks;
 mod channels;
 mod exports;
 mod forked;
+mod hostile;
 mod imports;
 mod process;
 mod rings;
@@ -30,6 +32,9 @@ use rustix::process::Signal;
 use crate::raw::Connection;
 use crate::{ASCEND, CUDA};
 
+/// The argument of an agent that an agent's `exec` runs.
+const RUN_AGAIN: &str = "again";
+
 /// What an agent has.
 #[derive(Default)]
 struct Agent {
@@ -46,6 +51,9 @@ struct Agent {
     gates: HashMap<String, Sender<()>>,
     connections: Vec<Connection>,
     swarm: Vec<rustix::process::Pid>,
+    /// What is kept open for others that were sent away.
+    descriptors: Vec<std::os::fd::OwnedFd>,
+    sockets_before_connect: Vec<String>,
     rings: rings::Rings,
     channels: channels::Channels,
     bundles: HashMap<String, BundleExport>,
@@ -63,6 +71,9 @@ pub fn run() {
     // Killed with the test that started it, also where the test itself is killed.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let mut agent = Agent::default();
+    if std::env::args().nth(1).as_deref() == Some(RUN_AGAIN) {
+        say("ok");
+    }
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return };
         let answer = agent.answer(&line);
@@ -109,6 +120,7 @@ impl Agent {
             "touch" => self.touch(&words),
             "last-float" => self.last_float(&words),
             "on-gone" => self.on_gone(&words),
+            "wait-in" => self.wait_in_callback(&words),
             "release" => self.release(&words),
             "drop" => self.drop_guard(&words),
             "descriptor" => self.descriptor_of(&words),
@@ -121,6 +133,8 @@ impl Agent {
             "check" => self.check_timeline(&words),
             "has-timelines" => Ok(self.backend().capabilities(DeviceOrdinal::new(0))?.timelines.to_string()),
             "forget-timelines" => self.forget_timelines(),
+            "delay" => self.delay(&words),
+            "scribble" => Ok(process::scribble(&words)),
             "rounds" => self.rounds(&words),
             "warm-up" => self.warm_up(),
             "first-float" => self.first_float(&words),
@@ -146,6 +160,7 @@ impl Agent {
             "end-swarm" => self.end_swarm(),
             "share-by-second-copy" => Ok(crate::second::share_by_second_copy()),
             "fork" => self.fork(),
+            "limit-threads" => Ok(process::limit_threads(&words)),
             "limit-descriptors" => Ok(process::limit_descriptors(&words)),
             "copy" => self.copy(&words),
             "copy-limits" => staged::limits(&words),
@@ -156,6 +171,7 @@ impl Agent {
             "ring-readers" => self.ring_readers(&words),
             "ring-count" => self.ring_count(),
             "ring-publish" => self.ring_publish(&words),
+            "ring-publish-now" => self.ring_publish_now(&words),
             "ring-write" => self.ring_write(),
             "ring-writable" => self.ring_writable(&words),
             "ring-behind" => self.ring_behind(),
@@ -164,7 +180,11 @@ impl Agent {
             "ring-join" => self.ring_join(&words),
             "ring-next" => self.ring_next(),
             "ring-release" => self.ring_release(),
+            "ring-release-elsewhere" => self.ring_release_elsewhere(),
+            "ring-view" => self.ring_view(),
             "ring-check" => self.ring_check(),
+            "ring-reader-check" => self.ring_reader_check(),
+            "ring-consume" => self.ring_consume(),
             "ring-drop-slots" => self.ring_drop_slots(),
             "ring-leave" => self.ring_leave(),
             "ring-read" => self.ring_read(&words),
@@ -189,8 +209,19 @@ impl Agent {
             "drop-bundle" => self.drop_bundle(&words),
             "close-bundle" => self.close_bundle(&words),
             "open-received-bundle" => self.open_received_bundle(&words),
+            "exec" => process::run_again(),
             "drop-capabilities" => Ok(process::drop_capabilities()),
             "opened-by" => self.opened_by(&words),
+            "deny" => Ok(hostile::deny(&words)),
+            "linger" => self.linger(&words),
+            "converse" => self.converse(&words),
+            "remember-sockets" => self.remember_sockets(),
+            "flood-channel" => self.flood_channel(&words),
+            "on-change" => self.on_change(&words),
+            "alarms" => self.alarms(&words),
+            "timed-list" => hostile::timed_list(&words),
+            "fork-and-exit" => Ok(hostile::fork_and_exit()),
+            "exit" => std::process::exit(0),
             other => panic!("the agent knows no {other:?}"),
         }
     }

@@ -1,13 +1,18 @@
 //! What concerns the agent as a process.
 
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::Duration;
 
 use device_ipc_core::{AllowList, Result, list_exports};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use super::{Agent, Words};
-use crate::raw::Connection;
+use super::{Agent, RUN_AGAIN, Words};
+use crate::DEADLINE;
+use crate::forged::Forged;
+use crate::protocol::ToExporter;
+use crate::raw::{Connection, Received, open_request};
 
 /// `list`: of each exporting process its pid and what it shares, as `PID:EXPORT:BYTES:HELD_BY`.
 pub(super) fn list(_: &Words<'_>) -> Result<String> {
@@ -51,10 +56,42 @@ pub(super) fn leave_network() -> String {
     String::new()
 }
 
+/// `scribble BYTE VALUE`: stores a number at this byte of every counter page that this process shares with another one, as a
+/// hostile peer may at any time. How many pages there are.
+pub(super) fn scribble(words: &Words<'_>) -> String {
+    use std::os::unix::fs::FileExt;
+
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the process has memory");
+    let memory = std::fs::File::options().write(true).open("/proc/self/mem").expect("its own memory");
+    let pages = maps.lines().filter(|line| line.contains("memfd:device-ipc-words"));
+    let written = pages.filter(|line| {
+        let begin = line.split('-').next().and_then(|begin| u64::from_str_radix(begin, 16).ok());
+        let value: u64 = words.name(1).parse().expect("a number");
+        let at = begin.expect("an address") + words.number(0) as u64;
+        // The page of something that has just ended may have been unmapped since.
+        memory.write_all_at(&value.to_ne_bytes(), at).is_ok()
+    });
+    let written = written.count();
+    assert!(written > 0, "there is no page to write to");
+    written.to_string()
+}
+
 /// `limit-descriptors COUNT`
 pub(super) fn limit_descriptors(words: &Words<'_>) -> String {
     let count = Some(words.number(0) as u64);
     setrlimit(Resource::Nofile, Rlimit { current: count, maximum: count }).expect("a lower limit");
+    String::new()
+}
+
+/// `limit-threads MORE`: from now on so many more threads can be started; of a user that has no other process. `any`: as many
+/// as before.
+pub(super) fn limit_threads(words: &Words<'_>) -> String {
+    let now = std::fs::read_dir("/proc/self/task").expect("this process has threads").count() as u64;
+    let maximum = getrlimit(Resource::Nproc).maximum;
+    // Only the lower of the two limits changes, so that it can be raised again.
+    let current = words.name(0).parse().map_or(maximum, |more: u64| Some(now + more));
+    let limit = Rlimit { current, maximum };
+    setrlimit(Resource::Nproc, limit).expect("another limit");
     String::new()
 }
 
@@ -64,6 +101,13 @@ pub(super) fn drop_capabilities() -> String {
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     set_capabilities(None, sets).expect("fewer capabilities");
     String::new()
+}
+
+/// `exec`: runs this program once more in the same process, which answers.
+pub(super) fn run_again() -> Result<String> {
+    let program = std::env::current_exe().expect("/proc is there");
+    let failed = Command::new(program).arg(RUN_AGAIN).exec();
+    panic!("{failed}");
 }
 
 impl Agent {
@@ -81,7 +125,8 @@ impl Agent {
         Ok(String::new())
     }
 
-    /// `swarm SOCKET COUNT processes=COUNT`: processes that connect so often each, say nothing, and stay.
+    /// `swarm SOCKET COUNT processes=COUNT [open=DESCRIPTOR]`: processes that connect so often each, open that or say nothing,
+    /// and stay.
     pub(super) fn swarm(&mut self, words: &Words<'_>) -> Result<String> {
         let mut made = 0;
         for _ in 0..words.number_of("processes").unwrap_or(1) {
@@ -90,7 +135,10 @@ impl Agent {
             match unsafe { libc::fork() } {
                 0 => {
                     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
-                    let connections = connect(words);
+                    let connections = match words.setting("open") {
+                        Some(text) => open_each(text, words.number(1)),
+                        None => connect(words),
+                    };
                     let _ = rustix::io::write(&writer, &[connections.len() as u8]);
                     loop {
                         std::thread::park();
@@ -120,4 +168,18 @@ impl Agent {
 fn connect(words: &Words<'_>) -> Vec<Connection> {
     let name = words.name(0).as_bytes();
     (0..words.number(1)).filter_map(|_| Connection::to(name).ok()).collect()
+}
+
+/// Connections that hold a lease each, as many as were let in.
+fn open_each(text: &str, count: usize) -> Vec<Connection> {
+    let target = Forged::of(&text.parse().expect("a descriptor"));
+    let open = || {
+        let connection = Connection::to(target.address()).ok()?;
+        connection.send(&ToExporter::Hello { protocol: 1, program: "swarm".into() }).ok()?;
+        let hello = connection.receive(DEADLINE);
+        connection.send(&open_request(&target, 1)).ok()?;
+        let granted = connection.receive(DEADLINE);
+        matches!((hello, granted), (Received::Packet(..), Received::Packet(..))).then_some(connection)
+    };
+    (0..count).filter_map(|_| open()).collect()
 }

@@ -57,6 +57,20 @@ impl Agent {
         Ok(String::new())
     }
 
+    /// `ring-publish-now COUNT`: so many sequences, by the host, whose bytes were written by a stream that has finished.
+    pub(super) fn ring_publish_now(&mut self, words: &Words<'_>) -> Result<String> {
+        let stream = self.stream()?;
+        for _ in 0..words.number(0) {
+            self.writer().wait_writable(Duration::from_secs(10))?;
+            let mut slot = self.writer().write(&stream)?;
+            let byte = slot.sequence() as u8;
+            slot.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
+            stream.synchronize()?;
+            slot.publish_now()?;
+        }
+        Ok(String::new())
+    }
+
     /// `ring-write`: a slot that is given back.
     pub(super) fn ring_write(&mut self) -> Result<String> {
         let stream = self.stream()?;
@@ -113,6 +127,54 @@ impl Agent {
         let stream = self.stream()?;
         self.rings.slots.remove(0).release(&stream)?;
         Ok(String::new())
+    }
+
+    /// `ring-release-elsewhere`: the oldest slot that was taken, on a stream of its own, which is waited for.
+    pub(super) fn ring_release_elsewhere(&mut self) -> Result<String> {
+        let stream = self.ipc().create_stream(0)?;
+        self.rings.slots.remove(0).release(&stream)?;
+        stream.synchronize()?;
+        Ok(String::new())
+    }
+
+    /// `ring-view`: views the oldest slot that was taken.
+    pub(super) fn ring_view(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        self.rings.slots[0].view::<u8, _>(&stream)?;
+        Ok(String::new())
+    }
+
+    /// `ring-reader-check`: whether everything that was released had been published.
+    pub(super) fn ring_reader_check(&mut self) -> Result<String> {
+        self.reader().check()?;
+        Ok(String::new())
+    }
+
+    /// `ring-consume`: reads slots until the writer closes the ring, by the loop that the documentation shows. Returns the
+    /// number of slots read.
+    pub(super) fn ring_consume(&mut self) -> Result<String> {
+        let stream = self.stream()?;
+        let mut read = || -> Result<(u64, Vec<u8>)> {
+            let slot = self.reader().next(&stream)?;
+            let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
+            let sequence = slot.sequence();
+            slot.release(&stream)?;
+            Ok((sequence, bytes))
+        };
+        let mut count = 0_u64;
+        loop {
+            match read() {
+                Ok((sequence, bytes)) if bytes.iter().all(|byte| *byte == sequence as u8) => count += 1,
+                Ok((sequence, bytes)) => {
+                    return Err(Error::Protocol(format!(
+                        "sequence {sequence} was read as {:?}",
+                        &bytes[..8]
+                    )));
+                }
+                Err(Error::RingClosed { .. }) => return Ok(count.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// `ring-check`: the oldest slot that was taken.

@@ -59,6 +59,11 @@ impl Agent {
         Ok(String::new())
     }
 
+    /// `delay MS`: the stream does nothing for so long.
+    pub(super) fn delay(&mut self, words: &Words<'_>) -> Result<String> {
+        self.stream()?.delay(words.time(0)).map(|()| String::new())
+    }
+
     /// `forget-timelines`
     pub(super) fn forget_timelines(&mut self) -> Result<String> {
         self.timelines.clear();

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity};
+use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::check::Refusal;
+use crate::usage::Usage;
 
 /// Where memory of another process is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +96,23 @@ pub struct BundleSharing {
     pub ready_on: Vec<u32>,
 }
 
+/// A handle of the bare backend, for an agent to open.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BareHandle {
+    /// The kind.
+    pub kind: u16,
+    /// The vendor's bytes.
+    pub bytes: Vec<u8>,
+    /// The numbers of its descriptors, which the agent has inherited.
+    pub descriptors: Vec<i32>,
+    /// The size of the allocation in bytes, as the exporter claims.
+    pub size: u64,
+    /// The vendor's number of the allocation.
+    pub generation: Option<u64>,
+    /// The exporter.
+    pub exporter: ProcessIdentity,
+}
+
 /// A tensor of a bundle.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BundledTensor {
@@ -156,8 +174,12 @@ pub enum Command {
     Forward { name: String },
     /// How the vendor knows the agent on a whitelist.
     PeerId { device: u32 },
-    /// Opens a handle on the bare backend, closes it again and says how many bytes the driver mapped.
-    BareOpen { kind: u16, bytes: Vec<u8>, size: u64, generation: Option<u64>, device: u32 },
+    /// Opens a handle on the bare backend, asks for the extents of the range, and closes it again.
+    BareOpen { handle: BareHandle, device: u32 },
+    /// Counts its mappings and descriptors.
+    Usage,
+    /// Asks the bare backend for the free memory of a device.
+    FreeMemory { device: u32 },
     /// Opens an event on the bare backend.
     OpenEvent { name: String, handle: Vec<u8>, device: u32 },
     /// Records an event on a device's stream.
@@ -266,6 +288,15 @@ pub enum Answer {
     Truth(bool),
     /// What names a bundle.
     Bundle(BundleDescriptor),
+    /// A range that the bare backend opened, and closed again.
+    BareOpened {
+        /// Its length in bytes.
+        len: u64,
+        /// The number of extents that the backend named for it, or its error.
+        extents: Result<usize, Refusal>,
+    },
+    /// Mappings and descriptors.
+    Usage(Usage),
 }
 
 /// A mapping of an agent.

@@ -11,7 +11,8 @@ use std::time::Duration;
 use device_ipc_core::{BundleDescriptor, Descriptor, DeviceIdentity, HandleKind};
 
 pub use command::{
-    Answer, BundleSharing, BundledTensor, Command, Copying, Mapped, Opening, Place, Reply, Sharing,
+    Answer, BareHandle, BundleSharing, BundledTensor, Command, Copying, Mapped, Opening, Place, Reply,
+    Sharing,
 };
 pub(crate) use server::run;
 
@@ -19,6 +20,7 @@ use crate::check::Refusal;
 use crate::context::PATIENCE;
 use crate::outcome::{Outcome, Stop, fail};
 use crate::process::Peer;
+use crate::usage::Usage;
 
 /// A process that does as it is told. Dropping it kills it.
 #[derive(Debug)]
@@ -64,7 +66,10 @@ impl Agent {
     /// [`Stop::Failed`] where the agent has ended, or does not answer.
     #[track_caller]
     pub fn answer(&mut self) -> Result<Reply, Stop> {
-        Ok(serde_json::from_str(&self.peer.receive_line(PATIENCE)?)?)
+        match self.peer.receive_line(PATIENCE) {
+            Ok(line) => Ok(serde_json::from_str(&line)?),
+            Err(error) => Err(self.peer.explain(&error)),
+        }
     }
 
     /// Tells it something that must succeed.
@@ -260,6 +265,39 @@ impl Agent {
         let reply = self.tell(&Command::Drop { name: name.into() })?;
         reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
         Ok(reply.took)
+    }
+
+    /// Has it open a handle on the bare backend and close it again. Returns the length of the range in bytes, and how the
+    /// backend answered the question for the extents of that range; or the error of the open.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`].
+    #[track_caller]
+    #[allow(clippy::type_complexity, reason = "two results, of the backend and of the agent")]
+    pub fn bare_open(
+        &mut self,
+        handle: BareHandle,
+        device: u32,
+    ) -> Result<Result<(u64, Result<usize, Refusal>), Refusal>, Stop> {
+        match self.tell(&Command::BareOpen { handle, device })?.result {
+            Ok(Answer::BareOpened { len, extents }) => Ok(Ok((len, extents))),
+            Ok(other) => wrong(&other),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    /// Counts its mappings and descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`Stop::Failed`].
+    #[track_caller]
+    pub fn usage(&mut self) -> Result<Usage, Stop> {
+        match self.must(&Command::Usage)? {
+            Answer::Usage(usage) => Ok(usage),
+            other => wrong(&other),
+        }
     }
 
     /// Has it end at once, without dropping anything, and reaps it.

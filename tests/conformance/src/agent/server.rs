@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{
     Access, AsStream, Buffer, BundleExport, BundleMapping, Channel, DeviceEvent, DeviceMap, DeviceOrdinal,
-    DeviceOwner, Dtype, Element, Export, Generation, HandleBytes, HandleKind, Ipc, Mapping, ProcessIdentity,
-    Received, ReceivedHandle, Region, Result, RingReader, StagingLimits, Stream, TensorLayout, Timeline,
-    ViewMut,
+    DeviceOwner, Dtype, Element, Error, Export, Generation, HandleBytes, HandleKind, Ipc, Mapping, Received,
+    ReceivedHandle, Region, Result, RingReader, StagingLimits, Stream, TensorLayout, Timeline, ViewMut,
 };
 
-use super::command::{Answer, BundleSharing, Command, Copying, Mapped, Opening, Place, Reply, Sharing};
+use super::command::{
+    Answer, BareHandle, BundleSharing, Command, Copying, Mapped, Opening, Place, Reply, Sharing,
+};
 use crate::check::Refusal;
 use crate::context::Context;
 use crate::flows::tensor_bytes;
 use crate::outcome::Outcome;
 use crate::unchecked;
+use crate::usage::Usage;
 
 /// An agent waits for commands as long as its starter lives.
 const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -126,8 +128,15 @@ impl<'a> Server<'a> {
             Command::PeerId { device } => {
                 Ok(Answer::Bytes(self.context.backend().local_peer_id(DeviceOrdinal::new(device))?))
             }
-            Command::BareOpen { kind, bytes, size, generation, device } => {
-                self.bare_open(kind, bytes, size, generation, device)
+            Command::BareOpen { handle, device } => self.bare_open(handle, device),
+            Command::Usage => {
+                let usage =
+                    Usage::of_this_process().map_err(|error| Error::io("counting mappings", error))?;
+                Ok(Answer::Usage(usage))
+            }
+            Command::FreeMemory { device } => {
+                let info = self.context.backend().memory().memory_info(DeviceOrdinal::new(device))?;
+                Ok(Answer::Number(info.free_bytes))
             }
             Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
             Command::Exit => Ok(Answer::Done),
@@ -416,28 +425,26 @@ impl<'a> Server<'a> {
         named(&self.buffers, into).view_mut::<u8>(&stream)?.copy_from_device(&view)
     }
 
-    fn bare_open(
-        &self,
-        kind: u16,
-        bytes: Vec<u8>,
-        size: u64,
-        generation: Option<u64>,
-        device: u32,
-    ) -> Result<Answer> {
-        let device = DeviceOrdinal::new(device);
+    fn bare_open(&self, handle: BareHandle, device: u32) -> Result<Answer> {
+        let (backend, device) = (self.context.backend(), DeviceOrdinal::new(device));
+        let descriptors = handle.descriptors.into_iter().map(unchecked::inherited);
         let handle = ReceivedHandle {
-            kind: HandleKind(kind),
-            bytes: HandleBytes::new(bytes),
-            fds: Vec::new(),
-            size,
-            generation: generation.map(Generation),
+            kind: HandleKind(handle.kind),
+            bytes: HandleBytes::new(handle.bytes),
+            fds: descriptors
+                .collect::<std::io::Result<_>>()
+                .map_err(|error| Error::io("duplicating an inherited descriptor", error))?,
+            size: handle.size,
+            generation: handle.generation.map(Generation),
             home: Some(device),
-            exporter: ProcessIdentity::current()?,
+            exporter: handle.exporter,
         };
-        let opened = self.context.backend().open(vec![handle], device, Access::ReadWrite)?;
-        let mapped = opened.range.len;
-        self.context.backend().close(opened)?;
-        Ok(Answer::Number(mapped))
+        let opened = backend.open(vec![handle], device, Access::ReadWrite)?;
+        let extents = backend.extents_of(opened.range, None);
+        let extents = extents.map(|extents| extents.len()).map_err(Refusal::from);
+        let len = opened.range.len;
+        backend.close(opened)?;
+        Ok(Answer::BareOpened { len, extents })
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use device_ipc_core::{
-    Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, HandleBytes, HandleKind, ProcessIdentity, ReceivedHandle,
+    Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, Extent, HandleBytes, HandleKind, ProcessIdentity,
+    ReceivedHandle,
 };
 
-use crate::agent::{Answer, Command};
+use crate::bare::BareExport;
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::unchecked::Bare;
 use crate::{Context, Outcome, fail, skip};
@@ -62,12 +63,21 @@ pub fn peer_access_is_answered_for_all_pairs(context: &Context) -> Outcome {
 pub fn ordinals_beyond_the_end_are_refused(context: &Context) -> Outcome {
     let backend = context.backend();
     let kind = "NoSuchDevice";
+    let memory = Bare::allocate(&**backend, FIRST, 64)?;
+    let kinds = backend.handle_kinds();
+    let Some(own) = kinds.first() else { return fail("a backend should have a kind of handle") };
     for beyond in [context.devices()?.len() as u32, u32::MAX].map(DeviceOrdinal::new) {
         refused(backend.capabilities(beyond), "the capabilities of no device", kind, &[])?;
         refused(backend.synchronize_device(beyond), "waiting for no device", kind, &[])?;
         refused(backend.memory().allocate(beyond, 64), "memory of no device", kind, &[])?;
         refused(backend.memory().create_stream(beyond), "a stream of no device", kind, &[])?;
         refused(backend.memory().memory_info(beyond), "the memory of no device", kind, &[])?;
+        let elsewhere = DeviceRange { device: beyond, ..memory.range };
+        refused(backend.extents_of(elsewhere, None), "extents_of for a range of no device", kind, &[])?;
+        let handle = received(own.kind, vec![1; 64], 4096);
+        refused(backend.open(vec![handle], beyond, Access::ReadWrite), "opening for no device", kind, &[])?;
+        refused(backend.create_event(beyond), "an event of no device", kind, &[])?;
+        refused(backend.open_event(&[1; 64], beyond), "opening an event for no device", kind, &[])?;
     }
     Ok(())
 }
@@ -108,8 +118,77 @@ pub fn extents_are_whole_allocations(context: &Context) -> Outcome {
     }
     let covers = inner_extents.first().is_some_and(|extent| extent.allocation.contains(&inner));
     that(covers, "the extent of an inner address should contain it")?;
+    if let [_, second, ..] = context.devices()?.as_slice() {
+        let elsewhere = DeviceRange { device: second.ordinal, ..inner };
+        let what = "extents_of for memory of device 0 in a range of device 1 (compare range.device with the memory's device)";
+        refused(backend.extents_of(elsewhere, None), what, "InvalidRegion", &[])?;
+    }
     let stated = backend.extents_of(inner, Some(memory.range))?;
     equal(stated, inner_extents, "the extents where the base is stated rightly")
+}
+
+/// The allocation that the caller states is compared with the one that the backend knows: the same begin, and no more
+/// bytes. Fewer are right, as an allocation is rounded up without its owner's knowledge.
+pub fn stated_allocation_is_checked(context: &Context) -> Outcome {
+    let backend = &**context.backend();
+    let memory = Bare::allocate(backend, FIRST, 3 << 20)?;
+    let Some(inner) = memory.range.slice((2 << 20) + 77, 13) else { return fail("the slice lies inside") };
+    let extents = backend.extents_of(inner, None)?;
+    let [Extent { allocation, .. }] = extents.as_slice() else { return fail("an inner range has one extent") };
+    let shorter = DeviceRange { len: inner.end().map_or(0, |end| end.get() - allocation.ptr.get()), ..*allocation };
+    for right in [*allocation, shorter] {
+        equal(backend.extents_of(inner, Some(right))?, extents.clone(), format!("the extents where {right:?} is stated"))?;
+    }
+    let moved = |by: u64| DeviceRange { ptr: DevicePtr::new(allocation.ptr.get() + by), len: allocation.len - by, ..*allocation };
+    let longer = DeviceRange { len: allocation.len + 1, ..*allocation };
+    for wrong in [moved(4096), moved(1), longer] {
+        let what = format!(
+            "extents_of with a stated allocation of {} bytes at {}, which has {} bytes at {} (compare stated_base with the \
+             vendor's answer)",
+            wrong.len, wrong.ptr, allocation.len, allocation.ptr
+        );
+        refused(backend.extents_of(inner, Some(wrong)), &what, "InvalidRegion", &[])?;
+    }
+    Ok(())
+}
+
+/// The extents of a range cover it to its end, one behind the other; a range that leaves its allocation into nothing is
+/// refused.
+pub fn extents_cover_the_range(context: &Context) -> Outcome {
+    let backend = &**context.backend();
+    let memory = Bare::allocate(backend, FIRST, 1 << 20)?;
+    let whole = backend.extents_of(memory.range, None)?;
+    let Some(Extent { allocation, .. }) = whole.first() else { return fail("an allocation has no extents") };
+    for beyond in [1, 4096, 2 << 20, 1 << 40] {
+        let range = DeviceRange { len: allocation.len + beyond, ..*allocation };
+        let extents = match backend.extents_of(range, None) {
+            Ok(extents) => extents,
+            Err(error) => {
+                let what = format!("extents_of for a range that leaves its allocation by {beyond} bytes");
+                // Memory without a handle may be what lies behind the end.
+                let kinds = ["InvalidRegion", "NotDeviceMemory", "NotShareable", "SharedOn"];
+                refused_as_one_of(Err::<(), _>(error), &what, &kinds, &[])?;
+                continue;
+            }
+        };
+        // The vendor may have put another allocation there.
+        let mut reached = Some(allocation.ptr);
+        for extent in &extents {
+            let fits = Some(extent.allocation.ptr) == reached;
+            that(fits, format!("the extents of a range should lie one behind the other: {extents:?}"))?;
+            reached = extent.allocation.end();
+        }
+        that(
+            reached >= range.end(),
+            format!(
+                "extents_of named extents of {} bytes for a range of {} bytes: it has to refuse a range that leaves its \
+                 allocation with InvalidRegion, or to name the neighbours up to the end of the range",
+                extents.iter().map(|extent| extent.allocation.len).sum::<u64>(),
+                range.len
+            ),
+        )?;
+    }
+    Ok(())
 }
 
 /// What is not device memory has no extents.
@@ -157,13 +236,15 @@ pub fn export_and_unexport(context: &Context) -> Outcome {
             }
             (error, None) => return error.map(drop).map_err(Into::into),
         };
+        let guard = BareExport::new(backend, exported);
+        let exported = guard.handle();
         equal(&exported.extent, extent, "the extent of the handle")?;
         that(kind.is_none_or(|kind| kind == exported.kind), format!("{kind:?} was asked for: {:?}", exported.kind))?;
         let Some(info) = kinds.iter().find(|known| known.kind == exported.kind) else {
             return fail(format!("{:?} is not among the kinds of the backend", exported.kind));
         };
         equal(!exported.fds.is_empty(), info.carries_fds, "whether a handle of this kind comes with descriptors")?;
-        backend.unexport(exported)?;
+        guard.withdraw()?;
     }
     refused_as_one_of(
         backend.export(extent, Some(HandleKind(u16::MAX))),
@@ -203,43 +284,6 @@ pub fn foreign_handles_are_refused(context: &Context) -> Outcome {
     that(nothing.is_err(), "opening no handles should be an error")
 }
 
-/// The size of an opened range is what the driver mapped, not what the peer claims.
-pub fn opened_size_is_the_drivers(context: &Context) -> Outcome {
-    let backend = &**context.backend();
-    let memory = Bare::allocate(backend, FIRST, 1 << 20)?;
-    let extents = backend.extents_of(memory.range, None)?;
-    let Some(extent) = extents.first() else { return fail("an allocation has no extents") };
-    let exported = backend.export(extent, None)?;
-    if !exported.fds.is_empty() {
-        return skip("the handle comes with descriptors, which this case does not send");
-    }
-    let size = extent.allocation.len;
-    let mut importer = context.agent()?;
-    importer.prepare(0)?;
-    match importer.must(&Command::PeerId { device: 0 })? {
-        Answer::Bytes(peer) => backend.authorize(&exported, &peer)?,
-        other => return fail(format!("the agent answered {other:?}")),
-    }
-    for claimed in [size, 2 * size, size / 2, 1, u64::MAX] {
-        let command = Command::BareOpen {
-            kind: exported.kind.0,
-            bytes: exported.bytes.as_slice().to_vec(),
-            size: claimed,
-            generation: extent.generation.map(|generation| generation.0),
-            device: 0,
-        };
-        match importer.tell(&command)?.result {
-            Ok(Answer::Number(mapped)) => {
-                equal(mapped, size, format!("the bytes mapped of {size}, where the peer claims {claimed}"))?;
-            }
-            Ok(other) => return fail(format!("the agent answered {other:?}")),
-            // To refuse a lie is right as well; to refuse the truth is not.
-            Err(refusal) => that(claimed != size, format!("an honest handle was refused: {}", refusal.text))?,
-        }
-    }
-    Ok(backend.unexport(exported)?)
-}
-
 /// Every call works on any thread, also on one that has never called the driver, and on several at once.
 pub fn any_thread_may_call(context: &Context) -> Outcome {
     let backend = &**context.backend();
@@ -270,6 +314,28 @@ pub fn any_thread_may_call(context: &Context) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// What is to run in a device's context runs once, on the calling thread, also for a device that there is not; the backend's
+/// calls within it reach the device that each names.
+pub fn device_context_runs_the_body_once_here(context: &Context) -> Outcome {
+    let backend = &**context.backend();
+    let last = context.devices()?.len() as u32 - 1;
+    for device in [0, last, last + 1].map(DeviceOrdinal::new) {
+        let (mut threads, mut made) = (Vec::new(), Ok(()));
+        backend.with_device_context(device, &mut || {
+            threads.push(std::thread::current().id());
+            // An owner's drop may share, and may end what another owner keeps.
+            backend.with_device_context(FIRST, &mut || {
+                made = Bare::allocate(backend, FIRST, 64)
+                    .and_then(|memory| backend.extents_of(memory.range, None))
+                    .map(drop);
+            });
+        });
+        equal(threads, vec![std::thread::current().id()], "the threads on which the body ran")?;
+        made?;
+    }
+    Ok(())
 }
 
 /// Asking for devices and their access starts no thread.

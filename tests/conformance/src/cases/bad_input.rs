@@ -8,7 +8,7 @@ use device_ipc_core::{Access, Buffer, DeviceOrdinal, DevicePtr, DeviceRange, Dty
 use crate::agent::{Command, Opening, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, OLD, nobody_holds, pattern};
-use crate::{Context, Outcome, fail, unchecked};
+use crate::{Context, Outcome, Stop, fail, unchecked};
 
 fn share_bare(context: &Context, range: DeviceRange) -> Result<(), device_ipc_core::Error> {
     let region = Region::new(context.backend().info().name, range);
@@ -96,6 +96,23 @@ pub fn failed_share_gives_the_owner_back(context: &Context) -> Outcome {
     equal(lone.range(), range, "the range of the owner that came back")?;
     let share = memory.ipc.share(lone).dtype(Dtype::F32).shape([4, 5]).start()?;
     that(share.descriptor().layout().is_some(), "the second share should have a layout")
+}
+
+/// A tensor begins at a multiple of its element size.
+pub fn misaligned_tensor(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(256))?;
+    let share = |offset, dtype| -> Result<_, Stop> {
+        Ok(memory.ipc.share(memory.buffer.slice(offset, 64)?).dtype(dtype).shape([4]).start())
+    };
+    for (offset, dtype, multiple) in [(1, Dtype::F32, 4), (2, Dtype::F32, 4), (4, Dtype::F64, 8), (1, Dtype::BF16, 2)] {
+        let phrases = [&*format!("a multiple of {multiple} bytes"), "address"];
+        refused(share(offset, dtype)?, &format!("{dtype} at offset {offset}"), "Layout", &phrases)?;
+    }
+    for (offset, dtype) in [(1, Dtype::U8), (4, Dtype::F32), (8, Dtype::F64), (2, Dtype::BF16)] {
+        let export = share(offset, dtype)??;
+        equal(export.descriptor().layout().map(|layout| layout.dtype()), Some(dtype), "the element type")?;
+    }
+    Ok(())
 }
 
 /// Layouts that are none are refused.

@@ -7,11 +7,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Access, BundleDescriptor, BundleExport, Counters, DeviceMap, Dtype, Error, Hanging, Ipc, TensorLayout,
-    TensorTable, counters,
+    Access, BundleDescriptor, BundleExport, Counters, DeviceMap, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Error,
+    Hanging, Ipc, Region, TensorLayout, TensorTable, counters,
 };
 
-use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place, bundle};
+use crate::agent::{Agent, Answer, BundleSharing, BundledTensor, Command, Place, bundle};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, happens_soon, pattern, tensor_bytes};
 use crate::{Context, Outcome, Stop, fail, unchecked};
@@ -212,7 +212,8 @@ pub fn what_a_view_refuses(context: &Context) -> Outcome {
     let all = bundle.memory(Arc::clone(&memory.buffer));
     bundle.tensor("floats", all, 0, TensorLayout::contiguous(Dtype::F32, [16])?)?;
     bundle.tensor("gaps", all, 0, TensorLayout::strided(Dtype::U8, [4, 4], [8, 1])?)?;
-    bundle.tensor("odd", all, 1, TensorLayout::contiguous(Dtype::F32, [4])?)?;
+    let odd = bundle.tensor("odd", all, 1, TensorLayout::contiguous(Dtype::F32, [4])?);
+    refused(odd, "floats at an odd place", "Descriptor", &["\"odd\"", "a multiple of 4 bytes"])?;
     bundle.tensor("float8", all, 0, TensorLayout::contiguous(Dtype::F8_E4M3FN, [4])?)?;
     bundle.tensor("later", all, 64, bytes_of_shape(&[16])?.with_offset(8)?)?;
     let export = bundle.start()?;
@@ -221,12 +222,63 @@ pub fn what_a_view_refuses(context: &Context) -> Outcome {
     let as_bytes = mapping.tensor("floats")?.view::<u8, _>(stream);
     refused(as_bytes.map(drop), "a view of another type", "Layout", &["float32", "uint8"])?;
     refused(mapping.tensor("gaps")?.view::<u8, _>(stream).map(drop), "a view with gaps", "Layout", &["not contiguous"])?;
-    refused(mapping.tensor("odd")?.view::<f32, _>(stream).map(drop), "a view at an odd address", "Layout", &["aligned"])?;
     refused(mapping.tensor("float8")?.view::<u8, _>(stream).map(drop), "float8 as bytes", "Layout", &["float8_e4m3fn"])?;
     let gaps = mapping.tensor("gaps")?;
     equal(gaps.range().len, 3 * 8 + 4, "the bytes from the first element to the end of the last")?;
     let later = mapping.tensor("later")?;
     same(&tensor_bytes(&later, stream)?, &pattern(4096)[72..88], "the bytes of a tensor that begins behind its region's")
+}
+
+/// Tensors without elements arrive with their shapes, beside others, on a device of their own and alone, whether their owner has
+/// bytes or not.
+pub fn tensors_without_elements(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 16)?;
+    let name = context.backend().info().name;
+    let without_bytes = |device| {
+        let range = DeviceRange::new(DeviceOrdinal::new(device), DevicePtr::NULL, 0);
+        unchecked::not_owned(Region::new(name, range).with_dtype(Dtype::F32))
+    };
+    let layout = |shape: &[u64]| TensorLayout::contiguous(Dtype::F32, shape);
+    let last = context.devices()?.len() as u32 - 1;
+    for (others, device) in [(true, 0), (true, last), (false, 0)] {
+        for round in 0..2 {
+            let when = format!("others: {others}, device {device}, round {round}");
+            let mut bundle = memory.ipc.bundle();
+            if others {
+                let all = bundle.memory(Arc::clone(&memory.buffer));
+                bundle.tensor("full", all, 0, layout(&[4, 4])?)?;
+                bundle.tensor("inside", all, 8, layout(&[0, 4])?)?;
+                bundle.tensor("behind", all, 64, layout(&[4, 0])?)?;
+            }
+            bundle.owned("empty", without_bytes(device), Some(layout(&[3, 0, 2])?))?;
+            bundle.owned("untold", without_bytes(device), None)?;
+            let too_large = bundle.owned("large", without_bytes(device), Some(layout(&[1])?));
+            refused(too_large, "an element without bytes", "Descriptor", &["needs 4 bytes", "0 bytes"])?;
+            let export = bundle.start()?;
+            let mut importer = context.agent()?;
+            let descriptor = export.descriptor().clone();
+            importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+            let read = |importer: &mut Agent, tensor: &str| {
+                importer.must(&Command::TensorBytes { name: "b".into(), tensor: tensor.into() })
+            };
+            let of_others: &[_] = if others { &["inside", "behind"] } else { &[] };
+            for tensor in of_others.iter().chain(&["empty", "untold"]) {
+                let Answer::Bytes(found) = read(&mut importer, tensor)? else { return fail("no bytes") };
+                that(found.is_empty(), format!("{when}: {tensor} has {} bytes", found.len()))?;
+                let (name, tensor) = ("b".into(), (*tensor).into());
+                importer.must(&Command::TensorAdd { name, tensor, value: 1.0 })?;
+            }
+            if others {
+                let Answer::Bytes(found) = read(&mut importer, "full")? else { return fail("no bytes") };
+                same(&found, &float_bytes(&[OLD; 16]), format!("{when}: the tensor that has elements"))?;
+            }
+            let shapes: Vec<_> = export.descriptor().tensors().map(|(_, layout)| layout.shape().to_vec()).collect();
+            that(shapes.ends_with(&[vec![3, 0, 2], vec![0]]), format!("{when}: the shapes are {shapes:?}"))?;
+            importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+            export.close(SOON)?;
+        }
+    }
+    Ok(())
 }
 
 /// Read-only is what importers get, and what they may ask for.
@@ -578,7 +630,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
     let export = bundle.start()?;
     equal(export.holders().opened(), 0, "how often it has been opened")?;
-    refused(export.wait_released(SHORT), "nobody has opened it", "StillHeld", &["nobody has opened it yet"])?;
+    refused(export.wait_released(SHORT), "no open so far", "StillHeld", &["no process has opened the export"])?;
     let mut importer = context.agent()?;
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;

@@ -58,7 +58,9 @@ pub fn truncated_at_every_length(context: &Context) -> Outcome {
     }
     let text = share.descriptor().to_string();
     for len in 0..text.len() {
-        refused(text[..len].parse::<Descriptor>(), &format!("{len} of {} characters", text.len()), KIND, &[])?;
+        let phrases: &[&str] = if len >= TEXT_PREFIX.len() { &["cut off"] } else { &[] };
+        let what = format!("{len} of {} characters", text.len());
+        refused(text[..len].parse::<Descriptor>(), &what, KIND, phrases)?;
     }
     Ok(())
 }
@@ -83,7 +85,9 @@ pub fn every_flipped_bit(context: &Context) -> Outcome {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
         let what = format!("bit {} of byte {} flipped", bit % 8, bit / 8);
-        refused(Descriptor::from_bytes(&damaged), &what, KIND, &[])?;
+        // Behind the magic number it is a descriptor, whatever length it states now.
+        let phrases: &[&str] = if bit >= 4 * 8 { &["damaged"] } else { &[] };
+        refused(Descriptor::from_bytes(&damaged), &what, KIND, phrases)?;
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{DeviceOrdinal, Stream};
+use device_ipc_core::{Buffer, DeviceOrdinal, Stream};
 
+use crate::agent::{Answer, Command};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, OLD, float_bytes, pattern};
 use crate::timing::{Seen, while_delayed};
@@ -88,6 +89,91 @@ pub fn memory_is_accounted_for(context: &Context) -> Outcome {
     that(after < before, format!("{before} bytes were free, and {after} after an allocation of {BYTES}"))
 }
 
+/// Work on no bytes is no error and does nothing.
+pub fn empty_ranges_are_left_alone(context: &Context) -> Outcome {
+    let (memory, stream) = bare(context, 64)?;
+    memory.write(memory.range, &pattern(64), &stream)?;
+    let Some(empty) = memory.range.slice(32, 0) else { return fail("a part lies inside") };
+    let calls = [
+        ("fill", memory.fill(empty, 0xaa, &stream)),
+        ("write", memory.write(empty, &[], &stream)),
+        ("add_f32", memory.add(empty, 1.0, &stream)),
+        ("copy", memory.copy_part(empty, empty, &stream)),
+        ("read", memory.read(empty, &stream).map(drop)),
+    ];
+    for (call, result) in calls {
+        let refused = |error| Stop::failed(format_args!("DeviceMemory::{call} has to accept zero bytes: {error}"));
+        result.map_err(refused)?;
+    }
+    same(&memory.read(memory.range, &stream)?, &pattern(64), "the bytes around an empty range")
+}
+
+/// An allocation is missing from the free memory that another process sees.
+pub fn memory_info_is_of_the_whole_device(context: &Context) -> Outcome {
+    const BYTES: u64 = 64 << 20;
+    let backend = &**context.backend();
+    let mut other = context.agent()?;
+    other.prepare(0)?;
+    let mut free = || match other.must(&Command::FreeMemory { device: 0 })? {
+        Answer::Number(bytes) => Ok(bytes),
+        answer => fail(format!("the agent answered {answer:?}")),
+    };
+    if free()? < 2 * BYTES {
+        return crate::skip("the device has too little free memory");
+    }
+    // A pool may have had the memory before. Other processes may free some meanwhile, but not every time.
+    for kind in context.usable_kinds()? {
+        for _ in 0..5 {
+            let before = free()?;
+            let memory = Bare::allocate_as(backend, FIRST, BYTES, kind.kind)?;
+            let missing = before.saturating_sub(free()?);
+            drop(memory);
+            if missing >= BYTES / 2 {
+                return Ok(());
+            }
+        }
+    }
+    fail(format_args!(
+        "{BYTES} bytes that this process allocated are not missing from the free memory that another process sees: \
+         DeviceMemory::memory_info has to tell the free memory of the device, not of the process"
+    ))
+}
+
+/// The bytes of a write may be changed as soon as it returns, also while the stream has yet to come to it.
+pub fn written_bytes_may_be_reused(context: &Context) -> Outcome {
+    for len in [64, 1 << 20] {
+        let (memory, stream) = bare(context, len as u64)?;
+        let mut bytes = pattern(len);
+        stream.delay(Duration::from_millis(300))?;
+        memory.write(memory.range, &bytes, &stream)?;
+        bytes.fill(0xee);
+        let read = memory.read(memory.range, &stream)?;
+        that(
+            read == pattern(len),
+            format!(
+                "the bytes that a write was given were changed after it had returned, and the device got the later ones: \
+                 DeviceMemory::write has to copy the bytes before it returns, or to wait for the stream ({len} bytes)"
+            ),
+        )?;
+    }
+    Ok(())
+}
+
+/// Every call that takes a stream refuses one of another backend, by its name.
+pub fn streams_of_another_backend_are_refused(context: &Context) -> Outcome {
+    let (memory, _stream) = bare(context, 64)?;
+    for (call, result) in crate::unchecked::use_stream_of_another_backend(context.backend(), &memory)? {
+        let what = format!(
+            "{call} with a stream of the backend \"another-backend\" (compare BorrowedStream::backend before the stream's \
+             number is used)"
+        );
+        let optional = call.contains("host");
+        let kinds: &[&str] = if optional { &["WrongBackend", "Unsupported"] } else { &["WrongBackend"] };
+        refused_as_one_of(result, &what, kinds, &[])?;
+    }
+    Ok(())
+}
+
 /// Submitting work does not wait for it, and reading does.
 pub fn work_is_done_later_and_in_order(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
@@ -145,6 +231,68 @@ pub fn dropped_stream_finishes_its_work(context: &Context) -> Outcome {
     drop(stream);
     context.backend().synchronize_device(FIRST)?;
     same(&memory.floats()?, &[OLD + 1.0; 1024], "the floats after the work of a dropped stream")
+}
+
+/// Memory may be freed while submitted work still uses it: the backend waits for the work, or frees later. Neither an
+/// unmapped address nor the bytes of the next allocation come into the work, on a stream of any device.
+pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
+    let (ipc, bytes) = (context.ipc(), pattern(1 << 20));
+    let len = bytes.len() as u64;
+    let writer = ipc.create_stream(0)?;
+    for kind in context.usable_kinds()? {
+        for device in context.devices()? {
+            if !context.backend().peer_access(device.ordinal, FIRST)? {
+                continue;
+            }
+            let target = ipc.allocate(device.ordinal, len)?;
+            if !can_copy_from(&ipc.allocate_as(0, len, kind.kind)?, &target, &ipc.create_stream(device.ordinal)?) {
+                // Memory of this kind is not reached from there, whatever the peer access (CANN before 8.5).
+                continue;
+            }
+            let reader = ipc.create_stream(device.ordinal)?;
+            while_delayed("submitting a copy", |delay| {
+                let source = ipc.allocate_as(0, len, kind.kind)?;
+                source.view_mut::<u8>(&writer)?.copy_from(&bytes)?;
+                writer.synchronize()?;
+                target.view_mut::<u8>(&reader)?.fill_bytes(0)?;
+                reader.synchronize()?;
+                let begun = Instant::now();
+                reader.delay(delay)?;
+                target.view_mut::<u8>(&reader)?.copy_from_device(&source.view(&reader)?)?;
+                // What counts is that the memory is freed before the copy begins.
+                let took = begun.elapsed();
+                drop(source);
+                let next = ipc.allocate_as(0, len, kind.kind)?;
+                next.view_mut::<u8>(&writer)?.fill_bytes(0xee)?;
+                writer.synchronize()?;
+                let read = target.view::<u8>(&reader)?.to_vec();
+                let verdict = freed_under_work(read.map_err(|error| error.to_string()), &bytes).map_err(|what| {
+                    Stop::failed(format_args!(
+                        "memory for {} handles on device 0 was freed while a stream of device {} had a copy from it \
+                         pending, and {what}: DeviceMemory::free has to wait for the work that was submitted before \
+                         the call, on every stream of this process that can reach the memory, or to free later",
+                        kind.name, device.ordinal
+                    ))
+                });
+                Ok(Seen { took, verdict })
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a stream can copy between two buffers of the same length.
+fn can_copy_from(source: &Buffer, target: &Buffer, stream: &Stream) -> bool {
+    let copy = || target.view_mut::<u8>(stream)?.copy_from_device(&source.view::<u8>(stream)?);
+    copy().and_then(|()| stream.synchronize()).is_ok()
+}
+
+fn freed_under_work(read: Result<Vec<u8>, String>, expected: &[u8]) -> Result<(), String> {
+    let read = read.map_err(|error| format!("the stream failed ({error})"))?;
+    match read.iter().zip(expected).position(|(found, expected)| found != expected) {
+        None => Ok(()),
+        Some(at) => Err(format!("the copy read {:#04x} at byte {at}, not {:#04x}", read[at], expected[at])),
+    }
 }
 
 /// Memory of two devices that can reach each other is copied between them.

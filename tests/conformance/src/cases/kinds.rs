@@ -110,6 +110,8 @@ pub fn sizes(context: &Context) -> Outcome {
             ];
             let memory = Memory::of_kind(context, kind.kind, &bytes)?;
             equal(memory.buffer.range().len, size as u64, "the length of the memory that was allocated")?;
+            let aligned = memory.buffer.range().ptr.get().is_multiple_of(256);
+            that(aligned, format!("an allocation should be aligned to 256 bytes: {:?}", memory.buffer.range()))?;
             let share = memory.share()?;
             let mapped = importer.open("m", share.descriptor(), Place::Home)?;
             equal(mapped.len, size as u64, "the length of the mapping")?;
@@ -416,7 +418,8 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
             }
         }
         fail(format_args!(
-            "{lost} bytes are gone after four rounds of {BYTES}, and so it was nine times before"
+            "{lost} bytes are gone after four rounds of {BYTES}, and so it was nine times before: DeviceIpc::close, \
+             DeviceIpc::unexport or DeviceMemory::free keeps the memory"
         ))
     })
 }

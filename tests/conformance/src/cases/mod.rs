@@ -25,7 +25,8 @@ themes! {
         forwarded_descriptor,
         own_process,
         two_processes_export_to_each_other,
-        tensor_with_an_offset;
+        tensor_with_an_offset,
+        tensor_without_elements;
     opening:
         nested_in_one_process,
         again_after_release,
@@ -198,6 +199,7 @@ themes! {
         memory_of_another_backend,
         failed_share_gives_the_owner_back,
         senseless_layouts,
+        misaligned_tensor,
         view_of_another_type,
         view_of_a_tensor_with_gaps,
         view_of_misaligned_bytes,
@@ -211,24 +213,36 @@ themes! {
         handle_kinds_are_distinct,
         capabilities_are_constant,
         extents_are_whole_allocations,
+        stated_allocation_is_checked,
+        extents_cover_the_range,
         extents_of_no_memory,
         generations_are_never_given_twice,
         export_and_unexport,
         garbage_is_no_handle,
         foreign_handles_are_refused,
-        opened_size_is_the_drivers,
         any_thread_may_call,
+        device_context_runs_the_body_once_here,
         listing_devices_starts_no_thread;
+    handles:
+        opened_size_is_the_drivers,
+        opened_memory_has_no_extents,
+        close_leaves_nothing_behind,
+        unexport_leaves_nothing_behind;
     device_memory:
         write_and_read,
         work_stays_in_its_range,
         work_that_does_not_fit,
         senseless_sizes,
+        empty_ranges_are_left_alone,
         memory_is_accounted_for,
+        memory_info_is_of_the_whole_device,
+        written_bytes_may_be_reused,
+        streams_of_another_backend_are_refused,
         work_is_done_later_and_in_order,
         streams_are_independent,
         waiting_for_the_device,
         dropped_stream_finishes_its_work,
+        free_waits_for_submitted_work,
         copies_between_devices;
     staged:
         to_another_device,
@@ -253,6 +267,7 @@ themes! {
         released_on_a_stream;
     channels:
         bytes_of_all_sizes_in_order,
+        tensor_without_elements,
         tensor_outlives_its_export,
         unopened_tensor_goes_back,
         unopened_tensor_outlives_both_ends,
@@ -296,6 +311,7 @@ themes! {
         forms_are_read_back,
         written_and_read_through_views,
         what_a_view_refuses,
+        tensors_without_elements,
         read_only_is_kept,
         unknown_name,
         senseless_tensors_leave_the_rest,
@@ -329,6 +345,8 @@ themes! {
         reader_that_never_reads,
         released_out_of_order,
         closed_after_the_last,
+        slot_never_published,
+        slot_released_and_never_published,
         senseless_slots,
         host_publishes_in_turn,
         host_releases_in_turn,

@@ -298,6 +298,44 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     refused(reader.next(&stream).map(drop), "what comes after the last", "RingClosed", &["closed"])
 }
 
+/// A slot that was taken ahead of its publication fails once the ring has ended without it: accesses, and the release.
+pub fn slot_never_published(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let reading = context.ipc().create_stream(0)?;
+    let mut reader = context.ipc().join(ring.descriptor()).on(&reading)?;
+    publish(&mut ring, &stream)?;
+    reader.next(&reading)?.release(&reading)?;
+    let slot = reader.next(&reading)?;
+    that(!slot.is_published()?, "nothing should be published yet")?;
+    slot.view::<u8, _>(&reading)?;
+    drop(ring);
+    reading.synchronize()?;
+    refused(slot.view::<u8, _>(&reading).map(drop), "viewing it after the end", "RingClosed", &["closed"])?;
+    refused(slot.release(&reading).map_err(Error::from), "releasing it", "RingClosed", &["closed"])?;
+    refused(reader.next(&reading).map(drop), "taking another one", "RingClosed", &["closed"])
+}
+
+/// A slot that was accessed and released ahead of its publication is reported once the ring has ended without it.
+pub fn slot_released_and_never_published(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let reading = context.ipc().create_stream(0)?;
+    let mut reader = context.ipc().join(ring.descriptor()).on(&reading)?;
+    publish(&mut ring, &stream)?;
+    for _ in 0..2 {
+        let slot = reader.next(&reading)?;
+        slot.view::<u8, _>(&reading)?;
+        slot.release(&reading)?;
+    }
+    reader.check()?;
+    drop(ring);
+    reading.synchronize()?;
+    let phrases = ["before sequence 1 was published", "discard", "wait_next"];
+    refused(reader.check(), "checking what was read", "RingUnpublished", &phrases)?;
+    refused(reader.next(&reading).map(drop), "taking another one", "RingUnpublished", &phrases)
+}
+
 /// Senseless slots give the memory back, with the reason.
 pub fn senseless_slots(context: &Context) -> Outcome {
     let ipc = context.ipc();
@@ -322,13 +360,17 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
     let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
     let (small, large) =
         (TensorLayout::contiguous(Dtype::U8, [3])?, TensorLayout::contiguous(Dtype::F32, [2, 3])?);
-    let table = TensorTable::packed(256, [("small", small), ("large", large)])?;
+    let none = TensorLayout::contiguous(Dtype::F32, [0, 3])?;
+    let table = TensorTable::packed(256, [("small", small), ("large", large), ("none", none)])?;
     for number in [1.0, 2.0] {
         let slot = ring.write(&stream)?;
         slot.tensor(&table, "small")?.view_mut::<u8, _>(&stream)?.copy_from(&[number as u8; 3])?;
         slot.tensor(&table, "large")?.view_mut::<f32, _>(&stream)?.copy_from(&[number; 6])?;
+        slot.tensor(&table, "none")?.view_mut::<f32, _>(&stream)?.copy_from(&[])?;
         slot.publish(&stream)?;
         let slot = reader.next(&stream)?;
+        let none = slot.tensor(&table, "none")?.view::<f32, _>(&stream)?.to_vec()?;
+        equal(none, Vec::new(), "the numbers of a tensor without elements")?;
         let tensor = slot.tensor(&table, "large")?;
         equal(tensor.range().ptr.get(), slot.range().ptr.get() + 256, "where the tensor lies")?;
         equal(tensor.view::<f32, _>(&stream)?.to_vec()?, vec![number; 6], "the numbers of the large one")?;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::Dtype;
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region};
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes, pattern};
-use crate::{Context, Outcome};
+use crate::{Context, Outcome, unchecked};
 
 /// The receiver reads what the sender wrote, all of it.
 pub fn round_trip(context: &Context) -> Outcome {
@@ -41,6 +41,46 @@ pub fn write_in_place_by_the_sender(context: &Context) -> Outcome {
     memory.add(4.0)?;
     memory.stream.synchronize()?;
     same(&receiver.floats("m")?, &[OLD + 4.0; 1024], "the floats after the sender has written")
+}
+
+/// A tensor without elements is shared, opened and viewed as any other, whether its owner has bytes or not.
+pub fn tensor_without_elements(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 20)?;
+    let name = context.backend().info().name;
+    let null = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::NULL, 0);
+    let without_bytes = || unchecked::not_owned(Region::new(name, null).with_dtype(Dtype::F32));
+    let borrowed = unchecked::share_borrowed_without_bytes(&memory.ipc, Region::new(name, null));
+    let empty_slice = memory.buffer.slice(80, 0)?;
+    let shares = [
+        ("in memory of others", memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([0, 5]).start()?),
+        ("of an empty part", memory.ipc.share(empty_slice).dtype(Dtype::F32).shape([0, 5]).start()?),
+        ("of an owner without bytes", memory.ipc.share(without_bytes()).shape([0, 5]).start()?),
+        ("as a copy", memory.ipc.share_copy(&without_bytes(), &memory.stream)?.shape([0, 5]).start()?),
+        ("borrowed", borrowed.dtype(Dtype::F32).shape([0, 5]).start()?),
+    ];
+    for (what, share) in shares {
+        let mut receiver = context.agent()?;
+        let mapped = receiver.open("m", share.descriptor(), Place::Stream(0))?;
+        equal(mapped.tensor, Some(("float32".to_owned(), vec![0, 5])), format!("{what}: type and shape of the tensor"))?;
+        same(&receiver.floats("m")?, &[], format!("{what}: the elements"))?;
+        receiver.add("m", 1.0)?;
+        receiver.must(&Command::Release { name: "m".into() })?;
+        let own = memory.ipc.open(share.descriptor()).at_home()?;
+        let tensor = own.tensor()?;
+        equal(tensor.range().len, 0, format!("{what}: the bytes of the tensor in the own process"))?;
+        let mut view = tensor.view_mut::<f32, _>(&memory.stream)?;
+        view.copy_from(&[])?;
+        view.fill_bytes(1)?;
+        view.copy_from_device(&tensor.view::<f32, _>(&memory.stream)?)?;
+        refused(view.copy_from(&[1.0]), "an element for a tensor without", "InvalidRegion", &["4 bytes"])?;
+        drop(own);
+        share.close(SOON)?;
+    }
+    same(&memory.floats()?, &[OLD; 20], "the memory that one of them lies in")?;
+    let typed = memory.ipc.share(without_bytes()).start()?;
+    equal(typed.descriptor().layout().map(|layout| layout.shape().to_vec()), Some(vec![0]), "without a shape")?;
+    let needs = memory.ipc.share(without_bytes()).shape([1]).start();
+    refused(needs, "an element without bytes", "Layout", &["needs 4 bytes", "0 bytes"])
 }
 
 /// The program of the README: a tensor of 4×5 floats arrives with its type and shape, and one is added to it.

@@ -1,8 +1,8 @@
 //! Messages of bytes: order, sizes, and who waits for whom.
 
-use device_ipc_core::{MAX_MESSAGE_TENSORS, Message};
+use device_ipc_core::{Dtype, MAX_MESSAGE_TENSORS, Message};
 
-use super::{BYTES, SHORT, connecting, name, pair, receive, send, went_well};
+use super::{BYTES, SHORT, connecting, name, open_on_stream, pair, receive, send, went_well};
 use crate::agent::Command;
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, nobody_holds, pattern};
@@ -145,4 +145,16 @@ pub fn small_and_large_in_order(context: &Context) -> Outcome {
         ahead = if index % 50 < 25 { 1 } else { 8 };
     }
     went_well(agent.answer()?.result)
+}
+
+/// A tensor without elements travels as any other.
+pub fn tensor_without_elements(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let memory = Memory::with_floats(context, 4)?;
+    let share = memory.ipc.share(memory.buffer.slice(0, 0)?).dtype(Dtype::F32).shape([2, 0]).start()?;
+    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    drop(share);
+    let mapped = open_on_stream(&mut agent)?;
+    equal(mapped.tensor, Some(("float32".to_owned(), vec![2, 0])), "type and shape of the tensor")?;
+    same(&agent.floats("r.0")?, &[], "its elements")
 }

@@ -1,7 +1,10 @@
 //! Clients that guess, lie, send what is no message, or make a noise: refused or cut off, while honest peers are served;
 //! and afterwards the exporter has what it had before.
 
-use std::os::fd::AsFd;
+mod conditions;
+mod floods;
+mod strangers;
+
 use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
@@ -117,11 +120,6 @@ fn a_listing_is_what_the_specification_says() {
     assert_eq!((first.holders[0].0, first.holders[0].1.as_str()), (scene.honest.id(), "broker-agent"));
 }
 
-/// Something to send along.
-fn connection_fd() -> std::io::PipeReader {
-    std::io::pipe().expect("a pipe").0
-}
-
 #[test]
 fn a_wrong_token_is_refused_and_a_guesser_cut_off() {
     let mut scene = Scene::new(PINNING);
@@ -186,7 +184,7 @@ fn a_second_implementation_opens_and_gives_back_by_the_words_of_the_specificatio
     assert_eq!((grant.handles[0].size, usize::from(grant.handles[0].fds)), (4096, descriptors.len()));
     assert_eq!(descriptors.len(), 1);
     assert_eq!(scene.exporter.holders("x"), 2);
-    connection.send(&ToExporter::Release { lease: grant.lease }).expect("it reads");
+    connection.send(&ToExporter::release(grant.lease)).expect("it reads");
     eventually("holders", 1, || scene.exporter.holders("x"));
     drop(connection);
     scene.is_unharmed();
@@ -226,7 +224,7 @@ fn handles_are_spared_only_whom_they_were_sent_to_and_who_holds_the_memory() {
     assert_eq!((like, handles), (false, 1), "nobody holds it");
     let (own, like, handles) = ask(&connection, &open_like(&scene.forged, 10, last + 1));
     assert_eq!((own, like, handles), (last + 1, false, 1), "it is the very lease that begins");
-    connection.send(&ToExporter::Release { lease: first }).expect("it reads");
+    connection.send(&ToExporter::release(first)).expect("it reads");
     let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 6, first));
     assert_eq!((like, handles), (false, 1), "it was given back");
     let (_, like, handles) = ask(&connection, &open_like(&scene.forged, 7, second));
@@ -266,10 +264,7 @@ fn what_is_no_message_ends_the_connection() {
             "hello again",
             postcard::to_stdvec(&ToExporter::Hello { protocol: 1, program: "raw".into() }).expect(""),
         ),
-        (
-            "a release of nobody's lease",
-            postcard::to_stdvec(&ToExporter::Release { lease: 1 << 60 }).expect(""),
-        ),
+        ("a release of nobody's lease", postcard::to_stdvec(&ToExporter::release(1 << 60)).expect("")),
     ];
     for (what, packet) in &packets {
         let connection = scene.greeted();
@@ -335,29 +330,10 @@ fn nobody_gives_back_the_lease_of_another() {
     let mut scene = Scene::new(PINNING);
     for lease in 0..5 {
         let connection = scene.greeted();
-        connection.send(&ToExporter::Release { lease }).expect("it reads");
+        connection.send(&ToExporter::release(lease)).expect("it reads");
         connection.is_closed_within(HONEST);
     }
     assert_eq!(scene.exporter.holders("x"), 1);
-    scene.is_unharmed();
-}
-
-#[test]
-fn descriptors_that_a_client_sends_along_are_closed() {
-    let mut scene = Scene::new(PINNING);
-    let gift = connection_fd();
-    for count in [1, 253] {
-        let gifts = vec![gift.as_fd(); count];
-        let connection = scene.greeted();
-        let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
-        for _ in 0..20 {
-            connection.send_bytes(&open, &gifts).expect("it reads");
-            assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
-        }
-        connection.send_bytes(&[0xff; 16], &gifts).expect("it reads");
-        connection.is_closed_within(HONEST);
-        eventually("gifts", scene.before.of_kind("pipe"), || scene.exporter.census().of_kind("pipe"));
-    }
     scene.is_unharmed();
 }
 

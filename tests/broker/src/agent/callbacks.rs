@@ -1,0 +1,100 @@
+//! What an agent does in the library's callbacks.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_core::{
+    BundleExport, Channel, Dtype, Error, Export, Ipc, Listener, Mapping, Result, Ring, RingReader,
+    TensorLayout, close_unused, shutdown,
+};
+
+use super::{Agent, Words, say, variant};
+
+/// One of each thing that can be waited for.
+struct Waits {
+    closed: Export,
+    waited: Export,
+    bundle: BundleExport,
+    ring: Ring,
+    reader: RingReader,
+    mapping: Mapping,
+    listener: Listener,
+    channels: [Channel; 2],
+}
+
+impl Waits {
+    fn new(ipc: &Ipc) -> Result<Self> {
+        let share = || ipc.share(ipc.allocate(0, 4096)?).start().map_err(Error::from);
+        let waited: Export = share()?;
+        let mut bundle = ipc.bundle();
+        let layout = TensorLayout::contiguous(Dtype::U8, [4096])?;
+        bundle.owned("x", ipc.allocate(0, 4096)?, Some(layout))?;
+        let ring = ipc.ring(ipc.allocate(0, 4096)?).start()?;
+        let name = format!("waits-{}", std::process::id());
+        let listener = ipc.listen(&name).start()?;
+        let connecting = ipc.clone();
+        let connected = std::thread::spawn(move || connecting.connect(&name).start());
+        let accepted = listener.accept(Duration::from_secs(10))?;
+        Ok(Self {
+            closed: share()?,
+            mapping: ipc.open(waited.descriptor()).at_home()?,
+            waited,
+            bundle: bundle.start().map_err(Error::from)?,
+            reader: ipc.join(ring.descriptor()).at_home()?,
+            ring,
+            listener,
+            channels: [accepted, connected.join().expect("it connects")?],
+        })
+    }
+
+    /// Makes every call that waits, and says what came of each.
+    fn make(self, time: Duration) {
+        let Self { closed, waited, bundle, ring, mut reader, mapping, listener, channels: [one, other] } =
+            self;
+        let began = Instant::now();
+        let said = |call: &str, result: Result<()>| {
+            let outcome = result.as_ref().map_or_else(variant, |()| "Done".into());
+            say(&format!("event waited {call} {outcome}"));
+        };
+        said("wait_opened", waited.wait_opened(2, time));
+        said("timelines", waited.timelines(1, time).map(drop));
+        said("wait_released", waited.wait_released(time));
+        said("bundle.wait_released", bundle.wait_released(time));
+        said("bundle.close", bundle.close(time));
+        said("wait_readers", ring.wait_readers(2, time));
+        said("wait_next", reader.wait_next(time).map(drop));
+        said("ring.close", ring.close(time));
+        if let Ok(timeline) = mapping.timeline() {
+            said("wait_now", timeline.wait_now(1, time));
+        }
+        said("accept", listener.accept(time).map(drop));
+        said("receive", one.receive(time).map(drop));
+        one.send(device_ipc_core::Message::new().bytes(b"x".as_slice()), time).expect("it does not wait");
+        said("channel.close", one.close(time));
+        said("export.close", closed.close(time));
+        said("close_unused", close_unused(time));
+        said("shutdown", shutdown(time));
+        // What waits for no time at all only looks.
+        said("look", waited.wait_released(Duration::ZERO));
+        drop(other);
+        say(&format!("event all-waited {}", began.elapsed() < time));
+    }
+}
+
+impl Agent {
+    /// `wait-in NAME MS`: makes every call that waits, in the next callback about an export or a mapping of this name.
+    pub(super) fn wait_in_callback(&mut self, words: &Words<'_>) -> Result<String> {
+        let (name, time) = (words.name(0), words.time(1));
+        let waits = Waits::new(self.ipc())?;
+        if let Some(mapping) = self.mappings.get(name) {
+            mapping.on_gone(move |_| waits.make(time));
+        } else {
+            let waits = std::sync::Mutex::new(Some(waits));
+            self.exports[name].on_change(move || {
+                if let Some(waits) = waits.lock().expect("nobody panics").take() {
+                    waits.make(time);
+                }
+            });
+        }
+        Ok(String::new())
+    }
+}

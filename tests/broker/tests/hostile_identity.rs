@@ -1,0 +1,315 @@
+//! Processes whose user, program, process id or start time is not what it seems.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    Answer, CUDA, Child, Connection, DESCRIPTORS, FakeServer, Forged, PINNING, Received, Setup, ToExporter,
+    agent, agent_program, eventually, open_request,
+};
+
+/// The user and group nobody, which are also what the kernel shows for users that a namespace does not know.
+const NOBODY: u32 = 65534;
+
+fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("{test} is skipped: only root can become another user");
+    }
+    root
+}
+
+/// May this process run programs so? Containers often may not.
+fn permitted(test: &str, through: &[&str]) -> bool {
+    let made = Command::new(through[0]).args(&through[1..]).arg("true").output();
+    let permitted = made.as_ref().is_ok_and(|made| made.status.success());
+    if !permitted {
+        println!("{test} is skipped: {through:?} is not permitted here: {made:?}");
+    }
+    permitted
+}
+
+/// A directory that every user may look into, on a file system whose programs may change their user.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("device-ipc-identity-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        Self(path)
+    }
+
+    fn entries(&self) -> usize {
+        fs::read_dir(&self.0).expect("it is there").count()
+    }
+
+    fn clear(&self) {
+        for entry in fs::read_dir(&self.0).expect("it is there").flatten() {
+            fs::remove_file(entry.path()).expect("it is ours");
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns whether a set-user-id copy of the agent at this path changes its user.
+fn changes_user(program: &Path) -> bool {
+    let flags = rustix::fs::statvfs(program).expect("it is there").f_flag;
+    !flags.contains(rustix::fs::StatVfsMountFlags::NOSUID)
+}
+
+#[test]
+fn set_user_id_program_ignores_the_socket_directory_variable() {
+    let test = "set_user_id_program_ignores_the_socket_directory_variable";
+    let (programs, sockets) = (Folder::new("programs"), Folder::new("sockets"));
+    let program = programs.0.join("agent");
+    fs::copy(agent_program(env!("CARGO_BIN_EXE_broker-agent")), &program).expect("it can be copied");
+    fs::set_permissions(&sockets.0, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.0.display());
+    let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+    let through = ["env", &variable, "setpriv", &user[0], &user[1], "--clear-groups"];
+    if !is_root(test) || !permitted(test, &through) {
+        return;
+    }
+    if !changes_user(&program) {
+        println!("{test} is skipped: {} is mounted nosuid", programs.0.display());
+        return;
+    }
+    // Owned by root and started by nobody: with the bit it is root, and the variable is the starter's.
+    chown(&program, Some(0), Some(0)).expect("root may");
+    let program = program.to_str().expect("a path in UTF-8");
+    for (mode, used) in [(0o755, 1), (0o4755, 0)] {
+        fs::set_permissions(program, fs::Permissions::from_mode(mode)).expect("root may");
+        let setup = Setup { program, machine: PINNING, through: &through, ..Default::default() };
+        let mut exporter = Child::start(&setup);
+        exporter.share("x 4096");
+        assert_eq!(sockets.entries(), used, "mode {mode:o}");
+        sockets.clear();
+    }
+}
+
+/// The allow list is one of an `Ipc`, the connection to an exporter is the process's.
+#[test]
+fn strict_ipc_opens_nothing_over_the_connection_of_a_lax_one() {
+    if !is_root("strict_ipc_opens_nothing_over_the_connection_of_a_lax_one") {
+        return;
+    }
+    let mut exporter = agent!(DESCRIPTORS);
+    exporter.ok(&format!("ipc allow-uid={NOBODY}"));
+    let [x, y] = ["x 4096", "y 4096"].map(|what| exporter.share(what));
+    let mut importer = agent!(DESCRIPTORS);
+    importer.ok(&format!("become {NOBODY} {NOBODY}"));
+    importer.ok("ipc allow-uid=0");
+    importer.ok(&format!("open lax {x}"));
+    importer.ok("ipc");
+    for (what, descriptor) in [("an export that is open", &x), ("another one", &y)] {
+        for command in ["open", "copy"] {
+            let text = importer.fails(&format!("{command} strict {descriptor}"), "NotPermitted");
+            assert!(text.contains("is served by user 0"), "{what}, {command}: {text}");
+        }
+    }
+    // What the lax one has open stays open, also for it alone.
+    importer.ok("touch lax");
+    importer.ok("ipc allow-uid=0");
+    importer.ok(&format!("open again {x}"));
+}
+
+/// A user namespace that maps one user, under the number that stands for all that it does not map.
+const AS_OVERFLOW_USER: [&str; 4] = ["unshare", "--user", "--map-user=65534", "--map-group=65534"];
+
+#[test]
+fn overflow_user_of_a_namespace_is_not_every_unmapped_user() {
+    let test = "overflow_user_of_a_namespace_is_not_every_unmapped_user";
+    if !is_root(test) || !permitted(test, &AS_OVERFLOW_USER) {
+        return;
+    }
+    // For the process inside, user 1000 is user 65534, and so is it itself.
+    let mut stranger = agent!(DESCRIPTORS);
+    stranger.ok("become 1000 1000");
+    stranger.ok("ipc allow-uid=0");
+    let descriptor = stranger.share("x 4096");
+    for allow in ["", "allow-uid=65534", "allow-gid=65534"] {
+        let mut inside = agent!(DESCRIPTORS, through: &AS_OVERFLOW_USER);
+        inside.ok(&format!("ipc {allow}"));
+        let text = inside.fails(&format!("open x {descriptor} timeout=5000"), "NotPermitted");
+        assert!(text.contains("65534") && text.contains("user namespace"), "{allow}: {text}");
+    }
+    // The other way round.
+    let mut inside = agent!(DESCRIPTORS, through: &AS_OVERFLOW_USER);
+    let descriptor = inside.share("x 12288");
+    let text = stranger.fails(&format!("open y {descriptor} timeout=5000"), "NotPermitted");
+    assert!(text.contains("does not allow user"), "{text}");
+    assert_eq!(inside.holders("x"), 0);
+    let listed = stranger.ok("list");
+    assert!(listed.contains(":4096:") && !listed.contains(":12288:"), "{listed}");
+}
+
+#[test]
+fn overflow_user_outside_a_namespace_is_a_user_like_others() {
+    if !is_root("overflow_user_outside_a_namespace_is_a_user_like_others") {
+        return;
+    }
+    let [mut exporter, mut importer] = [agent!(DESCRIPTORS), agent!(DESCRIPTORS)];
+    for child in [&mut exporter, &mut importer] {
+        child.ok(&format!("become {NOBODY} {NOBODY}"));
+        child.ok("ipc");
+    }
+    let descriptor = exporter.share("x 4096");
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(importer.ok("touch x"), "1");
+}
+
+/// `/proc` shows the importer no process of other users.
+const HIDDEN: [&str; 5] =
+    ["unshare", "-m", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec \"$0\" \"$@\""];
+
+#[test]
+fn exporter_that_proc_hides_is_not_taken_for_dead() {
+    let test = "exporter_that_proc_hides_is_not_taken_for_dead";
+    if !is_root(test) || !permitted(test, &HIDDEN) {
+        return;
+    }
+    let mut exporter = agent!(DESCRIPTORS);
+    exporter.ok(&format!("ipc allow-uid={NOBODY}"));
+    let descriptor = exporter.share("x 4096");
+    let mut importer = agent!(DESCRIPTORS, through: &HIDDEN);
+    importer.ok(&format!("become {NOBODY} {NOBODY}"));
+    importer.ok("ipc allow-uid=0");
+    importer.ok(&format!("open x {descriptor}"));
+    assert_eq!(importer.ok("touch x"), "1");
+    importer.ok("on-gone x");
+    exporter.kill();
+    importer.event("gone x ExporterGone");
+    importer.fails(&format!("open y {descriptor}"), "ExporterGone");
+}
+
+/// A process for which the machine was started at another time.
+const OTHER_TIME: [&str; 6] = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"];
+
+#[test]
+fn exporter_in_another_time_namespace_is_not_taken_for_dead() {
+    if !permitted("exporter_in_another_time_namespace_is_not_taken_for_dead", &OTHER_TIME) {
+        return;
+    }
+    for (exporter_through, importer_through) in [(&[][..], &OTHER_TIME[..]), (&OTHER_TIME[..], &[][..])] {
+        let mut exporter = agent!(DESCRIPTORS, through: exporter_through);
+        let mut importer = agent!(DESCRIPTORS, through: importer_through);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        assert_eq!(importer.ok("touch x"), "1");
+        importer.ok("on-gone x");
+        exporter.kill();
+        importer.event("gone x ExporterGone");
+        importer.fails(&format!("open y {descriptor}"), "ExporterGone");
+    }
+}
+
+/// The same user outside, user 0 inside.
+const AS_ROOT: [&str; 2] = ["unshare", "--map-root-user"];
+
+#[test]
+fn process_in_a_user_namespace_that_maps_its_user_is_the_same_user() {
+    if !permitted("process_in_a_user_namespace_that_maps_its_user_is_the_same_user", &AS_ROOT) {
+        return;
+    }
+    for (exporter_through, importer_through) in [(&[][..], &AS_ROOT[..]), (&AS_ROOT[..], &[][..])] {
+        let mut exporter = agent!(DESCRIPTORS, through: exporter_through);
+        let mut importer = agent!(DESCRIPTORS, through: importer_through);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("open x {descriptor}"));
+        assert_eq!(importer.ok("touch x"), "1");
+    }
+}
+
+/// A process keeps its id and its start time when it runs another program, and none of its exports.
+#[test]
+fn exports_of_a_process_end_when_it_runs_another_program() {
+    let [mut exporter, mut importer] = [agent!(CUDA), agent!(CUDA)];
+    // The mock's driver tells processes apart by id and start time alone.
+    let share = format!("x 4096 kind={}", device_ipc_cuda::VIRTUAL_MEMORY.0);
+    let before = exporter.share(&share);
+    importer.ok(&format!("open before {before}"));
+    importer.ok("on-gone before");
+    exporter.ok("exec");
+    exporter.ok(&format!("ipc machine={CUDA}"));
+    importer.event("gone before ExporterGone");
+    assert_eq!(importer.ok("touch before"), "1", "the importer pins what it has open");
+    let after = exporter.share(&share);
+    let forged = [&before, &after].map(Forged::of);
+    assert_eq!(forged[0].export(), forged[1].export(), "the new program counts from the start");
+    // Although a mapping of the old program's export has the same process and number.
+    importer.ok(&format!("open after {after}"));
+    assert_eq!(importer.ok("touch after"), "1", "other memory");
+    assert_eq!(importer.ok("touch before"), "2");
+    importer.fails(&format!("open again {before}"), "ExporterGone");
+    exporter.fails(&format!("open own {before}"), "ExporterGone");
+}
+
+/// An exporter cuts off who guesses tokens. Whoever hands an importer forged descriptors must not bring that about.
+#[test]
+fn forged_descriptors_of_an_open_export_end_no_lease() {
+    let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];
+    let descriptor = exporter.share("x 4096");
+    importer.ok(&format!("open x {descriptor}"));
+    importer.ok("on-gone x");
+    let forged = Forged::of(&descriptor).with_token([3; 16]).finish();
+    for _ in 0..40 {
+        let text = importer.fails(&format!("open forged {forged}"), "NotPermitted");
+        assert!(text.contains("token"), "{text}");
+    }
+    importer.ok(&format!("open again {descriptor}"));
+    assert_eq!((importer.ok("touch x").as_str(), exporter.holders("x")), ("1", 1));
+    assert_eq!(importer.take_events(), Vec::<String>::new());
+}
+
+#[test]
+fn program_name_of_a_peer_cannot_act_on_a_terminal() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = Forged::of(&exporter.share("x 4096"));
+    let connection = Connection::to(descriptor.address()).expect("it listens");
+    let program = "\u{1b}]0;a\u{7}\u{1b}[2Jb\r\nc\u{9b}1md\u{202e}e\u{2066}f\u{200b}".to_owned();
+    connection.send(&ToExporter::Hello { protocol: 1, program }).expect("it reads");
+    connection.receive_message();
+    connection.send(&open_request(&descriptor, 1)).expect("it reads");
+    eventually("holders", 1, || exporter.holders("x"));
+    let holders = exporter.ok("holders x");
+    let Answer::Failed(failure) = exporter.ask("wait-released x 1") else { panic!("it is held") };
+    for text in [holders, failure.text] {
+        let harmful = |c: &char| c.is_control() || ['\u{202e}', '\u{2066}', '\u{200b}'].contains(c);
+        assert_eq!(text.chars().find(harmful), None, "{text:?}");
+        assert!(text.contains("]0;a"), "the rest is shown: {text:?}");
+    }
+}
+
+/// As `the_token_never_leaves_for_a_server_of_another_user`, where the socket is a file.
+#[test]
+fn server_of_another_user_at_a_socket_path_is_told_nothing() {
+    if !is_root("server_of_another_user_at_a_socket_path_is_told_nothing") {
+        return;
+    }
+    let folder = Folder::new("path");
+    let path = folder.0.join("device-ipc-1-0123456789abcdef");
+    let server = FakeServer::at_path(&path);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let mut exporter = agent!(PINNING);
+    let descriptor = Forged::of(&exporter.share("x 4096")).with_path(&path);
+    let mut importer = agent!(PINNING);
+    importer.ok(&format!("become {NOBODY} {NOBODY}"));
+    importer.tell(&format!("open x {} timeout=5000", descriptor.finish()));
+    match importer.hear() {
+        Answer::Failed(failure) if failure.variant == "NotPermitted" => {}
+        other => panic!("{other:?}"),
+    }
+    match server.accept().receive(Duration::from_secs(3)) {
+        Received::Closed => {}
+        other => panic!("not even hello is said to a stranger: {other:?}"),
+    }
+}

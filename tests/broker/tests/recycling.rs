@@ -1,0 +1,204 @@
+//! Hand-overs between two processes that live on leave nothing behind on either side: no descriptor, no mapping, no thread,
+//! no memory.
+//!
+//! `DEVICE_IPC_RECYCLING_ROUNDS` says how many hand-overs there are.
+
+use std::time::Duration;
+
+use device_ipc_broker_tests::{Answer, CUDA, Census, Child, PINNING, agent, eventually, within};
+
+/// More than the slots of a page, so that slots that are not reused show.
+const ROUNDS: u32 = 300;
+
+fn rounds() -> u32 {
+    let named = std::env::var("DEVICE_IPC_RECYCLING_ROUNDS").ok();
+    named.map_or(ROUNDS, |rounds| rounds.parse().expect("a number of rounds"))
+}
+
+/// Rounds before the first look: what is made once has been made.
+const WARM_UP: u32 = 40;
+
+/// What allocators may take or give back meanwhile, in KiB.
+const SLACK_KIB: u64 = 512;
+
+/// Waits for a peer that has died end in this time.
+const SOON: Duration = Duration::from_secs(3);
+
+/// What a process has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Possessions {
+    census: Census,
+    counter_pages: usize,
+    own_pages: usize,
+}
+
+impl Possessions {
+    fn of(child: &Child) -> Self {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("it lives");
+        let [counter_pages, own_pages] =
+            ["memfd:device-ipc-words", "memfd:device-ipc-own-words"].map(|name| maps.matches(name).count());
+        Self { census: child.census(), counter_pages, own_pages }
+    }
+
+    /// Once threads of the library have nothing left to do.
+    fn settled(child: &Child) -> Self {
+        let (mut last, mut same) = (Self::of(child), 0);
+        eventually("the process has settled", true, || {
+            std::thread::sleep(Duration::from_millis(30));
+            let now = Self::of(child);
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+            same == 3
+        });
+        last
+    }
+}
+
+/// Both processes have the same after many rounds as after a few.
+fn stays_flat(
+    machine: &str,
+    one: &mut Child,
+    other: &mut Child,
+    round: &mut dyn FnMut(&mut Child, &mut Child),
+) {
+    (0..WARM_UP).for_each(|_| round(one, other));
+    let before = [Possessions::settled(one), Possessions::settled(other)];
+    let resident = [Census::resident_kib(one.id()), Census::resident_kib(other.id())];
+    (0..rounds()).for_each(|_| round(one, other));
+    for (child, (before, resident)) in [&*one, &*other].into_iter().zip(before.into_iter().zip(resident)) {
+        eventually(machine, before, || Possessions::of(child));
+        let now = Census::resident_kib(child.id());
+        assert!(now <= resident + SLACK_KIB, "{machine}: {resident} KiB have become {now}");
+    }
+}
+
+fn warm_up(child: &mut Child) {
+    child.ok("warm-up");
+}
+
+#[test]
+fn timelines_signalled_by_streams_reuse_their_slots() {
+    for machine in [PINNING, CUDA] {
+        let [mut exporter, mut importer] = [agent!(machine), agent!(machine)];
+        [&mut exporter, &mut importer].into_iter().for_each(warm_up);
+        let descriptor = exporter.share("x 4096");
+        // Another timeline stays live, so that no page is forgotten by devices.
+        let kept = exporter.share("kept 4096");
+        importer.ok(&format!("open kept {kept}"));
+        importer.ok("timeline kept");
+        stays_flat(machine, &mut exporter, &mut importer, &mut |exporter, importer| {
+            importer.ok(&format!("open x {descriptor}"));
+            importer.ok("timeline x");
+            exporter.ok("timelines x 1 10000");
+            importer.ok("signal x 7");
+            exporter.ok("wait x 7");
+            exporter.ok("signal x 9");
+            importer.ok("wait x 9");
+            importer.ok("sync");
+            importer.ok("drop x");
+            exporter.ok("wait-released x 10000");
+        });
+    }
+}
+
+#[test]
+fn exports_with_ready_events_reuse_their_slots() {
+    for machine in [PINNING, CUDA] {
+        let [mut exporter, mut importer] = [agent!(machine), agent!(machine)];
+        [&mut exporter, &mut importer].into_iter().for_each(warm_up);
+        importer.ok("cache 0 0");
+        stays_flat(machine, &mut exporter, &mut importer, &mut |exporter, importer| {
+            let late = exporter.share("late 4096 ready-in=8");
+            importer.ok(&format!("open-with-stream late {late}"));
+            importer.ok("release late");
+            exporter.ok("close late 10000");
+        });
+    }
+}
+
+#[test]
+fn rings_reuse_their_slots() {
+    for machine in [PINNING, CUDA] {
+        let [mut writer, mut reader] = [agent!(machine), agent!(machine)];
+        [&mut writer, &mut reader].into_iter().for_each(warm_up);
+        reader.ok("cache 0 0");
+        let kept = writer.share("kept 4096");
+        reader.ok(&format!("open kept {kept}"));
+        reader.ok("timeline kept");
+        stays_flat(machine, &mut writer, &mut reader, &mut |writer, reader| {
+            let descriptor = writer.ok("ring 2");
+            reader.ok(&format!("ring-join {descriptor}"));
+            writer.ok("ring-publish 1");
+            reader.ok("ring-read 1 10000");
+            reader.ok("ring-leave");
+            writer.ok("ring-close 10000");
+        });
+    }
+}
+
+#[test]
+fn channels_leave_nothing_behind() {
+    let under = format!("recycling-{}", std::process::id());
+    let [mut one, mut other] = [agent!(PINNING), agent!(PINNING)];
+    [&mut one, &mut other].into_iter().for_each(warm_up);
+    one.ok(&format!("listen {under}"));
+    stays_flat(PINNING, &mut one, &mut other, &mut |one, other| {
+        other.tell(&format!("connect {under} c 20000"));
+        one.ok(&format!("accept {under} c 20000"));
+        assert!(matches!(other.hear(), Answer::Done(_)));
+        for _ in 0..2 {
+            one.ok("send c 5 20000 ready=1");
+            assert_eq!(other.ok("receive c m 20000"), "5 0");
+            other.ok("discard m");
+        }
+        // A channel lives until its streams' work has arrived, and the sender may be faster than its stream.
+        one.ok("sync");
+        one.ok("drop-channel c");
+        other.ok("drop-channel c");
+    });
+}
+
+#[test]
+fn slot_with_a_late_signal_is_reused_by_a_later_lease() {
+    let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];
+    let descriptor = exporter.share("x 4096");
+    let mut rounds = 0;
+    stays_flat(PINNING, &mut exporter, &mut importer, &mut |exporter, importer| {
+        importer.ok(&format!("open x {descriptor}"));
+        importer.ok("timeline x");
+        exporter.ok("timelines x 1 10000");
+        // The stream has yet to reach the signal, and the exporter's its wait, when the lease ends.
+        exporter.ok("delay 3");
+        exporter.ok("signal x 3");
+        exporter.ok("wait x 5");
+        importer.ok("drop x");
+        exporter.ok("wait-released x 10000");
+        rounds += 1;
+        if rounds % 10 == 0 {
+            exporter.ok("sync");
+        }
+    });
+    within(SOON, "waits for counters of leases that have ended", || exporter.ok("sync"));
+}
+
+#[test]
+fn every_timeline_of_an_exporter_ends_with_it() {
+    let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];
+    // More than a page of them; the stream waits for the first and for the last.
+    let last = 300;
+    for index in 0..=last {
+        let descriptor = exporter.share(&format!("x{index} 4096"));
+        importer.ok(&format!("open x{index} {descriptor}"));
+        importer.ok(&format!("timeline x{index}"));
+    }
+    for index in [0, 1, last] {
+        importer.ok(&format!("wait x{index} 1"));
+    }
+    importer.tell("sync");
+    importer.says_nothing_for(Duration::from_millis(50));
+    exporter.kill();
+    assert_eq!(within(SOON, "the stream", || importer.hear()), Answer::Done(String::new()));
+    for index in [0, 1, last] {
+        importer.fails(&format!("check x{index}"), "ExporterGone");
+    }
+}

@@ -1,0 +1,132 @@
+//! The importing process: reads commands from standard input, answers each on standard output.
+
+use std::io::{BufRead, Write, stdin, stdout};
+
+use anyhow::{Context, Result, bail, ensure};
+use cudarc::driver::CudaContext;
+use device_ipc::{Descriptor, Error, Ipc, Mapping, Stream, close_unused};
+
+use crate::TIMEOUT;
+use crate::rows::{ELEMENTS, ipc};
+use crate::sizes::Sizes;
+
+/// Serves until standard input ends.
+pub(crate) fn serve(device: u32) -> Result<()> {
+    let ipc = ipc()?;
+    let stream = ipc.create_stream(device)?;
+    let mut held = Vec::new();
+    println!("ok");
+    for line in stdin().lock().lines() {
+        let line = line?;
+        let (command, arguments) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match command {
+            "sizes" => {
+                close_unused(TIMEOUT)?;
+                Ok(Sizes::take(&ipc, device)?.to_line())
+            }
+            "hold" => open(&ipc, &stream, arguments).map(|mapping| {
+                held.push(mapping);
+                String::new()
+            }),
+            _ => carry_out(&ipc, &stream, command, arguments).map(|()| String::new()),
+        };
+        match answer {
+            Ok(text) => println!("ok {text}"),
+            Err(error) => println!("error {error:#}"),
+        }
+        stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// Opens `VALUE DESCRIPTOR`: the memory holds that value everywhere.
+fn open(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<Mapping> {
+    let (value, descriptor) = value_and(arguments)?;
+    let descriptor: Descriptor = descriptor.parse()?;
+    let mapping = ipc.open(&descriptor).on(stream)?;
+    check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
+    Ok(mapping)
+}
+
+fn value_and(arguments: &str) -> Result<(f32, &str)> {
+    let (value, rest) = arguments.split_once(' ').context("a value, then more")?;
+    Ok((value.parse()?, rest))
+}
+
+fn check(seen: &[f32], value: f32) -> Result<()> {
+    let wrong = seen.iter().position(|element| *element != value);
+    ensure!(seen.len() == ELEMENTS, "there are {} elements, not {ELEMENTS}", seen.len());
+    wrong.map_or(Ok(()), |at| bail!("element {at} is {}, not {value}", seen[at]))
+}
+
+fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Result<()> {
+    match command {
+        "open" => open(ipc, stream, arguments)?.release(stream)?,
+        "staged" => {
+            let (value, descriptor) = value_and(arguments)?;
+            let copy = ipc.open(&descriptor.parse()?).staged().on(stream)?;
+            ensure!(copy.is_copy(), "a staged open gave the exporter's memory");
+            check(&copy.view::<f32, _>(stream)?.to_vec()?, value)?;
+            copy.release(stream)?;
+        }
+        "timeline" => {
+            let (value, descriptor) = value_and(arguments)?;
+            let mapping = ipc.open(&descriptor.parse()?).on(stream)?;
+            let timeline = mapping.timeline()?;
+            timeline.wait(1, stream)?;
+            check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
+            timeline.signal(1, stream)?;
+            mapping.release(stream)?;
+        }
+        "bundle" => {
+            let (value, descriptor) = value_and(arguments)?;
+            let mapping = ipc.open_bundle(&descriptor.parse()?).on(stream)?;
+            for (name, tensor) in mapping.iter() {
+                check(&tensor.view::<f32, _>(stream)?.to_vec()?, value).with_context(|| name.to_owned())?;
+            }
+            mapping.release(stream)?;
+        }
+        "cudarc" => {
+            let (value, descriptor) = value_and(arguments)?;
+            let context = CudaContext::new(stream.device().index())?;
+            let stream = context.default_stream();
+            let mapping = ipc.open(&descriptor.parse()?).on(&stream)?;
+            check(&stream.clone_dtoh(&mapping.view::<f32, _>(&stream)?)?, value)?;
+            mapping.release(&stream)?;
+        }
+        "ring" => ring(ipc, stream, arguments)?,
+        "channel" => channel(ipc, stream, arguments)?,
+        _ => bail!("unknown command {command:?}"),
+    }
+    Ok(())
+}
+
+/// Reads `FIRST COUNT DESCRIPTOR`: so many publications, whose values count up from the first.
+fn ring(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
+    let (first, rest) = value_and(arguments)?;
+    let (count, descriptor) = rest.split_once(' ').context("a count, then the descriptor")?;
+    let mut reader = ipc.join(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
+    for number in 0..count.parse::<u16>()? {
+        let slot = reader.next(stream)?;
+        check(&slot.view::<f32, _>(stream)?.to_vec()?, first + f32::from(number))?;
+        slot.release(stream)?;
+    }
+    reader.close();
+    Ok(())
+}
+
+/// Receives from the channel of this name until it is closed: tensors, and their values as bytes.
+fn channel(ipc: &Ipc, stream: &Stream, name: &str) -> Result<()> {
+    let channel = ipc.connect(name).timeout(TIMEOUT).start()?;
+    loop {
+        let message = match channel.receive(TIMEOUT) {
+            Err(Error::ChannelClosed { .. }) => return Ok(()),
+            message => message?,
+        };
+        let value = std::str::from_utf8(message.bytes())?.parse()?;
+        let [tensor] = message.tensors() else { bail!("a message has one tensor") };
+        let mapping = tensor.open().on(stream)?;
+        check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
+        mapping.release(stream)?;
+    }
+}

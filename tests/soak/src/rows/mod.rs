@@ -1,0 +1,193 @@
+//! The rows: each hands memory over in its own way. This is the exporting process.
+
+mod patterns;
+mod single;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use cudarc::driver::CudaStream;
+use device_ipc::{Buffer, Ipc, Stream, close_unused, counters, shutdown};
+
+use crate::partner::Partner;
+use crate::sizes::Sizes;
+use crate::{Options, TIMEOUT, report};
+
+/// Elements of each tensor, of type f32.
+pub(crate) const ELEMENTS: usize = 1024;
+
+/// How often progress is reported.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// Time that processes have to end what they do on other threads, how often that is looked at, and how often in a row nothing
+/// may have changed.
+const SETTLING: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
+const LOOKS: u32 = 10;
+
+/// A way to hand memory over. A round is one hand-over of one tensor, bundle or publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Row {
+    /// New memory, shared once the host has waited for its bytes
+    Plain,
+    /// New memory, shared with `ready_on`
+    Ready,
+    /// As `ready`, with cudarc's `CudaSlice` on the default stream as the only owner (CUDA)
+    Cudarc,
+    /// New memory, and a timeline signalled in both directions
+    Timeline,
+    /// A publication of a ring; a new ring every 100
+    Ring,
+    /// A channel message with new memory, dropped when it has been sent; a new channel every 100
+    Channel,
+    /// A bundle of four tensors in two allocations
+    Bundle,
+    /// A copy through the host
+    Staged,
+    /// As `ready`, with importers that are killed while they have the memory open
+    Killed,
+}
+
+impl Row {
+    /// The rows that the selected backend supports.
+    pub(crate) fn supported() -> Result<Vec<Self>> {
+        let ipc = ipc()?;
+        let timelines = ipc.backend().capabilities(0.into())?.timelines;
+        let supports = |row: &Self| match row {
+            Self::Cudarc => ipc.backend().info().name == "cuda",
+            Self::Timeline => timelines,
+            _ => true,
+        };
+        Ok(Self::value_variants().iter().copied().filter(supports).collect())
+    }
+
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Ready => "ready",
+            Self::Cudarc => "cudarc",
+            Self::Timeline => "timeline",
+            Self::Ring => "ring",
+            Self::Channel => "channel",
+            Self::Bundle => "bundle",
+            Self::Staged => "staged",
+            Self::Killed => "killed",
+        }
+    }
+}
+
+/// The backend that `DEVICE_IPC_BACKEND` names, or the first with a device, or the mock.
+pub(crate) fn ipc() -> Result<Ipc> {
+    Ok(Ipc::builder().allow_simulated(true).timeout(TIMEOUT).auto()?)
+}
+
+/// The exporting process.
+struct Exporter {
+    ipc: Ipc,
+    stream: Stream,
+    device: u32,
+    importer: Partner,
+    kill_every: u64,
+    done: u64,
+    default_stream: Option<Arc<CudaStream>>,
+}
+
+impl Exporter {
+    /// New memory that holds the round's value everywhere once the stream has got there.
+    fn new_tensor(&self) -> Result<Buffer> {
+        let buffer = self.ipc.allocate(self.device, (ELEMENTS * size_of::<f32>()) as u64)?;
+        buffer.view_mut::<f32>(&self.stream)?.copy_from(&[self.value(); ELEMENTS])?;
+        Ok(buffer)
+    }
+
+    /// The value of the current round. Neighbouring rounds have different ones, and `f32` holds them exactly.
+    fn value(&self) -> f32 {
+        (self.done % 60_000) as f32 + 1.0
+    }
+
+    /// Carries out one round, or several at once, but at most `most`.
+    fn step(&mut self, row: Row, most: u64) -> Result<u64> {
+        match row {
+            Row::Plain => self.plain()?,
+            Row::Ready => self.ready()?,
+            Row::Cudarc => self.cudarc()?,
+            Row::Timeline => self.timeline()?,
+            Row::Bundle => self.bundle()?,
+            Row::Staged => self.staged()?,
+            Row::Killed => self.killed()?,
+            Row::Ring => return self.ring(most.min(100)),
+            Row::Channel => return self.channel(most.min(100)),
+        }
+        Ok(1)
+    }
+
+    fn rounds(&mut self, row: Row, count: u64) -> Result<Duration> {
+        let begin = Instant::now();
+        let (mut reported, until) = (begin, self.done + count);
+        while self.done < until {
+            self.done += self.step(row, until - self.done)?;
+            if reported.elapsed() >= PROGRESS {
+                reported = Instant::now();
+                eprintln!("{}: {} of {count} rounds", row.name(), count - (until - self.done));
+            }
+        }
+        Ok(begin.elapsed())
+    }
+
+    /// The sizes of both processes once they no longer change: sockets and streams end on other threads.
+    fn settled_sizes(&mut self) -> Result<[Sizes; 2]> {
+        let (begin, mut last, mut same) = (Instant::now(), self.sizes()?, 0);
+        while same < LOOKS && begin.elapsed() < SETTLING {
+            std::thread::sleep(LOOK);
+            let now = self.sizes()?;
+            same = if now.iter().zip(&last).all(|(now, last)| now.objects() == last.objects()) {
+                same + 1
+            } else {
+                0
+            };
+            last = now;
+        }
+        Ok(last)
+    }
+
+    /// The sizes of both processes, with nothing in use.
+    fn sizes(&mut self) -> Result<[Sizes; 2]> {
+        let importer = Sizes::from_line(&self.importer.ask("sizes")?)?;
+        close_unused(TIMEOUT)?;
+        let begin = Instant::now();
+        while counters().exports > 0 {
+            // The owner of a channel's message is dropped on the library's thread, which reports to nobody.
+            if begin.elapsed() > TIMEOUT {
+                bail!("{} exports have not ended", counters().exports);
+            }
+            std::thread::yield_now();
+        }
+        Ok([Sizes::take(&self.ipc, self.device)?, importer])
+    }
+}
+
+/// Runs the row and prints its lines. Fails where a process has grown.
+pub(crate) fn run(row: Row, options: &Options) -> Result<()> {
+    let ipc = ipc()?;
+    let stream = ipc.create_stream(options.device)?;
+    let importer = Partner::start(options.device)?;
+    let (device, kill_every) = (options.device, options.kill_every);
+    let mut exporter = Exporter { ipc, stream, device, importer, kill_every, done: 0, default_stream: None };
+    exporter.rounds(row, options.warm_up)?;
+    let before = exporter.settled_sizes()?;
+    let time = exporter.rounds(row, options.rounds)?;
+    let after = exporter.settled_sizes()?;
+    let mut all = Vec::new();
+    // Killed importers are other processes before and after.
+    let processes = if row == Row::Killed { &["exporter"][..] } else { &["exporter", "importer"] };
+    for ((process, before), after) in processes.iter().zip(&before).zip(&after) {
+        let grown = after.grown_since(before);
+        println!("{}", report::line((row.name(), process), (options.rounds, time), (before, after), &grown));
+        all.extend(grown.into_iter().map(|one| format!("the {process}'s {one}")));
+    }
+    shutdown(TIMEOUT)?;
+    if all.is_empty() { Ok(()) } else { bail!("{}: {}", row.name(), all.join("; ")) }
+}
