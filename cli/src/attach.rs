@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 
 use crate::exporter::{self, Exporter};
 use crate::memory::{Opened, Place};
-use crate::output::line;
+use crate::output::{self, line};
 use crate::recv::write_out;
 use crate::road::descriptor::{AnyDescriptor, RING_IS_JOINED};
-use crate::road::{descriptor_of, printable};
+use crate::road::{descriptor_argument, printable};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The descriptor, or @FILE for the file that it is in (which keeps it from being seen by 'ps'). Of an export, a bundle or,
-    /// for 'info', a ring.
-    #[arg(value_name = "DESCRIPTOR|@FILE")]
+    /// @FILE for the file that the descriptor is in, '-' for standard input, or the descriptor itself, which every user of the
+    /// machine sees in 'ps'. Of an export, a bundle or, for 'info', a ring.
+    #[arg(value_name = "@FILE|-|DESCRIPTOR")]
     descriptor: String,
     #[command(flatten)]
     place: Place,
@@ -96,7 +96,7 @@ With the descriptor of a bundle in a file:
 const SHOWN: usize = 8;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let descriptor = descriptor_of(&arguments.descriptor)?;
+    let descriptor = descriptor_argument(&arguments.descriptor, arguments.place.patience())?;
     if let Action::Info { offline } = arguments.action {
         return info(&descriptor, offline);
     }
@@ -154,11 +154,11 @@ fn names(bundle: &BundleDescriptor) -> String {
 fn info(descriptor: &AnyDescriptor, offline: bool) -> Result<()> {
     let (kind, view) = (descriptor.kind(), descriptor.view()?);
     if offline {
-        return line(serde_json::to_string_pretty(&json!({ "kind": kind, "descriptor": view }))?);
+        return output::json(&json!({ "kind": kind, "descriptor": view }));
     }
     let (exporter, problem) = ask(descriptor)?;
     let told = json!({ "kind": kind, "descriptor": view, "exporter": exporter });
-    line(serde_json::to_string_pretty(&told)?)?;
+    output::json(&told)?;
     match problem {
         Some(problem) => bail!("{problem}"),
         None => Ok(()),

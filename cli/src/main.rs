@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use device_ipc::printable;
 use output::OutputClosed;
 
 /// Share accelerator memory between processes.
@@ -49,6 +50,9 @@ enum Command {
     /// The second process of `doctor`.
     #[command(hide = true)]
     DoctorLibrary(doctor::libraries::Arguments),
+    /// The second process of `doctor` that looks at Ascend cards.
+    #[command(hide = true)]
+    DoctorAscend(doctor::ascend_card::Arguments),
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         Command::Attach(arguments) => attach::run(&arguments),
         Command::Doctor(arguments) => return ended(doctor::run(&arguments)),
         Command::DoctorLibrary(arguments) => doctor::libraries::run(&arguments),
+        Command::DoctorAscend(arguments) => doctor::ascend_card::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::BenchPeer(arguments) => bench::peer::run(&arguments),
@@ -83,7 +88,9 @@ fn main() -> ExitCode {
 fn ended(outcome: Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         if !error.is::<OutputClosed>() {
-            eprintln!("error: {error:#}");
+            // It may quote what another process wrote.
+            let text = format!("{error:#}");
+            eprintln!("error: {}", text.split('\n').map(printable).collect::<Vec<_>>().join("\n"));
         }
         ExitCode::FAILURE
     })

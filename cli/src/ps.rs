@@ -8,14 +8,14 @@ use comfy_table::{Table, presets};
 use device_ipc::{AllowList, ListedExport, ListedProcess, list_exports};
 use serde::Serialize;
 
-use crate::output::line;
+use crate::output::{json, line};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Look in this socket directory too; DEVICE_IPC_SOCKET_DIR unless given.
     #[arg(long, value_name = "DIR")]
     socket_dir: Option<PathBuf>,
-    /// How long a process may take to answer, in milliseconds.
+    /// How long the processes may take to answer, all of them together, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     timeout: u64,
     /// Print JSON.
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     if arguments.json {
-        return line(serde_json::to_string_pretty(&report)?);
+        return json(&report);
     }
     for error in &report.unanswered {
         eprintln!("a process that shares memory could not be asked: {error}");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use device_ipc::Descriptor;
+use device_ipc::{Descriptor, environment};
 
 use crate::memory::{Opened, Place};
 use crate::output::{Raw, line};
@@ -12,7 +12,7 @@ use crate::road::descriptor::AnyDescriptor;
 use crate::road::key::KeyArguments;
 use crate::road::message::{FromReceiver, FromSender};
 use crate::road::sealed::Sealed;
-use crate::road::{DESCRIPTOR_VARIABLE, connect, descriptor_of, file, handshake};
+use crate::road::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
 
 /// How long the sender may take for the handshake, and to take in what is said to it.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -26,9 +26,9 @@ pub(crate) struct Arguments {
     /// Read the descriptor from this file; waits for it.
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// The descriptor itself. Every process of the machine can read it while this one runs; the variable
-    /// DEVICE_IPC_DESCRIPTOR, which is read where no other road is given, is safer.
-    #[arg(long, value_name = "TEXT")]
+    /// @FILE for the file that the descriptor is in, '-' for standard input, or the descriptor itself, which every user of the
+    /// machine sees in 'ps'. The variable DEVICE_IPC_DESCRIPTOR is read where nothing is given.
+    #[arg(long, value_name = "@FILE|-|TEXT")]
     descriptor: Option<String>,
     #[command(flatten)]
     key: KeyArguments,
@@ -75,14 +75,15 @@ fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
         return file::read(path, arguments.place.patience(), waiting);
     }
     if let Some(text) = &arguments.descriptor {
-        return descriptor_of(text)?.of_one_tensor();
+        return descriptor_argument(text, arguments.place.patience())?.of_one_tensor();
     }
-    match std::env::var(DESCRIPTOR_VARIABLE) {
-        Ok(text) => {
-            let descriptor = descriptor_of(&text).and_then(AnyDescriptor::of_one_tensor);
+    match environment::variable(DESCRIPTOR_VARIABLE) {
+        Some(text) => {
+            let descriptor = descriptor_of(&text.to_string_lossy(), arguments.place.patience())
+                .and_then(AnyDescriptor::of_one_tensor);
             descriptor.with_context(|| format!("reading the variable {DESCRIPTOR_VARIABLE}"))
         }
-        Err(_) => bail!(
+        None => bail!(
             "no descriptor: give --connect HOST:PORT, --file PATH or --descriptor TEXT, or set {DESCRIPTOR_VARIABLE}"
         ),
     }
@@ -90,7 +91,7 @@ fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
 
 /// Connects, and has both sides prove the key.
 fn join(arguments: &Arguments, address: &str) -> Result<Sealed> {
-    let key = arguments.key.read()?;
+    let key = arguments.key.read(arguments.place.patience())?;
     let seconds = arguments.place.timeout;
     let waiting = || eprintln!("waiting up to {seconds} s for a sender to listen at {address}");
     let wire = connect(address, arguments.place.patience(), waiting)?;

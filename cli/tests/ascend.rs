@@ -119,6 +119,25 @@ fn the_doctor_tries_every_card_and_names_the_stub() {
         report["checks"].as_array().expect("a list").iter().filter(|one| one["check"] == "round trip");
     assert_eq!(trips.clone().count(), 4, "{report}");
     assert!(trips.into_iter().all(|trip| trip["verdict"] == "ok"), "{report}");
+    let seen: Vec<String> = report["checks"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|one| one["check"] == "Ascend card")
+        .map(|one| format!("{} {}", one["verdict"].as_str().unwrap_or_default(), one["found"]))
+        .collect();
+    for topic in
+        ["peer access", "several keys", "words", "aclInit", "keys: opened on both", "handles: opened on both"]
+    {
+        assert!(seen.iter().any(|one| one.starts_with("ok") && one.contains(topic)), "{topic}: {seen:#?}");
+    }
+    // A machine that differs from what is assumed is told as one, with what to do.
+    let Some(output) = device_ipc("soc=910b;devices=1;host-words", &arguments, &[]) else { return };
+    let report = json(&output);
+    let differs = |one: &&Value| one["check"] == "Ascend card" && one["verdict"] == "warning";
+    let differing: Vec<_> = report["checks"].as_array().expect("a list").iter().filter(differs).collect();
+    assert_eq!(differing.len(), 1, "{report}");
+    assert!(differing[0]["change"].as_str().is_some_and(|change| change.contains("send us this line")));
     let Some(output) = device_ipc("stub", &["doctor", "--quick"], &[]) else { return };
     let out = text(&output.stdout);
     assert!(output.status.code() == Some(1) && out.contains("problem  library of ascend"), "{out}");

@@ -133,7 +133,7 @@ fn a_sender_that_is_stopped_ends_cleanly_and_names_who_held_the_tensor() {
         sender.signal(signal);
         let sent = sender.end().good();
         assert!(sent.contains(&format!("stopped by {name}")), "{sent}");
-        assert!(sent.contains("nobody has opened it yet; the export has ended"), "{sent}");
+        assert!(sent.contains("no process has opened it yet; the export has ended"), "{sent}");
         assert!(!Path::new(&file).exists(), "the file was left behind");
     }
 
@@ -201,7 +201,7 @@ fn what_cannot_be_sent_or_opened_is_refused_before_anything_is_shared() {
     assert!(error.contains("no backend is called \"acme\""), "{error}");
     // None of them had it open.
     sender.signal(Signal::TERM);
-    assert!(sender.end().good().contains("nobody has opened it yet"));
+    assert!(sender.end().good().contains("no process has opened it yet"));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_descriptor_of_another_host_or_with_another_token_is_refused_with_the_reason
     let error = run(["recv", "--descriptor", &forged]).bad();
     assert!(error.contains("does not know the descriptor's token"), "{error}");
     sender.signal(Signal::TERM);
-    assert!(sender.end().good().contains("nobody has opened it yet"));
+    assert!(sender.end().good().contains("no process has opened it yet"));
 }
 
 #[test]

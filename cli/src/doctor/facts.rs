@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use device_ipc::environment;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -25,7 +26,10 @@ pub(super) struct Facts {
 impl Facts {
     pub(super) fn of_this_machine() -> Self {
         // Values that are no text are none of those that the checks look for.
-        let environment = std::env::vars_os()
+        let environment = if environment::is_ignored() { None } else { Some(std::env::vars_os()) };
+        let environment = environment
+            .into_iter()
+            .flatten()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         Self {

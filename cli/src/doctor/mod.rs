@@ -5,6 +5,7 @@
 //! no vendor's library: a driver that crashes or hangs ends processes of their own.
 
 mod ascend;
+pub(crate) mod ascend_card;
 mod devices;
 mod facts;
 mod finding;
@@ -51,6 +52,7 @@ code is 1 where there is a problem, else 0.
 Examples:
   device-ipc doctor
   device-ipc doctor --backend cuda --json
+  device-ipc doctor --backend ascend      (also what its cards say about points that nobody has seen on one)
   device-ipc doctor --quick";
 
 #[derive(Serialize)]
@@ -89,6 +91,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
                 eprintln!("trying {trip}");
             }
             tell(&mut report, trip.make(time))?;
+        }
+        let ascend = libraries.iter().any(|library| library.name == "ascend" && library.usable().is_some());
+        if ascend && wanted == Some("ascend") {
+            if !arguments.json {
+                eprintln!("asking the Ascend cards what nobody has seen on one");
+            }
+            for finding in ascend_card::findings(time) {
+                tell(&mut report, finding)?;
+            }
         }
     }
     if arguments.json {

@@ -1,7 +1,7 @@
 //! A descriptor in a file: written whole or not at all, for its owner only, and taken away at the end.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use device_ipc::Descriptor;
 
 use super::descriptor::AnyDescriptor;
+use super::input::{self, Input};
 use super::read_text;
 use crate::exporter::{self, Exporter};
 
@@ -44,17 +45,31 @@ impl DescriptorFile {
 impl Drop for DescriptorFile {
     fn drop(&mut self) {
         // Another sender may have taken the name since.
-        let ours = fs::read_to_string(&self.path).is_ok_and(|text| text == self.text);
+        let ours = regular(&self.path).and_then(|mut file| {
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
+            Ok(text == self.text)
+        });
+        let ours = ours.unwrap_or(false);
         if ours && let Err(error) = fs::remove_file(&self.path) {
             eprintln!("warning: {} could not be removed: {error}", self.path.display());
         }
     }
 }
 
+/// Opens a regular file, and nothing else: reading a pipe would wait, and take from it what is another process's.
+fn regular(path: &Path) -> io::Result<File> {
+    let file = input::open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, "it is no regular file; take another name"))
+}
+
 /// May what is there be replaced? False where there is nothing.
 fn is_left_over(path: &Path) -> Result<bool> {
     let shown = path.display();
-    let file = match File::open(path) {
+    let file = match regular(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other.with_context(|| format!("looking at {shown}"))?,
     };
@@ -75,9 +90,10 @@ pub(crate) fn read(path: &Path, patience: Duration, waiting: impl FnOnce()) -> R
     let (end, shown) = (Instant::now() + patience, path.display());
     let mut waiting = Some(waiting);
     loop {
-        let missing = match File::open(path) {
+        let missing = match input::open(path) {
             Ok(file) => {
-                let text = read_text(file, &shown.to_string())?;
+                let left = end.saturating_duration_since(Instant::now());
+                let text = read_text(Input::new(file, left), &shown.to_string())?;
                 if !text.trim().is_empty() {
                     let descriptor = AnyDescriptor::parse(&text).and_then(AnyDescriptor::of_one_tensor);
                     return descriptor.with_context(|| format!("{shown} holds no descriptor of a tensor"));

@@ -1,14 +1,17 @@
 //! The key that sender and receivers share.
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use device_ipc::environment;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+
+use super::input::{self, Input};
 
 /// The key, where it is in no file.
 pub(crate) const KEY_VARIABLE: &str = "DEVICE_IPC_KEY";
@@ -33,9 +36,10 @@ pub(crate) struct KeyArguments {
 pub(crate) struct Key(Vec<u8>);
 
 impl KeyArguments {
-    pub(crate) fn read(&self) -> Result<Key> {
-        let (bytes, from) = match (&self.key_file, std::env::var_os(KEY_VARIABLE)) {
-            (Some(path), _) => (read_file(path)?, path.display().to_string()),
+    /// Reads the key. `patience` is how long a process may take that writes it to a pipe.
+    pub(crate) fn read(&self, patience: Duration) -> Result<Key> {
+        let (bytes, from) = match (&self.key_file, environment::variable(KEY_VARIABLE)) {
+            (Some(path), _) => (read_file(path, patience)?, path.display().to_string()),
             (None, Some(key)) => (key.into_encoded_bytes(), KEY_VARIABLE.to_owned()),
             (None, None) => bail!(
                 "by TCP a key is needed that both sides know: write one with '(umask 077; head -c 32 /dev/urandom | \
@@ -57,15 +61,16 @@ impl KeyArguments {
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>> {
+fn read_file(path: &Path, patience: Duration) -> Result<Vec<u8>> {
     let shown = path.display();
-    let file = File::open(path).with_context(|| format!("opening the key file {shown}"))?;
+    let file = input::open(path).with_context(|| format!("opening the key file {shown}"))?;
     let metadata = file.metadata().with_context(|| format!("reading the key file {shown}"))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
         eprintln!("warning: others than you can read the key: chmod 600 {shown}");
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST + 1)
+    Input::new(file, patience)
+        .take(LONGEST + 1)
         .read_to_end(&mut bytes)
         .with_context(|| format!("reading the key file {shown}"))?;
     if bytes.len() as u64 > LONGEST {

@@ -6,6 +6,7 @@
 pub(crate) mod descriptor;
 pub(crate) mod file;
 pub(crate) mod handshake;
+pub(crate) mod input;
 pub(crate) mod key;
 pub(crate) mod message;
 pub(crate) mod sealed;
@@ -14,10 +15,13 @@ mod wire;
 pub(crate) use wire::{Wire, connect};
 
 use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use descriptor::AnyDescriptor;
+use input::Input;
 
 /// A descriptor as text, for those who start processes.
 pub(crate) const DESCRIPTOR_VARIABLE: &str = "DEVICE_IPC_DESCRIPTOR";
@@ -38,22 +42,39 @@ pub(crate) fn read_text(mut from: impl Read, name: &str) -> Result<String> {
     String::from_utf8(text).ok().with_context(|| format!("{name} holds no text, hence no descriptor"))
 }
 
-/// `TEXT`, or `@FILE`.
-pub(crate) fn descriptor_of(argument: &str) -> Result<AnyDescriptor> {
+/// Reads the descriptor that an argument names: `@FILE`, `-` for standard input, or the text itself, which other users see.
+pub(crate) fn descriptor_argument(argument: &str, patience: Duration) -> Result<AnyDescriptor> {
+    let descriptor = descriptor_of(argument, patience)?;
+    if argument != "-" && !argument.starts_with('@') {
+        // It stays permitted: the token alone opens nothing, as the exporter asks the kernel for the importer's user.
+        eprintln!(
+            "warning: every user of this machine can read the descriptor, with its secret, in this command line (ps); give \
+             @FILE, or '-' for standard input, instead"
+        );
+    }
+    Ok(descriptor)
+}
+
+/// Reads a descriptor: `@FILE`, `-` for standard input, or the text itself.
+pub(crate) fn descriptor_of(argument: &str, patience: Duration) -> Result<AnyDescriptor> {
     let text = match argument.strip_prefix('@') {
+        None if argument == "-" => {
+            let name = "standard input";
+            read_text(Input::new(std::io::stdin().lock(), patience), name)?
+        }
         Some(path) => {
-            let file = std::fs::File::open(path).with_context(|| format!("opening {path}"))?;
-            read_text(file, path)?
+            let file = input::open(Path::new(path)).with_context(|| format!("opening {path}"))?;
+            read_text(Input::new(file, patience), path)?
         }
         None => argument.to_owned(),
     };
     AnyDescriptor::parse(&text)
 }
 
-/// A peer's words, fit for a terminal: of a bounded length, and without what a terminal would act upon.
+/// A peer's words, fit for a terminal, and of a bounded length.
 pub(crate) fn printable(text: &str) -> String {
     const LONGEST: usize = 400;
-    let shown: String = text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let shown = device_ipc::printable(&text.chars().take(LONGEST).collect::<String>());
     if text.chars().nth(LONGEST).is_some() { format!("{shown}…") } else { shown }
 }
 
@@ -63,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_peers_words_cannot_act_on_the_terminal() {
-        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a [2Jb c");
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
         assert_eq!(printable(&"x".repeat(1000)).chars().count(), 401);
     }
 
@@ -72,6 +93,6 @@ mod tests {
         let error = read_text(std::io::repeat(b'a'), "it").unwrap_err().to_string();
         assert!(error.contains("no descriptor is as long"), "{error}");
         assert!(read_text(&[0xff, 0xfe][..], "it").unwrap_err().to_string().contains("no text"));
-        assert!(format!("{:#}", descriptor_of("/tmp/w.ipc").unwrap_err()).contains("@FILE"));
+        assert!(format!("{:#}", descriptor_of("/tmp/w.ipc", Duration::ZERO).unwrap_err()).contains("@FILE"));
     }
 }

@@ -59,9 +59,12 @@ struct Shared {
     talking: AtomicUsize,
 }
 
+/// How long a process may take that writes the key to a pipe; it may ask a person for a passphrase.
+const KEY_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Reads the key and takes the address.
 pub(super) fn bind(address: &str, key: &KeyArguments) -> Result<Listener> {
-    let key = key.read()?;
+    let key = key.read(KEY_PATIENCE)?;
     let listener =
         TcpListener::bind(address).with_context(|| format!("listening at {address} (--listen HOST:PORT)"))?;
     let address = listener.local_addr().context("asking where it listens")?;

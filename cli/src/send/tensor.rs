@@ -10,6 +10,7 @@ use device_ipc::{Buffer, Dtype, Error, Export, Ipc, Stream, TensorLayout};
 use indicatif::HumanBytes;
 
 use crate::memory::{DeviceBytes, Summary, bytes_of_value, dtype_of_name};
+use crate::road::input;
 
 #[derive(clap::Args)]
 pub(super) struct TensorArguments {
@@ -51,7 +52,7 @@ impl TensorArguments {
             return Ok((TensorLayout::contiguous(dtype, shape)?, Source::Element(element)));
         };
         let shown = path.display();
-        let file = File::open(path).with_context(|| format!("opening {shown}"))?;
+        let file = input::open(path).with_context(|| format!("opening {shown}"))?;
         let metadata = file.metadata().with_context(|| format!("looking at {shown}"))?;
         ensure!(metadata.is_file(), "{shown} is no regular file, so nobody knows how long it is");
         let dtype = self.dtype.unwrap_or(Dtype::U8);
