@@ -4,13 +4,14 @@
 
 use std::time::Duration;
 
-use crate::broker::Deadline;
-use crate::error::{Error, Result};
-use crate::export::still_held;
-use crate::import::CacheLimits;
-use crate::process::ProcessIdentity;
-use crate::runtime::{Counters, Runtime, check_may_wait};
-use crate::staging::StagingLimits;
+use crate::model::error::{Error, Result};
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
+use crate::sharing::export::still_held;
+use crate::sharing::import::CacheLimits;
+use crate::sharing::staging::StagingLimits;
+use crate::transport::Deadline;
+use crate::transport::{Counters, check_may_wait};
 
 /// What the library has done so far in this process.
 pub fn counters() -> Counters {

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use data_encoding::BASE64URL_NOPAD;
 
 use crate::backend::Access;
-use crate::broker::{BrokerAddress, Token};
-use crate::bundle::{BundleDescriptor, Contents, Part, Tensors};
-use crate::descriptor::{DescribedExtent, Descriptor, ExportId, FORMAT_VERSION, TEXT_PREFIX};
-use crate::device::{DeviceIdentity, HostId};
-use crate::process::ProcessIdentity;
-use crate::ring::RingDescriptor;
-use crate::tensor::{Dtype, TensorLayout, TensorTable};
+use crate::model::device::{DeviceIdentity, HostId};
+use crate::model::tensor::{Dtype, TensorLayout, TensorTable};
+use crate::os::process::ProcessIdentity;
+use crate::wire::bundle::{BundleDescriptor, Contents, Part, Tensors};
+use crate::wire::descriptor::{DescribedExtent, Descriptor, ExportId, FORMAT_VERSION, TEXT_PREFIX};
+use crate::wire::ring::RingDescriptor;
+use crate::wire::{BrokerAddress, Token};
 
-pub use crate::broker::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
+pub use crate::transport::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
 
 /// Bytes that a target starts from, under a name.
 pub type Seed = (&'static str, Vec<u8>);
@@ -84,13 +84,13 @@ pub fn descriptor_text(text: &str) {
 
 /// What an end of a channel reads: what the other end says first, and its messages.
 pub fn channel(bytes: &[u8]) {
-    crate::channel::fuzzing::greeting(bytes);
-    crate::channel::fuzzing::packet(bytes);
+    crate::patterns::channel::fuzzing::greeting(bytes);
+    crate::patterns::channel::fuzzing::packet(bytes);
 }
 
 /// Seeds of [`channel`].
 pub fn channel_seeds() -> Vec<Seed> {
-    crate::channel::fuzzing::seeds()
+    crate::patterns::channel::fuzzing::seeds()
 }
 
 /// Seeds of [`descriptor`].
@@ -105,17 +105,17 @@ pub fn descriptor_text_seeds() -> Vec<Seed> {
 
 /// Seeds of [`Exporter::serve`].
 pub fn request_seeds() -> Vec<Seed> {
-    crate::broker::fuzzing::request_seeds()
+    crate::transport::fuzzing::request_seeds()
 }
 
 /// Seeds of [`Importer::open`].
 pub fn reply_seeds() -> Vec<Seed> {
-    crate::broker::fuzzing::reply_seeds()
+    crate::transport::fuzzing::reply_seeds()
 }
 
 /// Seeds of [`HostileExporter::run`].
 pub fn page_seeds() -> Vec<Seed> {
-    crate::broker::fuzzing::page_seeds()
+    crate::transport::fuzzing::page_seeds()
 }
 
 /// A process that does not exist.

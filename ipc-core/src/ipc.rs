@@ -6,23 +6,26 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::address::DeviceRange;
+use crate::backend::interop::{DeviceOwner, Region};
+use crate::backend::select::{BackendStatus, Backends};
+use crate::backend::stream::AsStream;
+use crate::backend::{Buffer, Stream};
 use crate::backend::{DeviceIpc, HandleKind};
-use crate::broker::{AllowList, SOCKET_DIR_VARIABLE};
-use crate::bundle::{BundleBuilder, BundleDescriptor, BundleOpenBuilder};
-use crate::channel::{ConnectBuilder, ListenBuilder};
-use crate::descriptor::Descriptor;
-use crate::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-use crate::environment::nonempty_variable;
-use crate::error::{Error, Result};
-use crate::export::{ShareBuilder, check_backend, copy_and_wait};
-use crate::import::OpenBuilder;
-use crate::interop::{DeviceOwner, Region};
-use crate::memory::{Buffer, Stream};
-use crate::placement::{DeviceMap, DeviceName};
-use crate::ring::{JoinBuilder, RingBuilder, RingDescriptor};
-use crate::select::{BackendStatus, Backends};
-use crate::stream::AsStream;
+use crate::model::address::DeviceRange;
+use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+use crate::model::placement::{DeviceMap, DeviceName};
+use crate::os::environment::nonempty_variable;
+use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
+use crate::patterns::ring::{JoinBuilder, RingBuilder};
+use crate::sharing::bundle::{BundleBuilder, BundleOpenBuilder};
+use crate::sharing::export::{ShareBuilder, check_backend, copy_and_wait};
+use crate::sharing::import::OpenBuilder;
+use crate::transport::AllowList;
+use crate::wire::SOCKET_DIR_VARIABLE;
+use crate::wire::bundle::BundleDescriptor;
+use crate::wire::descriptor::Descriptor;
+use crate::wire::ring::RingDescriptor;
 
 /// How long an exporter may take to answer, unless said otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -297,7 +300,7 @@ impl IpcBuilder {
 
     /// Makes the socket in this directory instead of the abstract namespace, for containers that share a volume and no
     /// network namespace. `DEVICE_IPC_SOCKET_DIR` does the same for programs that do not say it, except where the environment is
-    /// [ignored](crate::environment).
+    /// [ignored](crate::os::environment).
     pub fn socket_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.socket_directory = Some(directory.into());
         self

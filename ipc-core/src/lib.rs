@@ -1,93 +1,82 @@
-//! All that is the same for every vendor: the trait that a backend implements, the descriptor, the broker that hands out
-//! leases, the cache of what is open, and the guards that close it.
+//! Everything that is the same for every vendor: the trait that a backend implements, the descriptor, the broker that grants
+//! leases, the cache of open mappings, and the guards that close them.
 //!
 //! Programs use it through the crate `device-ipc`, which adds the backends; a backend depends on this crate alone. Core
 //! knows no vendor.
 //!
-//! | layer | modules |
-//! |---|---|
-//! | what users hold | [`Ipc`], [`Export`], [`Mapping`], [`BundleExport`], [`BundleMapping`], [`Buffer`], [`Stream`] |
-//! | above them | [`Ring`], [`RingReader`], [`Channel`], [`Listener`] |
-//! | the two sides | `export` (what is shared, who holds it), `import` (what is open, the cache) |
-//! | between processes | [`descriptor`], [`broker`] |
-//! | what a vendor provides | [`backend`], made known by [`select`] |
+//! Each folder is a layer and uses only the layers above it in this table; `cargo xtask layers` checks it.
+//!
+//! | layer | contents | knows nothing of |
+//! |---|---|---|
+//! | `model` | values without input or output: devices, addresses, element types, tensors, leases, errors | everything else |
+//! | `os` | environment variables, process identity, fork detection, threads, spinning | devices |
+//! | [`backend`] | the traits that a vendor implements, their contract, the registry; buffers and streams | processes |
+//! | `wire` | bytes in, bytes out: [`descriptor`], broker protocol, frames of channels | sockets |
+//! | `transport` | sockets and peer credentials, poller, worker, deadlines | exports and imports |
+//! | `sharing` | exports, leases, import cache, timelines, copies through the host | rings and channels |
+//! | `patterns` | rings and channels | |
+//! | `ipc`, `control` | the entry points | |
 //!
 //! `unsafe` stands in few modules, each of which says why in an `allow(unsafe_code)`; everywhere else it is denied.
 
 #![deny(unsafe_code)]
 
-mod address;
 pub mod backend;
-pub mod broker;
-mod bundle;
-mod channel;
 mod control;
-pub mod descriptor;
-pub mod device;
-pub mod environment;
-mod error;
-mod export;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod host_pages;
-mod import;
-mod interop;
 mod ipc;
-mod kill;
-mod lease;
-mod memory;
-mod placement;
-mod printable;
-mod process;
-mod received_file;
-mod recent;
-mod ring;
-mod runtime;
-pub mod select;
-mod staging;
-mod stream;
-pub mod tensor;
-mod timeline;
+mod model;
+mod os;
+mod patterns;
+mod sharing;
+mod transport;
+mod wire;
 
-pub use address::{DevicePtr, DeviceRange, Extent, Generation};
+pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
+pub use backend::select::{self, BackendStatus, Backends, Rank, Registration, Unavailable};
+pub use backend::stream::{AsStream, BorrowedStream};
 pub use backend::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines,
-    Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo, Opened, ReceivedHandle,
-};
-pub use broker::{AllowList, BrokerAddress, ListedExport, ListedHolder, ListedProcess, list_exports};
-pub use bundle::{
-    BUNDLE_TEXT_PREFIX, BundleBuilder, BundleDescriptor, BundleError, BundleExport, BundleMapping,
-    BundleOpenBuilder, BundleView, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS, MemoryId,
-};
-pub use channel::{
-    Channel, ConnectBuilder, ListenBuilder, Listener, MAX_MESSAGE_TENSORS, Message, OpenReceived,
-    OpenReceivedBundle, Received, ReceivedBundle, ReceivedTensor,
+    Access, BackendInfo, Buffer, BufferSlice, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory,
+    DeviceStream, DeviceTimelines, Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo,
+    Opened, ReceivedHandle, Stream, View, ViewMut,
 };
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };
-pub use descriptor::{Descriptor, DescriptorError, ExportId};
-pub use device::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
-pub use error::{Error, Result, VendorError, VendorStatus};
-pub use export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
-pub use import::{CacheLimits, Mapping, OpenBuilder, ReleaseError, Tensor};
-pub use interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use ipc::{Ipc, IpcBuilder};
+pub use model::address::{DevicePtr, DeviceRange, Extent, Generation};
+pub use model::device::{self, DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
+pub use model::error::{Error, Result, VendorError, VendorStatus};
+pub use model::lease::{Holder, Holders, LeaseId};
+pub use model::placement::{DeviceMap, DeviceName};
+pub use model::printable::printable;
+pub use model::tensor::{self, Dtype, Element, LayoutError, TensorLayout, TensorTable};
+pub use os::environment;
 #[cfg(feature = "kill-points")]
-pub use kill::KILL_POINTS;
-pub use lease::{Holder, Holders, LeaseId};
-pub use memory::{Buffer, BufferSlice, Stream, View, ViewMut};
-pub use placement::{DeviceMap, DeviceName};
-pub use printable::printable;
-pub use process::ProcessIdentity;
-pub use ring::{
-    JoinBuilder, MAX_RING_SLOTS, RING_TEXT_PREFIX, ReaderPosition, Ring, RingBuilder, RingDescriptor,
-    RingReadSlot, RingReader, RingReaders, RingReleaseError, RingView, RingWriteSlot,
+pub use os::kill::KILL_POINTS;
+pub use os::process::ProcessIdentity;
+pub use patterns::channel::{
+    Channel, ConnectBuilder, ListenBuilder, Listener, Message, OpenReceived, OpenReceivedBundle, Received,
+    ReceivedBundle, ReceivedTensor,
 };
-pub use runtime::Counters;
-pub use select::{BackendStatus, Backends, Rank, Registration, Unavailable};
-pub use staging::StagingLimits;
-pub use stream::{AsStream, BorrowedStream};
-pub use tensor::{Dtype, Element, LayoutError, TensorLayout, TensorTable};
-pub use timeline::{TIMELINE_END, Timeline};
+pub use patterns::ring::{
+    JoinBuilder, ReaderPosition, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingReleaseError,
+    RingWriteSlot,
+};
+pub use sharing::bundle::{
+    BundleBuilder, BundleError, BundleExport, BundleMapping, BundleOpenBuilder, MemoryId,
+};
+pub use sharing::export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
+pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, ReleaseError, Tensor};
+pub use sharing::staging::StagingLimits;
+pub use sharing::timeline::{TIMELINE_END, Timeline};
+pub use transport::{AllowList, Counters, ListedProcess, list_exports};
+pub use wire::bundle::{
+    BUNDLE_TEXT_PREFIX, BundleDescriptor, BundleView, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS,
+};
+pub use wire::channel::MAX_MESSAGE_TENSORS;
+pub use wire::descriptor::{self, Descriptor, DescriptorError, ExportId};
+pub use wire::ring::{MAX_RING_SLOTS, RING_TEXT_PREFIX, RingDescriptor, RingView};
+pub use wire::{BrokerAddress, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};

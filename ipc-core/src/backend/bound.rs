@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{DeviceIpc, with_device_context};
-use crate::device::DeviceOrdinal;
-use crate::interop::Region;
-use crate::process::Owner;
+use crate::backend::interop::Region;
+use crate::model::device::DeviceOrdinal;
+use crate::os::process::Owner;
 
 /// An owner of device memory, or a callback that may hold one, that is dropped with the context of its device current, on
 /// whichever thread: vendors free memory by the current context (`cuMemFreeAsync` on the default stream fails

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::backend::HandleBytes;
-use crate::device::DeviceOrdinal;
-use crate::error::{Error, Result};
-use crate::stream::BorrowedStream;
+use crate::backend::stream::BorrowedStream;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
 
 /// A vendor's event, created here or opened from another process. Dropping it destroys it.
 ///

@@ -9,8 +9,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 
-use crate::environment;
-use crate::select::Unavailable;
+use crate::backend::select::Unavailable;
+use crate::os::environment;
 
 /// Where a backend looks for its vendor's library.
 #[derive(Debug, Clone, Copy)]

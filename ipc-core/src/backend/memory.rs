@@ -6,11 +6,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use crate::address::DeviceRange;
 use crate::backend::HandleKind;
-use crate::device::DeviceOrdinal;
-use crate::error::{Error, Result};
-use crate::stream::BorrowedStream;
+use crate::backend::stream::BorrowedStream;
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
 
 /// Plain memory and streams of a backend, for programs that have no allocator of their own.
 ///

@@ -108,10 +108,14 @@
 //! `cudaStreamWaitEvent` and `aclrtStreamWaitEvent`).
 
 mod bound;
+mod buffer;
 mod capabilities;
 mod event;
+pub(crate) mod interop;
 pub mod library;
 mod memory;
+pub mod select;
+pub(crate) mod stream;
 mod timeline;
 
 use std::fmt;
@@ -119,6 +123,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub(crate) use bound::DeviceBound;
+pub use buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
@@ -127,10 +132,10 @@ pub use timeline::DeviceTimelines;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::address::{DeviceRange, Extent, Generation};
-use crate::device::{DeviceInfo, DeviceOrdinal};
-use crate::error::Result;
-use crate::process::ProcessIdentity;
+use crate::model::address::{DeviceRange, Extent, Generation};
+use crate::model::device::{DeviceInfo, DeviceOrdinal};
+use crate::model::error::Result;
+use crate::os::process::ProcessIdentity;
 
 /// A vendor's device IPC. See the [module documentation](self) for the contract.
 pub trait DeviceIpc: fmt::Debug + Send + Sync {

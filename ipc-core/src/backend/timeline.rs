@@ -5,10 +5,10 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use crate::address::DevicePtr;
-use crate::device::DeviceOrdinal;
-use crate::error::Result;
-use crate::stream::BorrowedStream;
+use crate::backend::stream::BorrowedStream;
+use crate::model::address::DevicePtr;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::Result;
 
 /// Operations of streams on 64-bit words in host memory of this process, which other processes map too.
 ///

@@ -1,0 +1,183 @@
+//! Looking for a backend, and remembering what was found.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::backend::DeviceIpc;
+use crate::backend::select::{Rank, Registration, Unavailable};
+use crate::model::device::DeviceInfo;
+use crate::model::error::{Error, Result};
+use crate::os::environment::nonempty_variable;
+
+/// Names the backend to take, whatever [`Backends::auto`] would have taken.
+pub const BACKEND_VARIABLE: &str = "DEVICE_IPC_BACKEND";
+
+/// The backends that a program can choose from.
+#[derive(Clone, Debug)]
+pub struct Backends {
+    registrations: Vec<Registration>,
+    simulated: bool,
+}
+
+impl Backends {
+    /// All that registered themselves.
+    pub fn registered() -> Self {
+        inventory::iter::<Registration>.into_iter().fold(Self::none(), |backends, one| backends.with(*one))
+    }
+
+    /// None, to be filled by hand.
+    pub const fn none() -> Self {
+        Self { registrations: Vec::new(), simulated: false }
+    }
+
+    /// Adds one. Of two with the same name the first stays.
+    pub fn with(mut self, registration: Registration) -> Self {
+        if self.registrations.iter().all(|one| one.name != registration.name) {
+            self.registrations.push(registration);
+            self.registrations.sort_by_key(|one| (one.rank, one.name));
+        }
+        self
+    }
+
+    /// Allows [`auto`](Self::auto) to fall back to a backend without hardware.
+    pub const fn allow_simulated(mut self, yes: bool) -> Self {
+        self.simulated = yes;
+        self
+    }
+
+    /// The name of every backend, in the order in which [`auto`](Self::auto) looks at them. Loads nothing.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &'static str> {
+        self.registrations.iter().map(|one| one.name)
+    }
+
+    /// Every backend with its devices, or the reason why not. Creates no context.
+    pub fn available(&self) -> Vec<BackendStatus> {
+        self.registrations.iter().map(|one| BackendStatus { name: one.name, state: state_of(one) }).collect()
+    }
+
+    /// The backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackend`] with the reason for each; as [`named`](Self::named) where the variable is set.
+    pub fn auto(&self) -> Result<Arc<dyn DeviceIpc>> {
+        if let Some(name) = nonempty_variable(BACKEND_VARIABLE) {
+            return self.named(&name.to_string_lossy());
+        }
+        let mut tried = Vec::new();
+        for one in &self.registrations {
+            if one.rank == Rank::SIMULATED && !self.simulated {
+                let reason = format!(
+                    "it has no hardware, and is taken only when asked for: set {BACKEND_VARIABLE}={}, or allow it \
+                     (Ipc::builder().allow_simulated(true))",
+                    one.name
+                );
+                tried.push(BackendStatus {
+                    name: one.name,
+                    state: Err(Unavailable::Failed { detail: reason }),
+                });
+                continue;
+            }
+            match state_of(one) {
+                Ok(_) => return self.named(one.name),
+                Err(reason) => tried.push(BackendStatus { name: one.name, state: Err(reason) }),
+            }
+        }
+        Err(Error::NoBackend(tried))
+    }
+
+    /// The backend of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownBackend`], or [`Error::BackendUnavailable`] with the reason.
+    pub fn named(&self, name: &str) -> Result<Arc<dyn DeviceIpc>> {
+        let Some(one) = self.registrations.iter().find(|one| one.name == name) else {
+            let known = self.registrations.iter().map(|one| one.name.to_owned()).collect();
+            return Err(Error::UnknownBackend { name: name.to_owned(), known });
+        };
+        load(one).map_err(|reason| Error::BackendUnavailable { backend: name.to_owned(), reason })
+    }
+}
+
+/// A backend, and what there is of it.
+#[derive(Clone, Debug)]
+pub struct BackendStatus {
+    /// The backend's name.
+    pub name: &'static str,
+    /// Its devices, at least one, or why it cannot be used.
+    pub state: Result<Vec<DeviceInfo>, Unavailable>,
+}
+
+impl fmt::Display for BackendStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            Ok(devices) => write!(f, "{}: {} device(s)", self.name, devices.len()),
+            Err(reason) => write!(f, "{}: {reason}", self.name),
+        }
+    }
+}
+
+fn state_of(registration: &Registration) -> Result<Vec<DeviceInfo>, Unavailable> {
+    let devices =
+        load(registration)?.devices().map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
+    if devices.is_empty() {
+        return Err(Unavailable::NoDevice { detail: "the backend lists none".into() });
+    }
+    Ok(devices)
+}
+
+/// A backend is loaded once in a process, so that all its users share one table of opened handles. A failure is not
+/// remembered: the driver may be installed, or a variable set, before the next try.
+fn load(registration: &Registration) -> Result<Arc<dyn DeviceIpc>, Unavailable> {
+    type Loaded = HashMap<(&'static str, usize), Arc<dyn DeviceIpc>>;
+    static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = loaded.get_or_insert_default();
+    let key = (registration.name, registration.load as usize);
+    if let Some(backend) = loaded.get(&key) {
+        return Ok(Arc::clone(backend));
+    }
+    let backend = (registration.load)()?;
+    loaded.insert(key, Arc::clone(&backend));
+    Ok(backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
+        Err(Unavailable::NoDevice { detail: "nothing is plugged in".into() })
+    }
+
+    #[test]
+    fn an_unknown_name_lists_those_there_are() {
+        let backends = Backends::none().with(Registration::new("acme", Rank::THIRD_PARTY, absent));
+        let error = backends.named("acne").unwrap_err().to_string();
+        assert!(error.contains("\"acne\"") && error.contains("there are: acme"), "{error}");
+    }
+
+    #[test]
+    fn without_a_device_every_reason_is_told() {
+        let backends = Backends::none()
+            .with(Registration::new("sim", Rank::SIMULATED, absent))
+            .with(Registration::new("acme", Rank::THIRD_PARTY, absent));
+        let error = backends.auto().unwrap_err().to_string();
+        assert!(error.contains("acme: no device: nothing is plugged in"), "{error}");
+        assert!(error.contains("DEVICE_IPC_BACKEND=sim"), "{error}");
+        let error = Backends::none().auto().unwrap_err().to_string();
+        assert!(error.contains("none is compiled in"), "{error}");
+    }
+
+    #[test]
+    fn backends_are_tried_by_rank_and_the_first_of_a_name_stays() {
+        let backends = Backends::none()
+            .with(Registration::new("zeta", Rank(1), absent))
+            .with(Registration::new("acme", Rank(7), absent))
+            .with(Registration::new("zeta", Rank(9), absent));
+        let names: Vec<_> = backends.available().iter().map(|one| one.name).collect();
+        assert_eq!(names, ["zeta", "acme"]);
+    }
+}

@@ -1,0 +1,242 @@
+//! Every variant has a text, and no chain of errors says anything twice.
+
+use std::collections::HashSet;
+use std::error::Error as StdError;
+use std::time::Instant;
+
+use super::*;
+use crate::backend::DeviceBound;
+use crate::model::lease::Holder;
+use crate::model::tensor::Dtype;
+use crate::sharing::export::ShareError;
+use crate::wire::bundle::BUNDLE_TEXT_PREFIX;
+use crate::wire::descriptor::FormatVersion;
+
+/// One sample of each variant; a variant without one does not compile.
+macro_rules! samples {
+    ($samples:ident: $error:ident { $($variant:ident => $sample:expr),+ $(,)? }) => {
+        fn $samples() -> Vec<$error> {
+            fn name(error: &$error) -> &'static str {
+                match error {
+                    $($error::$variant { .. } => stringify!($variant),)+
+                }
+            }
+            let all = vec![$((stringify!($variant), $sample)),+];
+            for (expected, sample) in &all {
+                assert_eq!(name(sample), *expected);
+            }
+            all.into_iter().map(|(_, sample)| sample).collect()
+        }
+    };
+}
+
+const PID: u32 = 4711;
+const TIME: Duration = Duration::from_millis(250);
+const PTR: DevicePtr = DevicePtr::new(0x7f00_0000_1000);
+const HOME: DeviceIdentity = DeviceIdentity::Uuid([7; 16]);
+
+fn text(text: &str) -> String {
+    text.to_owned()
+}
+
+fn device(ordinal: u32) -> DeviceOrdinal {
+    DeviceOrdinal::new(ordinal)
+}
+
+fn vendor() -> VendorError {
+    VendorError {
+        backend: "mock",
+        call: "mockAllocate",
+        status: VendorStatus(2),
+        name: text("MOCK_OUT_OF_MEMORY"),
+        message: text("the device is full"),
+        hint: text("free some memory"),
+    }
+}
+
+fn holders() -> Holders {
+    let holder = Holder { pid: PID, program: text("reader"), bytes: 4096, since: std::time::Instant::now() };
+    Holders { now: vec![holder], ever: 1 }
+}
+
+fn io_error() -> std::io::Error {
+    std::io::Error::from_raw_os_error(2)
+}
+
+samples!(layout_errors: LayoutError {
+    UnknownDtype => LayoutError::UnknownDtype(250),
+    TooManyDimensions => LayoutError::TooManyDimensions(65),
+    Strides => LayoutError::Strides { dimensions: 2, strides: 1 },
+    Overflow => LayoutError::Overflow,
+    TooLarge => LayoutError::TooLarge { needed: 96, region: 80 },
+    NoDtype => LayoutError::NoDtype,
+    WrongDtype => LayoutError::WrongDtype { actual: Dtype::F32, wanted: Dtype::U8 },
+    Unaligned => LayoutError::Unaligned { address: 1, element: 4 },
+    Misaligned => LayoutError::Misaligned { address: 1, len: 80, element: 4 },
+    NotContiguous => LayoutError::NotContiguous { shape: vec![4, 4], strides: vec![5, 1] },
+    NoTensor => LayoutError::NoTensor,
+});
+
+samples!(descriptor_errors: DescriptorError {
+    NotText => DescriptorError::NotText,
+    BadCharacter => DescriptorError::BadCharacter { position: 7 },
+    BadMagic => DescriptorError::BadMagic,
+    Version => DescriptorError::Version {
+        what: "descriptor",
+        found: FormatVersion { major: 2, minor: 0 },
+        readable: FormatVersion { major: 1, minor: 1 },
+    },
+    UnknownFeatures => DescriptorError::UnknownFeatures { flags: 1 },
+    Truncated => DescriptorError::Truncated { found: 100, expected: 230 },
+    TrailingBytes => DescriptorError::TrailingBytes { extra: 3 },
+    TooLarge => DescriptorError::TooLarge { found: 1 << 30 },
+    BadChecksum => DescriptorError::BadChecksum,
+    BadField => DescriptorError::BadField { field: "length", why: text("it is shorter than the fixed part") },
+    Layout => DescriptorError::Layout(LayoutError::Overflow),
+    NotRingText => DescriptorError::NotRingText,
+    NotRing => DescriptorError::NotRing,
+    NotBundle => DescriptorError::NotBundle,
+    NotTable => DescriptorError::NotTable,
+    TensorName => DescriptorError::TensorName { name: String::new(), why: "it is empty" },
+    Tensor => DescriptorError::Tensor { name: text("w"), cause: LayoutError::Overflow },
+});
+
+samples!(errors: Error {
+    NoBackend => Error::NoBackend(Vec::new()),
+    BackendUnavailable => Error::BackendUnavailable {
+        backend: text("cuda"),
+        reason: Unavailable::NoDevice { detail: text("CUDA_VISIBLE_DEVICES is empty") },
+    },
+    UnknownBackend => Error::UnknownBackend { name: text("rocm"), known: vec![text("cuda"), text("mock")] },
+    WrongBackend => {
+        Error::WrongBackend { what: "the stream", found: text("cuda"), expected: text("mock") }
+    },
+    Vendor => Error::Vendor(Box::new(vendor())),
+    Unsupported => Error::Unsupported { backend: "mock", what: text("do this"), why: text("it is off") },
+    Descriptor => Error::Descriptor(DescriptorError::BadChecksum),
+    NotDeviceMemory => Error::NotDeviceMemory { ptr: PTR, why: text("it is memory of the host") },
+    InvalidRegion => Error::InvalidRegion(text("it has no bytes")),
+    NotShareable => {
+        Error::NotShareable { ptr: PTR, kind: text("managed memory"), remedy: text("share a copy") }
+    },
+    SharedOn => Error::SharedOn { ptr: PTR },
+    NoSuchDevice => Error::NoSuchDevice { backend: "mock", ordinal: device(3), count: 2 },
+    HomeNotVisible => Error::HomeNotVisible { home: HOME, variable: "CUDA_VISIBLE_DEVICES" },
+    NotInDeviceMap => Error::NotInDeviceMap { home: HOME, peer: None },
+    InvalidDeviceMap => Error::InvalidDeviceMap(text("two devices lead to device 1")),
+    NoPeerAccess => Error::NoPeerAccess { from: device(1), to: HOME },
+    WrongStream => Error::WrongStream { stream: device(1), what: "the mapping", expected: device(0) },
+    StreamCapturing => Error::StreamCapturing { what: "waiting" },
+    Exposes => Error::Exposes { region: 1000, reachable: text("3096 bytes"), why: text("they share a page") },
+    TimelineValue => Error::TimelineValue { value: 3, why: text("4 was signalled before") },
+    OutOfMemory => Error::OutOfMemory { device: device(0), bytes: 4096, detail: text("0 bytes are free") },
+    Layout => Error::Layout(LayoutError::Overflow),
+    AccessDenied => Error::AccessDenied { wanted: Access::ReadWrite, granted: Access::ReadOnly },
+    OverlapsInUse => Error::OverlapsInUse { detail: text("address in use") },
+    ExporterGone => Error::ExporterGone { pid: PID },
+    ImporterGone => Error::ImporterGone { pid: PID },
+    LeaseEnded => Error::LeaseEnded { pid: PID },
+    ExportDropped => Error::ExportDropped { pid: PID },
+    StaleGeneration => Error::StaleGeneration(text("number 2, not 1")),
+    Rebooted => Error::Rebooted,
+    OtherHost => Error::OtherHost { exporter: text("one"), local: text("other") },
+    OtherNetworkNamespace => Error::OtherNetworkNamespace,
+    NotPermitted => Error::NotPermitted(text("user 1000")),
+    Protocol => Error::Protocol(text("an unknown message")),
+    Io => Error::io("connecting", io_error()),
+    Timeout => Error::Timeout { what: text("the answer"), after: TIME, detail: String::new() },
+    StillHeld => Error::StillHeld { after: TIME, holders: holders() },
+    Forked => Error::Forked,
+    RingClosed => Error::RingClosed { pid: PID },
+    RingUnpublished => {
+        Error::RingUnpublished { first: 3, last: 4, source: Box::new(Error::RingClosed { pid: PID }) }
+    },
+    RingSlotsHeld => Error::RingSlotsHeld { slots: 2 },
+    DismissedFromRing => Error::DismissedFromRing { pid: PID },
+    InvalidChannelName => Error::InvalidChannelName { name: String::new(), why: "it is empty" },
+    ChannelNameInUse => Error::ChannelNameInUse { name: text("x"), pid: PID, program: text("reader") },
+    NobodyListens => Error::NobodyListens { name: text("x"), after: TIME, detail: text("check the name") },
+    MessageTooLarge => Error::MessageTooLarge { of: "bytes", size: 2048, limit: 1024 },
+    ChannelClosed => Error::ChannelClosed { pid: PID, program: text("reader") },
+    PeerGone => Error::PeerGone { pid: PID, program: text("reader") },
+    InBundle => Error::InBundle { tensor: text("w"), cause: Box::new(Error::Vendor(Box::new(vendor()))) },
+    NoSuchTensor => Error::NoSuchTensor { name: text("v"), known: text("there are none") },
+    OnWorkerThread => Error::OnWorkerThread { call: "Export::close" },
+    RingNotYet => {
+        Error::RingNotYet { sequence: 2, what: "published", why: text("a stream has yet to get there") }
+    },
+});
+
+/// The texts of an error and of its sources.
+fn chain(error: &(dyn StdError + 'static)) -> Vec<String> {
+    let mut texts = vec![error.to_string()];
+    let mut source = error.source();
+    while let Some(error) = source {
+        texts.push(error.to_string());
+        source = error.source();
+    }
+    texts
+}
+
+#[track_caller]
+fn repeats_nothing(error: &(dyn StdError + 'static)) {
+    let texts = chain(error);
+    for (index, source) in texts.iter().enumerate().skip(1) {
+        assert!(!source.is_empty());
+        for before in &texts[..index] {
+            assert!(!before.contains(source.as_str()), "{error:?} says twice: {source}\n{texts:?}");
+        }
+    }
+}
+
+#[test]
+fn error_chain_says_nothing_twice() {
+    layout_errors().iter().for_each(|error| repeats_nothing(error));
+    descriptor_errors().iter().for_each(|error| repeats_nothing(error));
+    errors().iter().for_each(|error| repeats_nothing(error));
+    // Wrapped, as callers get them.
+    layout_errors().into_iter().map(DescriptorError::Layout).for_each(|error| repeats_nothing(&error));
+    layout_errors().into_iter().map(Error::Layout).for_each(|error| repeats_nothing(&error));
+    descriptor_errors().into_iter().map(Error::Descriptor).for_each(|error| repeats_nothing(&error));
+    for error in errors() {
+        let in_bundle = error.of_tensor("w");
+        repeats_nothing(&in_bundle);
+        let failed = ShareError::new(in_bundle, DeviceBound::unbound(()));
+        repeats_nothing(&failed);
+        assert_eq!(chain(&failed), chain(failed.error()));
+    }
+}
+
+#[test]
+fn error_texts_are_present_and_distinct() {
+    let texts: Vec<_> = errors().iter().map(ToString::to_string).collect();
+    assert!(texts.iter().all(|text| !text.is_empty()));
+    let distinct: HashSet<_> = texts.iter().collect();
+    assert_eq!(distinct.len(), texts.len());
+}
+
+#[test]
+fn error_text_names_its_cause() {
+    assert!(Error::io("connecting", io_error()).to_string().contains("No such file"));
+    let in_bundle = Error::from(vendor()).of_tensor("w").to_string();
+    assert!(in_bundle.contains("MOCK_OUT_OF_MEMORY") && in_bundle.contains("\"w\""), "{in_bundle}");
+    let not_bundle = DescriptorError::NotBundle.to_string();
+    assert!(not_bundle.contains(BUNDLE_TEXT_PREFIX), "{not_bundle}");
+}
+
+#[test]
+fn export_that_was_not_released_says_who_holds_it_or_that_none_does() {
+    let text = |now: Vec<Holder>, ever| {
+        Error::StillHeld { after: Duration::from_secs(2), holders: Holders { now, ever } }.to_string()
+    };
+    let never = text(Vec::new(), 0);
+    assert!(never.starts_with("no process has opened the export within 2000 ms; check that"), "{never}");
+    let released = text(Vec::new(), 3);
+    assert!(released.contains("no process holds it now (opened 3 times)"), "{released}");
+    let holder = Holder { pid: 7, program: "reader".into(), bytes: 4096, since: Instant::now() };
+    let held = text(vec![holder], 3);
+    assert!(
+        held.starts_with("after 2000 ms the export is still held: process 7 (reader) has held 4096 bytes"),
+        "{held}"
+    );
+}

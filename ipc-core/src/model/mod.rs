@@ -1,0 +1,9 @@
+//! Values without input or output: devices, addresses, element types, tensors, leases, errors. They know nothing of the layers above.
+
+pub(crate) mod address;
+pub mod device;
+pub(crate) mod error;
+pub(crate) mod lease;
+pub(crate) mod placement;
+pub(crate) mod printable;
+pub mod tensor;

@@ -1,0 +1,150 @@
+//! Where a receiver wants memory of another process: by a map from the sender's devices to its own.
+
+use std::fmt;
+
+use crate::model::device::{DeviceIdentity, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+
+/// A device, as a device map names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceName {
+    /// By its position in the numbering of the process that it belongs to: of the sender on the left of a map, of the
+    /// receiver on the right.
+    Ordinal(DeviceOrdinal),
+    /// By what it is, whatever the numbering.
+    Identity(DeviceIdentity),
+}
+
+impl From<u32> for DeviceName {
+    fn from(position: u32) -> Self {
+        Self::Ordinal(position.into())
+    }
+}
+
+impl From<DeviceOrdinal> for DeviceName {
+    fn from(ordinal: DeviceOrdinal) -> Self {
+        Self::Ordinal(ordinal)
+    }
+}
+
+impl From<DeviceIdentity> for DeviceName {
+    fn from(identity: DeviceIdentity) -> Self {
+        Self::Identity(identity)
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ordinal(ordinal) => ordinal.fmt(f),
+            Self::Identity(identity) => identity.fmt(f),
+        }
+    }
+}
+
+/// On which of the receiver's devices memory is opened, by the sender's device that it lives on. One to one.
+///
+/// A channel takes one for what it sends ([`ConnectBuilder::device_map`](crate::ConnectBuilder::device_map),
+/// [`ListenBuilder::device_map`](crate::ListenBuilder::device_map)). A receiver of bare descriptors gives one to
+/// [`OpenBuilder::mapped_by`](crate::OpenBuilder::mapped_by); there the sender's devices are named by their identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMap {
+    pairs: Vec<(DeviceName, DeviceName)>,
+}
+
+impl DeviceMap {
+    /// An empty map.
+    pub const fn new() -> Self {
+        Self { pairs: Vec::new() }
+    }
+
+    /// Memory that lives on the sender's device `from` is opened on the receiver's device `to`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidDeviceMap`] where one of them is in the map already. That a device is named once by its position
+    /// and once by its identity shows only where the map is used, and is the same error there.
+    pub fn insert(mut self, from: impl Into<DeviceName>, to: impl Into<DeviceName>) -> Result<Self> {
+        let (from, to) = (from.into(), to.into());
+        if let Some((known_from, known_to)) =
+            self.pairs.iter().find(|(one, other)| *one == from || *other == to)
+        {
+            return Err(Error::InvalidDeviceMap(format!(
+                "device {from} to {to} conflicts with device {known_from} to {known_to}; each may stand in it once on \
+                 its side"
+            )));
+        }
+        self.pairs.push((from, to));
+        Ok(self)
+    }
+
+    /// The receiver's device for memory that lives on the sender's device `from`, as the map names both.
+    pub fn get(&self, from: impl Into<DeviceName>) -> Option<DeviceName> {
+        let from = from.into();
+        self.pairs.iter().find(|(one, _)| *one == from).map(|(_, to)| *to)
+    }
+
+    /// The map for the way back: from the receiver's devices to the sender's.
+    pub fn inverse(&self) -> Self {
+        Self { pairs: self.pairs.iter().map(|(from, to)| (*to, *from)).collect() }
+    }
+
+    /// The pairs: the sender's device, the receiver's.
+    pub fn pairs(&self) -> &[(DeviceName, DeviceName)] {
+        &self.pairs
+    }
+
+    pub(crate) const fn of_pairs(pairs: Vec<(DeviceName, DeviceName)>) -> Self {
+        Self { pairs }
+    }
+
+    /// The receiver's device for memory that lives on `home`, where nothing is known of the sender's numbering.
+    pub(crate) fn device_for(&self, home: DeviceIdentity) -> Result<DeviceName> {
+        if let Some(device) = self.get(home) {
+            return Ok(device);
+        }
+        let unknown = self.pairs.iter().find(|(from, _)| matches!(from, DeviceName::Ordinal(_)));
+        match unknown {
+            Some((from, to)) => Err(Error::InvalidDeviceMap(format!(
+                "device {from} to {to} names a device by its position in the sender's numbering, which only a channel \
+                 tells; name it by its identity (Descriptor::home)"
+            ))),
+            None => Err(Error::NotInDeviceMap { home, peer: None }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: DeviceIdentity = DeviceIdentity::Uuid([1; 16]);
+    const B: DeviceIdentity = DeviceIdentity::Uuid([2; 16]);
+
+    #[test]
+    fn a_map_is_one_to_one() {
+        let map = DeviceMap::new().insert(A, 1).unwrap();
+        assert_eq!(map.get(A), Some(1.into()));
+        assert_eq!(map.get(B), None);
+        assert!(matches!(map.clone().insert(A, 0), Err(Error::InvalidDeviceMap(_))));
+        assert!(matches!(map.clone().insert(B, 1), Err(Error::InvalidDeviceMap(_))));
+        assert!(map.insert(B, 0).is_ok());
+    }
+
+    #[test]
+    fn a_device_may_stand_on_both_sides() {
+        let map = DeviceMap::new().insert(0, 1).unwrap().insert(1, 0).unwrap();
+        assert_eq!(map.get(0), Some(1.into()));
+        assert_eq!(map.inverse().get(1), Some(0.into()));
+    }
+
+    #[test]
+    fn a_position_of_the_sender_means_nothing_without_its_numbering() {
+        let map = DeviceMap::new().insert(A, 0).unwrap();
+        assert_eq!(map.device_for(A).unwrap(), 0.into());
+        assert!(matches!(map.device_for(B), Err(Error::NotInDeviceMap { peer: None, .. })));
+        let text = map.insert(1, 2).unwrap().device_for(B).unwrap_err().to_string();
+        assert!(text.contains("device 1 to 2") && text.contains("Descriptor::home"), "{text}");
+    }
+}

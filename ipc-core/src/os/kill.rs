@@ -1,0 +1,108 @@
+//! The points of the protocol at which tests kill the process, to see what the other side makes of it.
+//!
+//! Compiled in with the feature `kill-points` only, which no program needs. Then `DEVICE_IPC_KILL_POINT` names a point,
+//! with the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`. With `!stop`
+//! behind it the process stands still there instead, until it is continued.
+
+/// Every point, in the order in which a hand-over visits them; behind those, by families, what has a name of its own behind
+/// the side: rings, copies, channels.
+#[cfg(feature = "kill-points")]
+pub const KILL_POINTS: &[&str] = &[
+    "exporter:exported",
+    "exporter:published",
+    "importer:connected",
+    "exporter:accepted",
+    "exporter:answered-hello",
+    "importer:said-hello",
+    "importer:asked",
+    "exporter:leased",
+    "exporter:granted",
+    "importer:granted",
+    "importer:opened",
+    "importer:mapped",
+    "exporter:gave-timeline",
+    "importer:took-timeline",
+    "importer:letting-go",
+    "importer:closed",
+    "importer:released",
+    "exporter:released",
+    "exporter:dropped",
+    "exporter:retiring",
+    "exporter:retired",
+    "listener:bound",
+    "exporter:ring-joined",
+    "exporter:ring-waited",
+    "exporter:ring-signalled",
+    "exporter:ring-published",
+    "exporter:ring-closed",
+    "importer:ring-joined",
+    "importer:ring-taken",
+    "importer:ring-releasing",
+    "importer:ring-released",
+    "importer:ring-left",
+    "importer:staging-asked",
+    "exporter:staging-begun",
+    "importer:staging-begun",
+    "exporter:staging-chunk",
+    "importer:staging-chunk",
+    "importer:staging-done",
+    "connector:channel-connected",
+    "acceptor:channel-accepted",
+    "connector:channel-said-hello",
+    "acceptor:channel-welcomed",
+    "connector:channel-welcomed",
+    "sender:channel-granted",
+    "sender:channel-signalled",
+    "sender:channel-put",
+    "sender:channel-sent",
+    "receiver:channel-sleeping",
+    "receiver:channel-looked",
+    "receiver:channel-received",
+    "receiver:channel-opening",
+    "receiver:channel-opened",
+    "receiver:channel-discarding",
+    "closer:channel-ending",
+    "closer:channel-ended",
+];
+
+#[cfg(feature = "kill-points")]
+pub(crate) fn visit(point: &'static str) {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static WANTED: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
+    static VISITS: AtomicU32 = AtomicU32::new(0);
+    debug_assert!(KILL_POINTS.contains(&point), "{point} is not in the list");
+    let wanted = WANTED.get_or_init(|| {
+        let value = crate::os::environment::variable("DEVICE_IPC_KILL_POINT")?.into_string().ok()?;
+        let (value, stops) = value.strip_suffix("!stop").map_or((&*value, false), |value| (value, true));
+        let (name, visit) = value.split_once('=').unwrap_or((value, "1"));
+        assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");
+        Some((name.to_owned(), visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit is a number"), stops))
+    });
+    if let Some((name, visit, stops)) = wanted
+        && name == point
+        && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == *visit
+    {
+        let own = rustix::process::getpid();
+        if *stops {
+            let _ = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+            return;
+        }
+        let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+        // The signal is pending for the whole process; nothing of ours runs on.
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// A point of the protocol.
+macro_rules! kill_point {
+    ($point:literal) => {
+        #[cfg(feature = "kill-points")]
+        $crate::os::kill::visit($point);
+    };
+}
+
+pub(crate) use kill_point;

@@ -1,0 +1,15 @@
+//! The operating system: environment variables, the identity of processes, fork detection, threads, spinning, received files.
+
+mod condvar;
+pub mod environment;
+mod fork;
+pub(crate) mod kill;
+mod pace;
+pub(crate) mod process;
+pub(crate) mod received_file;
+mod thread;
+
+pub(crate) use condvar::Condvar;
+pub(crate) use fork::{ClosedByFork, generation};
+pub(crate) use pace::{Look, Pace, SPIN};
+pub(crate) use thread::spawn_without_signals;

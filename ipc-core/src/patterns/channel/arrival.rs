@@ -1,0 +1,136 @@
+//! What everything that came with a message has in common: when it is ready, where it may be opened, and whether it has
+//! been.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::connection::{Connection, Slot};
+use crate::backend::stream::BorrowedStream;
+use crate::model::device::{DeviceIdentity, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+use crate::os::kill::kill_point;
+use crate::sharing::export::check_backend;
+use crate::sharing::import::HeldGrant;
+use crate::transport::Deadline;
+
+/// Where memory may be opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// There is no map, or it is this process's own.
+    Anywhere,
+    /// Where the map says.
+    On(DeviceOrdinal),
+    /// There is a map, and it says nothing.
+    Nowhere,
+}
+
+/// A tensor or a bundle of a message, until it has been opened or discarded.
+pub(super) struct Arrival {
+    pub(super) connection: Arc<Connection>,
+    /// The value of the sender's word at which the bytes are ready.
+    ready: u64,
+    /// Whoever opens it, so that a grant is shown once.
+    opening: Mutex<()>,
+    settled: AtomicBool,
+}
+
+impl Arrival {
+    pub(super) fn new(connection: &Arc<Connection>, ready: u64) -> Self {
+        let (opening, settled) = (Mutex::new(()), AtomicBool::new(false));
+        Self { connection: Arc::clone(connection), ready, opening, settled }
+    }
+
+    /// Opens by these grants, one thread at a time.
+    pub(super) fn open<T>(&self, grants: &[HeldGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.connection.owner.check()?;
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        kill_point!("receiver:channel-opening");
+        let opened = open();
+        kill_point!("receiver:channel-opened");
+        let used = !grants.is_empty() && grants.iter().all(|grant| grant.token().is_none());
+        if opened.is_ok() || used {
+            self.settle();
+        }
+        opened
+    }
+
+    /// The host waits until the bytes are ready.
+    pub(super) fn wait_ready(&self, deadline: Deadline) -> Result<()> {
+        self.connection.wait_ready(self.ready, deadline)
+    }
+
+    /// The stream waits until they are.
+    pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>, deadline: Deadline) -> Result<()> {
+        self.connection.wait_ready_on(self.ready, stream, deadline)
+    }
+
+    /// May memory of this home be opened on this device?
+    pub(super) fn check_place(
+        &self,
+        place: Place,
+        home: DeviceIdentity,
+        wanted: DeviceOrdinal,
+    ) -> Result<()> {
+        match place {
+            Place::Anywhere => Ok(()),
+            Place::On(device) if device == wanted => Ok(()),
+            Place::On(device) => Err(Error::InvalidDeviceMap(format!(
+                "the channel's map opens this memory on device {device}, and device {wanted} was asked for; call mapped, \
+                 or take the pair out of the map"
+            ))),
+            Place::Nowhere => Err(self.not_in_the_map(home)),
+        }
+    }
+
+    /// May it be opened on this stream's device?
+    pub(super) fn check_stream(
+        &self,
+        place: Place,
+        home: DeviceIdentity,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        check_backend("the stream", stream.backend(), self.connection.ipc.backend().info().name)?;
+        match place {
+            Place::On(expected) if expected != stream.device() => {
+                let (stream, what) = (stream.device(), "the channel's device map");
+                Err(Error::WrongStream { stream, what, expected })
+            }
+            Place::Nowhere => Err(self.not_in_the_map(home)),
+            Place::On(_) | Place::Anywhere => Ok(()),
+        }
+    }
+
+    /// The device that the map says.
+    pub(super) fn mapped(&self, place: Place, home: DeviceIdentity) -> Result<DeviceOrdinal> {
+        match place {
+            Place::On(device) => Ok(device),
+            Place::Nowhere => Err(self.not_in_the_map(home)),
+            Place::Anywhere => Err(Error::InvalidDeviceMap(
+                "the channel has none for this memory; give one to device_map where the channel is made, or say where with \
+                 at_home, on_device or on"
+                    .into(),
+            )),
+        }
+    }
+
+    fn not_in_the_map(&self, home: DeviceIdentity) -> Error {
+        let peer = &self.connection.peer;
+        Error::NotInDeviceMap { home, peer: Some(format!("process {} ({})", peer.pid, peer.program)) }
+    }
+
+    /// The memory is held by a lease, or has gone back.
+    fn settle(&self) {
+        if self.connection.owner.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
+            self.connection.own_word(Slot::Settled).fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if !*self.settled.get_mut() {
+            kill_point!("receiver:channel-discarding");
+        }
+        self.settle();
+    }
+}

@@ -1,0 +1,145 @@
+//! Device maps in force: what both ends have said, as identities.
+
+use crate::model::device::{DeviceIdentity, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+use crate::model::placement::{DeviceMap, DeviceName};
+
+/// The devices of one end, in the order of its numbering, and the map for what it sends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End<'a> {
+    pub(super) devices: &'a [DeviceIdentity],
+    pub(super) map: &'a DeviceMap,
+}
+
+/// A map between devices that both ends have: the sender's, the receiver's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ResolvedMap {
+    pairs: Vec<(DeviceIdentity, DeviceIdentity)>,
+}
+
+impl ResolvedMap {
+    /// The receiver's device for memory that lives on this one.
+    pub(super) fn get(&self, home: DeviceIdentity) -> Option<DeviceIdentity> {
+        self.pairs.iter().find(|(from, _)| *from == home).map(|(_, to)| *to)
+    }
+
+    pub(super) fn inverse(&self) -> Self {
+        Self { pairs: self.pairs.iter().map(|(from, to)| (*to, *from)).collect() }
+    }
+}
+
+/// The maps of a channel, seen from one end. `None` where neither end has said one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Maps {
+    pub(super) outgoing: Option<ResolvedMap>,
+    pub(super) incoming: Option<ResolvedMap>,
+    /// For answers that are sent: the inverse of what they answer came by.
+    pub(super) replying: Option<ResolvedMap>,
+    /// For answers that come.
+    pub(super) replied: Option<ResolvedMap>,
+}
+
+impl Maps {
+    /// Resolves what both ends have said. An end without a map sends by the inverse of the other's.
+    pub(super) fn of(own: End<'_>, peer: End<'_>) -> Result<Self> {
+        let resolve = |from: End<'_>, to: End<'_>, whose: &'static str| {
+            (!from.map.pairs().is_empty()).then(|| resolve(from, to.devices, whose)).transpose()
+        };
+        let own_map = resolve(own, peer, "this process's")?;
+        let peer_map = resolve(peer, own, "the peer's")?;
+        let inverse = |map: &Option<ResolvedMap>| map.as_ref().map(ResolvedMap::inverse);
+        let outgoing = own_map.clone().or_else(|| inverse(&peer_map));
+        let incoming = peer_map.or_else(|| inverse(&own_map));
+        Ok(Self { replying: inverse(&incoming), replied: inverse(&outgoing), outgoing, incoming })
+    }
+}
+
+fn resolve(from: End<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
+    let mut resolved: Vec<(DeviceIdentity, DeviceIdentity)> = Vec::new();
+    for (one, other) in from.map.pairs() {
+        let find = |name: &DeviceName, devices: &[DeviceIdentity], side: &str| {
+            let found = match name {
+                DeviceName::Ordinal(ordinal) => devices.get(ordinal.index()).copied(),
+                DeviceName::Identity(identity) => devices.iter().find(|one| *one == identity).copied(),
+            };
+            found.ok_or_else(|| {
+                Error::InvalidDeviceMap(format!(
+                    "device {one} to {other} of {whose} map: the {side} sees no device {name}, it sees {} device(s){}",
+                    devices.len(),
+                    if matches!(name, DeviceName::Ordinal(_)) { ", numbered from 0" } else { "" }
+                ))
+            })
+        };
+        let pair = (find(one, from.devices, "sender")?, find(other, to, "receiver")?);
+        if resolved.iter().any(|known| known.0 == pair.0 || known.1 == pair.1) {
+            return Err(Error::InvalidDeviceMap(format!(
+                "device {one} to {other} of {whose} map names a device by its position that another pair names by its \
+                 identity; each may stand in it once on its side"
+            )));
+        }
+        resolved.push(pair);
+    }
+    Ok(ResolvedMap { pairs: resolved })
+}
+
+/// Where this process sees a device.
+pub(super) fn position(devices: &[DeviceIdentity], identity: DeviceIdentity) -> Option<DeviceOrdinal> {
+    devices.iter().position(|device| *device == identity).map(|position| DeviceOrdinal::new(position as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: DeviceIdentity = DeviceIdentity::Uuid([1; 16]);
+    const B: DeviceIdentity = DeviceIdentity::Uuid([2; 16]);
+    const C: DeviceIdentity = DeviceIdentity::Uuid([3; 16]);
+
+    fn map(pairs: &[(DeviceName, DeviceName)]) -> DeviceMap {
+        pairs.iter().fold(DeviceMap::new(), |map, (from, to)| map.insert(*from, *to).unwrap())
+    }
+
+    fn maps(own: (&[DeviceIdentity], &DeviceMap), peer: (&[DeviceIdentity], &DeviceMap)) -> Result<Maps> {
+        let end = |(devices, map)| End { devices, map };
+        Maps::of(end(own), end(peer))
+    }
+
+    #[test]
+    fn an_end_without_a_map_takes_the_inverse_of_the_others() {
+        let own = map(&[(0.into(), 1.into()), (1.into(), A.into())]);
+        let found = maps((&[A, B], &own), (&[A, C], &DeviceMap::new())).unwrap();
+        let (outgoing, incoming) = (found.outgoing.unwrap(), found.incoming.unwrap());
+        assert_eq!([outgoing.get(A), outgoing.get(B), outgoing.get(C)], [Some(C), Some(A), None]);
+        assert_eq!([incoming.get(C), incoming.get(A), incoming.get(B)], [Some(A), Some(B), None]);
+        // The other end comes to the same.
+        let far = maps((&[A, C], &DeviceMap::new()), (&[A, B], &own)).unwrap();
+        assert_eq!((far.incoming, far.outgoing), (Some(outgoing), Some(incoming)));
+    }
+
+    #[test]
+    fn each_end_may_have_a_map_of_its_own_and_none_is_none() {
+        let (own, peer) = (map(&[(0.into(), 0.into())]), map(&[(0.into(), 1.into())]));
+        let found = maps((&[A, B], &own), (&[C], &peer)).unwrap();
+        assert_eq!(found.outgoing.unwrap().get(A), Some(C));
+        assert_eq!(found.incoming.unwrap().get(C), Some(B));
+        let none = maps((&[A], &DeviceMap::new()), (&[B], &DeviceMap::new())).unwrap();
+        assert_eq!(none, Maps::default());
+    }
+
+    #[test]
+    fn what_an_end_does_not_have_is_refused_with_the_pair_and_the_side() {
+        let none = DeviceMap::new();
+        let cases: [(&[(DeviceName, DeviceName)], &str); 4] = [
+            (&[(2.into(), 0.into())], "device 2 to 0 of this process's map: the sender sees no device 2"),
+            (&[(0.into(), 7.into())], "the receiver sees no device 7, it sees 1 device(s), numbered from 0"),
+            (&[(0.into(), B.into())], "the receiver sees no device 02020202"),
+            (&[(0.into(), A.into()), (A.into(), 0.into())], "by its position that another pair names"),
+        ];
+        for (pairs, phrase) in cases {
+            let text = maps((&[A, B], &map(pairs)), (&[A], &none)).unwrap_err().to_string();
+            assert!(text.contains(phrase), "{text}");
+        }
+        let text = maps((&[A], &none), (&[B], &map(&[(0.into(), 4.into())]))).unwrap_err().to_string();
+        assert!(text.contains("the peer's map: the receiver sees no device 4"), "{text}");
+    }
+}

@@ -1,0 +1,222 @@
+//! Names of channels, and the sockets behind them.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use crate::model::error::{Error, Result};
+use crate::transport::socket::{self, PeerSocket, peer_credentials};
+use crate::transport::socket_file::{SocketFile, is_own_socket, refuses_connections};
+use crate::transport::{Deadline, UserName, is_own_user, program_of};
+use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES};
+
+/// What the names of all sockets of channels begin with. Brokers' begin otherwise, so that a list of exports asks no channel.
+const PREFIX: &str = "device-ipc.";
+
+/// The longest name in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// How long another process of this user may have a name locked, which it does for less than a millisecond.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long to wait before a lock is tried again.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
+
+/// Where the listener of this user and name is to be found.
+pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<BrokerAddress> {
+    let invalid = |why| Error::InvalidChannelName { name: name.to_owned(), why };
+    if name.is_empty() {
+        return Err(invalid("it is empty"));
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Err(invalid("it has more than 64 bytes"));
+    }
+    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+        return Err(invalid("names are made of letters, digits, dots, hyphens and underscores"));
+    }
+    let socket = format!("{PREFIX}{uid}.{name}");
+    let address = match directory {
+        None => BrokerAddress::Abstract(socket.into_bytes()),
+        Some(directory) => {
+            let path = std::path::absolute(directory)
+                .map_err(|error| Error::io("finding the socket directory", error))?;
+            BrokerAddress::Path(path.join(socket))
+        }
+    };
+    if address.bytes().len() > MAX_ADDRESS_BYTES {
+        return Err(Error::io(format!("using the socket address {address}"), Errno::NAMETOOLONG));
+    }
+    Ok(address)
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) struct Listening {
+    pub(super) socket: PeerSocket,
+    /// Does the kernel refuse descriptors that others send before they are accepted?
+    pub(super) refuses_fds: bool,
+}
+
+/// Creates the socket that is connected to under this name.
+pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(Listening, Option<SocketFile>)> {
+    let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
+    let target = address.to_socket_address()?;
+    let _lock = match address {
+        BrokerAddress::Path(path) => Some(NameLock::acquire(path)?),
+        BrokerAddress::Abstract(_) => None,
+    };
+    let socket = socket::new_socket().map_err(|error| failed(error.into()))?;
+    let mut bound = rustix::net::bind(&socket, &target);
+    if bound == Err(Errno::ADDRINUSE)
+        && let BrokerAddress::Path(path) = address
+        && remove_left_behind(path)?
+    {
+        bound = rustix::net::bind(&socket, &target);
+    }
+    match bound {
+        Ok(()) => {}
+        Err(Errno::ADDRINUSE) => return Err(in_use(name, address)),
+        Err(error) => return Err(failed(error.into())),
+    }
+    let refuses_fds = socket::listen(socket.as_fd(), BACKLOG).map_err(|error| failed(error.into()))?;
+    let file = match address {
+        BrokerAddress::Path(path) => Some(SocketFile::of(path).map_err(failed)?),
+        BrokerAddress::Abstract(_) => None,
+    };
+    // Nothing is ever queued in a listening socket itself.
+    Ok((Listening { socket: PeerSocket::new(socket, false), refuses_fds }, file))
+}
+
+/// Removes the socket of a process of this user that was killed. False where a process listens there. The caller has the
+/// lock of the name: without it a listener could remove a socket that another one has just bound.
+fn remove_left_behind(path: &Path) -> Result<bool> {
+    let failed = |error: io::Error| Error::io(format!("listening at {}", path.display()), error);
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        // Its listener has just removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(failed(error)),
+    };
+    if !metadata.file_type().is_socket() {
+        let what =
+            "the path is in use by a file that is no socket; move it away, or listen under another name";
+        return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
+    }
+    if !refuses_connections(path) {
+        return Ok(false);
+    }
+    if !is_own_socket(&metadata) {
+        let owner = UserName(metadata.uid());
+        let what = format!(
+            "the path is in use by a socket of {owner} that no process listens at; have it removed, or listen under another name"
+        );
+        return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, what)));
+    }
+    fs::remove_file(path).map_err(failed)?;
+    Ok(true)
+}
+
+/// The right to look at the socket of a name and to replace it, among the processes of this user.
+///
+/// A file of this user's alone is locked, not the directory: every user who may read the directory could lock that.
+#[derive(Debug)]
+struct NameLock {
+    path: PathBuf,
+    _file: fs::File,
+}
+
+impl NameLock {
+    fn acquire(socket: &Path) -> Result<Self> {
+        let path = lock_path(socket);
+        let failed = |error: io::Error| Error::io(format!("locking {}", path.display()), error);
+        let deadline = Deadline::after(LOCK_DEADLINE);
+        loop {
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+                .open(&path)
+                .map_err(failed)?;
+            let metadata = file.metadata().map_err(failed)?;
+            if !metadata.is_file() || !is_own_user(metadata.uid()) {
+                let what = "it is no regular file of this user; remove it";
+                return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
+            }
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // The process that had the lock before may have removed the file.
+                Ok(()) if is_still(&path, &metadata) => return Ok(Self { path, _file: file }),
+                Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            if deadline.left().is_zero() {
+                let detail = format!("; another process of this user holds the lock on {}", path.display());
+                return Err(deadline.passed("the lock of a channel's name", &detail));
+            }
+            std::thread::sleep(LOCK_RETRY);
+        }
+    }
+}
+
+impl Drop for NameLock {
+    fn drop(&mut self) {
+        // Before the lock goes, so that no process locks a file that is about to be removed and takes it for the name's.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn is_still(path: &Path, metadata: &fs::Metadata) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|now| now.dev() == metadata.dev() && now.ino() == metadata.ino())
+}
+
+/// No name of a socket begins with a dot.
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(socket.file_name().unwrap_or_default());
+    name.push(".lock");
+    socket.with_file_name(name)
+}
+
+/// The kernel tells who listens to whoever connects; nothing is said.
+fn in_use(name: &str, address: &BrokerAddress) -> Error {
+    let listener = socket::connect_to(address).ok().and_then(|socket| peer_credentials(&socket).ok());
+    let pid = listener.map_or(0, |credentials| credentials.pid);
+    Error::ChannelNameInUse { name: name.to_owned(), pid, program: program_of(pid) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_be_a_path_or_cannot_be_written_is_none() {
+        for (name, why) in
+            [("", "empty"), ("a/b", "letters"), ("ä", "letters"), ("a b", "letters"), ("\0", "letters")]
+        {
+            let text = address(name, 7, None).unwrap_err().to_string();
+            assert!(text.contains(why), "{text}");
+        }
+        assert!(address(&"x".repeat(65), 7, None).is_err());
+        let longest = "x".repeat(64);
+        let BrokerAddress::Abstract(bytes) = address(&longest, 7, None).unwrap() else {
+            panic!("no directory")
+        };
+        assert_eq!(bytes, format!("device-ipc.7.{longest}").into_bytes());
+        assert!(address("a.b-c_D9", 7, Some(Path::new("/run"))).is_ok());
+    }
+
+    #[test]
+    fn a_directory_that_is_too_deep_is_refused() {
+        let deep = PathBuf::from(format!("/{}", "d".repeat(100)));
+        assert!(matches!(address("x", 7, Some(&deep)), Err(Error::Io { .. })));
+    }
+}

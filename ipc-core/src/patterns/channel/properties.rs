@@ -1,0 +1,133 @@
+//! What holds for everything that travels over a channel, tried on arbitrary messages and bytes.
+
+use std::borrow::Cow;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::fuzzing::{self, head, hello};
+use super::handshake::Greeting;
+use crate::fuzzing::{plain_bundle, plain_descriptor};
+use crate::model::error::Error;
+use crate::sharing::import::MOST_WAITING;
+use crate::transport::socket::ReceivedFds;
+use crate::wire::Token;
+use crate::wire::bundle::MAX_BUNDLE_PARTS;
+use crate::wire::channel::MAX_MESSAGE_TENSORS;
+use crate::wire::channel::{
+    BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read,
+};
+use crate::wire::descriptor::{Descriptor, ExportId};
+
+fn item() -> impl Strategy<Value = Item<'static>> {
+    prop_oneof![4 => tensor(), 1 => bundle()]
+}
+
+fn bundle() -> impl Strategy<Value = Item<'static>> {
+    vec(any::<[u8; 16]>(), 0..=MAX_BUNDLE_PARTS).prop_map(|grants| Item::Bundle {
+        descriptor: BundleBytes(Cow::Owned(plain_bundle())),
+        grants: grants.into_iter().map(Token::from_bytes).collect(),
+    })
+}
+
+fn tensor() -> impl Strategy<Value = Item<'static>> {
+    (any::<u64>(), 1..=u64::from(u32::MAX), option::of(any::<[u8; 16]>())).prop_map(|(export, len, grant)| {
+        let descriptor = Descriptor { export: ExportId(export), len: len.min(1 << 20), ..plain_descriptor() };
+        Item::Tensor {
+            descriptor: DescriptorBytes(Cow::Owned(descriptor)),
+            grant: grant.map(Token::from_bytes),
+        }
+    })
+}
+
+fn heads() -> impl Strategy<Value = Head<'static>> {
+    let ended = vec(any::<(u64, [u8; 16])>(), 0..=MOST_WAITING);
+    (any::<bool>(), any::<u64>(), ended, vec(item(), 0..20)).prop_map(|(reply, ready, ended, items)| {
+        let ended = ended.into_iter().map(|(export, token)| (ExportId(export), Token::from_bytes(token)));
+        Head { reply, ready, ended: ended.collect(), items }
+    })
+}
+
+fn encoded(head: &Head<'_>) -> Vec<u8> {
+    postcard::to_stdvec(head).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn a_message_is_read_back_whether_it_fits_a_packet_or_not(
+        head in heads(),
+        bytes in prop_oneof![vec(any::<u8>(), 0..200), vec(any::<u8>(), 60_000..80_000)],
+    ) {
+        let outgoing = Outgoing::of(&head, &bytes, 1 << 20, Vec::new()).unwrap();
+        prop_assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
+        let whole = encoded(&head).len() + bytes.len() < MAX_PACKET_BYTES;
+        prop_assert_eq!(outgoing.file.is_none(), whole);
+        let read = read(outgoing.packet, outgoing.file.into_iter().collect(), 1 << 20).unwrap();
+        let Incoming::Message { head: again, bytes: read } = read else { panic!("it is a message") };
+        prop_assert_eq!(encoded(&again), encoded(&head));
+        prop_assert_eq!(read.bytes(), bytes.as_slice());
+    }
+
+    #[test]
+    fn no_bytes_do_any_harm(bytes in vec(any::<u8>(), 0..300)) {
+        fuzzing::packet(&bytes);
+        fuzzing::greeting(&bytes);
+    }
+
+    /// Everything that is read is one flipped bit away from something that was written.
+    #[test]
+    fn a_flipped_bit_does_no_harm(tensors in 0_usize..3, at in any::<prop::sample::Index>(), bit in 0..8) {
+        let message = Outgoing::of(&head(tensors, true), b"bytes", 1 << 20, Vec::new()).unwrap().packet;
+        for mut packet in [message, Greeting::Hello(hello()).encode().unwrap()] {
+            let at = at.index(packet.len());
+            packet[at] ^= 1_u8 << bit;
+            fuzzing::packet(&packet);
+            fuzzing::greeting(&packet);
+        }
+    }
+}
+
+#[test]
+fn every_seed_is_what_it_is_called() {
+    for (name, bytes) in fuzzing::seeds() {
+        let greets = Greeting::decode(&bytes).is_ok();
+        let speaks = read(bytes.clone(), ReceivedFds::default(), 1 << 20).is_ok();
+        // A packet that speaks of a file needs one.
+        assert!(greets || speaks || name == "in-a-file", "{name}");
+        fuzzing::packet(&bytes);
+        fuzzing::greeting(&bytes);
+    }
+}
+
+#[test]
+fn a_list_has_no_more_elements_than_it_may() {
+    let most = encoded(&head(MAX_MESSAGE_TENSORS, false));
+    assert!(postcard::from_bytes::<Head<'_>>(&most).is_ok());
+    let more = encoded(&head(MAX_MESSAGE_TENSORS + 1, false));
+    assert!(postcard::from_bytes::<Head<'_>>(&more).is_err());
+    let grants = |count: usize| {
+        let grants = vec![Token::from_bytes([1; 16]); count];
+        let descriptor = BundleBytes(Cow::Owned(plain_bundle()));
+        encoded(&Head { items: vec![Item::Bundle { descriptor, grants }], ..head(0, false) })
+    };
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS)).is_ok());
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS + 1)).is_err());
+}
+
+#[test]
+fn the_limit_is_that_of_the_head_and_the_bytes() {
+    let size = encoded(&head(1, true)).len() as u64 + 5;
+    assert!(Outgoing::of(&head(1, true), b"bytes", size, Vec::new()).is_ok());
+    let refused = Outgoing::of(&head(1, true), b"bytes", size - 1, Vec::new());
+    assert!(matches!(refused, Err(Error::MessageTooLarge { of: "bytes", size: found, .. }) if found == size));
+}
+
+#[test]
+fn an_end_of_another_version_is_told_both() {
+    let mut packet = Greeting::Hello(hello()).encode().unwrap();
+    packet[8..10].copy_from_slice(&7_u16.to_le_bytes());
+    packet.truncate(10);
+    let text = Greeting::decode(&packet).unwrap_err().to_string();
+    assert!(text.contains("version 7") && text.contains("version 1"), "{text}");
+}

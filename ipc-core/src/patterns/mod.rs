@@ -1,0 +1,4 @@
+//! What is built of exports: rings and channels.
+
+pub(crate) mod channel;
+pub(crate) mod ring;

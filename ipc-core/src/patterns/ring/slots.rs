@@ -1,0 +1,85 @@
+//! Where the slots of a ring lie.
+
+use crate::model::address::DeviceRange;
+use crate::sharing::Runtime;
+
+/// The slots of a ring in this process's address space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slots {
+    range: DeviceRange,
+    count: u32,
+    bytes: u64,
+}
+
+impl Slots {
+    /// `None` where they do not fit.
+    pub(super) fn new(range: DeviceRange, count: u32, bytes: u64) -> Option<Self> {
+        let needed = bytes.checked_mul(u64::from(count))?;
+        (count > 0 && bytes > 0 && needed <= range.len && range.end().is_some()).then_some(Self {
+            range,
+            count,
+            bytes,
+        })
+    }
+
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Of each.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) const fn device(&self) -> crate::model::device::DeviceOrdinal {
+        self.range.device
+    }
+
+    /// The slot that a sequence lies in.
+    pub(super) fn of(&self, sequence: u64) -> DeviceRange {
+        let offset = sequence % u64::from(self.count) * self.bytes;
+        self.range.slice(offset, self.bytes).expect("checked when the slots were laid out")
+    }
+
+    /// The sequence whose slot this one takes.
+    pub(super) fn takes_the_place_of(&self, sequence: u64) -> Option<u64> {
+        sequence.checked_sub(u64::from(self.count))
+    }
+}
+
+/// A host begins to wait for a publication or a release.
+pub(super) fn count_host_wait() {
+    if let Some(runtime) = Runtime::existing() {
+        runtime.metrics.ring_host_waits_total.add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::address::DevicePtr;
+    use crate::model::device::DeviceOrdinal;
+
+    fn range(len: u64) -> DeviceRange {
+        DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), len)
+    }
+
+    #[test]
+    fn sequences_go_round_the_slots() {
+        let slots = Slots::new(range(1000), 3, 256).unwrap();
+        let begins: Vec<_> = (0..7).map(|sequence| slots.of(sequence).ptr.get() - 4096).collect();
+        assert_eq!(begins, [0, 256, 512, 0, 256, 512, 0]);
+        assert_eq!(slots.of(u64::MAX).len, 256);
+        let before: Vec<_> = (0..5).map(|sequence| slots.takes_the_place_of(sequence)).collect();
+        assert_eq!(before, [None, None, None, Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn slots_that_do_not_fit_are_none() {
+        for (len, count, bytes) in
+            [(767, 3, 256), (1000, 0, 256), (1000, 3, 0), (1000, u32::MAX, u64::MAX), (1000, 2, u64::MAX)]
+        {
+            assert!(Slots::new(range(len), count, bytes).is_none(), "{len} {count} {bytes}");
+        }
+    }
+}

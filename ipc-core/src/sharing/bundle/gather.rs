@@ -1,0 +1,263 @@
+//! From memory as it was put into a bundle to the allocations that it lies in, each of them once.
+
+use std::sync::Arc;
+
+use crate::backend::interop::Region;
+use crate::backend::{DeviceIpc, with_device_context};
+use crate::model::address::{DevicePtr, DeviceRange, Extent};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::sharing::Runtime;
+use crate::sharing::export::{Allocation, Handles, check_region, extents_by_driver};
+use crate::wire::bundle::MAX_BUNDLE_ALLOCATIONS;
+use crate::wire::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS};
+
+/// Where all the memory of a bundle lies.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// One for each device.
+    pub(super) parts: Vec<GatheredPart>,
+    /// Of each piece of memory, in the order in which they were given.
+    pub(super) places: Vec<Place>,
+}
+
+/// What lies on one device.
+#[derive(Debug)]
+pub(super) struct GatheredPart {
+    pub(super) device: DeviceOrdinal,
+    /// The allocations of all regions, one region after the other. Those of a region lie side by side: what one piece of
+    /// memory lies in, or several that share allocations.
+    pub(super) allocations: Vec<Extent>,
+    /// Where each region ends among them.
+    ends: Vec<usize>,
+    /// Bytes that were given, those given twice counted once.
+    pub(super) bytes: u64,
+    /// The regions in this process's address space.
+    pub(super) ranges: Arc<[DeviceRange]>,
+    /// The regions as a descriptor states them.
+    pub(super) described: Arc<DescribedRegions>,
+}
+
+/// Where a piece of memory lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) part: usize,
+    pub(super) region: usize,
+    /// From the start of the region's first allocation, in bytes.
+    pub(super) offset: u64,
+}
+
+impl GatheredPart {
+    pub(super) fn regions(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The region that an allocation is of, by its position among all of them.
+    pub(super) fn region_of(&self, allocation: usize) -> usize {
+        self.ends.partition_point(|end| *end <= allocation)
+    }
+
+    fn new(device: DeviceOrdinal) -> Self {
+        let (allocations, ends, ranges) = (Vec::new(), Vec::new(), [].into());
+        Self { device, allocations, ends, bytes: 0, ranges, described: Arc::default() }
+    }
+
+    /// Describes the regions, once all of them are there: for all bundles of the same memory.
+    fn describe(&mut self) {
+        let regions = (0..self.regions()).map(|region| self.region(region));
+        let ranges = regions.clone().map(whole).collect();
+        let described = regions.map(|region| region.iter().map(DescribedExtent::of)).collect();
+        (self.ranges, self.described) = (ranges, Arc::new(described));
+    }
+
+    fn region(&self, region: usize) -> &[Extent] {
+        let begin = if region == 0 { 0 } else { self.ends[region - 1] };
+        &self.allocations[begin..self.ends[region]]
+    }
+
+    fn last_region(&self) -> Option<&[Extent]> {
+        self.regions().checked_sub(1).map(|last| self.region(last))
+    }
+}
+
+impl Gathered {
+    /// Do the pieces of memory lie at the same places in the same regions?
+    pub(super) fn lies_as(&self, other: &Self) -> bool {
+        let regions = |gathered: &Self| gathered.parts.iter().map(GatheredPart::regions).collect::<Vec<_>>();
+        self.places == other.places && regions(self) == regions(other)
+    }
+
+    /// The region that a piece of memory lies in, counted through all parts.
+    pub(super) fn regions(&self) -> Vec<u32> {
+        let mut before = Vec::with_capacity(self.parts.len());
+        let mut regions = 0;
+        for part in &self.parts {
+            before.push(regions);
+            regions += part.regions();
+        }
+        self.places.iter().map(|place| (before[place.part] + place.region) as u32).collect()
+    }
+}
+
+/// Asks the driver for the allocations and their handles, once for each that no export keeps, and for all of a device
+/// together; an error comes with the position of the memory that it concerns.
+pub(super) fn gather(
+    backend: &Arc<dyn DeviceIpc>,
+    memories: &[Region],
+) -> Result<(Gathered, Vec<Handles>), (usize, Error)> {
+    let mut order: Vec<usize> = (0..memories.len()).collect();
+    order.sort_by_key(|index| (memories[*index].range.device, memories[*index].range.ptr));
+    let runtime = Runtime::get().map_err(|error| (0, error))?;
+    let ranges = order.iter().map(|index| memories[*index].range);
+    let kept = runtime.exports.kept_allocations(backend, ranges);
+    let mut gathering = Gathering {
+        runtime,
+        backend,
+        parts: Vec::new(),
+        handles: Vec::new(),
+        given_until: DevicePtr::NULL,
+        allocations: 0,
+    };
+    let mut places = vec![Place::default(); memories.len()];
+    let mut kept = kept.into_iter();
+    for of_a_device in order.chunk_by(|one, next| memories[*one].range.device == memories[*next].range.device)
+    {
+        with_device_context(&**backend, memories[of_a_device[0]].range.device, || {
+            of_a_device.iter().zip(&mut kept).try_for_each(|(index, kept)| {
+                places[*index] = gathering.add(&memories[*index], kept).map_err(|error| (*index, error))?;
+                Ok(())
+            })
+        })?;
+    }
+    let Gathering { mut parts, handles, .. } = gathering;
+    parts.iter_mut().for_each(GatheredPart::describe);
+    Ok((Gathered { parts, places }, handles.into_iter().map(Handles::from).collect()))
+}
+
+struct Gathering<'a> {
+    runtime: &'a Runtime,
+    backend: &'a Arc<dyn DeviceIpc>,
+    parts: Vec<GatheredPart>,
+    /// Of each part.
+    handles: Vec<Vec<Arc<Allocation>>>,
+    /// The end of the memory that has been counted in the last part.
+    given_until: DevicePtr,
+    allocations: usize,
+}
+
+impl Gathering<'_> {
+    /// Adds a piece of memory that begins behind the start of the last one; `kept` is the allocation that it lies in, where
+    /// an export keeps that.
+    fn add(&mut self, memory: &Region, kept: Option<Arc<Allocation>>) -> Result<Place> {
+        check_region(self.backend.info().name, memory)?;
+        let range = memory.range;
+        if self.parts.last().is_none_or(|part| part.device != range.device) {
+            self.parts.push(GatheredPart::new(range.device));
+            self.handles.push(Vec::new());
+            self.given_until = DevicePtr::NULL;
+        }
+        let part = self.parts.len() - 1;
+        // What lies in an allocation that is known needs no further question.
+        if !self.parts[part].last_region().is_some_and(|last| whole(last).contains(&range)) {
+            let stated = |extent: &Extent| memory.allocation.is_none_or(|stated| stated == extent.allocation);
+            match kept.filter(|kept| stated(kept.extent())) {
+                Some(kept) => self.add_allocations(&[*kept.extent()], Some(kept))?,
+                None => {
+                    let extents = extents_by_driver(self.runtime, self.backend, memory)?;
+                    self.add_allocations(&extents, None)?;
+                }
+            }
+        }
+        let start = range.ptr.max(self.given_until);
+        let end = range.end().unwrap_or(range.ptr);
+        let gathered = &mut self.parts[part];
+        gathered.bytes += end.offset_from(start).unwrap_or(0);
+        self.given_until = end.max(self.given_until);
+        let begin = gathered.last_region().map_or(range.ptr, |last| last[0].allocation.ptr);
+        let offset = range.ptr.offset_from(begin);
+        let offset = offset.ok_or_else(|| Error::InvalidRegion("it lies before its allocation".into()))?;
+        Ok(Place { part, region: gathered.regions() - 1, offset })
+    }
+
+    /// Adds those that are not there yet; `kept` is the only one, where it has its handle.
+    fn add_allocations(&mut self, extents: &[Extent], kept: Option<Arc<Allocation>>) -> Result<()> {
+        let part = self.parts.last_mut().expect("one was added");
+        let overlapped = part
+            .last_region()
+            .filter(|region| whole(region).end().is_some_and(|end| extents[0].allocation.ptr < end));
+        let further = match overlapped {
+            None => extents,
+            Some(region) => {
+                let first = region.iter().position(|extent| *extent == extents[0]);
+                let shared = first.map_or(0, |first| region.len() - first);
+                if shared == 0 || !region.ends_with(&extents[..shared.min(extents.len())]) {
+                    return Err(Error::InvalidRegion(
+                        "its allocation is said to overlap that of other memory in the bundle".into(),
+                    ));
+                }
+                &extents[shared.min(extents.len())..]
+            }
+        };
+        let of_the_region = overlapped.map_or(0, <[Extent]>::len) + further.len();
+        self.allocations += further.len();
+        check_counts(of_the_region, self.allocations)?;
+        let is_new = overlapped.is_none();
+        let handles = self.handles.last_mut().expect("one was added");
+        match kept {
+            Some(kept) => handles.extend(further.first().map(|_| kept)),
+            None => {
+                for extent in further {
+                    handles.push(self.runtime.exports.allocation(self.backend, extent)?);
+                }
+            }
+        }
+        part.allocations.extend_from_slice(further);
+        match part.ends.last_mut() {
+            Some(end) if !is_new => *end = part.allocations.len(),
+            _ => part.ends.push(part.allocations.len()),
+        }
+        Ok(())
+    }
+}
+
+/// Refuses more allocations than a region, or than a bundle, may have.
+fn check_counts(of_a_region: usize, of_the_bundle: usize) -> Result<()> {
+    if of_a_region <= MAX_EXTENTS && of_the_bundle <= MAX_BUNDLE_ALLOCATIONS {
+        return Ok(());
+    }
+    Err(Error::InvalidRegion(format!(
+        "{of_a_region} adjacent allocations, of {of_the_bundle} in the bundle; a bundle has at most \
+         {MAX_BUNDLE_ALLOCATIONS} allocations, and at most {MAX_EXTENTS} of them adjacent: split it"
+    )))
+}
+
+/// All bytes of allocations that lie side by side.
+fn whole(region: &[Extent]) -> DeviceRange {
+    let len = region.iter().map(|extent| extent.allocation.len).fold(0, u64::saturating_add);
+    DeviceRange { len, ..region[0].allocation }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_up_to_both_limits_are_accepted() {
+        assert!(check_counts(1, 1).is_ok());
+        assert!(check_counts(MAX_EXTENTS, MAX_EXTENTS).is_ok());
+        assert!(check_counts(MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS).is_ok());
+    }
+
+    #[test]
+    fn allocations_beyond_either_limit_are_refused() {
+        for (of_a_region, of_the_bundle) in [
+            (MAX_EXTENTS + 1, MAX_EXTENTS + 1),
+            (MAX_EXTENTS + 2, MAX_BUNDLE_ALLOCATIONS),
+            (1, MAX_BUNDLE_ALLOCATIONS + 1),
+            (MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS + 2),
+        ] {
+            let refused = check_counts(of_a_region, of_the_bundle).unwrap_err().to_string();
+            assert!(refused.contains("at most 65536") && refused.contains("2048"), "{refused}");
+        }
+    }
+}

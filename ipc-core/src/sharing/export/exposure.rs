@@ -1,0 +1,91 @@
+//! What importers can reach beside what is shared.
+//!
+//! A handle names an allocation, or the pages that it lies in: an importer's driver maps those, and its kernels can read
+//! and write all of them, whatever the descriptor says. The library cannot prevent that. It can say so, refuse, or share a
+//! copy that lies alone.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::shared::Allocation;
+use crate::backend::interop::Region;
+use crate::model::error::{Error, Result};
+
+/// What to do where importers could reach more than the region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exposing {
+    /// Share it; [`Export::exposure`](super::Export::exposure) tells what they reach.
+    #[default]
+    Allow,
+    /// Share nothing: [`Error::Exposes`].
+    Refuse,
+    /// Share a copy that lies in memory of its own. What is written afterwards on one side is not seen on the other.
+    Copy,
+}
+
+/// What device work of importers can reach of the exporting process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exposure {
+    /// Bytes of the region that is shared.
+    pub region_bytes: u64,
+    /// Bytes of the allocations that hold it.
+    pub allocation_bytes: u64,
+    /// Bytes that can be reached: the allocations, and what else lies in their pages. `None` where the vendor does not
+    /// tell (blocks of a memory pool).
+    pub reachable_bytes: Option<u64>,
+}
+
+impl Exposure {
+    /// Where the owner states that its allocation is the region, what the vendor rounded it up by is nobody else's.
+    pub(super) fn of(region: &Region, allocations: &[Arc<Allocation>]) -> Self {
+        let bytes = region.range.len;
+        let owned_whole = region.allocation == Some(region.range);
+        if let [only] = allocations
+            && owned_whole
+            && only.kind().isolated
+        {
+            return Self { region_bytes: bytes, allocation_bytes: bytes, reachable_bytes: Some(bytes) };
+        }
+        let mut reachable_bytes = Some(0_u64);
+        let mut allocation_bytes = 0;
+        for allocation in allocations {
+            allocation_bytes += allocation.bytes();
+            let reach = allocation.reach().map(|reach| reach.len.max(allocation.bytes()));
+            reachable_bytes = reachable_bytes.zip(reach).and_then(|(sum, reach)| sum.checked_add(reach));
+        }
+        Self { region_bytes: bytes, allocation_bytes, reachable_bytes }
+    }
+
+    /// Is the region all that can be reached?
+    pub fn is_exact(&self) -> bool {
+        self.reachable_bytes == Some(self.region_bytes)
+    }
+
+    pub(super) fn check_exact(&self) -> Result<()> {
+        if self.is_exact() {
+            return Ok(());
+        }
+        let why = if self.allocation_bytes > self.region_bytes {
+            "the region is a part of its allocation, and a handle is of the whole"
+        } else {
+            "the vendor maps whole pages, and other blocks may lie in them"
+        };
+        Err(Error::Exposes { region: self.region_bytes, reachable: self.beside(), why: why.into() })
+    }
+
+    fn beside(&self) -> String {
+        match self.reachable_bytes {
+            Some(bytes) => format!("{} bytes", bytes - self.region_bytes.min(bytes)),
+            None => "other blocks of the memory pool".into(),
+        }
+    }
+}
+
+impl fmt::Display for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_exact() {
+            return f.write_str("importers reach the region alone");
+        }
+        write!(f, "importers reach {} beside the {} bytes of the region", self.beside(), self.region_bytes)
+    }
+}

@@ -1,0 +1,230 @@
+//! The sender's guard.
+
+use std::time::Duration;
+
+use super::exposure::Exposure;
+use crate::model::error::{Error, Result};
+use crate::model::lease::Holders;
+use crate::os::process::Owner;
+use crate::sharing::Runtime;
+use crate::sharing::timeline::Timeline;
+use crate::transport::Deadline;
+use crate::transport::check_may_wait;
+use crate::wire::descriptor::{Descriptor, ExportId};
+
+/// An export: while it lives, importers may open it. It owns what keeps the memory allocated, until the last importer
+/// has let go.
+///
+/// Dropping it does not wait: from that moment new opens fail with
+/// [`Error::ExportDropped`], live mappings go on, and the owner is dropped after the last of them. Use
+/// [`close`](Self::close) to wait for that, or [`wait_released`](Self::wait_released) to keep it open until the readers
+/// are done.
+#[derive(Debug)]
+#[must_use = "dropping the export ends it"]
+pub struct Export {
+    descriptor: Descriptor,
+    exposure: Exposure,
+    published: Published,
+}
+
+impl Export {
+    pub(super) fn new(descriptor: Descriptor, exposure: Exposure) -> Self {
+        let published = Published::new(descriptor.export);
+        Self { descriptor, exposure, published }
+    }
+
+    /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
+    pub const fn exposure(&self) -> Exposure {
+        self.exposure
+    }
+
+    /// What an importer needs; send it by any road.
+    pub const fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// Returns the processes that hold a lease on the export now, or a message with it that they have not opened.
+    ///
+    /// That a process is listed does not say that it uses the memory: when its last mapping is released, its import cache
+    /// keeps the lease, idle, so that opening the export again costs nothing. An idle lease counts here and in
+    /// `device-ipc ps` as one in use, and [`on_change`](Self::on_change) reports the end of a lease, not the release of a
+    /// mapping. No time limit ends an idle lease. It is returned
+    ///
+    /// - when this process asks for it: [`wait_released`](Self::wait_released), [`close`](Self::close), or the drop of the
+    ///   export; from then on leases are returned as soon as they are idle;
+    /// - when the importer's cache passes its limits ([`set_cache_limits`](crate::set_cache_limits); 1024 mappings unless
+    ///   set), or the importer calls [`close_unused`](crate::close_unused) or [`shutdown`](crate::shutdown);
+    /// - when the importer exits.
+    ///
+    /// A process that is stopped does not answer, and returns no idle lease before it continues.
+    pub fn holders(&self) -> Holders {
+        self.published.holders()
+    }
+
+    /// The timelines of those importers that have asked for one ([`Mapping::timeline`](crate::Mapping::timeline)), in the
+    /// order in which they opened the export; waits until there are at least `count`. A timeline whose importer has let go
+    /// is no longer among them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
+        self.published.owner.check()?;
+        check_may_wait("Export::timelines", timeout)?;
+        let runtime = Runtime::get()?;
+        let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
+        found.map_err(|found| Error::Timeout {
+            what: format!("a count of {count} timelines of the export"),
+            after: timeout,
+            detail: format!("; {found} importers have asked for theirs (Mapping::timeline)"),
+        })
+    }
+
+    /// Waits until somebody has opened the export and nobody holds it any longer. The export stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder, also where no
+    /// process has opened the export; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    pub fn wait_released(&self, timeout: Duration) -> Result<()> {
+        check_may_wait("Export::wait_released", timeout)?;
+        let waited = self.published.wait_released(Deadline::after(timeout))?;
+        waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
+    }
+
+    /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
+    /// while it has it open is counted once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], which says how many times it was; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
+        self.published.owner.check()?;
+        check_may_wait("Export::wait_opened", timeout)?;
+        let deadline = Deadline::after(timeout);
+        let waited = Runtime::get()?.exports.wait_opened(self.descriptor.export, count, deadline.at);
+        waited.map_err(|holders| Error::Timeout {
+            what: format!("{count} openings of the export"),
+            after: timeout,
+            detail: match holders.opened() {
+                0 => {
+                    "; no process has opened it yet: check that the importers received the descriptor".into()
+                }
+                times => format!("; it has been opened {times} times"),
+            },
+        })
+    }
+
+    /// Runs `callback` after a change of [`holders`](Self::holders): when an importer has opened the export, has released it or
+    /// has died, also after the export was dropped. One call reports all changes that come before it begins. It runs on a thread
+    /// of the library, which does nothing else meanwhile, so it notifies another thread and returns: calls that wait are
+    /// refused there ([`Error::OnWorkerThread`]). The context of the memory's device is current. A second callback replaces
+    /// the first.
+    pub fn on_change(&self, callback: impl Fn() + Send + Sync + 'static) {
+        if let Some(runtime) = Runtime::of_guard(&self.published.owner) {
+            runtime.exports.watch(self.descriptor.export, callback);
+        }
+    }
+
+    /// Ends the export and waits until nobody holds it and its owner has been dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StillHeld`] when the time is over, or [`Error::Timeout`] where nobody holds it and only its owner's drop
+    /// takes longer; [`Error::OnWorkerThread`] in a callback. The export has ended all the same: it can no longer be opened,
+    /// and its owner is dropped after the last holder.
+    pub fn close(self, timeout: Duration) -> Result<()> {
+        self.close_with(timeout, Hanging::Keep)
+    }
+
+    /// As [`close`](Self::close), with a choice of what becomes of the memory when somebody still holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
+    /// [`Error::Unsupported`], at once, for [`Hanging::FreeAnyway`] with handles whose importers pin the memory.
+    pub fn close_with(self, timeout: Duration, hanging: Hanging) -> Result<()> {
+        close_all(vec![self.published], timeout, hanging)
+    }
+}
+
+/// An export in the table, until this is dropped; an [`Export`] has one, a bundle one for each device.
+#[derive(Debug)]
+pub(crate) struct Published {
+    export: ExportId,
+    owner: Owner,
+}
+
+impl Published {
+    pub(crate) fn new(export: ExportId) -> Self {
+        Self { export, owner: Owner::current() }
+    }
+
+    pub(crate) fn holders(&self) -> Holders {
+        Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
+    }
+
+    /// Waits until somebody has opened it and nobody holds it any longer; else who does.
+    pub(crate) fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
+        self.owner.check()?;
+        Ok(Runtime::get()?.exports.wait_released(self.export, deadline.at))
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if let Some(runtime) = Runtime::of_guard(&self.owner) {
+            runtime.exports.drop_export(self.export);
+        }
+    }
+}
+
+/// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
+pub(crate) fn close_all(published: Vec<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
+    let deadline = Deadline::after(timeout);
+    check_may_wait("closing an export", timeout)?;
+    let runtime = Runtime::get()?;
+    for one in &published {
+        one.owner.check()?;
+        if hanging == Hanging::FreeAnyway {
+            runtime.exports.check_revokes(one.export)?;
+        }
+    }
+    let exports: Vec<ExportId> = published.iter().map(|one| one.export).collect();
+    drop(published);
+    let mut held = None;
+    for export in exports {
+        if let Err(holders) = runtime.exports.wait_retired(export, deadline.at) {
+            if hanging == Hanging::FreeAnyway {
+                runtime.exports.end_leases(export);
+            }
+            held.get_or_insert_with(Holders::default).add(holders);
+        }
+    }
+    held.map_or(Ok(()), |holders| Err(still_held(timeout, holders)))
+}
+
+/// Returns the error of an export that has not ended in time: processes hold it, or none does and the drop of its owner
+/// takes longer.
+pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
+    if holders.iter().len() > 0 {
+        return Error::StillHeld { after, holders };
+    }
+    Error::Timeout {
+        what: "the drop of the memory's owner".into(),
+        after,
+        detail: "; no process holds the export, but the drop of its owner, or of an owner before it, has not returned: it \
+                 may wait for a stream"
+            .into(),
+    }
+}
+
+/// What becomes of memory that somebody still holds when the time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hanging {
+    /// It stays until the last of them has let go.
+    Keep,
+    /// It is freed. Only for kinds of handle whose importers lose their mappings then
+    /// ([`Lifetime::Revokes`](crate::Lifetime::Revokes)); their work that still uses it fails.
+    FreeAnyway,
+}

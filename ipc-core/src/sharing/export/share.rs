@@ -1,0 +1,515 @@
+//! How an export is made.
+
+#![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::BorrowedMemory;
+use super::exposure::{Exposing, Exposure};
+use super::guard::Export;
+use super::shared::{Allocation, Handles, ReadyEvent, Shared};
+use super::table::NewExport;
+use crate::backend::Buffer;
+use crate::backend::interop::{DeviceOwner, Region};
+use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
+use crate::ipc::Ipc;
+use crate::model::address::{DeviceRange, Extent};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::wire::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+
+/// An export in the making; see [`Ipc::share`].
+#[must_use = "nothing is shared before ShareBuilder::start"]
+pub struct ShareBuilder<'a, O> {
+    ipc: &'a Ipc,
+    owner: DeviceBound<O>,
+    region: Region,
+    dtype: Option<Dtype>,
+    shape: Option<Vec<u64>>,
+    strides: Option<Vec<u64>>,
+    offset: u64,
+    access: Access,
+    ready: Option<BorrowedStream<'a>>,
+    borrowed: bool,
+    exposing: Exposing,
+}
+
+impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
+    pub(crate) fn new(ipc: &'a Ipc, owner: O, region: Region) -> Self {
+        Self {
+            ipc,
+            owner: DeviceBound::of_region(ipc.backend(), &region, owner),
+            region,
+            dtype: region.dtype,
+            shape: None,
+            strides: None,
+            offset: 0,
+            access: Access::ReadWrite,
+            ready: None,
+            borrowed: false,
+            exposing: Exposing::Allow,
+        }
+    }
+
+    /// The owner does not keep the memory.
+    pub(crate) const fn borrowed(mut self) -> Self {
+        self.borrowed = true;
+        self
+    }
+
+    /// The shape of the tensor, in elements; row-major unless [`strides`](Self::strides) says otherwise.
+    pub fn shape(mut self, shape: impl Into<Vec<u64>>) -> Self {
+        self.shape = Some(shape.into());
+        self
+    }
+
+    /// The distance between neighbours in each dimension, in elements.
+    pub fn strides(mut self, strides: impl Into<Vec<u64>>) -> Self {
+        self.strides = Some(strides.into());
+        self
+    }
+
+    /// Where the tensor's first element lies, in elements from the start of the region; 0 unless said otherwise.
+    pub const fn offset(mut self, elements: u64) -> Self {
+        self.offset = elements;
+        self
+    }
+
+    /// The type of the elements, where the owner does not tell it, or another one.
+    pub const fn dtype(mut self, dtype: Dtype) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// What importers may do. Read-write unless said otherwise; read-only is enforced by the hardware where the kind of
+    /// handle allows it, and [`start`](Self::start) refuses where it does not.
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// What to do where importers could reach more of this process's memory than the region: the rest of its
+    /// allocation, or other blocks in the same pages. Shared all the same unless said otherwise.
+    pub const fn exposure(mut self, exposing: Exposing) -> Self {
+        self.exposing = exposing;
+        self
+    }
+
+    /// The bytes are written by what has been submitted to this stream before [`start`](Self::start): importers wait for
+    /// it, on their stream where they name one.
+    ///
+    /// Where the device has no events that processes share, `start` waits for the stream on the host instead.
+    pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
+        self.ready = Some(stream.as_stream());
+        self
+    }
+
+    /// Makes the export.
+    ///
+    /// A tensor without elements needs no memory: where its owner has no bytes, the export is of one byte of the library's own.
+    ///
+    /// # Errors
+    ///
+    /// [`ShareError`], which holds the owner and the reason: memory that cannot be shared
+    /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, a region that does not begin at a multiple of
+    /// the element size ([`LayoutError::Unaligned`]), memory that was itself opened from another
+    /// process ([`Error::SharedOn`]), or what the vendor says.
+    pub fn start(self) -> Result<Export, ShareError<O>> {
+        if self.region.range.len == 0 {
+            return self.start_without_bytes();
+        }
+        match self.prepare(self.region) {
+            Ok(prepared) => prepared.finish(Box::new(Mutex::new(self.owner))),
+            Err(Error::Exposes { .. }) if self.exposing == Exposing::Copy => match self.prepare_copy() {
+                Ok((prepared, copy)) => {
+                    // The copy has been made: nobody needs the original.
+                    drop(self.owner);
+                    prepared.finish(Box::new(copy))
+                }
+                Err(error) => Err(ShareError::new(error, self.owner)),
+            },
+            Err(error) => Err(ShareError::new(error, self.owner)),
+        }
+    }
+
+    fn start_without_bytes(mut self) -> Result<Export, ShareError<O>> {
+        // What is shared is the library's own.
+        self.borrowed = false;
+        match self.prepare_without_bytes() {
+            Ok((prepared, stand_in)) => prepared.finish(Box::new((Mutex::new(self.owner), stand_in))),
+            Err(error) => Err(ShareError::new(error, self.owner)),
+        }
+    }
+
+    fn prepare_without_bytes(&self) -> Result<(Prepared, Buffer)> {
+        check_backend("the memory", self.region.backend, self.ipc.backend().info().name)?;
+        if self.layout()?.is_none() {
+            return Err(no_bytes());
+        }
+        let alone = self.exposing != Exposing::Allow;
+        let stand_in = stand_in(self.ipc, self.region.range.device, self.access, alone)?;
+        Ok((self.prepare(stand_in.region())?, stand_in))
+    }
+
+    /// Makes no export, for this reason.
+    pub(crate) fn refuse(self, error: Error) -> ShareError<O> {
+        ShareError::new(error, self.owner)
+    }
+
+    /// The export of a copy that importers reach alone.
+    fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
+        let copy = isolated_copy(self.ipc, self.region, self.ready)?;
+        let region = Region { range: copy.range(), allocation: Some(copy.range()), ..self.region };
+        Ok((self.prepare(region)?, copy))
+    }
+
+    fn prepare(&self, region: Region) -> Result<Prepared> {
+        let runtime = Runtime::get()?;
+        let backend = self.ipc.backend();
+        let name = backend.info().name;
+        let range = region.range;
+        check_region(name, &region)?;
+        let layout = self.layout()?;
+        let kept = if self.borrowed { None } else { kept_extent(runtime, backend, &region) };
+        let (extents, allocations) = match kept {
+            Some(extent) => with_allocations(runtime, backend, vec![extent])?,
+            None => asked_for(runtime, backend, &region)?,
+        };
+        let offset = offset_in(range, &extents)?;
+        kill_point!("exporter:exported");
+        if !self.access.is_writable() {
+            check_read_only(name, &allocations)?;
+        }
+        let exposure = Exposure::of(&region, &allocations);
+        if self.exposing != Exposing::Allow {
+            exposure.check_exact()?;
+        }
+        let ready = self.ready.map(|stream| ready_event(self.ipc, stream)).transpose()?.flatten();
+        let broker = runtime.poller.listen(self.ipc.socket_directory())?;
+        let token = runtime.exports.new_token()?;
+        let descriptor = Descriptor {
+            backend: name.to_owned(),
+            home: self.ipc.identity_of(range.device)?,
+            exporter: runtime.identity,
+            broker,
+            export: crate::wire::descriptor::ExportId(0),
+            token,
+            access: self.access,
+            ready: ready.is_some(),
+            offset,
+            len: range.len,
+            extents: extents.iter().map(DescribedExtent::of).collect(),
+            layout,
+        };
+        if extents.len() > MAX_EXTENTS || descriptor.encoded_len() > MAX_DESCRIPTOR_BYTES {
+            return Err(Error::InvalidRegion(format!(
+                "it lies in {} allocations, at most {MAX_EXTENTS}",
+                extents.len()
+            )));
+        }
+        let borrowed = self.borrowed.then(|| BorrowedMemory {
+            backend: Arc::clone(backend),
+            range,
+            allocation: region.allocation,
+            extents: extents.clone(),
+        });
+        let export = NewExport {
+            borrowed,
+            backend: name,
+            bytes: range.len,
+            access: self.access,
+            allow: self.ipc.allow_list().clone(),
+            token,
+            shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
+        };
+        Ok(Prepared { runtime, descriptor, export, exposure })
+    }
+
+    fn layout(&self) -> Result<Option<TensorLayout>> {
+        let layout = match (self.dtype, &self.shape, &self.strides) {
+            (Some(dtype), Some(shape), Some(strides)) => {
+                TensorLayout::strided(dtype, shape.as_slice(), strides.as_slice())?
+            }
+            (Some(dtype), Some(shape), None) => TensorLayout::contiguous(dtype, shape.as_slice())?,
+            (Some(dtype), None, None) => {
+                let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
+                let elements = self.region.range.len / element;
+                TensorLayout::contiguous(dtype, [elements.saturating_sub(self.offset)])?
+            }
+            (_, None, Some(strides)) => {
+                return Err(LayoutError::Strides { dimensions: 0, strides: strides.len() }.into());
+            }
+            (None, Some(_), _) => return Err(LayoutError::NoDtype.into()),
+            (None, None, None) if self.offset != 0 => return Err(LayoutError::NoDtype.into()),
+            (None, None, None) => return Ok(None),
+        };
+        let layout = layout.with_offset(self.offset)?;
+        layout.check_fits(self.region.range.len)?;
+        if self.region.range.len > 0 {
+            check_alignment(layout.dtype(), self.region.range.ptr.get())?;
+        }
+        Ok(Some(layout))
+    }
+}
+
+impl<O> fmt::Debug for ShareBuilder<'_, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShareBuilder").field("region", &self.region).finish_non_exhaustive()
+    }
+}
+
+/// All that can fail has been done.
+struct Prepared {
+    runtime: &'static Runtime,
+    descriptor: Descriptor,
+    export: NewExport,
+    exposure: Exposure,
+}
+
+impl Prepared {
+    fn finish<O>(mut self, owner: Box<dyn Any + Send + Sync>) -> Result<Export, ShareError<O>> {
+        self.export.shared.owner = Some(owner);
+        self.descriptor.export = self.runtime.exports.insert(self.export);
+        kill_point!("exporter:published");
+        tracing::debug!(export = %self.descriptor.export, bytes = self.descriptor.len, "shared");
+        Ok(Export::new(self.descriptor, self.exposure))
+    }
+}
+
+pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+fn no_bytes() -> Error {
+    Error::InvalidRegion(
+        "it has no bytes; share at least one, or state the element type and shape of a tensor without elements".into(),
+    )
+}
+
+/// One byte that stands in for the memory of a tensor without elements, in memory of a kind that permits this access. `alone`
+/// asks for a kind whose handles give access to nothing else, where there is one.
+pub(crate) fn stand_in(ipc: &Ipc, device: DeviceOrdinal, access: Access, alone: bool) -> Result<Buffer> {
+    let backend = Arc::clone(ipc.backend());
+    let fits = |kind: &HandleKindInfo| (access.is_writable() || kind.read_only) && (!alone || kind.isolated);
+    let any = access.is_writable() && !alone;
+    match backend.handle_kinds().into_iter().find(|kind| !any && fits(kind)) {
+        Some(kind) => Buffer::allocate_as(backend, device, 1, kind.kind),
+        None => Buffer::allocate(backend, device, 1),
+    }
+}
+
+/// Is it memory at all, before the driver is asked?
+pub(crate) fn check_region(backend: &str, region: &Region) -> Result<()> {
+    let range = region.range;
+    check_backend("the memory", region.backend, backend)?;
+    if range.ptr.is_null() {
+        return Err(Error::NotDeviceMemory { ptr: range.ptr, why: "it is the null address".into() });
+    }
+    if range.len == 0 {
+        return Err(no_bytes());
+    }
+    if range.end().is_none() {
+        return Err(Error::InvalidRegion(format!(
+            "{} bytes at {} leave the address space",
+            range.len, range.ptr
+        )));
+    }
+    Ok(())
+}
+
+/// The allocation that the region lies in, where it is known to be still that one.
+fn kept_extent(runtime: &Runtime, backend: &Arc<dyn DeviceIpc>, region: &Region) -> Option<Extent> {
+    let kept = runtime.exports.kept_extent(backend, region.range);
+    kept.filter(|extent| region.allocation.is_none_or(|stated| stated == extent.allocation))
+}
+
+/// The allocations as the driver tells them, with their handles.
+fn asked_for(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<(Vec<Extent>, Handles)> {
+    with_device_context(&**backend, region.range.device, || {
+        with_allocations(runtime, backend, extents_by_driver(runtime, backend, region)?)
+    })
+}
+
+fn with_allocations(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    extents: Vec<Extent>,
+) -> Result<(Vec<Extent>, Handles)> {
+    let shared = |extent| runtime.exports.allocation(backend, extent);
+    let allocations = match extents.as_slice() {
+        [only] => [shared(only)?].into(),
+        several => several.iter().map(shared).collect::<Result<_>>()?,
+    };
+    Ok((extents, allocations))
+}
+
+/// The allocations as the driver tells them.
+pub(crate) fn extents_by_driver(
+    runtime: &Runtime,
+    backend: &Arc<dyn DeviceIpc>,
+    region: &Region,
+) -> Result<Vec<Extent>> {
+    let range = region.range;
+    if runtime.imports.holds(range) {
+        return Err(Error::SharedOn { ptr: range.ptr });
+    }
+    let extents = backend.extents_of(range, region.allocation)?;
+    offset_in(range, &extents)?;
+    Ok(extents)
+}
+
+/// The event that importers wait for, or `None` where the stream has been waited for on the host.
+pub(crate) fn ready_event(ipc: &Ipc, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+    let backend = ipc.backend();
+    check_backend("the stream", stream.backend(), backend.info().name)?;
+    if !backend.capabilities(stream.device())?.ipc_events {
+        backend.memory().synchronize(stream)?;
+        return Ok(None);
+    }
+    let event = backend.create_event(stream.device())?;
+    event.record(stream)?;
+    let handle = event.export()?;
+    Ok(Some(ReadyEvent { event, handle }))
+}
+
+/// Read-only is a promise that the hardware keeps, or none.
+pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocation>]) -> Result<()> {
+    let writable = allocations.iter().map(|allocation| allocation.kind()).find(|kind| !kind.read_only);
+    let Some(kind) = writable else { return Ok(()) };
+    Err(Error::Unsupported {
+        backend,
+        what: "share this memory read-only".into(),
+        why: format!(
+            "a handle of its kind ({}) opens it for writing too; share it read-write, allocate it as a kind that can be \
+             read-only (Ipc::allocate_as), or share a copy",
+            kind.name
+        ),
+    })
+}
+
+/// A copy of the region in memory that importers reach alone: as long as the region, so that nothing lies beside it. Waits
+/// until it has been made, behind what the stream has to do before.
+fn isolated_copy(ipc: &Ipc, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
+    let backend = ipc.backend();
+    let kind =
+        backend.handle_kinds().into_iter().find(|kind| kind.isolated).ok_or_else(|| Error::Unsupported {
+            backend: backend.info().name,
+            what: "make a copy that importers reach alone".into(),
+            why: "none of its kinds of memory is isolated".into(),
+        })?;
+    let copy = Buffer::allocate_as(Arc::clone(backend), region.range.device, region.range.len, kind.kind)?;
+    clear_behind(ipc, copy.range())?;
+    copy_and_wait(ipc, copy.range(), region.range, after)?;
+    Ok(copy)
+}
+
+/// What an allocation was rounded up by may hold what was there before.
+fn clear_behind(ipc: &Ipc, range: DeviceRange) -> Result<()> {
+    let memory = ipc.backend().memory();
+    let extents = ipc.backend().extents_of(range, None)?;
+    let Some(last) = extents.last().map(|extent| extent.allocation) else { return Ok(()) };
+    let (Some(end), Some(ptr)) = (last.end(), range.end()) else { return Ok(()) };
+    let Some(len) = end.offset_from(ptr).filter(|len| *len > 0) else { return Ok(()) };
+    let stream = memory.create_stream(range.device)?;
+    // SAFETY: the bytes lie in the new buffer's allocation, which nobody else has.
+    let filled = unsafe { memory.fill(DeviceRange::new(range.device, ptr, len), 0, stream.as_borrowed()) };
+    memory.synchronize(stream.as_borrowed())?;
+    filled
+}
+
+/// Copies on the stream, or on one of its own, and waits on the host.
+pub(crate) fn copy_and_wait(
+    ipc: &Ipc,
+    dst: DeviceRange,
+    src: DeviceRange,
+    stream: Option<BorrowedStream<'_>>,
+) -> Result<()> {
+    let memory = ipc.backend().memory();
+    let own = if stream.is_none() { Some(memory.create_stream(src.device)?) } else { None };
+    let Some(stream) = stream.or_else(|| own.as_ref().map(|own| own.as_borrowed())) else { return Ok(()) };
+    // SAFETY: the source is kept by the caller's owner and the destination by the new buffer until the stream has been
+    // waited for.
+    let copied = unsafe { memory.copy(dst, src, stream) };
+    memory.synchronize(stream)?;
+    copied
+}
+
+/// The offset of the region in its first allocation, once the backend's answer has been checked.
+pub(crate) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
+    let misfit =
+        || Error::InvalidRegion(format!("{} bytes at {} leave their allocations", range.len, range.ptr));
+    let first = extents.first().ok_or_else(misfit)?.allocation;
+    let mut end = first.ptr;
+    for extent in extents {
+        if extent.allocation.ptr != end || extent.allocation.len == 0 {
+            return Err(misfit());
+        }
+        end = extent.allocation.end().ok_or_else(misfit)?;
+    }
+    let offset = range.ptr.offset_from(first.ptr).filter(|offset| *offset < first.len).ok_or_else(misfit)?;
+    if range.end().is_none_or(|range_end| range_end > end) {
+        return Err(misfit());
+    }
+    Ok(offset)
+}
+
+/// Why nothing was shared, and the owner of the memory, which is dropped with this error unless it is
+/// [taken](Self::into_owner).
+pub struct ShareError<O> {
+    error: Error,
+    /// In a mutex so that the error can be sent and shared whatever the owner is.
+    owner: Box<Mutex<DeviceBound<O>>>,
+}
+
+impl<O> ShareError<O> {
+    pub(crate) fn new(error: Error, owner: DeviceBound<O>) -> Self {
+        Self { error, owner: Box::new(Mutex::new(owner)) }
+    }
+
+    /// Why.
+    pub const fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Gives the owner back.
+    pub fn into_owner(self) -> O {
+        (*self.owner).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()
+    }
+}
+
+impl<O> fmt::Debug for ShareError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<O> fmt::Display for ShareError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<O> std::error::Error for ShareError<O> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<O> From<ShareError<O>> for Error {
+    fn from(failed: ShareError<O>) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,289 @@
+//! The exports of this process: what the broker answers from, and who holds what.
+
+mod allocations;
+mod grants;
+mod holders;
+mod kept;
+mod leases;
+mod tokens;
+mod watching;
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use super::BorrowedMemory;
+use super::shared::{Allocation, AllocationKey, Shared};
+use crate::backend::{Access, Lifetime};
+use crate::model::error::{Error, Result};
+use crate::model::lease::{Holders, LeaseId};
+use crate::os::Condvar;
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::transport::Metrics;
+use crate::transport::{AllowList, ConnectionId, Epoch, Notice};
+use crate::wire::Token;
+use crate::wire::descriptor::ExportId;
+
+use allocations::Address;
+pub(crate) use grants::{Bearer, ChannelId};
+use grants::{Grants, InFlight};
+use leases::Lease;
+pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
+use tokens::Tokens;
+use watching::Watcher;
+
+/// All exports of the process.
+#[derive(Debug, Default)]
+pub(crate) struct ExportTable {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// `None` inside where the system has none: importers then ask at every open.
+    epoch: OnceLock<Option<Epoch>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exports: BTreeMap<ExportId, Box<Entry>>,
+    allocations: HashMap<AllocationKey, Weak<Allocation>>,
+    /// The newest that begins at each address.
+    by_address: BTreeMap<Address, Weak<Allocation>>,
+    last_export: u64,
+    last_lease: u64,
+    last_allocation: u64,
+    /// The users that any export has allowed so far. One whose exports have all been dropped is still told so.
+    allowed: AllowList,
+    in_flight: HashMap<ChannelId, InFlight>,
+    tokens: Tokens,
+}
+
+/// An export, from its making to the drop of its owner.
+#[derive(Debug)]
+struct Entry {
+    token: Token,
+    backend: &'static str,
+    since: Instant,
+    /// Of all its regions.
+    bytes: u64,
+    access: Access,
+    allow: AllowList,
+    leases: HashMap<LeaseId, Lease>,
+    grants: Grants,
+    opened: u64,
+    dropped: bool,
+    /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
+    recalled: bool,
+    /// For memory that is not owned here. Boxed, as few exports have it.
+    borrowed: Option<Box<BorrowedMemory>>,
+    /// `None` once the worker has been asked to drop it.
+    shared: Option<Arc<Shared>>,
+    /// Hears of timelines that are taken.
+    observer: Option<Arc<dyn TimelineObserver>>,
+    /// Hears of every change of who holds it.
+    watcher: Option<Watcher>,
+}
+
+/// What a new export is made of.
+pub(crate) struct NewExport {
+    pub(crate) borrowed: Option<BorrowedMemory>,
+    pub(crate) backend: &'static str,
+    /// Of all its regions.
+    pub(crate) bytes: u64,
+    pub(crate) access: Access,
+    pub(crate) allow: AllowList,
+    pub(crate) token: Token,
+    pub(crate) shared: Shared,
+}
+
+impl ExportTable {
+    pub(crate) fn insert(&self, mut new: NewExport) -> ExportId {
+        if new.borrowed.is_none() {
+            new.shared.keep();
+        }
+        let mut state = self.lock();
+        state.last_export += 1;
+        let id = ExportId(state.last_export);
+        let entry = Entry {
+            token: new.token,
+            backend: new.backend,
+            since: Instant::now(),
+            bytes: new.bytes,
+            access: new.access,
+            allow: new.allow,
+            leases: HashMap::new(),
+            grants: Grants::new(),
+            opened: 0,
+            dropped: false,
+            recalled: false,
+            borrowed: new.borrowed.map(Box::new),
+            shared: Some(Arc::new(new.shared)),
+            observer: None,
+            watcher: None,
+        };
+        metrics(|metrics| {
+            metrics.exports_total.add(1);
+            metrics.exports.add(1);
+            metrics.exported_bytes.add(entry.bytes);
+        });
+        state.allowed.extend(&entry.allow);
+        state.exports.insert(id, Box::new(entry));
+        id
+    }
+
+    /// The page that tells importers of drops.
+    pub(crate) fn epoch(&self) -> Option<&Epoch> {
+        let create = || Epoch::create().inspect_err(|error| tracing::warn!(%error, "no page for drops")).ok();
+        self.epoch.get_or_init(create).as_ref()
+    }
+
+    /// Is there such an export, and has it not been dropped?
+    pub(crate) fn may_be_opened(&self, export: ExportId) -> bool {
+        self.lock().exports.get(&export).is_some_and(|entry| !entry.dropped)
+    }
+
+    /// What a borrowed export's memory was.
+    pub(crate) fn borrowed(&self, export: ExportId) -> Option<BorrowedMemory> {
+        self.lock().exports.get(&export)?.borrowed.as_deref().cloned()
+    }
+
+    /// From now on there are no new leases.
+    pub(crate) fn drop_export(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if std::mem::replace(&mut entry.dropped, true) {
+            return;
+        }
+        if let Some(Some(epoch)) = self.epoch.get() {
+            epoch.advance();
+        }
+        kill_point!("exporter:dropped");
+        tracing::debug!(%export, leases = entry.leases.len(), "dropped");
+        let connections = entry.connections();
+        self.retire_if_free(&mut state, export);
+        drop(state);
+        if let Ok(runtime) = Runtime::get() {
+            runtime.poller.notify(Notice::Dropped, export, connections);
+        }
+    }
+
+    /// The owner's drop and the vendor's calls may block, so the worker does them: alone, as the poller may be answering from
+    /// what the export keeps.
+    fn retire_if_free(&self, state: &mut State, export: ExportId) {
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
+            return;
+        }
+        let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
+        runtime.worker.submit_last(shared, move |shared| {
+            kill_point!("exporter:retiring");
+            // What is behind it here happens all the same: `close` waits for it.
+            if catch_unwind(AssertUnwindSafe(|| drop(shared))).is_err() {
+                tracing::error!(%export, "the drop of an export's owner panicked");
+            }
+            kill_point!("exporter:retired");
+            let mut state = runtime.exports.lock();
+            let retired = state.exports.remove(&export);
+            if let Some(entry) = &retired {
+                runtime.metrics.exports.subtract(1);
+                runtime.metrics.exported_bytes.subtract(entry.bytes);
+            }
+            runtime.exports.changed.notify_all();
+            // Its watcher may ask the table when it is dropped.
+            drop(state);
+            drop(retired);
+        });
+    }
+
+    /// Has importers give back the leases that they do not use, now and from now on.
+    fn recall(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if std::mem::replace(&mut entry.recalled, true) {
+            return;
+        }
+        let connections = entry.connections();
+        drop(state);
+        if let Ok(runtime) = Runtime::get() {
+            runtime.poller.notify(Notice::Recall, export, connections);
+        }
+    }
+
+    /// Waits until the export has been opened at least once and nobody holds it any longer.
+    pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
+        self.recall(export);
+        self.wait(export, until, |entry| {
+            entry.is_none_or(|entry| entry.opened > 0 && entry.leases.is_empty() && entry.grants.is_empty())
+        })
+    }
+
+    /// As for a drop of every export.
+    pub(crate) fn drop_all(&self) {
+        let exports: Vec<ExportId> = self.lock().exports.keys().copied().collect();
+        for export in exports {
+            self.drop_export(export);
+        }
+    }
+
+    /// Waits until the owners of all exports have been dropped.
+    pub(crate) fn wait_all_retired(&self, until: Instant) -> Result<(), Holders> {
+        let mut state = self.lock();
+        while !state.exports.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let mut all = Holders::default();
+                for holders in state.exports.keys().map(|export| state.holders(*export)) {
+                    all.now.extend(holders.now);
+                    all.ever += holders.ever;
+                }
+                return Err(all);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Would the importers lose their mappings if the memory were freed?
+    pub(crate) fn check_revokes(&self, export: ExportId) -> Result<()> {
+        let shared = self.lock().exports.get(&export).and_then(|entry| entry.shared.clone());
+        let Some(shared) = shared else { return Ok(()) };
+        for allocation in shared.allocations.iter() {
+            let kind = allocation.kind();
+            if kind.lifetime != Lifetime::Revokes {
+                return Err(Error::Unsupported {
+                    backend: allocation.backend().info().name,
+                    what: "free memory that others have open".into(),
+                    why: format!(
+                        "importers of a handle of kind {} pin the memory; end the processes that hold it, or wait",
+                        kind.name
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a dropped export's owner has been dropped.
+    pub(crate) fn wait_retired(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
+        self.wait(export, until, |entry| entry.is_none())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn metrics(count: impl FnOnce(&Metrics)) {
+    if let Some(runtime) = Runtime::existing() {
+        count(&runtime.metrics);
+    }
+}
+
+impl Entry {
+    fn connections(&self) -> Vec<ConnectionId> {
+        let mut connections: Vec<_> = self.leases.values().filter_map(|lease| lease.connection).collect();
+        connections.sort_unstable();
+        connections.dedup();
+        connections
+    }
+}

@@ -1,0 +1,301 @@
+//! Leases: who may have an export open, from the grant to the end, and the words between the two processes.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::super::BorrowedMemory;
+use super::super::shared::{Allocation, Shared};
+use super::{Entry, ExportTable, State, metrics};
+use crate::backend::Access;
+use crate::model::error::Result;
+use crate::model::lease::{Holder, LeaseId};
+use crate::sharing::Runtime;
+use crate::sharing::timeline::{End, Place, Side, Timeline};
+use crate::transport::{ConnectionId, PeerCredentials, Poison};
+use crate::wire::descriptor::ExportId;
+use crate::wire::{Refusal, Token};
+
+/// Hears of the timelines of an export's leases.
+pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
+    /// An importer takes its timeline, and will be told of it next. Called once for each lease, under the table's lock: it
+    /// neither asks the table nor calls a driver.
+    fn taken(&self, lease: LeaseId, holder: &Holder, timeline: &Timeline);
+}
+
+/// A process may have the export open.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pid: u32,
+    program: Arc<str>,
+    since: Instant,
+    pub(super) connection: Option<ConnectionId>,
+    timeline: Option<Timeline>,
+    /// Has the importer taken the timeline, and not just its word for the bytes?
+    taken: bool,
+}
+
+/// An importer, as the kernel and it itself tell.
+pub(crate) struct Importer {
+    pub(crate) credentials: PeerCredentials,
+    pub(crate) program: Arc<str>,
+    pub(crate) connection: Option<ConnectionId>,
+}
+
+/// What an importer asks for.
+pub(crate) struct OpenRequest {
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) access: Access,
+}
+
+/// A lease that has begun, for a process of its own.
+pub(crate) struct Granted {
+    pub(crate) lease: LeaseId,
+    pub(crate) keep: bool,
+    /// To be looked at before the grant is sent.
+    pub(crate) borrowed: Option<BorrowedMemory>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// A lease that has begun, in the exporting process itself.
+pub(crate) struct LocalGrant {
+    pub(crate) lease: LeaseId,
+    pub(crate) borrowed: Option<BorrowedMemory>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Granted {
+    /// Must the driver be asked before this can be handed out?
+    pub(crate) fn needs_the_driver(&self, device: usize) -> bool {
+        let unprepared =
+            |allocation: &Arc<Allocation>| allocation.kind().whitelist || allocation.handle(device).is_none();
+        self.borrowed.is_some() || self.shared.allocations.iter().any(unprepared)
+    }
+
+    /// Asks the driver: is borrowed memory still what it was, may the peer open it, is there a handle for the device?
+    /// Ends its part in the export here, as its owner may have to be dropped.
+    pub(crate) fn prepare(self, device: usize, peer: &[u8]) -> Result<(), Refusal> {
+        stale(self.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
+        for allocation in self.shared.allocations.iter() {
+            let prepared = allocation.prepare(device, peer);
+            prepared.map_err(|error| Refusal::Failed { detail: error.to_string() })?;
+        }
+        Ok(())
+    }
+}
+
+/// What an importer is told when borrowed memory is no longer what it was.
+pub(crate) fn stale(checked: Result<(), String>) -> Result<(), Refusal> {
+    checked.map_err(|detail| Refusal::Stale { detail })
+}
+
+impl ExportTable {
+    /// Begins a lease for another process, or says why not.
+    pub(crate) fn grant(&self, request: OpenRequest, importer: Importer) -> Result<Granted, Refusal> {
+        let mut state = self.lock();
+        let begun = state.begin_lease(&request, importer);
+        let (lease, entry) = begun.inspect_err(|_| metrics(|metrics| metrics.refusals_total.add(1)))?;
+        self.changed.notify_all();
+        entry.granted(lease).ok_or(Refusal::Dropped)
+    }
+
+    /// A lease that was begun before, for an answer that had to wait.
+    pub(crate) fn granted(&self, export: ExportId, lease: LeaseId) -> Option<Granted> {
+        let state = self.lock();
+        state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease))?.granted(lease)
+    }
+
+    /// Begins a lease in this very process.
+    pub(crate) fn grant_locally(&self, request: OpenRequest) -> Result<LocalGrant, Refusal> {
+        let importer = Importer {
+            credentials: PeerCredentials {
+                pid: std::process::id(),
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+            program: "this process".into(),
+            connection: None,
+        };
+        let mut state = self.lock();
+        let (lease, entry) = state.begin_lease(&request, importer)?;
+        self.changed.notify_all();
+        let shared = entry.shared.as_ref().ok_or(Refusal::Dropped)?;
+        Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
+    }
+
+    /// Ends a lease. The last lease of a dropped export takes its owner along.
+    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: End) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if let Some(ended) = entry.leases.remove(&lease) {
+            metrics(|metrics| metrics.leases.subtract(1));
+            ended.end(how);
+            entry.tell_change();
+        }
+        self.retire_if_free(&mut state, export);
+        self.changed.notify_all();
+    }
+
+    /// The exporter's side of a lease's timeline: the one that there is, or a new one in the slot that `place` gives.
+    /// `None` where there is no such lease.
+    pub(crate) fn timeline(
+        &self,
+        export: ExportId,
+        lease: LeaseId,
+        taken: bool,
+        place: impl FnOnce() -> Result<Place>,
+    ) -> Result<Option<(Timeline, Arc<Shared>)>> {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return Ok(None) };
+        let (Some(shared), Some((id, lease))) =
+            (entry.shared.clone(), entry.leases.get_mut(&lease).map(|found| (lease, found)))
+        else {
+            return Ok(None);
+        };
+        let Some(backend) = shared.allocations.first().map(|allocation| Arc::clone(allocation.backend()))
+        else {
+            return Ok(None);
+        };
+        let timeline = match &lease.timeline {
+            Some(known) => known.clone(),
+            None => {
+                let begun = Timeline::new(place()?, Side::Exporter, backend, lease.pid);
+                lease.timeline.insert(begun).clone()
+            }
+        };
+        if taken
+            && !std::mem::replace(&mut lease.taken, true)
+            && let Some(observer) = &entry.observer
+        {
+            observer.taken(id, &lease.holder(entry.bytes), &timeline);
+        }
+        self.changed.notify_all();
+        Ok(Some((timeline, shared)))
+    }
+
+    /// From now on the observer hears of timelines that are taken.
+    pub(crate) fn observe(&self, export: ExportId, observer: Arc<dyn TimelineObserver>) {
+        if let Some(entry) = self.lock().exports.get_mut(&export) {
+            entry.observer = Some(observer);
+        }
+    }
+
+    /// The exporter's side of a lease's timeline, where it has one.
+    pub(crate) fn known_timeline(&self, export: ExportId, lease: LeaseId) -> Option<Timeline> {
+        self.lock().exports.get(&export)?.leases.get(&lease)?.timeline.clone()
+    }
+
+    /// The timelines of an export's leases, once there are so many, in the order in which the leases began; or how many
+    /// there were when the time was over.
+    pub(crate) fn timelines(
+        &self,
+        export: ExportId,
+        count: usize,
+        until: Instant,
+    ) -> Result<Vec<Timeline>, usize> {
+        let mut state = self.lock();
+        loop {
+            let leases = state.exports.get(&export).into_iter().flat_map(|entry| &entry.leases);
+            let mut found: Vec<_> = leases
+                .filter(|(_, lease)| lease.taken)
+                .filter_map(|(id, lease)| Some((*id, lease.timeline.clone()?)))
+                .collect();
+            if found.len() >= count {
+                found.sort_unstable_by_key(|(id, _)| *id);
+                return Ok(found.into_iter().map(|(_, timeline)| timeline).collect());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(found.len());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes the leases away from those who still hold them.
+    pub(crate) fn end_leases(&self, export: ExportId) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        let ended = entry.leases.len();
+        entry.leases.drain().for_each(|(_, lease)| lease.end(End::Released));
+        entry.tell_change();
+        state.take_grants(export);
+        tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
+        metrics(|metrics| metrics.leases.subtract(ended as u64));
+        self.retire_if_free(&mut state, export);
+        self.changed.notify_all();
+    }
+}
+
+impl Lease {
+    /// Who has it, of an export of so many bytes.
+    pub(super) fn holder(&self, bytes: u64) -> Holder {
+        Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since }
+    }
+
+    /// Streams of this process that wait for the importer wait no longer.
+    fn end(self, how: End) {
+        let Some(timeline) = self.timeline else { return };
+        timeline.ends().end(how);
+        // The words of a connection that has ended are poisoned by the page.
+        if how == End::Released
+            && timeline.ends().needs_poison()
+            && let Some(runtime) = Runtime::existing()
+        {
+            runtime.poller.poison_again(Poison::Timeline(Arc::clone(timeline.ends())));
+        }
+    }
+}
+
+impl State {
+    fn begin_lease(
+        &mut self,
+        request: &OpenRequest,
+        importer: Importer,
+    ) -> Result<(LeaseId, &mut Entry), Refusal> {
+        let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
+        // Before the token, and as where there is no such export: a user who may not open it learns neither whether it is there
+        // nor whether it knows the token.
+        if !entry.allow.permits(&importer.credentials) {
+            let PeerCredentials { pid, uid, .. } = importer.credentials;
+            tracing::warn!(export = %request.export, pid, uid, "this export does not allow the user");
+            return Err(Refusal::Dropped);
+        }
+        let token = request.token.to_bytes();
+        let by_grant = entry.grants.contains_key(&token);
+        if !by_grant && entry.token != request.token {
+            return Err(Refusal::WrongToken);
+        }
+        if entry.dropped && !by_grant {
+            return Err(Refusal::Dropped);
+        }
+        if request.access.is_writable() && !entry.access.is_writable() {
+            return Err(Refusal::Access { granted: entry.access });
+        }
+        if by_grant {
+            self.take_grant(request.export, &token);
+        }
+        let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
+        self.last_lease += 1;
+        let lease = LeaseId(self.last_lease);
+        let Importer { credentials, program, connection } = importer;
+        let (pid, since) = (credentials.pid, Instant::now());
+        entry.leases.insert(lease, Lease { pid, program, since, connection, timeline: None, taken: false });
+        entry.opened += 1;
+        entry.tell_change();
+        metrics(|metrics| {
+            metrics.leases_total.add(1);
+            metrics.leases.add(1);
+        });
+        Ok((lease, entry))
+    }
+}
+
+impl Entry {
+    fn granted(&self, lease: LeaseId) -> Option<Granted> {
+        let shared = Arc::clone(self.shared.as_ref()?);
+        // Whoever opens what has been dropped, by a grant, hears of no drop later.
+        let keep = !self.recalled && !self.dropped;
+        Some(Granted { lease, keep, borrowed: self.borrowed.as_deref().cloned(), shared })
+    }
+}

@@ -1,0 +1,67 @@
+//! Watching an export: who waits for its importers, or wants to be told of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::{Entry, ExportTable};
+use crate::backend::DeviceBound;
+use crate::model::lease::Holders;
+use crate::sharing::Runtime;
+use crate::sharing::export::Shared;
+use crate::wire::descriptor::ExportId;
+
+/// What is called when the holders of an export have changed.
+pub(super) struct Watcher {
+    callback: Arc<dyn Fn() + Send + Sync>,
+    /// Will the worker call it anyway? An importer that opens and releases all the time has it called once for many changes.
+    due: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
+}
+
+impl ExportTable {
+    /// Waits until the export has been opened so many times; else who holds it.
+    pub(crate) fn wait_opened(&self, export: ExportId, count: u64, until: Instant) -> Result<(), Holders> {
+        self.wait(export, until, |entry| entry.is_none_or(|entry| entry.opened >= count))
+    }
+
+    /// From now on `callback` hears of every change of who holds the export.
+    pub(crate) fn watch(&self, export: ExportId, callback: impl Fn() + Send + Sync + 'static) {
+        let mut state = self.lock();
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        let Some((backend, device)) = entry.shared.as_deref().and_then(Shared::place) else { return };
+        let callback = DeviceBound::new(backend, device, callback);
+        let callback = move || {
+            callback.with(|callback| callback());
+        };
+        let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
+        let before = entry.watcher.replace(watcher);
+        // Values that the one before captured may ask the table when they are dropped.
+        drop(state);
+        drop(before);
+    }
+}
+
+impl Entry {
+    /// The worker calls: the watcher is the user's code.
+    pub(super) fn tell_change(&self) {
+        let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
+            return;
+        };
+        if due.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (callback, due) = (Arc::clone(callback), Arc::clone(due));
+        runtime.worker.submit(move || {
+            // Changes from here on are told by another call.
+            due.store(false, Ordering::Release);
+            callback();
+        });
+    }
+}

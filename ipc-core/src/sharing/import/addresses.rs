@@ -1,0 +1,85 @@
+//! Where memory of others lies in this process's address space: asked for at every share.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::model::address::{DevicePtr, DeviceRange};
+
+/// Ranges by where they begin and end, each with how many times it is open: one allocation may be mapped at one place for
+/// two accesses. Two that differ do not overlap, as a driver maps whole allocations.
+#[derive(Debug, Default)]
+pub(super) struct Addresses(Mutex<BTreeMap<(DevicePtr, DevicePtr), usize>>);
+
+impl Addresses {
+    pub(super) fn add(&self, range: DeviceRange) {
+        if let Some(end) = range.end() {
+            *self.lock().entry((range.ptr, end)).or_default() += 1;
+        }
+    }
+
+    pub(super) fn remove(&self, range: DeviceRange) {
+        let Some(end) = range.end() else { return };
+        let mut ranges = self.lock();
+        if let Some(count) = ranges.get_mut(&(range.ptr, end)) {
+            *count -= 1;
+            if *count == 0 {
+                ranges.remove(&(range.ptr, end));
+            }
+        }
+    }
+
+    /// Does any of them share a byte with this one?
+    pub(super) fn overlap(&self, range: DeviceRange) -> bool {
+        let Some(end) = range.end() else { return false };
+        let ranges = self.lock();
+        // Of those that begin before its end, the last is the only one that can reach into it.
+        let before = ranges.range(..(end, DevicePtr::new(0))).next_back();
+        before.is_some_and(|((_, open_end), _)| range.ptr < *open_end)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(DevicePtr, DevicePtr), usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::device::DeviceOrdinal;
+
+    fn range(ptr: u64, len: u64) -> DeviceRange {
+        DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(ptr), len)
+    }
+
+    #[test]
+    fn a_range_overlaps_what_it_shares_a_byte_with() {
+        let addresses = Addresses::default();
+        assert!(!addresses.overlap(range(0x1000, 16)));
+        addresses.add(range(0x1000, 0x1000));
+        addresses.add(range(0x4000, 0x1000));
+        for (ptr, len, expected) in [
+            (0x0ff0, 0x10, false),
+            (0x0ff0, 0x11, true),
+            (0x1800, 1, true),
+            (0x1fff, 1, true),
+            (0x2000, 0x2000, false),
+            (0x2000, 0x2001, true),
+            (0x0, 0x10000, true),
+            (0x5000, 1, false),
+        ] {
+            assert_eq!(addresses.overlap(range(ptr, len)), expected, "{len:#x} bytes at {ptr:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_open_twice_stays_until_both_are_closed() {
+        let addresses = Addresses::default();
+        addresses.add(range(0x1000, 16));
+        addresses.add(range(0x1000, 16));
+        addresses.remove(range(0x1000, 16));
+        assert!(addresses.overlap(range(0x1008, 1)));
+        addresses.remove(range(0x1000, 16));
+        addresses.remove(range(0x1000, 16));
+        assert!(!addresses.overlap(range(0x1008, 1)));
+    }
+}

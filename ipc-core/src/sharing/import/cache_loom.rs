@@ -1,0 +1,403 @@
+//! The states of the cache under every order in which threads may run, as far as loom's bound of preemptions goes.
+//!
+//! Only with `--cfg loom`, and by the filter `loom`: nothing else of the crate runs under the model checker.
+//!
+//! ```console
+//! LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" cargo test --package device-ipc-core --release --lib loom
+//! ```
+//!
+//! Under loom the cache waits without a timeout, so a wake-up that is missing is a deadlock, which loom reports; the
+//! deadline is too far away to be asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::thread;
+
+use super::cache::{Cache, CacheLimits, Cached, Kept};
+use crate::model::error::{Error, Result};
+use crate::transport::Deadline;
+
+type Key = u8;
+
+/// An opened thing that may be revoked.
+struct Thing {
+    key: Key,
+    kept: AtomicBool,
+    closed: AtomicBool,
+    /// The driver has it mapped. Who finds that it has not any longer finds it unmapped, as the table of the driver's
+    /// mappings has it.
+    mapped: Mutex<bool>,
+    /// How many have come to hold it, and how many have done their work with it. Without an order of their own: it is the
+    /// cache's that whoever closes it sees all of them.
+    came: AtomicUsize,
+    done: AtomicUsize,
+}
+
+type Held = Arc<Kept<Key, Thing>>;
+
+impl Cached for Thing {
+    fn may_be_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
+    }
+
+    fn bytes(&self) -> u64 {
+        1
+    }
+}
+
+/// The cache, and what the vendor would see of it. The counters are loom's, so that other threads may run in the
+/// middle of an open and of a close.
+struct World {
+    cache: Cache<Key, Thing>,
+    alive: [AtomicUsize; 2],
+    opened: AtomicUsize,
+    closed: AtomicUsize,
+}
+
+impl World {
+    fn new(limits: CacheLimits) -> Arc<Self> {
+        let world = Self {
+            cache: Cache::default(),
+            alive: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            opened: AtomicUsize::new(0),
+            closed: AtomicUsize::new(0),
+        };
+        world.cache.set_limits(limits, |_| panic!("there is nothing to close"));
+        Arc::new(world)
+    }
+
+    fn open(&self, key: Key) -> Thing {
+        let before = self.alive[usize::from(key)].fetch_add(1, Ordering::AcqRel);
+        assert_eq!(before, 0, "two of one key are open at a time");
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Thing {
+            key,
+            kept: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+            mapped: Mutex::new(true),
+            came: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+        }
+    }
+
+    fn close(&self, thing: &Thing) {
+        assert!(!thing.closed.swap(true, Ordering::AcqRel), "it is closed a second time");
+        self.closed.fetch_add(1, Ordering::Relaxed);
+        let (came, done) = (thing.came.load(Ordering::Relaxed), thing.done.load(Ordering::Relaxed));
+        assert_eq!(came, done, "it is closed before those who held it are done with it");
+        self.unmap(thing);
+    }
+
+    fn unmap(&self, thing: &Thing) {
+        let mut mapped = thing.mapped.lock().unwrap();
+        if std::mem::take(&mut *mapped) {
+            let before = self.alive[usize::from(thing.key)].fetch_sub(1, Ordering::AcqRel);
+            assert_eq!(before, 1, "it was closed, but not open");
+        }
+    }
+
+    fn try_acquire(&self, key: Key, open: impl FnOnce() -> Result<Thing>) -> Result<Held> {
+        let deadline = Deadline::after(Duration::from_secs(24 * 3600));
+        let (held, _) = self.cache.acquire(key, deadline, |_| open(), |thing| self.close(thing))?;
+        assert_eq!(held.key, key);
+        Ok(self.came(held))
+    }
+
+    fn acquire(&self, key: Key) -> Held {
+        self.try_acquire(key, || Ok(self.open(key))).expect("the open succeeds, and the deadline is far away")
+    }
+
+    /// As a thread does that remembers it.
+    fn acquire_known(&self, known: &Held) -> Option<Held> {
+        let held = self.cache.acquire_known(Arc::clone(known), |thing| thing.may_be_kept())?;
+        Some(self.came(held))
+    }
+
+    fn came(&self, held: Held) -> Held {
+        assert!(!held.closed.load(Ordering::Acquire), "a closed one was handed out");
+        held.came.fetch_add(1, Ordering::Relaxed);
+        held
+    }
+
+    fn done(&self, held: &Held) {
+        assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
+        held.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn release(&self, held: Held) {
+        self.done(&held);
+        self.release_done(held);
+    }
+
+    fn release_done(&self, held: Held) {
+        self.cache.release(held, |thing| self.close(thing));
+    }
+
+    /// As the end of a mapping does it: what has to be closed is left to another thread, here the same one.
+    fn let_go(&self, held: Held) {
+        self.done(&held);
+        if let Err(last) = self.cache.let_go(held) {
+            self.release_done(last);
+        }
+    }
+
+    fn use_once(&self, key: Key) {
+        let held = self.acquire(key);
+        self.release(held);
+    }
+
+    /// As the link does it: first the property, then the close of what is idle.
+    fn revoke(&self, held: &Held) {
+        held.kept.store(false, Ordering::Release);
+        self.cache.close_idle(held, |thing| self.close(thing));
+    }
+
+    /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
+    fn close_by_force(&self) {
+        for held in self.cache.open() {
+            self.revoke(&held);
+            self.unmap(&held);
+        }
+    }
+
+    fn close_idle(&self, key: Key) {
+        let known = self.cache.idle().into_iter().find(|idle| idle.key == key);
+        if let Some(known) = known {
+            self.cache.close_idle(&known, |thing| self.close(thing));
+        }
+    }
+
+    /// When all threads have ended: nothing is in use, nothing was lost, and what is kept can be closed.
+    fn finish(&self, kept_at_most: usize) {
+        let kept: Vec<Key> = self.cache.idle().iter().map(|idle| idle.key).collect();
+        assert!(self.cache.live().is_empty(), "somebody still holds it");
+        assert!(kept.len() <= kept_at_most, "{} are kept, not {kept_at_most}", kept.len());
+        assert!(self.cache.open().iter().all(|open| open.may_be_kept()), "a revoked one is kept");
+        let (opened, closed) = (self.opened.load(Ordering::Acquire), self.closed.load(Ordering::Acquire));
+        assert_eq!(opened, closed + kept.len(), "one was lost");
+        kept.into_iter().for_each(|key| self.close_idle(key));
+        assert_eq!(self.closed.load(Ordering::Acquire), opened);
+        assert_eq!(self.alive.each_ref().map(|alive| alive.load(Ordering::Acquire)), [0, 0]);
+    }
+}
+
+fn limits(mappings: usize) -> CacheLimits {
+    CacheLimits { mappings, bytes: u64::MAX }
+}
+
+/// Runs the threads in every order.
+fn model(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World)]) {
+    loom::model(move || {
+        let world = World::new(limits);
+        let others: Vec<_> = threads[1..]
+            .iter()
+            .map(|other| {
+                let world = Arc::clone(&world);
+                thread::spawn(move || other(&world))
+            })
+            .collect();
+        threads[0](&world);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        world.finish(kept_at_most);
+    });
+}
+
+/// The same with one that is open, and held by the first thread, which all threads know.
+fn model_known(limits: CacheLimits, kept_at_most: usize, threads: &'static [fn(&World, Held)]) {
+    loom::model(move || {
+        let world = World::new(limits);
+        let first = world.acquire(0);
+        let others: Vec<_> = threads[1..]
+            .iter()
+            .map(|other| {
+                let (world, known) = (Arc::clone(&world), Arc::clone(&first));
+                thread::spawn(move || other(&world, known))
+            })
+            .collect();
+        threads[0](&world, first);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        world.finish(kept_at_most);
+    });
+}
+
+fn let_it_go(world: &World, first: Held) {
+    world.let_go(first);
+}
+
+fn release_it(world: &World, first: Held) {
+    world.release(first);
+}
+
+fn revoke_and_let_it_go(world: &World, first: Held) {
+    world.revoke(&first);
+    world.let_go(first);
+}
+
+fn use_what_is_known(world: &World, known: Held) {
+    if let Some(held) = world.acquire_known(&known) {
+        world.let_go(held);
+    }
+}
+
+fn use_what_is_known_twice(world: &World, known: Held) {
+    use_what_is_known(world, Arc::clone(&known));
+    use_what_is_known(world, known);
+}
+
+/// As an open does it: the table's is used where what is known is none any longer.
+fn use_what_is_known_or_another(world: &World, known: Held) {
+    let held = world.acquire_known(&known).unwrap_or_else(|| world.acquire(0));
+    world.let_go(held);
+}
+
+fn revoke_what_is_known(world: &World, known: Held) {
+    world.revoke(&known);
+}
+
+fn close_by_force(world: &World, _: Held) {
+    world.close_by_force();
+}
+
+fn close_if_idle(world: &World, _: Held) {
+    world.close_idle(0);
+}
+
+fn keep_nothing(world: &World, _: Held) {
+    keep_nothing_from_now_on(world);
+}
+
+fn use_it(world: &World) {
+    world.use_once(0);
+}
+
+fn use_it_and_let_go(world: &World) {
+    let held = world.acquire(0);
+    world.let_go(held);
+}
+
+fn revoke_it_and_let_go(world: &World) {
+    let held = world.acquire(0);
+    world.revoke(&held);
+    world.let_go(held);
+}
+
+fn use_it_twice(world: &World) {
+    world.use_once(0);
+    world.use_once(0);
+}
+
+fn use_the_other(world: &World) {
+    world.use_once(1);
+}
+
+fn use_and_revoke(world: &World) {
+    let held = world.acquire(0);
+    world.revoke(&held);
+    world.release(held);
+}
+
+fn use_and_revoke_afterwards(world: &World) {
+    let held = world.acquire(0);
+    let again = Arc::clone(&held);
+    world.release(held);
+    world.revoke(&again);
+}
+
+fn close_what_is_idle(world: &World) {
+    world.close_idle(0);
+}
+
+fn fail_to_open(world: &World) {
+    // Where another thread's is open already, that one is used.
+    match world.try_acquire(0, || Err(Error::Rebooted)) {
+        Ok(held) => world.release(held),
+        Err(error) => assert!(matches!(error, Error::Rebooted)),
+    }
+}
+
+fn keep_nothing_from_now_on(world: &World) {
+    world.cache.set_limits(limits(0), |thing| world.close(thing));
+}
+
+#[test]
+fn two_threads_share_one() {
+    model(limits(1), 1, &[use_it, use_it_twice]);
+}
+
+#[test]
+fn one_that_is_revoked_in_use_is_closed_by_the_last() {
+    model(limits(1), 1, &[use_and_revoke, use_it_twice]);
+}
+
+#[test]
+fn one_that_is_revoked_while_idle_is_closed_once() {
+    model(limits(1), 1, &[use_and_revoke_afterwards, use_it_twice]);
+}
+
+#[test]
+fn one_that_is_let_go_of_while_it_is_revoked_is_closed_once() {
+    model(limits(1), 1, &[use_and_revoke, use_it_and_let_go]);
+    model(limits(1), 1, &[revoke_it_and_let_go, use_it_and_let_go]);
+    model(limits(1), 1, &[use_it_and_let_go, use_and_revoke_afterwards]);
+}
+
+#[test]
+fn what_is_let_go_of_keeps_the_limits() {
+    model(limits(0), 0, &[use_it_and_let_go, use_it, close_what_is_idle]);
+    model(limits(1), 0, &[keep_nothing_from_now_on, use_it_and_let_go, use_the_other]);
+}
+
+#[test]
+fn three_threads_use_revoke_and_close() {
+    model(limits(1), 1, &[use_and_revoke, use_it, close_what_is_idle]);
+}
+
+#[test]
+fn three_threads_use_it_and_keep_nothing() {
+    model(limits(0), 0, &[use_it, use_it, close_what_is_idle]);
+}
+
+#[test]
+fn those_who_wait_for_an_open_that_fails_open_it_themselves() {
+    model(limits(1), 1, &[use_it, fail_to_open, use_it]);
+}
+
+#[test]
+fn the_limit_holds_for_two_keys() {
+    model(limits(1), 1, &[use_it, use_the_other, close_what_is_idle]);
+}
+
+#[test]
+fn limits_that_shrink_while_it_is_used_hold_at_the_end() {
+    model(limits(1), 0, &[keep_nothing_from_now_on, use_it, use_the_other]);
+}
+
+#[test]
+fn threads_that_know_it_share_it_with_each_other() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, use_what_is_known]);
+    model_known(limits(1), 1, &[release_it, use_what_is_known_twice]);
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_is_not_used_once_it_is_being_closed() {
+    model_known(limits(0), 0, &[let_it_go, use_what_is_known, use_what_is_known]);
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_twice, close_if_idle]);
+    model_known(limits(1), 0, &[let_it_go, use_what_is_known, keep_nothing]);
+    model_known(limits(0), 0, &[release_it, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_and_revoked_is_closed_once() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, revoke_what_is_known]);
+    model_known(limits(1), 1, &[revoke_and_let_it_go, use_what_is_known_or_another]);
+}
+
+#[test]
+fn what_is_known_and_closed_by_force_is_unmapped_once() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known, close_by_force]);
+    model_known(limits(1), 1, &[release_it, use_what_is_known_or_another, close_by_force]);
+}

@@ -1,0 +1,182 @@
+//! Grants that came with messages of channels: each opens its export once, whatever has become of the export's guard, and
+//! is given back by whoever has no use for it.
+//!
+//! A receiver that has a lease already opens without a message, and then the exporter has to be told that the grant is
+//! over, but not now: it keeps nothing that the lease does not keep. So these wait, and travel with what is sent anyway: a
+//! message of the channel that they came by, or, sixty-four at a time, a message to the exporter's broker. They go at once
+//! where the exporter waits for its memory, and when the lease ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::table::ImportTable;
+use crate::os::process::{Owner, ProcessIdentity};
+use crate::sharing::Runtime;
+use crate::sharing::export::ChannelId;
+use crate::transport::{AllowList, Deadline, Link};
+use crate::wire::descriptor::{ExportId, NamedExport};
+use crate::wire::{BrokerAddress, Token};
+
+/// So many grants that are over may wait to be told to an exporter.
+pub(crate) const MOST_WAITING: usize = 64;
+
+/// So many are told at a time.
+const MOST_TOLD: usize = 1024;
+
+/// How long an exporter may take to be connected to, so that a grant can be given back.
+const GIVE_BACK_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A grant that is over, and the channel that it came by.
+pub(super) struct Ended {
+    channel: ChannelId,
+    export: ExportId,
+    token: Token,
+}
+
+impl fmt::Debug for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ended({})", self.export)
+    }
+}
+
+/// Grants that are over, by exporter.
+pub(super) type AllEnded = HashMap<ProcessIdentity, Vec<Ended>>;
+
+/// A grant, until it is used. Dropping it gives it back.
+pub(crate) struct HeldGrant {
+    exporter: ProcessIdentity,
+    broker: BrokerAddress,
+    export: ExportId,
+    token: Token,
+    channel: ChannelId,
+    allow: AllowList,
+    held: AtomicBool,
+    owner: Owner,
+}
+
+impl HeldGrant {
+    pub(crate) fn new(named: &NamedExport<'_>, token: Token, channel: ChannelId, allow: AllowList) -> Self {
+        let (exporter, broker, export) = (*named.exporter, named.broker.clone(), named.export);
+        let (held, owner) = (AtomicBool::new(true), Owner::current());
+        Self { exporter, broker, export, token, channel, allow, held, owner }
+    }
+
+    /// The token that opens the export, as long as the grant has not been used.
+    pub(crate) fn token(&self) -> Option<Token> {
+        self.held.load(Ordering::Acquire).then_some(self.token)
+    }
+
+    /// A lease has begun by it; the exporter knows.
+    pub(crate) fn used_up(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+
+    /// A lease that there was already has taken its place; the exporter does not know yet. True where it has to be told
+    /// soon.
+    pub(super) fn replaced(&self, imports: &ImportTable) -> bool {
+        if !self.held.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let ended = Ended { channel: self.channel, export: self.export, token: self.token };
+        let mut all = imports.lock_ended();
+        let waiting = all.entry(self.exporter).or_default();
+        waiting.push(ended);
+        waiting.len().is_multiple_of(MOST_WAITING)
+    }
+}
+
+impl Drop for HeldGrant {
+    fn drop(&mut self) {
+        if !*self.held.get_mut() {
+            return;
+        }
+        let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
+        let (export, token) = (self.export, self.token);
+        if self.exporter == runtime.identity && runtime.poller.listens_at(&self.broker) {
+            return runtime.exports.end_grant(export, token);
+        }
+        let (exporter, broker, allow) = (self.exporter, self.broker.clone(), self.allow.clone());
+        runtime.worker.submit(move || {
+            let connected =
+                runtime.imports.link((&exporter, &broker), &allow, Deadline::after(GIVE_BACK_DEADLINE));
+            match connected {
+                Ok((link, _)) => link.end_grants(vec![(export, token)]),
+                // It ends with the channel.
+                Err(error) => tracing::debug!(%error, "a grant could not be given back"),
+            }
+        });
+    }
+}
+
+impl fmt::Debug for HeldGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldGrant").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+impl ImportTable {
+    /// Takes the grants that are over and came by this channel, to be told by it.
+    pub(crate) fn take_ended(
+        &self,
+        exporter: &ProcessIdentity,
+        channel: ChannelId,
+    ) -> Vec<(ExportId, Token)> {
+        let mut all = self.lock_ended();
+        let Some(waiting) = all.get_mut(exporter) else { return Vec::new() };
+        let taken = waiting.extract_if(.., |ended| ended.channel == channel);
+        let taken = taken.map(|ended| (ended.export, ended.token)).collect();
+        if waiting.is_empty() {
+            all.remove(exporter);
+        }
+        taken
+    }
+
+    /// Puts back what could not be told.
+    pub(crate) fn put_back_ended(
+        &self,
+        exporter: &ProcessIdentity,
+        channel: ChannelId,
+        grants: Vec<(ExportId, Token)>,
+    ) {
+        if !grants.is_empty() {
+            let back = grants.into_iter().map(|(export, token)| Ended { channel, export, token });
+            self.lock_ended().entry(*exporter).or_default().extend(back);
+        }
+    }
+
+    /// Has the worker tell an exporter which grants are over, where there are any.
+    pub(crate) fn give_back_soon(&'static self, exporter: &ProcessIdentity) {
+        if !self.lock_ended().contains_key(exporter) {
+            return;
+        }
+        let exporter = *exporter;
+        if let Ok(runtime) = Runtime::get() {
+            runtime.worker.submit(move || {
+                // Without a link there is nobody to be told.
+                if let Some(link) = self.known_link(&exporter) {
+                    self.give_back_over(&link, &exporter);
+                }
+            });
+        }
+    }
+
+    /// Tells an exporter which grants are over.
+    pub(super) fn give_back_over(&self, link: &Link, exporter: &ProcessIdentity) {
+        let waiting = self.lock_ended().remove(exporter);
+        let grants: Vec<_> = waiting.into_iter().flatten().map(|ended| (ended.export, ended.token)).collect();
+        // A packet takes more of them, and there are rarely so many.
+        grants.chunks(MOST_TOLD).for_each(|some| link.end_grants(some.to_vec()));
+    }
+
+    /// The exporter has gone, and its exports with it.
+    pub(super) fn forget_ended(&self, exporter: &ProcessIdentity) {
+        self.lock_ended().remove(exporter);
+    }
+
+    pub(super) fn lock_ended(&self) -> MutexGuard<'_, AllEnded> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

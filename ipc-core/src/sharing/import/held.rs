@@ -1,0 +1,414 @@
+//! What every guard of opened memory is made of: a hold on a lease, and its end in the right order.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::keeper::check_stream_of;
+use super::table::{Described, HeldLease, KnownLease};
+use crate::backend::Buffer;
+use crate::backend::stream::BorrowedStream;
+use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc};
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::os::process::Owner;
+use crate::sharing::Runtime;
+use crate::sharing::export::Shared;
+use crate::sharing::timeline::{End, Side, Timeline, note_own_slot, take_own_slot, timelines_of};
+use crate::transport::{Deadline, GoneCallback};
+use crate::wire::descriptor::{Descriptor, ExportId};
+
+/// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends
+/// when device work with the memory has finished: [`end_at`](Self::end_at) waits for an event, and after a plain drop
+/// everything that had been submitted to the device is waited for before the lease ends, whenever that is. Neither makes the
+/// caller wait.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Taken when it ends.
+    hold: Option<Hold>,
+    terms: Terms,
+    owner: Owner,
+    /// Has the host seen that the bytes are ready, so that nobody needs to wait any longer?
+    seen_ready: AtomicBool,
+    seldom: OnceLock<Box<Seldom>>,
+}
+
+/// How it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// The device in whose address space the memory is.
+    pub(super) device: DeviceOrdinal,
+    pub(super) access: Access,
+    pub(super) at_home: bool,
+    /// How long an exporter may take to answer.
+    pub(super) timeout: Duration,
+}
+
+/// What few have.
+#[derive(Debug, Default)]
+struct Seldom {
+    /// What it was opened by, where the lease does not say the same, or once it has been asked for.
+    descriptor: OnceLock<Descriptor>,
+    callbacks: Mutex<Vec<u64>>,
+    /// The timeline where the exporter is this very process; else it is the lease's.
+    local_timeline: Mutex<Option<Timeline>>,
+}
+
+/// What keeps the memory mapped.
+#[derive(Debug)]
+pub(super) enum Hold {
+    /// A lease of another process's broker.
+    Remote(HeldLease),
+    /// The exporter is this very process.
+    Local(Box<LocalHold>),
+    /// A copy of the only region, in a buffer of this process's own.
+    Copy(Box<Buffer>),
+}
+
+/// A hold on an export of this very process.
+#[derive(Debug)]
+pub(super) struct LocalHold {
+    pub(super) backend: Arc<dyn DeviceIpc>,
+    pub(super) export: ExportId,
+    pub(super) lease: LeaseId,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Hold {
+    fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        match self {
+            Self::Remote(lease) => lease.backend(),
+            Self::Local(local) => &local.backend,
+            Self::Copy(buffer) => buffer.backend(),
+        }
+    }
+
+    /// The regions: as the driver mapped their allocations; in the exporting process itself, and of a copy, as they were
+    /// shared.
+    fn regions(&self) -> &[DeviceRange] {
+        match self {
+            Self::Remote(lease) => lease.mapped(),
+            Self::Local(local) => &local.shared.regions,
+            Self::Copy(buffer) => buffer.as_region(),
+        }
+    }
+
+    fn is_ready_by_itself(&self) -> bool {
+        match self {
+            Self::Remote(lease) => lease.ready.is_none() || lease.seen_ready.load(Ordering::Acquire),
+            Self::Local(local) => local.shared.ready.is_none(),
+            Self::Copy(_) => true,
+        }
+    }
+
+    fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.wait_on(stream)),
+            Self::Local(local) => {
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.wait_on(stream))
+            }
+            Self::Copy(_) => Ok(()),
+        }
+    }
+
+    fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        match self {
+            Self::Remote(lease) => lease.ready.as_ref().map_or(Ok(()), |ready| ready.synchronize(timeout)),
+            Self::Local(local) => {
+                local.shared.ready.as_ref().map_or(Ok(()), |ready| ready.event.synchronize(timeout))
+            }
+            Self::Copy(_) => Ok(()),
+        }
+    }
+}
+
+impl Held {
+    /// For the process that the runtime is of.
+    pub(super) fn new(runtime: &Runtime, hold: Hold, terms: Terms) -> Self {
+        let seen_ready = AtomicBool::new(hold.is_ready_by_itself());
+        Self { hold: Some(hold), terms, owner: runtime.owner, seen_ready, seldom: OnceLock::new() }
+    }
+
+    fn hold(&self) -> &Hold {
+        self.hold.as_ref().expect("taken when the mapping ends")
+    }
+
+    /// Notes what it was opened by, unless the lease says the same.
+    pub(super) fn describe(&self, descriptor: &Descriptor) {
+        if !self.lease().is_some_and(|lease| lease.is_described_by(descriptor)) {
+            self.seldom().descriptor.get_or_init(|| descriptor.clone());
+        }
+    }
+
+    /// What it was opened by, once that was [noted](Self::describe).
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        self.seldom().descriptor.get_or_init(|| {
+            let of_lease = self.lease().and_then(|lease| lease.descriptor());
+            of_lease.expect("a guard without one of its own has the lease's")
+        })
+    }
+
+    /// What the lease says of the memory, where there is no descriptor here.
+    pub(super) fn described(&self) -> Option<&Described> {
+        match self.seldom.get().and_then(|seldom| seldom.descriptor.get()) {
+            Some(_) => None,
+            None => self.lease()?.described.get(),
+        }
+    }
+
+    fn seldom(&self) -> &Seldom {
+        self.seldom.get_or_init(Box::default)
+    }
+
+    /// The regions; of memory of another process, with the allocations that they lie in
+    /// ([`has_allocations`](Self::has_allocations)).
+    pub(crate) fn regions(&self) -> &[DeviceRange] {
+        self.hold().regions()
+    }
+
+    /// Are the regions whole allocations, as the driver mapped them?
+    pub(crate) fn has_allocations(&self) -> bool {
+        matches!(self.hold(), Hold::Remote(_))
+    }
+
+    /// The lease, of memory of another process.
+    pub(super) fn lease(&self) -> Option<&HeldLease> {
+        match self.hold() {
+            Hold::Remote(lease) => Some(lease),
+            Hold::Local(_) | Hold::Copy(_) => None,
+        }
+    }
+
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.hold(), Hold::Copy(_))
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        self.hold().backend()
+    }
+
+    pub(crate) fn device(&self) -> DeviceOrdinal {
+        self.terms.device
+    }
+
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.terms.at_home
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        self.terms.access
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.owner.check()
+    }
+
+    pub(crate) fn wait_ready_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.check_stream(stream)?;
+        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
+            return Ok(());
+        }
+        self.hold().wait_ready_on(stream)
+    }
+
+    /// Waits on the host until the bytes are ready, as long as `left` says where they are not.
+    pub(crate) fn wait_ready(&self, left: impl FnOnce() -> Duration) -> Result<()> {
+        if self.seen_ready.load(Ordering::Acquire) || self.hold().is_ready_by_itself() {
+            return Ok(());
+        }
+        self.hold().wait_ready(left())?;
+        self.seen_ready.store(true, Ordering::Release);
+        if let Some(lease) = self.lease() {
+            lease.seen_ready.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn timeline(&self) -> Result<Timeline> {
+        self.owner.check()?;
+        timelines_of(&**self.backend(), self.device())?;
+        self.words()
+    }
+
+    /// The same also where only hosts can use it.
+    pub(crate) fn words(&self) -> Result<Timeline> {
+        self.owner.check()?;
+        match self.hold() {
+            Hold::Remote(lease) => lease.timeline(Deadline::after(self.terms.timeout)),
+            Hold::Local(local) => {
+                let mut own = self.seldom().local_timeline.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(known) = &*own {
+                    return Ok(known.clone());
+                }
+                let pid = std::process::id();
+                let exports = &Runtime::get()?.exports;
+                let far = exports.timeline(local.export, local.lease, true, take_own_slot)?;
+                let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
+                note_own_slot(&far);
+                let place = far.ends().place().clone();
+                let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
+                Ok(own.insert(near).clone())
+            }
+            Hold::Copy(_) => Err(Error::Unsupported {
+                backend: self.backend().info().name,
+                what: "order hand-overs by a copy".into(),
+                why: "what the exporter writes from now on does not reach it; open the export again for what is new".into(),
+            }),
+        }
+    }
+
+    /// May work on this stream use the memory now?
+    pub(crate) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.owner.check()?;
+        if let Some(lease) = self.lease() {
+            lease.check()?;
+        }
+        self.check_stream(stream)
+    }
+
+    pub(crate) fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        check_stream_of(stream, &**self.backend(), self.device(), "the mapping")
+    }
+
+    /// Has `callback` run, once, when the exporter has ended; at once where it has already. Not at all for memory of this
+    /// very process, for a copy, or once this guard is gone.
+    pub(crate) fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
+        let callback = DeviceBound::new(self.backend(), self.device(), callback);
+        if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
+            let callback = move |error: &Error| {
+                callback.consume(|callback| callback(error));
+            };
+            let id = lease.link.on_gone(Box::new(callback) as GoneCallback);
+            self.seldom().callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        }
+    }
+
+    /// Ends it when the event has been reached. Without one, as by a plain drop, which waits for the whole device.
+    pub(crate) fn end_at(mut self, event: Option<Box<dyn DeviceEvent>>) {
+        let Some(event) = event else { return };
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
+        runtime.worker.submit_when(event, move || {
+            end(near);
+            hold.let_go(runtime);
+        });
+    }
+
+    /// Ends it. The caller knows that device work with the memory has finished.
+    pub(crate) fn end_finished(mut self) {
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
+        let Some(hold) = hold.let_go_of_lease(runtime, true) else { return };
+        runtime.worker.submit(move || {
+            end(near);
+            hold.let_go(runtime);
+        });
+    }
+
+    /// Ends it, and keeps nothing open of it that nobody else uses.
+    pub(crate) fn abandon(self) {
+        let lease = self.lease().map(KnownLease::of);
+        drop(self);
+        if let (Some(lease), Ok(runtime)) = (lease, Runtime::get()) {
+            // Behind the end where the drop has submitted it.
+            runtime.worker.submit(move || runtime.imports.close_idle(&lease));
+        }
+    }
+
+    /// An event that the stream reaches when it is done, where there are any.
+    pub(crate) fn released_event(&self, stream: BorrowedStream<'_>) -> Result<Option<Box<dyn DeviceEvent>>> {
+        self.owner.check()?;
+        self.check_stream(stream)?;
+        let backend = self.backend();
+        if !backend.capabilities(stream.device())?.ipc_events {
+            return Ok(None);
+        }
+        let event = backend.create_event(stream.device())?;
+        event.record(stream)?;
+        Ok(Some(event))
+    }
+
+    /// Where the exporter is this very process, its streams are this process's too. One that waits for a signal that nobody
+    /// will submit any more would be waited for in vain, so they are let through once all that was submitted has arrived; by
+    /// the poller, as the worker may be waiting for them already.
+    fn end_local_timeline(&mut self, runtime: &Runtime, hold: &Hold) -> Option<Timeline> {
+        let near = &mut self.seldom.get_mut()?.local_timeline;
+        let near = near.get_mut().unwrap_or_else(PoisonError::into_inner).take()?;
+        runtime.poller.end_once_arrived(near.clone(), hold.far_timeline(runtime));
+        Some(near)
+    }
+
+    /// Everything that has to be let go of, on the worker's thread, once device work has finished.
+    fn take_for_end(&mut self) -> Option<(&'static Runtime, Hold)> {
+        let hold = self.hold.take()?;
+        let Some(runtime) = Runtime::of_guard(&self.owner) else {
+            // A forked child: the driver's state is the parent's.
+            std::mem::forget(hold);
+            return None;
+        };
+        if let (Hold::Remote(lease), Some(seldom)) = (&hold, self.seldom.get_mut()) {
+            for id in std::mem::take(seldom.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+                lease.link.forget_callback(id);
+            }
+        }
+        Some((runtime, hold))
+    }
+}
+
+/// Nobody waits by this side of a timeline any longer.
+fn end(near: Option<Timeline>) {
+    if let Some(near) = near {
+        near.ends().end(End::Released);
+    }
+}
+
+impl Hold {
+    /// The exporter's side of the timeline, where that is this very process.
+    fn far_timeline(&self, runtime: &Runtime) -> Option<Timeline> {
+        match self {
+            Self::Local(local) => runtime.exports.known_timeline(local.export, local.lease),
+            Self::Remote(_) | Self::Copy(_) => None,
+        }
+    }
+
+    /// Lets go of a lease of another process's broker: on this thread, unless something has to be closed for it. Anything
+    /// else is given back.
+    fn let_go_of_lease(self, runtime: &'static Runtime, finished: bool) -> Option<Self> {
+        let Self::Remote(lease) = self else { return Some(self) };
+        kill_point!("importer:letting-go");
+        runtime.imports.let_go(runtime, lease, finished);
+        None
+    }
+
+    fn let_go(self, runtime: &'static Runtime) {
+        kill_point!("importer:letting-go");
+        match self {
+            Self::Remote(lease) => runtime.imports.release(lease),
+            Self::Local(local) => {
+                let LocalHold { export, lease, shared, .. } = *local;
+                drop(shared);
+                runtime.exports.release(export, lease, End::Released);
+            }
+            Self::Copy(buffer) => drop(buffer),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let device = self.device();
+        let Some((runtime, hold)) = self.take_for_end() else { return };
+        let near = self.end_local_timeline(runtime, &hold);
+        let Some(hold) = hold.let_go_of_lease(runtime, false) else { return };
+        runtime.worker.submit(move || {
+            if let Err(error) = hold.backend().synchronize_device(device) {
+                tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+            }
+            end(near);
+            hold.let_go(runtime);
+        });
+    }
+}

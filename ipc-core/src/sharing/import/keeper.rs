@@ -1,0 +1,123 @@
+//! Views of memory that a guard keeps: of memory that was opened, and of this process's own.
+
+#![allow(unsafe_code, reason = "views are made of ranges that their guard keeps mapped")]
+
+use super::held::Held;
+use super::own::OwnMemory;
+use crate::backend::interop::{ViewStream, ViewTypes};
+use crate::backend::stream::BorrowedStream;
+use crate::backend::{Access, DeviceIpc};
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::tensor::{Element, LayoutError, TensorLayout};
+use crate::sharing::export::check_backend;
+
+/// What keeps the memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keeper<'m> {
+    /// It has been opened.
+    Opened(&'m Held),
+    /// It is this process's own.
+    Own(&'m OwnMemory),
+}
+
+impl<'m> From<&'m Held> for Keeper<'m> {
+    fn from(held: &'m Held) -> Self {
+        Self::Opened(held)
+    }
+}
+
+impl<'m> From<&'m OwnMemory> for Keeper<'m> {
+    fn from(own: &'m OwnMemory) -> Self {
+        Self::Own(own)
+    }
+}
+
+impl<'m> Keeper<'m> {
+    /// Elements of the memory, to be read by work on `stream`, which waits until the bytes are ready.
+    pub(crate) fn view<T: Element, M: ViewTypes>(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::View<'m, T>> {
+        self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        // SAFETY: the view borrows the guard, the caller names bytes in its regions, and size and alignment have been
+        // checked.
+        unsafe { stream.view(range) }
+    }
+
+    /// Elements of the memory, to be read and written by work on `stream`, which waits until the bytes are ready.
+    pub(crate) fn view_mut<T: Element, M: ViewTypes>(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'m, T>> {
+        let granted = self.access();
+        if !granted.is_writable() {
+            return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted });
+        }
+        self.check_viewable::<T>(range, layout, stream.as_stream())?;
+        // SAFETY: as in `view`; the memory may be written. Views are device addresses: what two streams or two processes
+        // do with them at a time is for events to order, as with all device memory.
+        unsafe { stream.view_mut(range) }
+    }
+
+    /// What this process may do with the memory.
+    pub(super) fn access(self) -> Access {
+        match self {
+            Self::Opened(held) => held.access(),
+            Self::Own(_) => Access::ReadWrite,
+        }
+    }
+
+    fn check_viewable<T: Element>(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<()> {
+        match self {
+            Self::Opened(held) => held.check_usable_on(stream)?,
+            Self::Own(own) => own.check_usable_on(stream)?,
+        }
+        check_elements::<T>(range, layout)?;
+        match self {
+            Self::Opened(held) => held.wait_ready_on(stream),
+            Self::Own(_) => Ok(()),
+        }
+    }
+}
+
+/// Is it a stream of the device that the memory is on? `what` names the memory.
+pub(super) fn check_stream_of(
+    stream: BorrowedStream<'_>,
+    backend: &dyn DeviceIpc,
+    expected: DeviceOrdinal,
+    what: &'static str,
+) -> Result<()> {
+    check_backend("the stream", stream.backend(), backend.info().name)?;
+    let stream = stream.device();
+    if stream == expected { Ok(()) } else { Err(Error::WrongStream { stream, what, expected }) }
+}
+
+/// Are these bytes whole, aligned elements of this type, one behind the other?
+fn check_elements<T: Element>(range: DeviceRange, layout: Option<&TensorLayout>) -> Result<()> {
+    match layout {
+        Some(layout) if layout.dtype() != T::DTYPE => {
+            return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
+        }
+        Some(layout) if !layout.is_contiguous() => {
+            let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+            return Err(LayoutError::NotContiguous { shape, strides }.into());
+        }
+        _ => {}
+    }
+    let element = size_of::<T>() as u64;
+    if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
+        return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,426 @@
+//! How a mapping is made.
+
+use std::cell::OnceCell;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::grant::HeldGrant;
+use super::held::{Held, Hold, LocalHold, Terms};
+use super::mapping::{Mapping, region_of};
+use super::table::{HeldLease, Wanted};
+use crate::backend::Access;
+use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::ipc::Ipc;
+use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+use crate::model::placement::DeviceMap;
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
+use crate::sharing::staging::{Incoming, copy_in, copy_within};
+use crate::sharing::timeline::End;
+use crate::transport::{Deadline, socket};
+use crate::wire::descriptor::{Descriptor, NamedExport};
+use crate::wire::{BrokerAddress, Refusal};
+
+/// A mapping in the making; see [`Ipc::open`]. It is made by the method that says where.
+#[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
+#[derive(Debug)]
+pub struct OpenBuilder<'a> {
+    ipc: &'a Ipc,
+    descriptor: &'a Descriptor,
+    access: Option<Access>,
+    timeout: Duration,
+    grant: Option<&'a HeldGrant>,
+    alone: bool,
+    staging: Staging,
+}
+
+/// When the bytes are copied instead of opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Staging {
+    Never,
+    /// Where they cannot be opened.
+    IfNeeded,
+    Always,
+}
+
+impl<'a> OpenBuilder<'a> {
+    pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+        Self { ipc, descriptor, access: None, timeout, grant: None, alone: false, staging: Staging::Never }
+    }
+
+    /// Opens by a grant, as long as it has not been used.
+    pub(crate) const fn by_grant(mut self, grant: Option<&'a HeldGrant>) -> Self {
+        self.grant = grant;
+        self
+    }
+
+    /// With a lease that no other mapping shares, and so a timeline of its own.
+    pub(crate) const fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// What this process wants to do with the memory; what the exporter permits unless said otherwise.
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = Some(access);
+        self
+    }
+
+    /// How long the exporter may take to answer, and the bytes to be ready where no stream waits for them.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Takes a copy where the device cannot reach the bytes: there is no peer access, their home is hidden from this
+    /// process, or the vendor cannot open the memory there. [`Mapping::is_copy`] tells.
+    ///
+    /// The bytes go through page-locked host memory that both processes share, in chunks, one of them behind the other; the
+    /// call waits on the host until they are there, in memory of this process's own on the device that was named, so that a
+    /// stream has nothing to wait for. Writes on either side are not seen by the other, a
+    /// [`timeline`](Mapping::timeline) is refused, and the export is free again when the call returns.
+    /// [`timeout`](Self::timeout) is for the silence of the exporter, not for the whole copy.
+    pub const fn or_staged(mut self) -> Self {
+        self.staging = Staging::IfNeeded;
+        self
+    }
+
+    /// Takes a copy in any case; see [`or_staged`](Self::or_staged). As it is this process's own, it may be written to
+    /// although the export is read-only, where [`access`](Self::access) asks for that.
+    pub const fn staged(mut self) -> Self {
+        self.staging = Staging::Always;
+        self
+    }
+
+    /// Opens on the device where the bytes live. Waits on the host until they are ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::HomeNotVisible`] where this process does not see that device; those of
+    /// [`on_device`](Self::on_device).
+    pub fn at_home(self) -> Result<Mapping> {
+        let devices = self.ipc.devices()?;
+        let home = self.home_among(devices).ok_or_else(|| self.home_not_visible())?;
+        self.open(home, devices, None)
+    }
+
+    /// Opens on the device at this position in this process's numbering, for access across cards where it is not the
+    /// bytes' home. Waits on the host until they are ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; what is stale or refused ([`Error::ExporterGone`],
+    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); what the vendor says.
+    pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
+        let devices = self.ipc.devices()?;
+        self.open(device.into(), devices, None)
+    }
+
+    /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongBackend`] for a stream of another backend; those of [`on_device`](Self::on_device).
+    pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
+        let stream = stream.as_stream();
+        check_backend("the stream", stream.backend(), self.ipc.backend().info().name)?;
+        let devices = self.ipc.devices()?;
+        self.open(stream.device(), devices, Some(stream))
+    }
+
+    /// Opens on the device that the map names for the bytes' home. Waits on the host until they are ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home by a position, or a device that
+    /// this process does not see; those of [`on_device`](Self::on_device).
+    pub fn mapped_by(self, map: &DeviceMap) -> Result<Mapping> {
+        let device = self.ipc.mapped_device(map, self.descriptor.home)?;
+        self.on_device(device)
+    }
+
+    fn open(
+        self,
+        device: DeviceOrdinal,
+        devices: &[DeviceInfo],
+        stream: Option<BorrowedStream<'_>>,
+    ) -> Result<Mapping> {
+        let patience = Patience::new(self.timeout);
+        let named = self.descriptor.named();
+        let home = self.home_among(devices);
+        let access = self.access.unwrap_or(named.access);
+        let (ipc, patience, grant, alone) = (self.ipc, &patience, self.grant, self.alone);
+        let opening = OpenExport { ipc, named, device, home, access, patience, grant, alone };
+        let runtime = Runtime::get()?;
+        let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
+        if let Some(lease) = known {
+            let held = opening.guard(runtime, device, Hold::Remote(lease));
+            return self.mapping(held, stream, patience);
+        }
+        let held = self.open_anew(&opening, runtime)?;
+        self.mapping(held, stream, patience)
+    }
+
+    /// The mapping of what is open, once the bytes are ready.
+    #[inline]
+    fn mapping(
+        &self,
+        held: Held,
+        stream: Option<BorrowedStream<'_>>,
+        patience: &Patience,
+    ) -> Result<Mapping> {
+        let range = region_of(&held, self.descriptor)?;
+        match stream {
+            Some(stream) => held.wait_ready_on(stream)?,
+            None => held.wait_ready(|| patience.left())?,
+        }
+        Ok(Mapping::new(held, self.descriptor, range))
+    }
+
+    /// Opens what is not open here, or copies it.
+    #[cold]
+    fn open_anew(&self, opening: &OpenExport<'_>, runtime: &'static Runtime) -> Result<Held> {
+        let bytes = self.descriptor.len;
+        if self.staging == Staging::Always {
+            return opening.copied(runtime, bytes);
+        }
+        match opening.opened(runtime, &|_, error| error) {
+            Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
+                tracing::debug!(%error, "the memory is copied, as it cannot be opened");
+                opening.copied(runtime, bytes)
+            }
+            opened => opened,
+        }
+    }
+
+    fn home_among(&self, devices: &[DeviceInfo]) -> Option<DeviceOrdinal> {
+        devices.iter().find(|device| device.identity == self.descriptor.home).map(|device| device.ordinal)
+    }
+
+    fn home_not_visible(&self) -> Error {
+        let home: DeviceIdentity = self.descriptor.home;
+        Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
+    }
+}
+
+/// How long an exporter may take, from the first time on that it is waited for: what is open already costs no look at the
+/// clock.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    timeout: Duration,
+    deadline: OnceCell<Deadline>,
+}
+
+impl Patience {
+    pub(crate) const fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: OnceCell::new() }
+    }
+
+    fn deadline(&self) -> Deadline {
+        *self.deadline.get_or_init(|| Deadline::after(self.timeout))
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline().left()
+    }
+}
+
+/// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
+pub(crate) struct OpenExport<'a> {
+    pub(crate) ipc: &'a Ipc,
+    pub(crate) named: NamedExport<'a>,
+    pub(crate) device: DeviceOrdinal,
+    /// The home among this process's devices.
+    pub(crate) home: Option<DeviceOrdinal>,
+    pub(crate) access: Access,
+    pub(crate) patience: &'a Patience,
+    pub(crate) grant: Option<&'a HeldGrant>,
+    pub(crate) alone: bool,
+}
+
+impl OpenExport<'_> {
+    /// Opens it, ready or not. `blame` says of an error which region it concerns.
+    pub(crate) fn held(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
+        let runtime = Runtime::get()?;
+        match self.open_already(runtime) {
+            Some(lease) => Ok(self.guard(runtime, self.device, Hold::Remote(lease))),
+            None => self.opened(runtime, blame),
+        }
+    }
+
+    /// A hold on what is open here and can be used at once.
+    fn open_already(&self, runtime: &'static Runtime) -> Option<HeldLease> {
+        if self.alone || !self.is_permitted() {
+            return None;
+        }
+        let (backend, on) = (self.ipc.backend(), (self.device, self.access));
+        let lease =
+            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.ipc.allow_list())?;
+        kill_point!("importer:mapped");
+        Some(lease)
+    }
+
+    fn is_permitted(&self) -> bool {
+        self.named.access.is_writable() || !self.access.is_writable()
+    }
+
+    fn guard(&self, runtime: &Runtime, device: DeviceOrdinal, hold: Hold) -> Held {
+        let (access, timeout) = (self.access, self.patience.timeout);
+        Held::new(runtime, hold, Terms { device, access, at_home: self.home == Some(device), timeout })
+    }
+
+    /// Opens what cannot be used at once.
+    fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
+        let Self { ipc, named, device, home, access, patience, grant, alone } = *self;
+        let backend = ipc.backend();
+        if !self.is_permitted() {
+            return Err(Error::AccessDenied { wanted: access, granted: named.access });
+        }
+        self.check(runtime)?;
+        let held = if let Some(granted) = self.granted_locally(runtime)? {
+            let there = granted.shared.regions[0].device;
+            self.guard(runtime, there, self.local_hold(granted))
+        } else {
+            if let Some(home) = home
+                && !backend.peer_access(device, home)?
+            {
+                return Err(Error::NoPeerAccess { from: device, to: named.home });
+            }
+            let allow = ipc.allow_list();
+            let (descriptor, deadline) = (named, patience.deadline());
+            let wanted =
+                Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
+            let lease = runtime.imports.acquire(&wanted)?;
+            // Checked against the driver's answer below, once the hold has its guard.
+            let there = lease.mapped()[0].device;
+            self.guard(runtime, there, Hold::Remote(lease))
+        };
+        if held.device() != device {
+            return Err(Error::Unsupported {
+                backend: backend.info().name,
+                what: format!("open memory of this very process on device {device}"),
+                why: format!(
+                    "within one process there is one address; open it at home (device {}) and enable peer access, or take \
+                     a copy (OpenBuilder::or_staged)",
+                    held.device()
+                ),
+            });
+        }
+        kill_point!("importer:mapped");
+        Ok(held)
+    }
+
+    /// A copy of the export's only region, of so many bytes, on the device.
+    fn copied(&self, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
+        let Self { ipc, named, device, access, patience, grant, .. } = *self;
+        let timeout = patience.timeout;
+        let backend = ipc.backend();
+        self.check(runtime)?;
+        let held =
+            |device, access, hold| Held::new(runtime, hold, Terms { device, access, at_home: true, timeout });
+        let reading = Self { access: Access::ReadOnly, ..*self };
+        let buffer = match reading.granted_locally(runtime)? {
+            Some(granted) => {
+                let original = granted.shared.regions[0];
+                // Ends the lease however the copy goes.
+                let kept = held(original.device, Access::ReadOnly, self.local_hold(granted));
+                kept.wait_ready(|| timeout)?;
+                copy_within(backend, original, device)?
+            }
+            None => {
+                let allow = ipc.allow_list();
+                copy_in(&Incoming { backend, named, bytes, device, grant, allow, timeout })?
+            }
+        };
+        kill_point!("importer:mapped");
+        Ok(held(device, access, Hold::Copy(Box::new(buffer))))
+    }
+
+    fn local_hold(&self, granted: LocalGrant) -> Hold {
+        let LocalGrant { lease, shared, .. } = granted;
+        let (backend, export) = (self.ipc.backend().clone(), self.named.export);
+        Hold::Local(Box::new(LocalHold { backend, export, lease, shared }))
+    }
+
+    /// What can be told before anybody is asked.
+    fn check(&self, runtime: &Runtime) -> Result<()> {
+        let name = self.ipc.backend().info().name;
+        check_backend("the descriptor", self.named.backend, name)?;
+        let count = self.ipc.devices()?.len();
+        if self.device.index() >= count {
+            return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
+        }
+        check_reachable(&self.named, runtime)
+    }
+
+    /// In the exporting process itself there is nothing to open.
+    fn granted_locally(&self, runtime: &Runtime) -> Result<Option<LocalGrant>> {
+        let (named, access) = (&self.named, self.access);
+        if *named.exporter != runtime.identity {
+            return Ok(None);
+        }
+        if !runtime.poller.listens_at(named.broker) {
+            if matches!(socket::connect_to(named.broker), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+                // The process has run another program since, which has the same id and start time (execve(2)).
+                return Err(Error::ExporterGone { pid: named.exporter.pid });
+            }
+            return Err(Error::Unsupported {
+                backend: self.ipc.backend().info().name,
+                what: "open memory that another copy of device-ipc shares in this very process".into(),
+                why: "drivers do not open a process's own handles; use the address that it was shared by"
+                    .into(),
+            });
+        }
+        let token = self.grant.and_then(HeldGrant::token).unwrap_or(named.token);
+        let request = OpenRequest { export: named.export, token, access };
+        match runtime.exports.grant_locally(request) {
+            Ok(granted) => {
+                if let Some(grant) = self.grant {
+                    grant.used_up();
+                }
+                if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
+                    runtime.exports.release(named.export, granted.lease, End::Released);
+                    return Err(Error::StaleGeneration(detail));
+                }
+                Ok(Some(granted))
+            }
+            Err(Refusal::Dropped) => Err(Error::ExportDropped { pid: named.exporter.pid }),
+            Err(Refusal::Access { granted }) => Err(Error::AccessDenied { wanted: access, granted }),
+            Err(_) => Err(Error::wrong_token(named.exporter.pid)),
+        }
+    }
+}
+
+/// Is it the device that cannot reach the memory, or the vendor that cannot open it there?
+pub(crate) const fn is_out_of_reach(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoPeerAccess { .. }
+            | Error::HomeNotVisible { .. }
+            | Error::Unsupported { .. }
+            | Error::Vendor(_)
+    )
+}
+
+/// What can be told of the exporter without asking it.
+fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()> {
+    let (exporter, local) = (descriptor.exporter, &runtime.identity);
+    if exporter.boot != local.boot {
+        return Err(if exporter.host == local.host {
+            Error::Rebooted
+        } else {
+            Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
+        });
+    }
+    if !runtime.imports.knows_to_live(exporter) && exporter.has_ended(local) {
+        return Err(Error::ExporterGone { pid: exporter.pid });
+    }
+    let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));
+    if is_abstract && exporter.net_namespace != local.net_namespace {
+        return Err(Error::OtherNetworkNamespace);
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! What this process has open of others: the links to their brokers, the leases, the driver's mappings.
+//!
+//! A lease is held once for an export, device and access, however many mappings there are of it, and for a while after
+//! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
+//! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
+
+mod alike;
+mod begin;
+mod by_thread;
+mod described;
+mod keys;
+mod lease;
+mod links;
+mod range;
+mod regions;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub(super) use begin::Wanted;
+pub(super) use described::Described;
+pub(super) use lease::HeldLease;
+pub(crate) use lease::KnownLease;
+
+use alike::Looks;
+use keys::{LeaseKey, OnDevice, RangeKey};
+use lease::Lease;
+use links::LinkSlot;
+use range::OpenRange;
+
+use super::addresses::Addresses;
+use super::cache::{Cache, CacheLimits, Cached};
+use super::grant::{AllEnded, HeldGrant};
+use crate::backend::{Access, DeviceIpc};
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::Result;
+use crate::os::kill::kill_point;
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
+use crate::sharing::recent::Recent;
+use crate::transport::AllowList;
+use crate::wire::descriptor::NamedExport;
+
+/// Everything of others that this process has open.
+#[derive(Debug, Default)]
+pub(crate) struct ImportTable {
+    links: Mutex<HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>>,
+    leases: Cache<LeaseKey, Lease>,
+    ranges: Cache<RangeKey, OpenRange>,
+    /// Grants that are over, which their exporters have not been told yet.
+    pub(super) ended: Mutex<AllEnded>,
+    addresses: Addresses,
+    looks: Recent<Looks>,
+}
+
+impl ImportTable {
+    /// A hold on the lease of the descriptor's export, begun unless there is one already.
+    pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<HeldLease> {
+        let runtime = Runtime::get()?;
+        let descriptor = wanted.descriptor;
+        static LAST_ALONE: AtomicU64 = AtomicU64::new(0);
+        let on = OnDevice::new(wanted.backend, wanted.device, wanted.access);
+        let mut key = LeaseKey::shared(self.shared_identity(descriptor.exporter), &descriptor, on);
+        if wanted.alone {
+            key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
+        }
+        let open = |opening: &HeldLease| self.begin(wanted, opening);
+        let (lease, was_open) = self.leases.acquire(key, wanted.deadline, open, |lease| self.end(lease))?;
+        runtime.metrics.opens_total.add(1);
+        if was_open {
+            runtime.metrics.cache_hits_total.add(1);
+            let grant = wanted.grant.filter(|grant| grant.token().is_some());
+            let checked = lease.link.check_permitted(wanted.allow).and_then(|()| match grant {
+                Some(_) => lease.check_for_bearers(wanted),
+                None => lease.check_for_newcomers(wanted),
+            });
+            if let Err(error) = checked {
+                runtime.worker.submit(move || self.release(lease));
+                return Err(error);
+            }
+            self.settle(grant, &lease);
+        }
+        let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
+        tracing::debug!(pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
+        Ok(lease)
+    }
+
+    /// A hold on the lease that mappings of an export share, where there is one that can be used at once: without a message, a
+    /// call of the driver or of the kernel. Anything else, errors included, is left to [`acquire`](Self::acquire).
+    pub(super) fn acquire_open(
+        &'static self,
+        named: &NamedExport<'_>,
+        backend: &Arc<dyn DeviceIpc>,
+        (device, access): (DeviceOrdinal, Access),
+        grant: Option<&HeldGrant>,
+        allow: &AllowList,
+    ) -> Option<HeldLease> {
+        let grant = grant.filter(|grant| grant.token().is_some());
+        let on = OnDevice::new(backend, device, access);
+        let usable =
+            |lease: &Lease| lease.is_usable_at_once(grant.is_some()) && lease.link.is_permitted(allow);
+        let known = by_thread::find(named, on).and_then(|known| self.leases.acquire_known(known, usable));
+        let lease = known.or_else(|| {
+            let key = LeaseKey::shared(self.shared_identity(named.exporter), named, on);
+            let lease = self.leases.acquire_open(&key, usable)?;
+            by_thread::remember(&lease);
+            Some(lease)
+        })?;
+        self.settle(grant, &lease);
+        tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
+        Some(lease)
+    }
+
+    /// How many opens found a lease that could be used at once.
+    pub(crate) fn opens_again(&self) -> u64 {
+        self.leases.taken_again()
+    }
+
+    /// A lease that there was already has taken the place of a grant.
+    fn settle(&'static self, grant: Option<&HeldGrant>, lease: &HeldLease) {
+        // Looked at behind the grant, so that no notice falls in between.
+        if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
+            self.give_back_soon(&lease.key().exporter);
+        }
+    }
+
+    /// Lets go of a mapping's hold, without waiting. Device work may still use the memory unless it is said to be
+    /// `finished`: whoever ends the lease waits for it. Where that is now, the worker does.
+    pub(super) fn let_go(&'static self, runtime: &Runtime, lease: HeldLease, finished: bool) {
+        if !finished {
+            // Before the hold, behind which another thread may end the lease.
+            lease.leave_unfinished();
+        }
+        if let Err(last) = self.leases.let_go(lease) {
+            runtime.worker.submit(move || self.release(last));
+        }
+    }
+
+    /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
+    pub(super) fn release(&self, lease: HeldLease) {
+        self.leases.release(lease, |lease| self.end(lease));
+    }
+
+    /// Closes a lease if nobody uses it.
+    pub(crate) fn close_idle(&self, lease: &KnownLease) {
+        if let Some(lease) = lease.upgrade() {
+            self.leases.close_idle(&lease, |lease| self.end(lease));
+        }
+    }
+
+    /// Closes everything that nobody uses.
+    pub(crate) fn close_all_idle(&self) {
+        for lease in self.leases.idle() {
+            self.leases.close_idle(&lease, |lease| self.end(lease));
+        }
+    }
+
+    pub(crate) fn set_limits(&self, limits: CacheLimits) {
+        self.leases.set_limits(limits, |lease| self.end(lease));
+    }
+
+    /// Closes the driver's mappings of an exporter's memory, those in use too. How many there were in use.
+    pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
+        let mut closed = 0;
+        for lease in self.leases.open() {
+            if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
+                continue;
+            }
+            // From here on it is closed by whoever is the last to let go of it, and here where nobody holds it.
+            self.leases.close_idle(&lease, |lease| self.end(lease));
+            let Some(ranges) = lease.unmap() else { continue };
+            lease.wait_for_device();
+            self.release_ranges(ranges);
+            closed += 1;
+        }
+        closed
+    }
+
+    fn close_idle_of(&self, exporter: &ProcessIdentity) {
+        for lease in self.leases.idle() {
+            if *lease.key().exporter == *exporter {
+                self.leases.close_idle(&lease, |lease| self.end(lease));
+            }
+        }
+    }
+
+    /// Does this range lie in memory of another process?
+    pub(crate) fn holds(&self, range: DeviceRange) -> bool {
+        self.addresses.overlap(range)
+    }
+
+    fn end(&self, lease: &HeldLease) {
+        let LeaseKey { exporter, export, .. } = lease.key();
+        lease.finish_work();
+        lease.end_timelines();
+        self.release_ranges(lease.unmap().unwrap_or_default());
+        kill_point!("importer:closed");
+        tracing::debug!(pid = exporter.pid, %export, "closed");
+        // From here on no notice about the export comes.
+        self.give_back_over(&lease.link, exporter);
+        lease.link.release(lease.id);
+        kill_point!("importer:released");
+        lease.link.forget_notices(*export, &KnownLease::of(lease));
+    }
+}

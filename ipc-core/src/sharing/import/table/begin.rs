@@ -1,0 +1,252 @@
+//! How a lease begins: the exporter is asked for it, and the driver opens what comes with it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::ImportTable;
+use super::alike::{self, Alike};
+use super::keys::LeaseKey;
+use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
+use super::regions::Untaken;
+use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::sharing::import::grant::HeldGrant;
+use crate::transport::{AllowList, Deadline, ExportNotices, Link};
+use crate::wire::descriptor::{DescribedExtent, NamedExport};
+use crate::wire::{Grant, Token, WireHandle};
+
+/// How long an open waits for drops that are in progress where they may stand in its way.
+const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
+
+/// What an open needs to know.
+pub(in crate::sharing::import) struct Wanted<'a> {
+    pub(in crate::sharing::import) backend: &'a Arc<dyn DeviceIpc>,
+    pub(in crate::sharing::import) descriptor: NamedExport<'a>,
+    pub(in crate::sharing::import) device: DeviceOrdinal,
+    pub(in crate::sharing::import) home: Option<DeviceOrdinal>,
+    pub(in crate::sharing::import) access: Access,
+    pub(in crate::sharing::import) allow: &'a AllowList,
+    pub(in crate::sharing::import) deadline: Deadline,
+    /// Is the lease, and with it the timeline, to be nobody else's?
+    pub(in crate::sharing::import) alone: bool,
+    /// The right to open the export once more, whatever has become of it.
+    pub(in crate::sharing::import) grant: Option<&'a HeldGrant>,
+    /// Says of an error which region it concerns.
+    pub(in crate::sharing::import) blame: &'a dyn Fn(usize, Error) -> Error,
+}
+
+impl Wanted<'_> {
+    /// What opens the export.
+    fn token(&self) -> Token {
+        self.grant.and_then(HeldGrant::token).unwrap_or(self.descriptor.token)
+    }
+}
+
+impl ImportTable {
+    pub(super) fn begin(&self, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
+        let (link, is_new) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+        match self.begin_over(&link, wanted, opening) {
+            // What is kept unused may be outdated, and is given up for this; so is what was dropped a moment ago.
+            Err(error) if matches!(error.innermost(), Error::OverlapsInUse { .. }) => {
+                let (runtime, exporter) = (Runtime::get()?, *wanted.descriptor.exporter);
+                // By the worker, as device work may have to be waited for.
+                let close = move || runtime.imports.close_idle_of(&exporter);
+                runtime.worker.run(close, wanted.deadline.left().min(DROPS_IN_PROGRESS));
+                self.begin_over(&link, wanted, opening)
+            }
+            // A busy exporter may have closed a connection that held no lease.
+            Err(Error::ExporterGone { .. }) if !is_new => {
+                let (link, _) = self.link(wanted.descriptor.broker(), wanted.allow, wanted.deadline)?;
+                self.begin_over(&link, wanted, opening)
+            }
+            begun => begun,
+        }
+    }
+
+    fn begin_over(&self, link: &Arc<Link>, wanted: &Wanted<'_>, opening: &HeldLease) -> Result<Lease> {
+        let descriptor = &wanted.descriptor;
+        let peer = wanted.backend.local_peer_id(wanted.device)?;
+        // Before the lease begins, so that no notice about it is missed.
+        let known = KnownLease::of(opening);
+        let notices = link.expect_notices(descriptor.export, &known);
+        let epoch = link.epoch().unwrap_or(NO_EPOCH);
+        let importer = (wanted.device, peer);
+        let alike = self.alike(wanted, link, opening.key().on);
+        let like = alike.as_ref().and_then(Alike::lease);
+        let token = wanted.token();
+        let open = || link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
+        let granted = check_token(&notices, opening, descriptor).and_then(|()| open());
+        if let (Ok(_), Some(grant)) = (&granted, wanted.grant) {
+            grant.used_up();
+        }
+        let begun = granted.and_then(|(grant, fds)| {
+            kill_point!("importer:granted");
+            if !grant.keep {
+                notices.recall();
+            }
+            let id = grant.lease;
+            let begun = self.open_granted(
+                wanted,
+                opening.key(),
+                link,
+                (notices, epoch),
+                alike.as_ref(),
+                (grant, fds),
+            );
+            match &begun {
+                Ok(_) => self.remember_looks(wanted, opening),
+                Err(_) => link.release(id),
+            }
+            begun
+        });
+        if begun.is_err() {
+            link.forget_notices(descriptor.export, &known);
+        }
+        begun
+    }
+
+    fn open_granted(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        link: &Arc<Link>,
+        (notices, epoch): (Arc<ExportNotices>, u64),
+        alike: Option<&Alike>,
+        (grant, fds): (Grant, Vec<OwnedFd>),
+    ) -> Result<Lease> {
+        let like = if grant.like { Some(alike::regions_of(alike, &grant, fds.len())?) } else { None };
+        let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
+        // Given up again where something fails behind it.
+        let regions = match like {
+            Some(regions) => regions,
+            None => {
+                let open = || self.open_ranges(wanted, lease_key, link, id, (handles, fds));
+                // A single one is mostly open already, which takes no call of the driver.
+                let several = wanted.descriptor.regions.len() > 1;
+                let opened = if several {
+                    with_device_context(&**wanted.backend, wanted.device, open)
+                } else {
+                    open()
+                };
+                Untaken::new(self, opened?)
+            }
+        };
+        kill_point!("importer:opened");
+        if confirm {
+            // What the driver opened may already have been something else.
+            link.confirm(id, wanted.deadline)?;
+        }
+        let ready = event.map(|handle| ready(wanted, link, id, &handle)).transpose()?;
+        Ok(Lease {
+            id,
+            alone: lease_key.alone != 0,
+            described: OnceLock::new(),
+            seen_ready: AtomicBool::new(false),
+            link: Arc::clone(link),
+            notices,
+            epoch: AtomicU64::new(epoch),
+            borrowed: confirm,
+            regions: regions.take(),
+            ready: ready.map(Box::new),
+            timeline: Mutex::default(),
+            unmapped: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
+        })
+    }
+}
+
+/// Checks the descriptor's token against those of the leases that there are on the export, before the exporter is asked: it
+/// takes a process that sends wrong tokens for one that guesses, and ends all its leases.
+fn check_token(notices: &ExportNotices, opening: &HeldLease, descriptor: &NamedExport<'_>) -> Result<()> {
+    let token = opening.key().token;
+    let has_another = |known: &KnownLease| {
+        known.upgrade().is_some_and(|lease| lease.is_open() && lease.key().token != token)
+    };
+    if notices.any_lease(has_another) { Err(Error::wrong_token(descriptor.exporter.pid)) } else { Ok(()) }
+}
+
+/// What the bytes are waited for by. Where they are ready, the vendor's event says so. Where they are not, a word that the
+/// exporter's stream writes: an event of a process that dies before it gets there is never reached (CUDA), while the word is
+/// let go by this process itself; nor does every event open (CUDA keeps them in `/dev/shm`, which containers do not share).
+/// Where there are no words, or the exporter is too busy to give one, the event it is.
+fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes) -> Result<Ready> {
+    let event = wanted.backend.open_event(handle.as_slice(), wanted.device);
+    // An event of a process that has just died may open, and say that it has been reached.
+    link.check_alive()?;
+    let reached = |event: &dyn DeviceEvent| event.query().unwrap_or(false);
+    let has_words =
+        || wanted.backend.capabilities(wanted.device).is_ok_and(|capabilities| capabilities.timelines);
+    match event {
+        Ok(event) if reached(&*event) || !has_words() => Ok(Ready::Event(event)),
+        Ok(event) => match link.timeline(lease, wanted.backend, true, wanted.deadline.at_most(WORD_DEADLINE))
+        {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(gone @ Error::ExporterGone { .. }) => Err(gone),
+            Err(error) => {
+                tracing::debug!(%error, "there is no word for the bytes; their event is waited for");
+                Ok(Ready::Event(event))
+            }
+        },
+        Err(error) if !has_words() => Err(error),
+        // Where a word cannot be had either, the first error says what to change.
+        Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
+            Ok(word) => Ok(Ready::Word(word)),
+            Err(Error::NotPermitted(why)) => {
+                tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
+                Err(error)
+            }
+            Err(other) => Err(other),
+        },
+    }
+}
+
+/// How long an exporter may take to give a word where there is an event as well.
+const WORD_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The grant is the exporter's word; it must fit the descriptor.
+pub(super) fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
+    let misfit = |why: String| Err(Error::Protocol(why));
+    let allocations = wanted.descriptor.regions.allocations();
+    if handles.len() != allocations {
+        return misfit(format!("it sent {} handles for {allocations} allocations", handles.len()));
+    }
+    let claimed: usize = handles.iter().map(|handle| usize::from(handle.fds)).sum();
+    if claimed != fds {
+        if fds < claimed {
+            return Err(Error::io(
+                format!(
+                    "receiving the memory's {claimed} file descriptors, of which {fds} came (this process may have too \
+                     few left; raise its limit, ulimit -n)"
+                ),
+                rustix::io::Errno::MFILE,
+            ));
+        }
+        return misfit(format!("it sent {fds} descriptors and spoke of {claimed}"));
+    }
+    let mut handles = handles.iter();
+    for (index, region) in wanted.descriptor.regions.iter().enumerate() {
+        for (extent, handle) in region.iter().zip(handles.by_ref()) {
+            check_handle(extent, handle).map_err(|error| (wanted.blame)(index, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_handle(extent: &DescribedExtent, handle: &WireHandle) -> Result<()> {
+    let generation = handle.generation.map_or(0, |generation| generation.0);
+    if handle.size == extent.size && generation == extent.generation {
+        return Ok(());
+    }
+    Err(Error::StaleGeneration(format!(
+        "the descriptor names an allocation of {} bytes with number {}, the exporter one of {} bytes with number \
+         {generation}",
+        extent.size, extent.generation, handle.size
+    )))
+}

@@ -1,0 +1,240 @@
+//! A lease: "this process may have this export open".
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use super::begin::Wanted;
+use super::described::Described;
+use super::keys::LeaseKey;
+use super::range::HeldRange;
+use super::regions::Regions;
+use crate::backend::stream::BorrowedStream;
+use crate::backend::{DeviceEvent, DeviceIpc};
+use crate::model::address::DeviceRange;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::sharing::import::cache::{Cached, Kept};
+use crate::sharing::timeline::{End, Timeline};
+use crate::transport::{Deadline, ExportNotices, Link};
+
+/// A hold on a lease.
+pub(in crate::sharing::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
+
+/// A lease that may have ended since.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownLease(Weak<Kept<LeaseKey, Lease>>);
+
+impl KnownLease {
+    pub(in crate::sharing::import) fn of(lease: &HeldLease) -> Self {
+        Self(Arc::downgrade(lease))
+    }
+
+    pub(super) fn upgrade(&self) -> Option<HeldLease> {
+        self.0.upgrade()
+    }
+}
+
+impl PartialEq for KnownLease {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+/// A lease and what it opened.
+#[derive(Debug)]
+pub(in crate::sharing::import) struct Lease {
+    pub(super) id: LeaseId,
+    /// What the descriptor of the first mapping says of the memory; others share it.
+    pub(in crate::sharing::import) described: OnceLock<Described>,
+    pub(in crate::sharing::import) link: Arc<Link>,
+    pub(super) notices: Arc<ExportNotices>,
+    /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
+    /// none.
+    pub(super) epoch: AtomicU64,
+    /// The memory is not the exporter's own, which is asked whenever it is opened.
+    pub(super) borrowed: bool,
+    /// No other mapping will ask for it.
+    pub(super) alone: bool,
+    pub(super) regions: Regions,
+    pub(in crate::sharing::import) ready: Option<Box<Ready>>,
+    /// Has the host seen that they are, so that no later mapping has to ask?
+    pub(in crate::sharing::import) seen_ready: AtomicBool,
+    /// Made when it is first asked for.
+    pub(super) timeline: Mutex<Option<Timeline>>,
+    /// The holds on the driver's mappings have been given up: at the lease's end, or by force after the exporter's.
+    pub(super) unmapped: AtomicBool,
+    /// The driver's mapping was closed while mappings were still alive.
+    pub(super) revoked: AtomicBool,
+    /// Device work of mappings that have ended may still be running: whoever ends the lease waits for the device first.
+    pub(super) unfinished: AtomicBool,
+}
+
+/// What tells that the bytes have been written.
+#[derive(Debug)]
+pub(in crate::sharing::import) enum Ready {
+    Event(Box<dyn DeviceEvent>),
+    /// A word that the exporter's stream writes, where the event cannot be opened here.
+    Word(Timeline),
+}
+
+impl Ready {
+    pub(in crate::sharing::import) fn wait_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Event(event) => event.wait_on(stream),
+            Self::Word(timeline) => timeline.wait_ready_on(stream),
+        }
+    }
+
+    pub(in crate::sharing::import) fn synchronize(&self, timeout: Duration) -> Result<()> {
+        match self {
+            Self::Event(event) => event.synchronize(timeout),
+            Self::Word(timeline) => timeline.wait_ready(timeout),
+        }
+    }
+}
+
+impl Lease {
+    /// May the mappings of this lease still be used?
+    pub(in crate::sharing::import) fn check(&self) -> Result<()> {
+        if self.is_revoked() { Err(self.link.exporter_gone()) } else { Ok(()) }
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// The timeline of this lease.
+    pub(in crate::sharing::import) fn timeline(&self, deadline: Deadline) -> Result<Timeline> {
+        self.check()?;
+        let mut timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*timeline {
+            return Ok(known.clone());
+        }
+        let begun = self.link.timeline(self.id, self.backend(), false, deadline)?;
+        Ok(timeline.insert(begun).clone())
+    }
+
+    pub(in crate::sharing::import) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.regions.first().backend
+    }
+
+    /// The allocations of each region as the driver mapped them.
+    pub(in crate::sharing::import) fn mapped(&self) -> &[DeviceRange] {
+        self.regions.mapped()
+    }
+
+    /// Gives the driver's mappings up, unless that has been done: the holds that have to be let go of for it.
+    pub(super) fn unmap(&self) -> Option<&[HeldRange]> {
+        if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
+    }
+
+    /// Returns whether it may be used by newcomers, or by the bearer of a grant, as far as can be told without a message and
+    /// without asking the kernel.
+    pub(super) fn is_usable_at_once(&self, by_grant: bool) -> bool {
+        let may_be_opened = || {
+            by_grant
+                || !self.notices.is_dropped()
+                    && self.link.epoch().is_some_and(|epoch| epoch == self.epoch.load(Ordering::Acquire))
+        };
+        !self.borrowed
+            && !self.is_revoked()
+            && may_be_opened()
+            // Behind the others: what the exporter said before it died is not taken for what it says now.
+            && self.link.is_known_to_live()
+    }
+
+    /// May it be used by who has a grant? The lease keeps the memory, and the grant says that the export may be opened.
+    pub(super) fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
+        self.check()?;
+        if self.link.is_gone() {
+            return Err(self.link.exporter_gone());
+        }
+        // One whose memory is looked at at every open cannot be asked about once it has been dropped.
+        if self.borrowed && !self.notices.is_dropped() {
+            return self.link.confirm(self.id, wanted.deadline);
+        }
+        Ok(())
+    }
+
+    /// May it be used by newcomers?
+    pub(super) fn check_for_newcomers(&self, wanted: &Wanted<'_>) -> Result<()> {
+        let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
+        self.check()?;
+        if self.link.is_gone() {
+            return Err(self.link.exporter_gone());
+        }
+        if self.notices.is_dropped() {
+            return Err(Error::ExportDropped { pid });
+        }
+        if self.borrowed {
+            return self.link.confirm(self.id, deadline);
+        }
+        // Read before the question, so that a drop behind the answer is not taken for one before it.
+        let epoch = self.link.epoch();
+        if epoch.is_none_or(|epoch| epoch != self.epoch.load(Ordering::Acquire)) {
+            self.link.confirm(self.id, deadline)?;
+            self.epoch.store(epoch.unwrap_or(NO_EPOCH), Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+/// An exporter that does not count its drops is asked at every open.
+pub(super) const NO_EPOCH: u64 = u64::MAX;
+
+impl Cached for Lease {
+    /// Not one with a timeline: the exporter's side waits for the end of the lease, not for another mapping.
+    fn may_be_kept(&self) -> bool {
+        let unused = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        !self.alone && unused && !self.is_revoked() && self.notices.may_keep() && !self.link.is_gone()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.mapped().iter().map(|range| range.len).fold(0, u64::saturating_add)
+    }
+
+    /// Not one whose exporter has gone, or whose memory was closed by force: another mapping of it would be of no use.
+    fn is_busy(&self) -> bool {
+        self.unfinished.load(Ordering::Acquire) && !self.is_revoked() && !self.link.is_gone()
+    }
+}
+
+impl Lease {
+    /// Device work of a mapping that ends now may still be running.
+    pub(super) fn leave_unfinished(&self) {
+        // Mostly it says so already, and is not written to where other threads read.
+        if !self.unfinished.load(Ordering::Relaxed) {
+            self.unfinished.store(true, Ordering::Release);
+        }
+    }
+
+    /// Waits until what mappings that have ended left running on the device has finished.
+    pub(super) fn finish_work(&self) {
+        if !self.unfinished.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        // Who closed it by force has waited.
+        if self.unmapped.load(Ordering::Acquire) {
+            return;
+        }
+        self.wait_for_device();
+    }
+
+    pub(super) fn wait_for_device(&self) {
+        if let Err(error) = self.backend().synchronize_device(self.mapped()[0].device) {
+            tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+        }
+    }
+
+    /// Nobody waits by a lease that has ended.
+    pub(super) fn end_timelines(&self) {
+        let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(timeline) = timeline {
+            timeline.ends().end(End::Released);
+        }
+        if let Some(Ready::Word(word)) = self.ready.as_deref() {
+            word.ends().end(End::Released);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The driver's mappings, each opened once.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::ImportTable;
+use super::begin::{Wanted, check_grant};
+use super::keys::{LeaseKey, OnDevice, RangeKey};
+use super::regions::Regions;
+use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
+use crate::model::address::DeviceRange;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
+use crate::sharing::import::cache::{Cached, Kept};
+use crate::transport::Link;
+use crate::wire::WireHandle;
+
+/// A hold on a driver's mapping.
+pub(super) type HeldRange = Arc<Kept<RangeKey, OpenRange>>;
+
+/// The driver's mapping.
+#[derive(Debug)]
+pub(super) struct OpenRange {
+    pub(super) backend: Arc<dyn DeviceIpc>,
+    opened: Mutex<Option<Opened>>,
+    pub(super) range: DeviceRange,
+}
+
+impl Cached for OpenRange {
+    /// The leases are what is kept; a mapping without any is of no use.
+    fn may_be_kept(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self) -> u64 {
+        self.range.len
+    }
+}
+
+impl ImportTable {
+    /// Holds on the driver's mappings of all regions, opened by what came with the grant.
+    pub(super) fn open_ranges(
+        &self,
+        wanted: &Wanted<'_>,
+        lease_key: &LeaseKey,
+        link: &Link,
+        id: LeaseId,
+        (handles, fds): (Vec<WireHandle>, Vec<OwnedFd>),
+    ) -> Result<Regions> {
+        check_grant(wanted, &handles, fds.len())?;
+        let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
+        let (regions, place) = (wanted.descriptor.regions, (&lease_key.exporter, lease_key.on));
+        let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
+        for (index, region) in regions.iter().enumerate() {
+            let handles = handles.by_ref().take(region.len());
+            let range = self.open_region(wanted, place, handles, &mut fds).map_err(|error| match error {
+                // The driver's words for an exporter that has died meanwhile, or dropped the export, differ; its broker's
+                // silence or answer does not.
+                Error::Vendor(_) => link.confirm(id, wanted.deadline).err().unwrap_or(error),
+                error => error,
+            });
+            let range = range.map_err(|error| (wanted.blame)(index, error))?;
+            opened.ranges.push(range);
+        }
+        Ok(std::mem::take(&mut opened.ranges).into())
+    }
+
+    /// A hold on the driver's mapping of a region, opened by these handles unless it is open already.
+    fn open_region(
+        &self,
+        wanted: &Wanted<'_>,
+        (exporter, on): (&Arc<ProcessIdentity>, OnDevice),
+        handles: impl Iterator<Item = WireHandle>,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<HeldRange> {
+        let mut allocations = Vec::with_capacity(handles.size_hint().0);
+        let received = handles.map(|handle| {
+            allocations.push(handle.allocation);
+            ReceivedHandle {
+                kind: handle.kind,
+                bytes: handle.bytes,
+                fds: fds.by_ref().take(usize::from(handle.fds)).collect(),
+                size: handle.size,
+                generation: handle.generation,
+                home: wanted.home,
+                exporter: *wanted.descriptor.exporter,
+            }
+        });
+        let received: Vec<_> = received.collect();
+        let key = RangeKey { exporter: Arc::clone(exporter), allocations: allocations.into(), on };
+        let open = |_: &HeldRange| {
+            let opened = wanted.backend.open(received, wanted.device, wanted.access)?;
+            if let Some(runtime) = Runtime::existing() {
+                runtime.metrics.driver_opens_total.add(1);
+                runtime.metrics.mapped_bytes.add(opened.range.len);
+            }
+            self.addresses.add(opened.range);
+            let (backend, range) = (Arc::clone(wanted.backend), opened.range);
+            Ok(OpenRange { backend, range, opened: Mutex::new(Some(opened)) })
+        };
+        let (range, _) = self.ranges.acquire(key, wanted.deadline, open, |range| range.close())?;
+        Ok(range)
+    }
+
+    pub(super) fn release_ranges(&self, ranges: &[HeldRange]) {
+        for range in ranges {
+            self.ranges.release(Arc::clone(range), |range| range.close());
+        }
+    }
+}
+
+impl OpenRange {
+    fn close(&self) {
+        let Some(opened) = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.driver_closes_total.add(1);
+            runtime.metrics.mapped_bytes.subtract(self.range.len);
+            // Before the driver may give the addresses to somebody else.
+            runtime.imports.addresses.remove(self.range);
+        }
+        if let Err(error) = self.backend.close(opened) {
+            tracing::warn!(%error, "a mapping could not be closed");
+        }
+    }
+}
+
+/// What a lease has open so far; closed again unless all of it is.
+struct Opening<'a> {
+    table: &'a ImportTable,
+    ranges: Vec<HeldRange>,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.table.release_ranges(&self.ranges);
+    }
+}

@@ -1,0 +1,72 @@
+//! What a process has once: its identity, the two threads, the table of exports and the table of imports.
+//!
+//! Nothing of it exists before the first export or the first open of another process's memory. At most two threads: the
+//! *worker*, which does what may block, starts with the state, so that a drop always finds it; the *poller*
+//! ([`crate::transport`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
+//! system starts no thread, the export or the open fails.
+
+use std::sync::OnceLock;
+
+use crate::model::error::Result;
+use crate::os::process::{Owner, ProcessIdentity};
+use crate::sharing::export::ExportTable;
+use crate::sharing::import::ImportTable;
+use crate::sharing::staging::Stagings;
+use crate::transport::{Metrics, Poller, Worker};
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// The process-wide state.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    pub(crate) owner: Owner,
+    pub(crate) identity: ProcessIdentity,
+    pub(crate) metrics: Metrics,
+    pub(crate) worker: Worker,
+    pub(crate) poller: Poller,
+    pub(crate) exports: ExportTable,
+    pub(crate) imports: ImportTable,
+    pub(crate) stagings: Stagings,
+}
+
+impl Runtime {
+    /// The state of this process, which it makes if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`](crate::Error::Forked) in a forked child of the process that made it;
+    /// [`Error::Io`](crate::Error::Io) where the system starts no thread.
+    pub(crate) fn get() -> Result<&'static Self> {
+        if let Some(runtime) = RUNTIME.get() {
+            runtime.owner.check()?;
+            return Ok(runtime);
+        }
+        let made = Self {
+            owner: Owner::current(),
+            identity: ProcessIdentity::current()?,
+            metrics: Metrics::default(),
+            worker: Worker::start()?,
+            poller: Poller::default(),
+            exports: ExportTable::default(),
+            imports: ImportTable::default(),
+            stagings: Stagings::default(),
+        };
+        // Of two threads that get here at a time, one finds the other's; the worker of its own ends when it is dropped.
+        Ok(RUNTIME.get_or_init(|| made))
+    }
+
+    /// The state, where this process has any.
+    pub(crate) fn existing() -> Option<&'static Self> {
+        RUNTIME.get().filter(|runtime| runtime.owner.is_here())
+    }
+
+    /// Is there state that belongs to the process that this one was forked from?
+    pub(crate) fn is_the_parents() -> bool {
+        RUNTIME.get().is_some_and(|runtime| !runtime.owner.is_here())
+    }
+
+    /// The state, from a guard that holds something of it. `None` in a forked child, where guards do nothing.
+    pub(crate) fn of_guard(owner: &Owner) -> Option<&'static Self> {
+        if owner.is_here() { Self::get().ok() } else { None }
+    }
+}

@@ -1,0 +1,211 @@
+//! The importer's side of a copy through host memory.
+
+#![allow(unsafe_code, reason = "copies pages that the copy holds to a buffer of its own")]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Chunks;
+use crate::backend::Buffer;
+use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
+use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::sharing::host_pages::{HostPages, Use};
+use crate::sharing::import::HeldGrant;
+use crate::transport::{AllowList, Deadline, Link};
+use crate::wire::descriptor::NamedExport;
+use crate::wire::{Reply, Request};
+
+/// What is to be copied, and where to.
+pub(crate) struct Incoming<'a> {
+    pub(crate) backend: &'a Arc<dyn DeviceIpc>,
+    pub(crate) named: NamedExport<'a>,
+    /// Of its only region, as its descriptor says.
+    pub(crate) bytes: u64,
+    pub(crate) device: DeviceOrdinal,
+    /// The right to open the export once more, whatever has become of it.
+    pub(crate) grant: Option<&'a HeldGrant>,
+    pub(crate) allow: &'a AllowList,
+    /// How long the exporter may be silent.
+    pub(crate) timeout: Duration,
+}
+
+/// Copies an export to a new buffer, and waits until that is complete.
+pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
+    let staging = match Staging::begin(incoming) {
+        // A busy exporter may have closed a connection that held no lease.
+        Err((Error::ExporterGone { .. }, false)) => Staging::begin(incoming),
+        begun => begun,
+    };
+    let staging = staging.map_err(|(error, _)| error)?;
+    kill_point!("importer:staging-begun");
+    let target = Target::new(incoming)?;
+    for chunk in 0..staging.chunks.count() {
+        staging.ask_for(chunk, incoming.timeout)?;
+        let place = staging.chunks.place(chunk);
+        let part = staging.chunks.part(chunk, target.range())?;
+        target.put(part, &staging, place, incoming.timeout)?;
+        kill_point!("importer:staging-chunk");
+    }
+    drop(staging);
+    kill_point!("importer:staging-done");
+    Ok(target.into_buffer())
+}
+
+/// A lease for copying. Dropping it gives it back.
+struct Staging {
+    link: Arc<Link>,
+    lease: LeaseId,
+    chunks: Chunks,
+    pages: HostPages,
+    /// Does the device copy from the pages by itself?
+    pinned: bool,
+}
+
+impl Staging {
+    /// The error comes with whether the connection was made for this.
+    fn begin(incoming: &Incoming<'_>) -> Result<Self, (Error, bool)> {
+        let deadline = Deadline::after(incoming.timeout);
+        let linked = Runtime::get()
+            .and_then(|runtime| runtime.imports.link(incoming.named.broker(), incoming.allow, deadline));
+        let (link, is_new) = linked.map_err(|error| (error, true))?;
+        Self::begin_over(link, incoming, deadline).map_err(|error| (error, is_new))
+    }
+
+    fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
+        let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.named.token);
+        let export = incoming.named.export;
+        let pending = link.ask_apart(|request| Request::Stage { request, export, token }, deadline)?;
+        kill_point!("importer:staging-asked");
+        let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
+            return Err(link.ended_by(Error::Protocol("it answered a copy with something else".into())));
+        };
+        if let Some(grant) = incoming.grant {
+            grant.used_up();
+        }
+        let begun = Self::over_pages(&link, incoming, (chunk_bytes, bytes), files.take_first());
+        let (chunks, pages, pinned) = begun.inspect_err(|_| link.release(lease))?;
+        Ok(Self { link, lease, chunks, pages, pinned })
+    }
+
+    fn over_pages(
+        link: &Link,
+        incoming: &Incoming<'_>,
+        (chunk_bytes, bytes): (u64, u64),
+        file: Option<std::os::fd::OwnedFd>,
+    ) -> Result<(Chunks, HostPages, bool)> {
+        let named = incoming.bytes;
+        if bytes != named {
+            return Err(Error::InvalidRegion(format!(
+                "the descriptor names {named} bytes, and the exporter shares {bytes}"
+            )));
+        }
+        let file = file.ok_or_else(|| {
+            let what = "receiving the host memory of a copy (this process may have no file descriptors left; raise its \
+                        limit, ulimit -n)";
+            Error::io(what, rustix::io::Errno::MFILE)
+        })?;
+        let chunks = Chunks::of_exporter(bytes, chunk_bytes).map_err(|error| link.ended_by(error))?;
+        let pages = HostPages::open(file, chunks.buffer_bytes(), "its host memory of a copy");
+        let pages = pages.map_err(|error| link.ended_by(error))?;
+        let pinned = match pages.known_to(incoming.backend, incoming.device, Use::Copies) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "a copy goes through memory that is not page-locked");
+                false
+            }
+        };
+        Ok((chunks, pages, pinned))
+    }
+
+    /// Waits until the chunk is in its half.
+    fn ask_for(&self, chunk: u64, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::after(timeout);
+        let lease = self.lease;
+        let next = |request| Request::StageNext { request, lease, chunk };
+        match self.link.ask_apart(next, deadline)?.wait(deadline)?.0 {
+            Reply::Staged { chunk: copied, bytes, .. }
+                if copied == chunk && bytes == self.chunks.len(chunk) =>
+            {
+                Ok(())
+            }
+            _ => Err(self.link.ended_by(Error::Protocol("it copied what was not asked for".into()))),
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.link.release(self.lease);
+    }
+}
+
+/// The new buffer, and a stream of its own that fills it: a stream of the caller's may be busy, or captured into a graph.
+struct Target<'a> {
+    backend: &'a Arc<dyn DeviceIpc>,
+    stream: Box<dyn DeviceStream>,
+    /// `None` where the device has no events.
+    copied: Option<Box<dyn DeviceEvent>>,
+    /// Taken where the copy is complete.
+    buffer: Option<Buffer>,
+    range: DeviceRange,
+}
+
+impl<'a> Target<'a> {
+    fn new(incoming: &Incoming<'a>) -> Result<Self> {
+        let (backend, device) = (incoming.backend, incoming.device);
+        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.bytes)?;
+        // From here on the buffer is freed by drop.
+        let (range, buffer) = (buffer.range(), Some(buffer));
+        let stream = backend.memory().create_stream(device)?;
+        let events = backend.capabilities(device)?.ipc_events;
+        let copied = if events { Some(backend.create_event(device)?) } else { None };
+        Ok(Self { backend, stream, copied, buffer, range })
+    }
+
+    fn range(&self) -> DeviceRange {
+        self.range
+    }
+
+    /// Copies a chunk out of its half, and waits until that has been done.
+    fn put(&self, part: DeviceRange, from: &Staging, place: usize, timeout: Duration) -> Result<()> {
+        assert!(place + part.len as usize <= from.pages.len(), "chunks lie in the pages");
+        let (memory, stream) = (self.backend.memory(), self.stream.as_borrowed());
+        // SAFETY: inside the pages, by the check above.
+        let bytes: NonNull<u8> = unsafe { from.pages.base().add(place) };
+        if !from.pinned {
+            let mut own = vec![0_u8; part.len as usize];
+            // SAFETY: the pages are mapped, and only ever touched by raw addresses; the part is the new buffer's.
+            unsafe {
+                own.as_mut_ptr().copy_from_nonoverlapping(bytes.as_ptr(), own.len());
+                memory.write(part, &own, stream)?;
+            }
+            return memory.synchronize(stream);
+        }
+        // SAFETY: the pages stay pinned until the device has been waited for, and the part is the new buffer's, which stays
+        // as long.
+        unsafe { memory.copy_from_host(part, bytes, stream)? };
+        match &self.copied {
+            Some(copied) => copied.record(stream).and_then(|()| copied.synchronize(timeout)),
+            None => memory.synchronize(stream),
+        }
+    }
+
+    fn into_buffer(mut self) -> Buffer {
+        self.buffer.take().expect("taken here alone")
+    }
+}
+
+impl Drop for Target<'_> {
+    /// A driver's free waits for streams; the caller does not.
+    fn drop(&mut self) {
+        if let (Some(buffer), Some(runtime)) = (self.buffer.take(), Runtime::existing()) {
+            runtime.worker.submit(move || drop(buffer));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! How much host memory the copies of this process to others take at a time.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sharing::Runtime;
+use crate::transport::ConnectionId;
+
+/// How much host memory copies to other processes take, for [`set_staging_limits`](crate::set_staging_limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagingLimits {
+    /// Bytes of a chunk, rounded up to whole 64 KiB, at most 64 MiB; a copy has two of them. 8 MiB unless said otherwise.
+    pub chunk_bytes: u64,
+    /// Bytes for all copies at a time, of which one importing process gets half; copies that do not fit wait until others are
+    /// done. One may always be made. 256 MiB unless said otherwise.
+    pub total_bytes: u64,
+}
+
+impl Default for StagingLimits {
+    fn default() -> Self {
+        Self { chunk_bytes: 8 << 20, total_bytes: 256 << 20 }
+    }
+}
+
+type Job = Box<dyn FnOnce(SetAside) + Send>;
+
+/// A share of the room for copies: the importing process, or its connection where it has no process id here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Share {
+    Process(u32),
+    Connection(ConnectionId),
+}
+
+/// The host memory that copies to other processes have, and those that wait for some.
+#[derive(Default)]
+pub(crate) struct Stagings {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    limits: StagingLimits,
+    used: u64,
+    used_by: HashMap<Share, u64>,
+    waiting: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    share: Share,
+    bytes: u64,
+    job: Job,
+}
+
+/// Bytes that a copy may take. Dropping it lets the next one go on.
+#[derive(Debug)]
+pub(crate) struct SetAside {
+    share: Share,
+    bytes: u64,
+}
+
+impl Stagings {
+    pub(crate) fn set_limits(&self, limits: StagingLimits) {
+        let mut state = self.lock();
+        state.limits = limits;
+        state.let_go_on();
+    }
+
+    pub(crate) fn limits(&self) -> StagingLimits {
+        self.lock().limits
+    }
+
+    /// Has the worker run the job as soon as so many bytes may be taken: the next is always that of the importer with the
+    /// fewest bytes, its jobs in the order in which they came. One importer gets half of the room at most.
+    pub(crate) fn when_there_is_room(
+        &self,
+        share: Share,
+        bytes: u64,
+        job: impl FnOnce(SetAside) + Send + 'static,
+    ) {
+        let mut state = self.lock();
+        state.waiting.push_back(Waiting { share, bytes, job: Box::new(job) });
+        state.let_go_on();
+    }
+
+    /// Does a copy wait for others?
+    pub(crate) fn somebody_waits(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn let_go_on(&mut self) {
+        let Some(runtime) = Runtime::existing() else { return };
+        while let Some(next) = self.next() {
+            let Some(Waiting { share, bytes, job }) = self.waiting.remove(next) else { return };
+            self.used += bytes;
+            *self.used_by.entry(share).or_default() += bytes;
+            runtime.metrics.staging_bytes.add(bytes);
+            runtime.worker.submit(move || job(SetAside { share, bytes }));
+        }
+    }
+
+    /// The job that may go on now. Each importer may always make one copy, where there is room or there are no others.
+    fn next(&self) -> Option<usize> {
+        let used_by = |share: &Share| self.used_by.get(share).copied().unwrap_or(0);
+        let fits = |used: u64, bytes: u64, limit: u64| {
+            used == 0 || used.checked_add(bytes).is_some_and(|used| used <= limit)
+        };
+        let total = self.limits.total_bytes;
+        let within_half = |one: &(usize, &Waiting)| fits(used_by(&one.1.share), one.1.bytes, total / 2);
+        // The first of those with the fewest bytes; the others do not overtake it.
+        let waiting = self.waiting.iter().enumerate().filter(within_half);
+        let next = waiting.min_by_key(|(_, one)| used_by(&one.share));
+        next.filter(|(_, one)| fits(self.used, one.bytes, total)).map(|(index, _)| index)
+    }
+
+    fn give_back(&mut self, set_aside: &SetAside) {
+        self.used -= set_aside.bytes;
+        if let Some(used) = self.used_by.get_mut(&set_aside.share) {
+            *used -= set_aside.bytes;
+            if *used == 0 {
+                self.used_by.remove(&set_aside.share);
+            }
+        }
+        self.let_go_on();
+    }
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        let Some(runtime) = Runtime::existing() else { return };
+        runtime.metrics.staging_bytes.subtract(self.bytes);
+        runtime.stagings.lock().give_back(self);
+    }
+}
+
+impl fmt::Debug for Stagings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Stagings").field("used", &state.used).field("waiting", &state.waiting.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// The only test of the process-wide limits in this executable.
+    #[test]
+    fn copies_wait_for_room_and_importers_take_turns() {
+        let runtime = Runtime::get().unwrap();
+        runtime.stagings.set_limits(StagingLimits { total_bytes: 100, ..StagingLimits::default() });
+        let (sender, receiver) = channel();
+        let ask = |share, number, bytes| {
+            let sender = sender.clone();
+            let share = Share::Process(share);
+            runtime
+                .stagings
+                .when_there_is_room(share, bytes, move |room| sender.send((number, room)).unwrap());
+        };
+        let next = || receiver.recv_timeout(SOON).unwrap();
+        let nothing = || runtime.worker.run(|| {}, SOON) && receiver.try_recv().is_err();
+        ask(1, 1, 1000);
+        let (number, first) = next();
+        assert_eq!(number, 1, "more than the limit, and alone");
+        // The first importer asks for much more than the second.
+        for (number, bytes) in [(2, 30), (3, 20), (4, 20)] {
+            ask(1, number, bytes);
+        }
+        ask(2, 5, 60);
+        ask(2, 6, 40);
+        assert!(nothing() && runtime.stagings.somebody_waits());
+        drop(first);
+        let (number, second) = next();
+        assert_eq!(number, 2, "nobody has any, and it came first");
+        let (number, fifth) = next();
+        assert_eq!(number, 5, "the other importer's turn, though it came later");
+        assert!(nothing(), "no room for 20 more");
+        drop(fifth);
+        let (number, sixth) = next();
+        assert_eq!(number, 6, "the importer that has nothing");
+        let (number, third) = next();
+        assert_eq!(number, 3);
+        assert!(nothing(), "there is room for 20 more, but not for the importer that has half of it");
+        drop(second);
+        let (number, fourth) = next();
+        assert_eq!(number, 4);
+        assert!(!runtime.stagings.somebody_waits());
+        drop((third, fourth, sixth));
+        assert!(runtime.stagings.lock().used_by.is_empty());
+        runtime.stagings.set_limits(StagingLimits::default());
+    }
+}

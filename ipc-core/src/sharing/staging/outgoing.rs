@@ -1,0 +1,404 @@
+//! The exporter's side of a copy through host memory.
+//!
+//! The poller begins, asks and ends; the worker calls the driver, in steps: it waits for the bytes to be ready and for room
+//! among the other copies, both without standing still, and then fills one half after the other, each as soon as the
+//! importer has taken what was in it. Nothing is read from the memory of a lease that has ended, and a lease ends only when
+//! the device has finished with what was submitted under it.
+
+#![allow(unsafe_code, reason = "copies memory of a lease to pages that the copy holds")]
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Chunks;
+use super::limits::{SetAside, Share};
+use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
+use crate::model::address::DeviceRange;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::sharing::Runtime;
+use crate::sharing::export::{BorrowedMemory, Granted, Shared, stale};
+use crate::sharing::host_pages::{HostPages, Use};
+use crate::sharing::timeline::End;
+use crate::transport::ConnectionId;
+use crate::wire::descriptor::ExportId;
+use crate::wire::{Refusal, Reply, RequestId};
+
+/// How long an importer may leave host memory unused that others wait for.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// A copy that an importer has asked for.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    connection: ConnectionId,
+    share: Share,
+    export: ExportId,
+    lease: LeaseId,
+    backend: Arc<dyn DeviceIpc>,
+    range: DeviceRange,
+    chunks: Chunks,
+    state: Mutex<State>,
+}
+
+/// A copy that could not begin: its lease is to be ended, and its importer told.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) lease: LeaseId,
+    pub(crate) request: RequestId,
+    pub(crate) refusal: Refusal,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// There once the importer has been told to ask, and until the copy is over.
+    halves: Option<Arc<Halves>>,
+    begun: bool,
+    /// So many chunks have been asked for, submitted to the device, and copied by it.
+    asked: u64,
+    submitted: u64,
+    filled: u64,
+    /// Submitted, and not yet known to be copied.
+    in_flight: u32,
+    /// What the importer waits for.
+    wanted: Option<(RequestId, u64)>,
+    /// When the importer was last answered.
+    answered: Option<Instant>,
+    failed: Option<Refusal>,
+    ended: Option<End>,
+}
+
+/// The host memory of a copy. Dropped on the worker.
+#[derive(Debug)]
+struct Halves {
+    stream: Box<dyn DeviceStream>,
+    pages: HostPages,
+    /// Does the device copy to the pages by itself? Else the bytes come by way of memory of this process.
+    pinned: bool,
+    _room: SetAside,
+}
+
+impl Outgoing {
+    /// Begins a copy under a lease, for the process with this id at the other end of the connection. `None` where there is no memory that it could be of.
+    pub(crate) fn begin(
+        (connection, pid): (ConnectionId, u32),
+        export: ExportId,
+        request: RequestId,
+        granted: &Granted,
+    ) -> Option<Arc<Self>> {
+        let runtime = Runtime::existing()?;
+        let backend = Arc::clone(granted.shared.allocations.first()?.backend());
+        // Nobody asks for a copy of a bundle.
+        let &[region] = &*granted.shared.regions else { return None };
+        let chunks = Chunks::new(region.len, runtime.stagings.limits().chunk_bytes);
+        let (lease, range) = (granted.lease, region);
+        let state = Mutex::default();
+        let share = if pid == 0 { Share::Connection(connection) } else { Share::Process(pid) };
+        let outgoing = Arc::new(Self { connection, share, export, lease, backend, range, chunks, state });
+        let this = Arc::clone(&outgoing);
+        runtime.worker.submit(move || this.or_refuse(request, |this| this.wait_until_ready(request)));
+        Some(outgoing)
+    }
+
+    /// The importer has taken what it had and asks for the next chunk. The answer, if it is there already; or what rule
+    /// the importer has broken.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        request: RequestId,
+        chunk: u64,
+    ) -> std::result::Result<Option<Reply>, &'static str> {
+        let mut state = self.lock();
+        if !state.begun || chunk != state.asked || chunk >= self.chunks.count() || state.wanted.is_some() {
+            return Err("it asked for another chunk of a copy than the next");
+        }
+        state.asked += 1;
+        state.wanted = Some((request, chunk));
+        let ahead = state.submitted > chunk;
+        let answer = state.take_answer(self.chunks);
+        drop(state);
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.staged_chunks_total.add(1);
+            runtime.metrics.staged_chunks_ahead_total.add(u64::from(ahead));
+            let this = Arc::clone(self);
+            runtime.worker.submit(move || this.fill_halves());
+        }
+        Ok(answer)
+    }
+
+    /// Ends the copy. True where its lease may be ended at once; else that is done when the device has finished.
+    pub(crate) fn end(&self, how: End) -> bool {
+        let mut state = self.lock();
+        state.ended = Some(how);
+        state.wanted = None;
+        let (halves, idle) = (state.halves.take(), state.in_flight == 0);
+        drop(state);
+        drop_on_worker(halves);
+        idle
+    }
+
+    /// Takes the host memory away from an importer that leaves it unused.
+    pub(crate) fn end_if_silent(&self) {
+        let mut state = self.lock();
+        let silent = state.answered.is_some_and(|at| at.elapsed() > SILENCE);
+        if !silent || state.wanted.is_some() || state.in_flight > 0 || state.halves.is_none() {
+            return;
+        }
+        let seconds = SILENCE.as_secs();
+        let detail = format!("the importer took no chunk for {seconds} s while other copies waited for room");
+        tracing::warn!(export = %self.export, lease = %self.lease, detail, "a copy is given up");
+        state.failed = Some(Refusal::Failed { detail });
+        let halves = state.halves.take();
+        drop(state);
+        drop_on_worker(halves);
+    }
+
+    /// A step before the importer has been told to ask.
+    fn or_refuse(self: &Arc<Self>, request: RequestId, step: impl FnOnce(&Arc<Self>) -> Step) {
+        let Some(runtime) = Runtime::existing() else { return };
+        if self.lock().ended.is_some() {
+            return;
+        }
+        if let Err(refusal) = step(self) {
+            let refused = Refused { lease: self.lease, request, refusal };
+            runtime.poller.staging_refused(self.connection, refused);
+        }
+    }
+
+    fn wait_until_ready(self: &Arc<Self>, request: RequestId) -> Step {
+        let granted = self.granted()?;
+        stale(granted.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
+        let ready = behind_ready(&*self.backend, &granted.shared).map_err(failed)?;
+        let this = Arc::clone(self);
+        let go_on = move || this.or_refuse(request, |this| this.wait_for_room(request));
+        match (ready, Runtime::existing()) {
+            (Some(event), Some(runtime)) => runtime.worker.submit_when(event, go_on),
+            _ => go_on(),
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(self: &Arc<Self>, request: RequestId) -> Step {
+        let Some(runtime) = Runtime::existing() else { return Ok(()) };
+        let this = Arc::clone(self);
+        runtime.stagings.when_there_is_room(self.share, self.chunks.buffer_bytes() as u64, move |room| {
+            this.or_refuse(request, |this| this.start(request, room));
+        });
+        if runtime.stagings.somebody_waits() {
+            runtime.poller.watch_stagings();
+        }
+        Ok(())
+    }
+
+    fn start(self: &Arc<Self>, request: RequestId, room: SetAside) -> Step {
+        let Some(runtime) = Runtime::existing() else { return Ok(()) };
+        let halves = Halves::new(&self.backend, self.range, self.chunks, room).map_err(failed)?;
+        let file = halves.file().map_err(failed)?;
+        let mut state = self.lock();
+        if state.ended.is_some() {
+            drop(state);
+            drop(halves);
+            return Ok(());
+        }
+        state.halves = Some(Arc::new(halves));
+        state.begun = true;
+        state.answered = Some(Instant::now());
+        drop(state);
+        runtime.metrics.stagings_total.add(1);
+        let (lease, chunk_bytes, bytes) = (self.lease, self.chunks.chunk_bytes(), self.range.len);
+        runtime.poller.answer(
+            self.connection,
+            Reply::Staging { request, lease, chunk_bytes, bytes },
+            Some(file),
+        );
+        kill_point!("exporter:staging-begun");
+        self.fill_halves();
+        Ok(())
+    }
+
+    /// Submits what may be copied now: one chunk more than has been asked for.
+    fn fill_halves(self: &Arc<Self>) {
+        while let Some((chunk, halves)) = self.next() {
+            if let Err(refusal) = self.fill(chunk, &halves) {
+                self.filled(Err(refusal));
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(u64, Arc<Halves>)> {
+        let mut state = self.lock();
+        let chunk = state.submitted;
+        if chunk >= self.chunks.count() || chunk > state.asked {
+            return None;
+        }
+        let halves = Arc::clone(state.halves.as_ref()?);
+        state.submitted += 1;
+        state.in_flight += 1;
+        Some((chunk, halves))
+    }
+
+    fn fill(self: &Arc<Self>, chunk: u64, halves: &Arc<Halves>) -> Step {
+        let Granted { borrowed, shared, .. } = self.granted()?;
+        stale(borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
+        let part = self.chunks.part(chunk, self.range).map_err(failed)?;
+        // SAFETY: the lease keeps the region, and with it the owner, until `filled` has been called for this chunk.
+        let event = unsafe { halves.take(&*self.backend, part, self.chunks.place(chunk)) }.map_err(failed)?;
+        let (this, halves) = (Arc::clone(self), Arc::clone(halves));
+        let filled = move || {
+            // What was copied may already have been something else.
+            this.filled(stale(borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check)));
+            kill_point!("exporter:staging-chunk");
+            drop((shared, halves));
+        };
+        match (event, Runtime::existing()) {
+            (Some(event), Some(runtime)) => runtime.worker.submit_when(event, filled),
+            _ => filled(),
+        }
+        Ok(())
+    }
+
+    /// A chunk has been copied, or could not be.
+    fn filled(&self, result: Step) {
+        let Some(runtime) = Runtime::existing() else { return };
+        let mut state = self.lock();
+        state.in_flight -= 1;
+        let mut unused = None;
+        match result {
+            Ok(()) => state.filled += 1,
+            Err(refusal) => {
+                state.failed.get_or_insert(refusal);
+                unused = state.halves.take();
+            }
+        }
+        let answer = state.take_answer(self.chunks);
+        let over = state.ended.filter(|_| state.in_flight == 0);
+        drop(state);
+        drop(unused);
+        if let Some(answer) = answer {
+            runtime.poller.answer(self.connection, answer, None);
+        }
+        if let Some(how) = over {
+            runtime.exports.release(self.export, self.lease, how);
+        }
+    }
+
+    /// The lease, as long as it has not been taken away.
+    fn granted(&self) -> std::result::Result<Granted, Refusal> {
+        let granted =
+            Runtime::existing().and_then(|runtime| runtime.exports.granted(self.export, self.lease));
+        granted.ok_or(Refusal::Dropped)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a step of the copy comes to.
+type Step = std::result::Result<(), Refusal>;
+
+fn failed(error: Error) -> Refusal {
+    Refusal::Failed { detail: error.to_string() }
+}
+
+fn drop_on_worker(halves: Option<Arc<Halves>>) {
+    if let (Some(halves), Some(runtime)) = (halves, Runtime::existing()) {
+        runtime.worker.submit(move || drop(halves));
+    }
+}
+
+/// An event that is reached when the bytes are ready; `None` where they are.
+fn behind_ready(backend: &dyn DeviceIpc, shared: &Shared) -> Result<Option<Box<dyn DeviceEvent>>> {
+    let Some(ready) = &shared.ready else { return Ok(None) };
+    if ready.event.query()? {
+        return Ok(None);
+    }
+    let device = ready.event.device();
+    let stream = backend.memory().create_stream(device)?;
+    ready.event.wait_on(stream.as_borrowed())?;
+    let behind = backend.create_event(device)?;
+    behind.record(stream.as_borrowed())?;
+    Ok(Some(behind))
+}
+
+impl State {
+    fn take_answer(&mut self, chunks: Chunks) -> Option<Reply> {
+        let (request, chunk) = self.wanted?;
+        let answer = match &self.failed {
+            Some(refusal) => Reply::Refused { request, refusal: refusal.clone() },
+            None if self.filled > chunk => Reply::Staged { request, chunk, bytes: chunks.len(chunk) },
+            None => return None,
+        };
+        self.wanted = None;
+        self.answered = Some(Instant::now());
+        Some(answer)
+    }
+}
+
+impl Halves {
+    fn new(backend: &Arc<dyn DeviceIpc>, range: DeviceRange, chunks: Chunks, room: SetAside) -> Result<Self> {
+        let pages = HostPages::create("device-ipc-staging", chunks.buffer_bytes())?;
+        let pinned = match pages.known_to(backend, range.device, Use::Copies) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "a copy goes through memory that is not page-locked");
+                false
+            }
+        };
+        let stream = backend.memory().create_stream(range.device)?;
+        Ok(Self { stream, pages, pinned, _room: room })
+    }
+
+    fn file(&self) -> Result<OwnedFd> {
+        let file = self.pages.file().try_clone_to_owned();
+        file.map_err(|error| Error::Io { what: "handing out host memory of a copy".into(), cause: error })
+    }
+
+    /// Copies a part of the region to the bytes from `place` on. An event that is reached when that has been done, or
+    /// `None` where it has.
+    ///
+    /// # Safety
+    ///
+    /// The part stays allocated until then.
+    unsafe fn take(
+        &self,
+        backend: &dyn DeviceIpc,
+        part: DeviceRange,
+        place: usize,
+    ) -> Result<Option<Box<dyn DeviceEvent>>> {
+        assert!(place + part.len as usize <= self.pages.len(), "chunks lie in the pages");
+        let (memory, stream) = (backend.memory(), self.stream.as_borrowed());
+        // SAFETY: inside the pages, by the check above.
+        let bytes: NonNull<u8> = unsafe { self.pages.base().add(place) };
+        if !self.pinned {
+            let mut own = vec![0_u8; part.len as usize];
+            // SAFETY: the part stays allocated, as the caller promised; the pages are mapped, and only ever touched by raw
+            // addresses: an importer that writes to them meanwhile spoils its own copy.
+            unsafe {
+                memory.read(part, &mut own, stream)?;
+                bytes.as_ptr().copy_from_nonoverlapping(own.as_ptr(), own.len());
+            }
+            return Ok(None);
+        }
+        // SAFETY: the pages are pinned as long as `self`, which outlives the copy: whoever waits for the event holds it.
+        unsafe { memory.copy_to_host(bytes, part, stream)? };
+        let recorded = backend.capabilities(part.device).and_then(|capabilities| {
+            if !capabilities.ipc_events {
+                return Ok(None);
+            }
+            let event = backend.create_event(part.device)?;
+            event.record(stream)?;
+            Ok(Some(event))
+        });
+        match recorded {
+            Ok(Some(event)) => Ok(Some(event)),
+            // Without an event the copy has to be waited for: nothing else would tell when the memory is free.
+            Ok(None) => memory.synchronize(stream).map(|()| None),
+            Err(error) => {
+                memory.synchronize(stream)?;
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Slots of counter pages: which are in use, and when one may be given out again.
+//!
+//! An exporter has one [`Slots`] for each connection, so an importer can only disturb its own slots, and one that never
+//! returns any uses up its own quota alone. A further one ([`OwnCounter`](super::OwnCounter)) has the slots that never
+//! leave this process.
+//!
+//! # When a slot may be used again
+//!
+//! Streams read and write the words of a slot whenever they reach the operation, which may be long after the lease has
+//! ended. So these hazards have to be excluded before the next lease gets the slot:
+//!
+//! * *A write of the exporter is still on its way* (its counter, or the ready word). The exporter compares the words with
+//!   the last value that was submitted. The importer may have replaced an arrived value by [`ENDED`]; it reports the value
+//!   that it replaced ([`Returned::seen`]).
+//! * *A write of the importer is still on its way.* The importer reports the last value that it has submitted
+//!   ([`Returned::signalled`]); the exporter compares it with the word, or with the value that it replaced by [`ENDED`].
+//! * *A wait of either side has not been reached by its stream.* Nobody can observe this without one more operation for
+//!   each wait. Instead each life of a slot has a base: the words begin at the base, and counters are added to it. The
+//!   base of the next life is at least every value that was awaited in this one ([`Returned::awaited`] is the importer's
+//!   part), so a wait that a stream reaches late is satisfied at once, in this life or in any later one.
+//! * *A host thread is in the middle of an operation.* Operations hold the slot ([`Ends::enter`](super::Ends)); the slot
+//!   is sealed when there is none, and later ones fail.
+//! * *A late message about an earlier life.* Messages name the lease, and lease numbers are never reused.
+//!
+//! The importer returns a slot with the lease ([`Request::Release`](crate::transport)), or with a later release where one of
+//! its threads is still submitting. A lease that the import cache keeps idle keeps its slot, in the same life.
+//!
+//! A slot whose importer has returned it and whose writes have not all arrived is looked at again when a slot is taken or
+//! returned. No timer is needed, as nothing else needs the slot.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::Hash;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ENDED, Ends, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
+use crate::model::error::{Error, Result};
+use crate::sharing::Runtime;
+
+/// Maximum number of pages of one [`Slots`].
+const MAX_PAGES: usize = 256;
+
+/// Maximum number of returned slots that are looked at for each slot that is taken or returned.
+const LOOKED_AT: usize = 16;
+
+/// An empty page is dropped when other pages have this many free slots: not at each turn around a page's boundary.
+const FREE_ELSEWHERE: usize = 64;
+
+/// A slot in one of its lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) page: Arc<WordPage>,
+    pub(crate) slot: u32,
+    /// Value of the words at which the counters of this life are 0. Below [`TIMELINE_END`].
+    pub(crate) base: u64,
+}
+
+impl Place {
+    /// The slot of a page that is used for one life only.
+    pub(crate) const fn first(page: Arc<WordPage>, slot: u32) -> Self {
+        Self { page, slot, base: 0 }
+    }
+
+    fn begin_life(&self) {
+        for word in [Word::Start, Word::Total] {
+            self.page.word(self.slot, word).store(0, Ordering::Release);
+        }
+        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
+            self.page.word(self.slot, word).store(self.base, Ordering::Release);
+        }
+    }
+
+    /// Satisfies every wait, also one that a stream has yet to reach.
+    pub(super) fn end_life(&self) {
+        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
+            self.page.word(self.slot, word).store(ENDED, Ordering::Release);
+        }
+    }
+}
+
+/// An importer's report on a slot that it has finished with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Returned {
+    /// The largest value of the exporter's counter, or of the ready word, that one of its streams was made to wait for.
+    pub(crate) awaited: u64,
+    /// The largest value that it has signalled, or submitted to a stream.
+    pub(crate) signalled: u64,
+    /// The exporter's counter when the importer ended the timeline.
+    pub(crate) seen: u64,
+}
+
+/// The slots of one peer, by a key of their users.
+#[derive(Debug)]
+pub(crate) struct Slots<K> {
+    pages: BTreeMap<u32, Page>,
+    /// Page numbers are never reused: an importer may still have the page of a number mapped.
+    next_page: u32,
+    in_use: HashMap<K, InUse>,
+    /// Returned slots whose writes had not all arrived when they were looked at last.
+    unsettled: VecDeque<K>,
+    /// Do other processes map the pages, so that their files are kept?
+    shared: bool,
+    most_pages: usize,
+    warned: bool,
+}
+
+#[derive(Debug)]
+struct Page {
+    page: Arc<WordPage>,
+    file: Option<Arc<OwnedFd>>,
+    /// Slots from this one on have not been used.
+    fresh: u32,
+    /// Slots that may be used again, with the base of their next life.
+    free: Vec<(u32, u64)>,
+    in_use: u32,
+}
+
+#[derive(Debug)]
+struct InUse {
+    ends: Arc<Ends>,
+    page: u32,
+    returned: Option<Returned>,
+}
+
+impl Page {
+    fn free(&self) -> usize {
+        self.free.len() + (SLOTS - self.fresh) as usize
+    }
+}
+
+impl<K: Copy + Eq + Hash> Slots<K> {
+    /// `shared`: other processes map the pages.
+    pub(crate) fn new(shared: bool) -> Self {
+        Self {
+            pages: BTreeMap::new(),
+            next_page: 0,
+            in_use: HashMap::new(),
+            unsettled: VecDeque::new(),
+            shared,
+            most_pages: MAX_PAGES,
+            warned: false,
+        }
+    }
+
+    /// Takes a slot and begins a life of it. [`note`](Self::note) says whose it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`] where all slots are in use; the system's, for a new page.
+    pub(crate) fn take(&mut self) -> Result<Place> {
+        self.settle(LOOKED_AT);
+        if self.is_exhausted() {
+            self.settle(usize::MAX);
+        }
+        let number = match self.pages.iter().find(|(_, page)| page.free() > 0) {
+            Some((number, _)) => *number,
+            None => self.add_page()?,
+        };
+        let page = self.pages.get_mut(&number).expect("it was just found, or added");
+        let (slot, base) = page.free.pop().unwrap_or_else(|| {
+            page.fresh += 1;
+            (page.fresh - 1, 0)
+        });
+        page.in_use += 1;
+        let place = Place { page: Arc::clone(&page.page), slot, base };
+        place.begin_life();
+        Ok(place)
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.pages.len() >= self.most_pages && self.pages.values().all(|page| page.free() == 0)
+    }
+
+    fn add_page(&mut self) -> Result<u32> {
+        if self.pages.len() >= self.most_pages {
+            let most = self.most_pages * SLOTS as usize;
+            if !std::mem::replace(&mut self.warned, true) {
+                tracing::warn!(
+                    slots = most,
+                    "all counter slots of a peer are in use; its hand-overs have no timelines, and wait for events"
+                );
+            }
+            return Err(Error::NotPermitted(format!(
+                "all {most} timelines that one process gets of another are in use; release leases that are no longer needed"
+            )));
+        }
+        let name = if self.shared { "device-ipc-words" } else { "device-ipc-own-words" };
+        let (page, file) = WordPage::create_as(name)?;
+        let (number, file) = (self.next_page, self.shared.then(|| Arc::new(file)));
+        self.next_page += 1;
+        self.pages.insert(number, Page { page, file, fresh: 0, free: Vec::new(), in_use: 0 });
+        Ok(number)
+    }
+
+    /// Notes which timeline has a slot that was [taken](Self::take).
+    pub(crate) fn note(&mut self, key: K, timeline: &Timeline) {
+        let ends = timeline.ends();
+        let number = self.number_of(&ends.place.page).filter(|_| !self.in_use.contains_key(&key));
+        if let Some(page) = number {
+            self.in_use.insert(key, InUse { ends: Arc::clone(ends), page, returned: None });
+        }
+    }
+
+    fn number_of(&self, page: &Arc<WordPage>) -> Option<u32> {
+        self.pages.iter().find(|(_, known)| Arc::ptr_eq(&known.page, page)).map(|(number, _)| *number)
+    }
+
+    /// The page of a slot that is in use: its number, and its file where the page is shared.
+    pub(crate) fn page_of(&self, key: K) -> Option<(u32, Arc<OwnedFd>)> {
+        let number = self.in_use.get(&key)?.page;
+        Some((number, Arc::clone(self.pages.get(&number)?.file.as_ref()?)))
+    }
+
+    /// Notes what the peer says of a slot that it has finished with. The timeline has not ended yet, or is about to.
+    pub(crate) fn returned(&mut self, key: K, returned: Returned) {
+        if let Some(in_use) = self.in_use.get_mut(&key)
+            && in_use.returned.is_none()
+        {
+            in_use.returned = Some(returned);
+            in_use.ends.peer_has_finished(&returned);
+        }
+    }
+
+    /// The timeline of a slot that was [returned](Self::returned) has ended: the slot is free, at once or later.
+    pub(crate) fn give_back(&mut self, key: K) {
+        if !self.try_settle(key) {
+            self.unsettled.push_back(key);
+        }
+        self.settle(LOOKED_AT);
+    }
+
+    fn settle(&mut self, most: usize) {
+        for _ in 0..most.min(self.unsettled.len()) {
+            let Some(key) = self.unsettled.pop_front() else { return };
+            if !self.try_settle(key) {
+                self.unsettled.push_back(key);
+            }
+        }
+    }
+
+    /// Frees the slot if nothing can touch it any longer. False where it has to be looked at again.
+    fn try_settle(&mut self, key: K) -> bool {
+        let Some(in_use) = self.in_use.get(&key) else { return true };
+        let Some(returned) = &in_use.returned else { return true };
+        let Some(base) = in_use.ends.settle(returned) else { return false };
+        let Some(InUse { ends, page: number, .. }) = self.in_use.remove(&key) else { return true };
+        if let Some(page) = self.pages.get_mut(&number) {
+            page.in_use -= 1;
+            // One whose values have grown that large is worn out.
+            if base < TIMELINE_END {
+                page.free.push((ends.place.slot, base));
+            }
+            self.drop_page_if_empty(number);
+        }
+        // The poller may call this, and what may be the last to hold the caller's backend is not for it to drop.
+        if Arc::strong_count(&ends.backend) == 1
+            && let Some(runtime) = Runtime::existing()
+        {
+            runtime.worker.submit(move || drop(ends));
+        }
+        true
+    }
+
+    fn drop_page_if_empty(&mut self, number: u32) {
+        let Some(page) = self.pages.get(&number).filter(|page| page.in_use == 0) else { return };
+        let all: usize = self.pages.values().map(Page::free).sum();
+        if page.free() == 0 || all - page.free() >= FREE_ELSEWHERE {
+            self.pages.remove(&number);
+        }
+    }
+
+    /// Drops all pages of which no slot is in use.
+    pub(crate) fn drop_empty_pages(&mut self) {
+        self.settle(usize::MAX);
+        self.pages.retain(|_, page| page.in_use > 0);
+    }
+
+    /// The pages on whose words streams of this process have been made to wait.
+    pub(crate) fn awaited_pages(&self) -> Vec<Arc<WordPage>> {
+        let pages = self.pages.values().map(|page| &page.page);
+        pages.filter(|page| page.is_awaited()).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "slots_tests.rs"]
+mod tests;

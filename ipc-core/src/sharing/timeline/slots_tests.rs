@@ -1,0 +1,292 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::backend::{
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, Exported, HandleKind,
+    HandleKindInfo, Opened, ReceivedHandle,
+};
+use crate::model::address::{DeviceRange, Extent};
+use crate::model::device::{DeviceInfo, DeviceOrdinal};
+use crate::sharing::timeline::{End, Side};
+
+/// No stream is involved here, so no driver is called.
+#[derive(Debug)]
+struct NoDriver;
+
+impl DeviceIpc for NoDriver {
+    fn info(&self) -> &BackendInfo {
+        unreachable!()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        unreachable!()
+    }
+
+    fn visible_devices_variable(&self) -> &'static str {
+        unreachable!()
+    }
+
+    fn peer_access(&self, _: DeviceOrdinal, _: DeviceOrdinal) -> Result<bool> {
+        unreachable!()
+    }
+
+    fn capabilities(&self, _: DeviceOrdinal) -> Result<Capabilities> {
+        unreachable!()
+    }
+
+    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
+        unreachable!()
+    }
+
+    fn extents_of(&self, _: DeviceRange, _: Option<DeviceRange>) -> Result<Vec<Extent>> {
+        unreachable!()
+    }
+
+    fn export(&self, _: &Extent, _: Option<HandleKind>) -> Result<Exported> {
+        unreachable!()
+    }
+
+    fn unexport(&self, _: Exported) -> Result<()> {
+        unreachable!()
+    }
+
+    fn open(&self, _: Vec<ReceivedHandle>, _: DeviceOrdinal, _: Access) -> Result<Opened> {
+        unreachable!()
+    }
+
+    fn close(&self, _: Opened) -> Result<()> {
+        unreachable!()
+    }
+
+    fn create_event(&self, _: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        unreachable!()
+    }
+
+    fn open_event(&self, _: &[u8], _: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
+        unreachable!()
+    }
+
+    fn synchronize_device(&self, _: DeviceOrdinal) -> Result<()> {
+        unreachable!()
+    }
+
+    fn memory(&self) -> &dyn DeviceMemory {
+        unreachable!()
+    }
+}
+
+/// The slots of one peer.
+struct Fixture {
+    slots: Slots<u32>,
+    next: u32,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self { slots: Slots::new(true), next: 0 }
+    }
+
+    /// The exporter's and the importer's part of a new timeline, with its key.
+    fn begin(&mut self) -> (u32, Timeline, Timeline) {
+        let place = self.slots.take().unwrap();
+        let side = |side| Timeline::new(place.clone(), side, Arc::new(NoDriver), 7);
+        let (exporter, importer) = (side(Side::Exporter), side(Side::Importer));
+        self.next += 1;
+        self.slots.note(self.next, &exporter);
+        (self.next, exporter, importer)
+    }
+
+    /// As the lease's release by the importer does it.
+    fn release(&mut self, (key, exporter, importer): &(u32, Timeline, Timeline)) {
+        importer.ends().end(End::Released);
+        self.slots.returned(*key, importer.ends().report().unwrap());
+        exporter.ends().end(End::Released);
+        self.slots.give_back(*key);
+    }
+}
+
+fn at(timeline: &Timeline) -> (usize, u32) {
+    let place = timeline.ends().place();
+    (Arc::as_ptr(&place.page) as usize, place.slot)
+}
+
+#[test]
+fn slots_in_use_are_distinct_over_page_boundaries() {
+    let mut fixture = Fixture::new();
+    let timelines: Vec<_> = (0..2 * SLOTS + 1).map(|_| fixture.begin()).collect();
+    let places: HashSet<_> = timelines.iter().map(|(_, timeline, _)| at(timeline)).collect();
+    assert_eq!(places.len(), timelines.len());
+    assert_eq!(fixture.slots.pages.len(), 3);
+    let numbers: HashSet<_> =
+        timelines.iter().map(|(key, ..)| fixture.slots.page_of(*key).unwrap().0).collect();
+    assert_eq!(numbers, HashSet::from([0, 1, 2]));
+}
+
+#[test]
+fn slot_returned_by_both_sides_is_reused_with_fresh_counters() {
+    let mut fixture = Fixture::new();
+    let mut places = HashSet::new();
+    for _ in 0..3 * SLOTS {
+        let pair = fixture.begin();
+        let (_, exporter, importer) = &pair;
+        places.insert(at(exporter));
+        assert_eq!((exporter.value().unwrap(), importer.value().unwrap()), (0, 0));
+        exporter.signal_now(5).unwrap();
+        importer.signal_now(TIMELINE_END - 1).unwrap();
+        assert_eq!((exporter.value().unwrap(), importer.value().unwrap()), (TIMELINE_END - 1, 5));
+        fixture.release(&pair);
+    }
+    assert_eq!(places.len(), 1, "one timeline at a time needs one slot");
+    assert!(fixture.slots.in_use.is_empty() && fixture.slots.unsettled.is_empty());
+}
+
+#[test]
+fn empty_pages_are_dropped_and_their_numbers_are_not_reused() {
+    let mut fixture = Fixture::new();
+    let pairs: Vec<_> = (0..3 * SLOTS).map(|_| fixture.begin()).collect();
+    pairs.iter().for_each(|pair| fixture.release(pair));
+    assert_eq!(fixture.slots.pages.len(), 1);
+    let pairs: Vec<_> = (0..2 * SLOTS).map(|_| fixture.begin()).collect();
+    let last = fixture.slots.page_of(pairs.last().unwrap().0).unwrap().0;
+    assert_eq!(last, 3);
+}
+
+#[test]
+fn slot_that_is_not_returned_is_not_reused() {
+    let mut fixture = Fixture::new();
+    let first = fixture.begin();
+    first.1.ends().end(End::Released);
+    fixture.slots.give_back(first.0);
+    assert_ne!(at(&fixture.begin().1), at(&first.1));
+}
+
+#[test]
+fn slot_with_a_signal_on_its_way_is_reused_once_it_has_arrived() {
+    for from_exporter in [true, false] {
+        let mut fixture = Fixture::new();
+        let pair = fixture.begin();
+        let (_, exporter, importer) = &pair;
+        let (late, word) = match from_exporter {
+            true => (exporter, Word::FromExporter),
+            false => (importer, Word::FromImporter),
+        };
+        // As a stream does that has yet to reach the write.
+        late.ends().take_value(9).unwrap();
+        fixture.release(&pair);
+        assert_ne!(at(&fixture.begin().1), at(exporter), "from the exporter: {from_exporter}");
+        let place = exporter.ends().place();
+        place.page.word(place.slot, word).store(place.base + 9, Ordering::Release);
+        let next = fixture.begin();
+        assert_eq!(at(&next.1), at(exporter), "from the exporter: {from_exporter}");
+        assert_eq!((next.1.value().unwrap(), next.2.value().unwrap()), (0, 0));
+    }
+}
+
+#[test]
+fn signal_that_arrives_between_two_poisons_is_not_lost() {
+    let mut fixture = Fixture::new();
+    let pair = fixture.begin();
+    let (_, exporter, importer) = &pair;
+    importer.ends().take_value(9).unwrap();
+    fixture.release(&pair);
+    let place = exporter.ends().place();
+    place.page.word(place.slot, Word::FromImporter).store(place.base + 9, Ordering::Release);
+    exporter.ends().poison();
+    assert_eq!(at(&fixture.begin().1), at(exporter));
+}
+
+/// A stream that reaches its wait after the slot has a new lease must not wait for that lease's counter.
+#[test]
+fn wait_of_an_earlier_life_is_satisfied_in_every_later_one() {
+    let mut fixture = Fixture::new();
+    let mut waits = Vec::new();
+    for awaited in [1000, 3, 70_000] {
+        let pair = fixture.begin();
+        let place = pair.1.ends().place();
+        for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
+            let now = place.page.word(place.slot, word).load(Ordering::Acquire);
+            assert!(waits.iter().all(|wait| now >= *wait), "{word:?} is {now}, not {waits:?}");
+            assert_eq!(now, place.base);
+        }
+        pair.2.ends().awaited.fetch_max(awaited, Ordering::AcqRel);
+        waits.push(place.base + awaited);
+        fixture.release(&pair);
+        let ended = place.page.word(place.slot, Word::FromExporter).load(Ordering::Acquire);
+        assert_eq!(ended, ENDED, "between two lives every wait is satisfied");
+    }
+}
+
+#[test]
+fn slot_worn_out_by_large_values_is_not_reused() {
+    let mut fixture = Fixture::new();
+    for _ in 0..2 {
+        let pair = fixture.begin();
+        pair.1.ends().awaited.fetch_max(TIMELINE_END - 1, Ordering::AcqRel);
+        assert!(pair.1.ends().place().base < TIMELINE_END);
+        fixture.release(&pair);
+    }
+    assert_eq!(at(&fixture.begin().1).1, 1);
+}
+
+#[test]
+fn thread_in_the_middle_of_an_operation_keeps_the_slot() {
+    let mut fixture = Fixture::new();
+    let pair = fixture.begin();
+    let operation = pair.1.ends().enter().unwrap();
+    fixture.release(&pair);
+    assert_ne!(at(&fixture.begin().1), at(&pair.1));
+    drop(operation);
+    assert_eq!(at(&fixture.begin().1), at(&pair.1));
+}
+
+#[test]
+fn timeline_of_an_earlier_life_touches_no_word() {
+    let mut fixture = Fixture::new();
+    let old = fixture.begin();
+    fixture.release(&old);
+    let new = fixture.begin();
+    assert_eq!(at(&new.1), at(&old.1));
+    new.1.signal_now(1).unwrap();
+    old.1.ends().poison();
+    old.2.ends().poison();
+    old.1.tell_total(3);
+    old.1.tell_dismissed();
+    assert!(old.1.finish_if_arrived(0, None));
+    assert!(old.1.signal_now(2).is_err() && old.2.signal_now(2).is_err());
+    assert!(old.1.value().is_err() && old.1.ends().report().is_none());
+    assert_eq!((new.2.value().unwrap(), new.1.value().unwrap()), (1, 0));
+    assert_eq!((new.2.total(), new.2.start()), (None, crate::sharing::timeline::RingStart::None));
+    // A second return of the old slot is none of the new lease's.
+    fixture.slots.returned(old.0, Returned::default());
+    fixture.slots.give_back(old.0);
+    assert_ne!(at(&fixture.begin().1), at(&new.1));
+}
+
+#[test]
+fn importer_that_returns_nothing_exhausts_its_own_slots_alone() {
+    let mut fixture = Fixture::new();
+    fixture.slots.most_pages = 2;
+    let most = 2 * SLOTS;
+    let pairs: Vec<_> = (0..most).map(|_| fixture.begin()).collect();
+    let error = fixture.slots.take().unwrap_err();
+    assert!(matches!(&error, Error::NotPermitted(why) if why.contains("512")), "{error}");
+    Fixture::new().begin();
+    fixture.release(&pairs[1]);
+    assert_eq!(at(&fixture.begin().1), at(&pairs[1].1));
+}
+
+#[test]
+fn all_returned_slots_are_looked_at_when_none_is_free() {
+    let mut fixture = Fixture::new();
+    fixture.slots.most_pages = 1;
+    let pairs: Vec<_> = (0..SLOTS).map(|_| fixture.begin()).collect();
+    for pair in &pairs {
+        pair.1.ends().take_value(9).unwrap();
+        fixture.release(pair);
+    }
+    assert!(fixture.slots.take().is_err());
+    let place = pairs[200].1.ends().place();
+    place.page.word(place.slot, Word::FromExporter).store(place.base + 9, Ordering::Release);
+    assert_eq!(at(&fixture.begin().1), at(&pairs[200].1));
+}

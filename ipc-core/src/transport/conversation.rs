@@ -1,0 +1,316 @@
+//! A connection to a broker whose user has been checked, and which has said who it is.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::epoch::EpochView;
+use super::socket::{self, PeerCredentials, PeerSocket, ReceivedFds, Taken};
+use super::{AllowList, UserName};
+use crate::model::error::{Error, Result};
+use crate::os::kill::kill_point;
+use crate::os::process::ProcessIdentity;
+use crate::os::{Look, Pace};
+use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
+use crate::wire::{BrokerAddress, Refusal};
+
+/// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
+pub(super) const CONNECT_RETRY: Duration = Duration::from_millis(1);
+
+/// How long a receiver sleeps before it looks at its deadline.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+
+/// What a receiver keeps from one message to the next.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub(super) buffer: Vec<u8>,
+    pace: Pace,
+}
+
+/// A connected socket. Ended connections give [`Error::ExporterGone`].
+#[derive(Debug)]
+pub(super) struct Conversation {
+    server: PeerCredentials,
+    /// The exporter's process id for messages to people, in its own pid namespace where that is known.
+    pid: u32,
+    socket: PeerSocket,
+    epoch: Option<EpochView>,
+}
+
+impl Conversation {
+    /// Connects; makes sure that the server's user is allowed before anything is sent, and that it is the expected
+    /// process, if any, before anything secret is.
+    pub(super) fn connect(
+        address: &BrokerAddress,
+        expected: Option<&ProcessIdentity>,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<(Self, ProcessIdentity)> {
+        let pid = expected.map_or(0, |exporter| exporter.pid);
+        let socket = connect(address, pid, deadline)?;
+        Self::over(socket, address, expected, allow, deadline)
+    }
+
+    /// As [`connect`](Self::connect), over a socket that is connected to the address.
+    pub(super) fn over(
+        socket: OwnedFd,
+        address: &BrokerAddress,
+        expected: Option<&ProcessIdentity>,
+        allow: &AllowList,
+        deadline: Deadline,
+    ) -> Result<(Self, ProcessIdentity)> {
+        let pid = expected.map_or(0, |exporter| exporter.pid);
+        kill_point!("importer:connected");
+        socket::let_sleep(socket.as_fd(), LONGEST_SLEEP)
+            .map_err(|error| Error::io("setting up the socket to the exporter", error))?;
+        let server = socket::peer_credentials(&socket)
+            .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
+        if !allow.permits(&server) {
+            return Err(not_permitted(address, &server));
+        }
+        if expected.is_some_and(|expected| is_somebody_else(expected, &server)) {
+            return Err(Error::ExporterGone { pid });
+        }
+        let pid = if pid == 0 { server.pid } else { pid };
+        // An exporter's answers bring descriptors.
+        let mut conversation = Self { server, pid, socket: PeerSocket::new(socket, true), epoch: None };
+        let exporter = conversation.say_hello(deadline)?;
+        kill_point!("importer:said-hello");
+        if expected.is_some_and(|expected| *expected != exporter) {
+            return Err(conversation.ended());
+        }
+        Ok((conversation, exporter))
+    }
+
+    fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
+        let hello = Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() };
+        match self.send(&hello, deadline) {
+            // An exporter that refuses this user has said so before it closed.
+            Ok(()) | Err(Error::ExporterGone { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let (reply, fds) = self.receive(&mut Inbox::default(), deadline)?;
+        self.epoch = fds.first().and_then(EpochView::open);
+        match reply {
+            Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
+                "it speaks version {protocol} of the protocol and this process version {PROTOCOL_VERSION}; update \
+                 device-ipc in the {} process",
+                if protocol > PROTOCOL_VERSION { "importing" } else { "exporting" }
+            ))),
+            Reply::Hello { exporter, .. } => Ok(exporter),
+            Reply::Refused { refusal: Refusal::UserNotAllowed { uid }, .. } => {
+                Err(user_not_allowed(self.pid, uid))
+            }
+            _ => Err(Error::Protocol("its first message is no hello".into())),
+        }
+    }
+
+    /// Sends a message, waiting for a peer that does not read.
+    pub(super) fn send(&self, request: &Request, deadline: Deadline) -> Result<()> {
+        let bytes = encode(request)?;
+        loop {
+            match socket::send(self.socket(), &bytes, &[]) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) if deadline.left().is_zero() => return Err(self.no_answer(deadline)),
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(_) => return Err(self.ended()),
+            }
+        }
+    }
+
+    /// Receives a message, waiting for one: mostly an answer, which is not there yet.
+    /// Where answers come quickly it looks again and again before it sleeps.
+    pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
+        let Inbox { buffer, pace } = inbox;
+        pace.wait(Some(deadline.at), |look| match look {
+            Look::Now => self.try_receive(buffer),
+            Look::Asleep => self.receive_asleep(buffer, deadline),
+        })
+    }
+
+    /// Receives a message if there is one.
+    pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, ReceivedFds)>> {
+        let taken = socket::take(self.socket(), buffer);
+        self.read(taken, buffer)
+    }
+
+    /// Receives a message if one comes before the thread has to look at its deadline again.
+    fn receive_asleep(
+        &self,
+        buffer: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<Option<(Reply, ReceivedFds)>> {
+        if deadline.left() > LONGEST_SLEEP {
+            let taken = socket::take_asleep(self.socket(), buffer);
+            return self.read(taken, buffer);
+        }
+        self.wait(PollFlags::IN, deadline)?;
+        self.try_receive(buffer)
+    }
+
+    /// What has been taken into the buffer, if anything.
+    fn read(
+        &self,
+        taken: rustix::io::Result<Option<Taken>>,
+        buffer: &[u8],
+    ) -> Result<Option<(Reply, ReceivedFds)>> {
+        match taken {
+            Ok(Some(Taken { len, fds })) => {
+                let reply = decode(&buffer[..len]).map_err(|error| Error::Protocol(error.to_string()))?;
+                Ok(Some((reply, fds)))
+            }
+            // An exporter that closed over a message of ours: what it had sent before is still there.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => Ok(None),
+            Ok(None) | Err(_) => Err(self.ended()),
+        }
+    }
+
+    fn wait(&self, interest: PollFlags, deadline: Deadline) -> Result<()> {
+        match socket::wait_until(self.socket(), interest, deadline.at) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.no_answer(deadline)),
+            Err(error) => Err(Error::io("waiting for the exporting process", error)),
+        }
+    }
+
+    /// Is the other end closed?
+    pub(super) fn has_hung_up(&self) -> bool {
+        socket::has_hung_up(self.socket())
+    }
+
+    /// How many drops the exporter has counted, where it tells.
+    pub(super) fn epoch(&self) -> Option<u64> {
+        self.epoch.as_ref().map(EpochView::read)
+    }
+
+    /// Does the exporter live, by its page? `None` where it does not tell.
+    pub(super) fn exporter_lives(&self) -> Option<bool> {
+        self.epoch.as_ref()?.exporter_lives()
+    }
+
+    pub(super) fn server(&self) -> &PeerCredentials {
+        &self.server
+    }
+
+    pub(super) fn no_answer(&self, deadline: Deadline) -> Error {
+        let detail = format!("; is process {} stopped or very busy?", self.pid);
+        deadline.passed("the answer of the exporting process", &detail)
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
+    fn ended(&self) -> Error {
+        Error::ExporterGone { pid: self.pid }
+    }
+}
+
+/// The error for an exporter that does not allow this process's user.
+pub(super) fn user_not_allowed(pid: u32, uid: u32) -> Error {
+    Error::NotPermitted(format!(
+        "process {pid} does not allow {} to open its exports; allow it there with IpcBuilder::allow",
+        UserName(uid)
+    ))
+}
+
+/// The error for an exporter whose user the caller does not allow.
+pub(super) fn not_permitted(address: &BrokerAddress, server: &PeerCredentials) -> Error {
+    Error::NotPermitted(format!(
+        "the exporter's socket {address} is served by {} (process {}), who is not this process's user; \
+         allow it with IpcBuilder::allow if that is meant",
+        UserName(server.uid),
+        server.pid
+    ))
+}
+
+/// A process of our pid namespace has one id, which the kernel tells of the server too. Another one may say that it is
+/// the exporter, as who it is stands in the descriptor for all to read.
+fn is_somebody_else(expected: &ProcessIdentity, server: &PeerCredentials) -> bool {
+    let same_namespace =
+        ProcessIdentity::current().is_ok_and(|local| local.pid_namespace == expected.pid_namespace);
+    same_namespace && server.pid != expected.pid
+}
+
+fn connect(address: &BrokerAddress, pid: u32, deadline: Deadline) -> Result<OwnedFd> {
+    loop {
+        if let Some(socket) = try_connect(address, pid)? {
+            return Ok(socket);
+        }
+        if deadline.left().is_zero() {
+            return Err(queue_is_full(address, deadline));
+        }
+        std::thread::sleep(CONNECT_RETRY);
+    }
+}
+
+pub(super) fn queue_is_full(address: &BrokerAddress, deadline: Deadline) -> Error {
+    deadline.passed("connecting to the exporting process", &format!("; the queue of {address} is full"))
+}
+
+/// A connected socket, or `None` where the queue of the exporter is full. Does not wait.
+pub(super) fn try_connect(address: &BrokerAddress, pid: u32) -> Result<Option<OwnedFd>> {
+    let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
+    let target = address.to_socket_address()?;
+    loop {
+        return match rustix::net::connect(&socket, &target) {
+            Ok(()) => Ok(Some(socket)),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::CONNREFUSED) => Err(Error::ExporterGone { pid }),
+            Err(Errno::NOENT) => Err(missing_socket(address, pid)),
+            Err(error) => Err(Error::io(format!("connecting to the exporter at {address}"), error)),
+        };
+    }
+}
+
+/// A socket that is not there: its exporter has ended, or its directory is not mounted here.
+fn missing_socket(address: &BrokerAddress, pid: u32) -> Error {
+    match address {
+        BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => Error::io(
+            format!(
+                "connecting to the exporter at {address} (its directory must be mounted at the same path here)"
+            ),
+            Errno::NOENT,
+        ),
+        _ => Error::ExporterGone { pid },
+    }
+}
+
+/// This program's name, for the exporter's list of holders.
+pub(crate) fn program_name() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = std::path::Path::new(&path).file_name().unwrap_or_default();
+    short_name(&name.to_string_lossy())
+}
+
+/// When to give up, and how long that was to take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    after: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(time: Duration) -> Self {
+        let now = Instant::now();
+        // A time beyond the clock's range is as good as for ever.
+        let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
+        Self { at, after: time }
+    }
+
+    /// The same, or sooner.
+    pub(crate) fn at_most(self, time: Duration) -> Self {
+        if self.left() <= time { self } else { Self::after(time) }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) fn passed(&self, what: &str, detail: &str) -> Error {
+        Error::Timeout { what: what.to_owned(), after: self.after, detail: detail.to_owned() }
+    }
+}

@@ -1,0 +1,152 @@
+//! A number in shared memory that tells importers that something has been dropped.
+//!
+//! An importer opens what it has open already without a message. It still has to notice that the export has been dropped
+//! in the meantime, from the moment on at which the exporter's call returned: a notice may still be on its way. So the
+//! exporter counts its drops in a page that all its importers map read-only; where the number has changed, they ask.
+//! The page tells too whether the exporter lives ([`alive`]).
+
+#![allow(unsafe_code, reason = "shared memory")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::alive;
+use crate::os::received_file;
+
+/// Bytes of the page; the number is the first eight, in the machine's order, and the word of the exporter's life the four
+/// behind them.
+const BYTES: usize = 4096;
+const ALIVE: usize = 8;
+
+/// The exporter's page.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    page: Page,
+    file: OwnedFd,
+}
+
+impl Epoch {
+    /// A new page, at number 0.
+    pub(crate) fn create() -> rustix::io::Result<Self> {
+        let file = memfd_create("device-ipc-epoch", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, BYTES as u64)?;
+        let page = Page::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
+        // Importers cannot write, and nobody can take the bytes away under those who read.
+        fcntl_add_seals(
+            &file,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+        )?;
+        Ok(Self { page, file })
+    }
+
+    /// Something has been dropped.
+    pub(crate) fn advance(&self) {
+        self.page.number().fetch_add(1, Ordering::Release);
+    }
+
+    /// Lets importers know when this thread, the poller's, has ended. The page is kept until the process ends.
+    pub(super) fn tie_to_this_thread(&'static self) {
+        alive::tie_to_this_thread(self.page.alive());
+    }
+
+    /// What importers map.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// An importer's view of an exporter's page.
+#[derive(Debug)]
+pub(crate) struct EpochView {
+    page: Page,
+}
+
+impl EpochView {
+    /// Maps what an exporter sent. `None` for anything that could fail later: a file that is too short, or that can be
+    /// made so while it is read.
+    pub(super) fn open(file: &OwnedFd) -> Option<Self> {
+        received_file::check(file, SealFlags::empty(), BYTES as u64, "the page of the exporter").ok()?;
+        Some(Self { page: Page::map(file.as_fd(), ProtFlags::READ).ok()? })
+    }
+
+    /// The number now.
+    pub(crate) fn read(&self) -> u64 {
+        // The mapping is read-only, where std promises relaxed loads alone.
+        let number = self.page.number().load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        number
+    }
+
+    /// Does the exporter live? `None` where it does not tell.
+    pub(super) fn exporter_lives(&self) -> Option<bool> {
+        alive::runs(self.page.alive())
+    }
+}
+
+/// A mapped page.
+#[derive(Debug)]
+struct Page(ptr::NonNull<AtomicU64>);
+
+// SAFETY: the page is only touched through an atomic number, and unmapped by drop alone.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    fn map(file: BorrowedFd<'_>, protection: ProtFlags) -> rustix::io::Result<Self> {
+        // SAFETY: a new mapping wherever the kernel puts it.
+        let address = unsafe { mmap(ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)? };
+        let page = ptr::NonNull::new(address.cast::<AtomicU64>());
+        page.map(Self).ok_or(rustix::io::Errno::NOMEM)
+    }
+
+    fn number(&self) -> &AtomicU64 {
+        // SAFETY: the page is mapped as long as `self`, its start is aligned, and everybody uses it as an atomic number.
+        // A view is only loaded from.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn alive(&self) -> &AtomicU32 {
+        // SAFETY: as above; inside the page, and aligned.
+        unsafe { self.0.byte_add(ALIVE).cast().as_ref() }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this size, and nothing refers to it any longer.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_sees_every_drop_and_cannot_be_written() {
+        let epoch = Epoch::create().unwrap();
+        let file = epoch.file().try_clone_to_owned().unwrap();
+        let view = EpochView::open(&file).unwrap();
+        assert_eq!(view.read(), 0);
+        epoch.advance();
+        epoch.advance();
+        assert_eq!(view.read(), 2);
+        assert!(Page::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
+        assert!(ftruncate(&file, 0).is_err());
+    }
+
+    #[test]
+    fn a_file_that_could_fail_while_it_is_read_is_no_page() {
+        let short = memfd_create("short", MemfdFlags::ALLOW_SEALING).unwrap();
+        fcntl_add_seals(&short, SealFlags::SHRINK).unwrap();
+        assert!(EpochView::open(&short).is_none());
+        let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, BYTES as u64).unwrap();
+        assert!(EpochView::open(&unsealed).is_none());
+    }
+}

@@ -1,0 +1,472 @@
+//! The exporter's side: a real [`Served`] with a real [`ExportTable`], beside a model of what `docs/protocol.md` says.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+
+use super::super::served::{Next, Served};
+use super::super::socket::{self, PeerCredentials, PeerSocket};
+use super::super::{AllowList, ConnectionId};
+use super::script::{Script, Step, connection};
+use crate::backend::{Access, DeviceIpc};
+use crate::fuzzing::SOMEBODY;
+use crate::model::address::{DeviceRange, Extent};
+use crate::model::lease::LeaseId;
+use crate::sharing::Runtime;
+use crate::sharing::export::{ExportTable, NewExport, Shared};
+use crate::sharing::timeline::End;
+use crate::wire::Token;
+use crate::wire::descriptor::ExportId;
+use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, decode};
+
+/// What a step does, beside [`SEND`].
+pub(super) const SEND: u8 = 0;
+pub(super) const SEND_WITH_DESCRIPTORS: u8 = 1;
+pub(super) const READ_ANSWERS: u8 = 2;
+/// The export whose number is the packet's first byte.
+pub(super) const DROP_EXPORT: u8 = 3;
+
+/// The exports: for reading and writing; for reading; of a user who allows the stranger as well.
+const EXPORTS: [(Access, bool); 3] =
+    [(Access::ReadWrite, false), (Access::ReadOnly, false), (Access::ReadWrite, true)];
+
+const CONNECTION: ConnectionId = ConnectionId(7);
+
+/// A script sends no more than this in all: enough for a peer that does not read, few enough to be quick.
+const MOST_PACKETS: usize = 1300;
+
+/// How many messages are kept for a peer that does not read, and how many tokens it may guess.
+const KEPT_MESSAGES: usize = 1024;
+const GUESSES: usize = 16;
+
+/// How many devices a peer may use, and how many bytes its name on a whitelist may have.
+const MOST_DEVICES: usize = 64;
+const LONGEST_PEER: usize = 64;
+
+/// The token of an export that scripts know.
+pub(super) fn token(export: u64) -> Token {
+    Token::from_bytes([export as u8; 16])
+}
+
+/// An exporting process that serves one connection after the other.
+#[derive(Debug)]
+pub struct Exporter {
+    range: DeviceRange,
+    shared: Shared,
+    /// Kept from script to script, as they are large: the exporter's and the importer's.
+    buffers: Mutex<[Vec<u8>; 2]>,
+}
+
+/// What must be answered next.
+#[derive(Debug)]
+enum Expected {
+    Hello,
+    Grant { request: u64, lease: u64, like: bool },
+    Refused { request: u64, refusal: Refusal },
+    Listing { request: u64 },
+    Confirmed { request: u64 },
+    Timeline { request: u64 },
+    Dropped { export: u64 },
+}
+
+/// The connection as the specification has it.
+#[derive(Default)]
+struct Model {
+    stranger: bool,
+    /// Without any there is nothing that a timeline would be of.
+    has_allocations: bool,
+    devices: BTreeSet<u32>,
+    said_hello: bool,
+    leases: BTreeMap<u64, u64>,
+    /// Those of them under which bytes are copied: no handles came with them.
+    staged: BTreeSet<u64>,
+    opened: [u64; 3],
+    granted: u64,
+    guesses: usize,
+    dropped: [bool; 3],
+    answers: VecDeque<Expected>,
+    buffer: Vec<u8>,
+}
+
+impl Exporter {
+    /// Exports these allocations of a backend; none of them is opened.
+    ///
+    /// # Panics
+    ///
+    /// Where the backend does not export them.
+    pub fn new(backend: &Arc<dyn DeviceIpc>, extents: &[Extent]) -> Self {
+        // Its counters are to be there from the first lease on.
+        Runtime::get().expect("this process has an identity");
+        let table = ExportTable::default();
+        let export = |extent| table.allocation(backend, extent).expect("the backend exports it");
+        let allocations = extents.iter().map(export).collect();
+        let shared = Shared { ready: None, allocations, regions: [].into(), owner: None, keeps: false };
+        Self { range: extents[0].allocation, shared, buffers: Mutex::default() }
+    }
+
+    /// Plays the importer that a script describes: its first byte says whether it is a user whom one export alone
+    /// allows.
+    ///
+    /// # Panics
+    ///
+    /// Where the connection does otherwise than the specification says.
+    pub fn serve(&self, input: &[u8]) {
+        let [peer, script @ ..] = input else { return };
+        let mut buffers = self.buffers.lock().expect("a script that fails is the last");
+        let [buffer, models] = &mut *buffers;
+        let mut model = Model {
+            stranger: peer & 1 != 0,
+            has_allocations: !self.shared.allocations.is_empty(),
+            buffer: std::mem::take(models),
+            ..Model::default()
+        };
+        let own = rustix::process::geteuid().as_raw();
+        let stranger = own.wrapping_add(1);
+        let credentials = PeerCredentials {
+            pid: 1,
+            uid: if model.stranger { stranger } else { own },
+            gid: rustix::process::getegid().as_raw(),
+        };
+        let table = self.exports(stranger);
+        let (near, far) = connection();
+        // As on a kernel that cannot refuse descriptors.
+        let mut served = Served::new(CONNECTION, PeerSocket::new(near, true), credentials);
+        let mut packets = 0;
+        let mut next = Next::Keep;
+        for Step { action, times, packet } in Script(script) {
+            packets += times;
+            if packets > MOST_PACKETS {
+                break;
+            }
+            super::request(packet);
+            for _ in 0..times {
+                next = match action {
+                    READ_ANSWERS => {
+                        model.read_answers(&far, &mut served);
+                        Next::Keep
+                    }
+                    DROP_EXPORT => model.drop_export(packet, &table, &mut served),
+                    _ => {
+                        let fds = [far.as_fd(); 3];
+                        let fds = if action == SEND_WITH_DESCRIPTORS { &fds[..] } else { &[] };
+                        socket::send(far.as_fd(), packet, fds).expect("what was sent before has been read");
+                        let next = served.read(buffer, &table, &SOMEBODY);
+                        model.check(packet, !fds.is_empty(), next);
+                        next
+                    }
+                };
+                if next == Next::Close {
+                    break;
+                }
+                assert_eq!(next, Next::Keep, "nobody sends so much that it has to pause");
+                assert_eq!(served.has_said_hello(), model.said_hello);
+                assert_eq!(served.has_leases(), !model.leases.is_empty());
+            }
+            if next == Next::Close {
+                break;
+            }
+        }
+        if next == Next::Keep {
+            model.read_answers(&far, &mut served);
+            assert!(model.answers.is_empty(), "not answered: {:?}", model.answers);
+        } else {
+            model.read_sent(&far);
+        }
+        *models = std::mem::take(&mut model.buffer);
+        model.close(served, &table);
+    }
+
+    fn exports(&self, stranger: u32) -> ExportTable {
+        let table = ExportTable::default();
+        for ((access, allows), number) in EXPORTS.into_iter().zip(1..) {
+            let allow = AllowList::own_user();
+            let id = table.insert(NewExport {
+                borrowed: None,
+                backend: "fuzzing",
+                bytes: self.range.len,
+                access,
+                allow: if allows { allow.user(stranger) } else { allow },
+                token: token(number),
+                shared: Shared {
+                    ready: None,
+                    allocations: self.shared.allocations.clone(),
+                    regions: [self.range].into(),
+                    owner: None,
+                    keeps: false,
+                },
+            });
+            assert_eq!(id, ExportId(number));
+        }
+        table
+    }
+}
+
+impl Model {
+    /// Was it right to go on, or to close, after this packet?
+    fn check(&mut self, packet: &[u8], brought_fds: bool, next: Next) {
+        let expected = match decode::<Request>(packet) {
+            _ if brought_fds => Next::Close,
+            Ok(request) => self.answer(request),
+            Err(_) => Next::Close,
+        };
+        // How many messages the kernel keeps is not ours to know.
+        let does_not_read = next == Next::Close && self.answers.len() > KEPT_MESSAGES;
+        assert!(next == expected || does_not_read, "{next:?}, not {expected:?}, after {packet:02x?}");
+    }
+
+    fn answer(&mut self, request: Request) -> Next {
+        match request {
+            Request::Hello { protocol, .. } if !self.said_hello => {
+                self.said_hello = true;
+                self.answers.push_back(Expected::Hello);
+                if protocol == PROTOCOL_VERSION { Next::Keep } else { Next::Close }
+            }
+            _ if !self.said_hello => Next::Close,
+            Request::Hello { .. } => Next::Close,
+            Request::Open { request, export, token, access, on, peer, like } => {
+                if peer.len() > LONGEST_PEER {
+                    return Next::Close;
+                }
+                if !self.devices.contains(&on) && self.devices.len() == MOST_DEVICES {
+                    let detail = format!("the importing process has used {MOST_DEVICES} devices already");
+                    let refusal = Refusal::Failed { detail };
+                    self.answers.push_back(Expected::Refused { request: request.0, refusal });
+                    return Next::Keep;
+                }
+                self.devices.insert(on);
+                match self.refusal(export.0, token, access) {
+                    Some(refusal) => {
+                        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
+                        if self.guesses > GUESSES {
+                            return Next::Close;
+                        }
+                        self.answers.push_back(Expected::Refused { request: request.0, refusal });
+                    }
+                    None => {
+                        self.granted += 1;
+                        self.opened[export.0 as usize - 1] += 1;
+                        // All exports here are of the same memory.
+                        let held = |lease: LeaseId| {
+                            self.leases.contains_key(&lease.0) && !self.staged.contains(&lease.0)
+                        };
+                        let like = like.is_some_and(held);
+                        self.leases.insert(self.granted, export.0);
+                        let (request, lease) = (request.0, self.granted);
+                        self.answers.push_back(Expected::Grant { request, lease, like });
+                    }
+                }
+                Next::Keep
+            }
+            Request::Release { lease, .. } => {
+                if self.leases.remove(&lease.0).is_some() {
+                    Next::Keep
+                } else {
+                    Next::Close
+                }
+            }
+            Request::Confirm { request, lease } => {
+                let held = self.leases.get(&lease.0);
+                self.answers.push_back(match held {
+                    Some(export) if !self.dropped[*export as usize - 1] => {
+                        Expected::Confirmed { request: request.0 }
+                    }
+                    _ => Expected::Refused { request: request.0, refusal: Refusal::Dropped },
+                });
+                Next::Keep
+            }
+            Request::Timeline { request, lease, .. } => {
+                if !self.leases.contains_key(&lease.0) {
+                    return Next::Close;
+                }
+                // No export here has an event that says when it is ready, so the driver is not asked.
+                self.answers.push_back(if self.has_allocations {
+                    Expected::Timeline { request: request.0 }
+                } else {
+                    Expected::Refused { request: request.0, refusal: Refusal::Dropped }
+                });
+                Next::Keep
+            }
+            Request::Stage { request, export, token } => {
+                let refusal = match self.refusal(export.0, token, Access::ReadOnly) {
+                    Some(refusal) => Some(refusal),
+                    None => {
+                        self.granted += 1;
+                        self.opened[export.0 as usize - 1] += 1;
+                        (!self.has_allocations).then_some(Refusal::Dropped)
+                    }
+                };
+                match refusal {
+                    Some(refusal) => {
+                        self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
+                        if self.guesses > GUESSES {
+                            return Next::Close;
+                        }
+                        self.answers.push_back(Expected::Refused { request: request.0, refusal });
+                    }
+                    // The answer is the worker's, which serves the exports of the process and not these.
+                    None => {
+                        self.leases.insert(self.granted, export.0);
+                        self.staged.insert(self.granted);
+                    }
+                }
+                Next::Keep
+            }
+            // Nobody has been told to ask.
+            Request::StageNext { .. } => Next::Close,
+            // None of these exports has been sent by a channel.
+            Request::EndGrants { .. } => Next::Keep,
+            Request::List { request, .. } => {
+                self.answers.push_back(Expected::Listing { request: request.0 });
+                Next::Keep
+            }
+        }
+    }
+
+    fn refusal(&self, export: u64, shown: Token, access: Access) -> Option<Refusal> {
+        let at = usize::try_from(export).ok()?.checked_sub(1).filter(|at| *at < EXPORTS.len());
+        let Some(at) = at else { return Some(Refusal::Dropped) };
+        let (granted, allows) = EXPORTS[at];
+        if self.stranger && !allows {
+            return Some(Refusal::Dropped);
+        }
+        if shown != token(export) {
+            return Some(Refusal::WrongToken);
+        }
+        if self.dropped[at] {
+            return Some(Refusal::Dropped);
+        }
+        (access.is_writable() && !granted.is_writable()).then_some(Refusal::Access { granted })
+    }
+
+    fn drop_export(&mut self, packet: &[u8], table: &ExportTable, served: &mut Served) -> Next {
+        let number = packet.first().map_or(0, |number| u64::from(*number) % 3 + 1);
+        let Some(dropped) = self.dropped.get_mut(number.wrapping_sub(1) as usize) else { return Next::Keep };
+        if std::mem::replace(dropped, true) {
+            return Next::Keep;
+        }
+        let export = ExportId(number);
+        table.drop_export(export);
+        // The poller tells the connections that hold it.
+        if !self.leases.values().any(|held| *held == number) {
+            return Next::Keep;
+        }
+        let next = served.send(&Reply::Dropped { export }, &[]);
+        assert!(next == Next::Keep || self.answers.len() > KEPT_MESSAGES, "{next:?} after a notice");
+        if next == Next::Keep {
+            self.answers.push_back(Expected::Dropped { export: number });
+        }
+        next
+    }
+
+    /// Reads all answers, those that had to wait too.
+    fn read_answers(&mut self, far: &OwnedFd, served: &mut Served) {
+        loop {
+            let read = self.read_sent(far);
+            assert_eq!(served.flush(), Next::Keep);
+            if read == 0 {
+                break;
+            }
+        }
+        assert!(self.answers.is_empty(), "not answered: {:?}", self.answers);
+    }
+
+    /// Reads what has been sent, and says how many messages that were.
+    fn read_sent(&mut self, far: &OwnedFd) -> usize {
+        for read in 0.. {
+            match socket::receive(far.as_fd(), &mut self.buffer) {
+                Ok(Some(packet)) => {
+                    let reply = decode(&packet.bytes).expect("the exporter speaks the protocol");
+                    let expected = self.answers.pop_front();
+                    Self::check_answer(expected.as_ref(), &reply, packet.fds.len(), self.stranger);
+                }
+                Err(Errno::AGAIN) => return read,
+                other => panic!("the connection is still there, but {other:?}"),
+            }
+        }
+        unreachable!("a socket holds fewer messages than there are numbers")
+    }
+
+    fn check_answer(expected: Option<&Expected>, reply: &Reply, fds: usize, stranger: bool) {
+        let fits = match (expected, reply) {
+            (Some(Expected::Hello), Reply::Hello { protocol, exporter }) => {
+                *protocol == PROTOCOL_VERSION && *exporter == SOMEBODY
+            }
+            (Some(Expected::Grant { request, lease, like }), Reply::Grant(grant)) => {
+                let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
+                grant.request.0 == *request
+                    && grant.lease == LeaseId(*lease)
+                    && claimed == fds
+                    && grant.keep
+                    && grant.like == *like
+                    && (!grant.like || grant.handles.is_empty())
+            }
+            (
+                Some(Expected::Refused { request, refusal }),
+                Reply::Refused { request: answered, refusal: found },
+            ) => answered.0 == *request && format!("{refusal:?}") == format!("{found:?}"),
+            (Some(Expected::Listing { request }), Reply::Listing { request: answered, exports, more }) => {
+                let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
+                answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))
+            }
+            (Some(Expected::Timeline { request }), Reply::Timeline { request: answered, .. }) => {
+                answered.0 == *request && fds == 1
+            }
+            (Some(Expected::Confirmed { request }), Reply::Confirmed { request: answered }) => {
+                answered.0 == *request
+            }
+            (Some(Expected::Dropped { export }), Reply::Dropped { export: told }) => told.0 == *export,
+            _ => false,
+        };
+        assert!(fits, "{reply:?}, not {expected:?}");
+        let most = match reply {
+            Reply::Grant(_) => fds,
+            // The page that counts drops.
+            Reply::Hello { .. } => 1,
+            // The page of words.
+            Reply::Timeline { .. } => 1,
+            _ => 0,
+        };
+        assert!(fds <= most, "{fds} descriptors came with {reply:?}");
+    }
+
+    /// The connection holds what the model says, and its end takes back everything.
+    fn close(self, served: Served, table: &ExportTable) {
+        let leases = served.into_leases();
+        let held: BTreeMap<u64, u64> = leases.iter().map(|(lease, export)| (lease.0, export.0)).collect();
+        // A grant that could not be sent has begun all the same, and ends here.
+        assert_eq!(held, self.leases);
+        for (number, opened) in (1..).zip(self.opened) {
+            let holders = table.holders(ExportId(number));
+            assert_eq!(holders.iter().len(), held.values().filter(|export| **export == number).count());
+            assert_eq!(holders.opened(), opened);
+        }
+        for (lease, export) in leases {
+            table.release(export, lease, End::Released);
+        }
+        for number in 1..=3 {
+            assert_eq!(table.holders(ExportId(number)).iter().len(), 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::address::DevicePtr;
+    use crate::model::device::DeviceOrdinal;
+
+    #[test]
+    fn every_seed_is_a_conversation_that_goes_as_specified() {
+        // The fuzz target has a backend, and so handles in its grants.
+        let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::new(4096), 4096);
+        let shared =
+            Shared { ready: None, allocations: [].into(), regions: [].into(), owner: None, keeps: false };
+        let exporter = Exporter { range, shared, buffers: Mutex::default() };
+        for (name, seed) in super::super::request_seeds() {
+            eprintln!("{name}");
+            exporter.serve(&seed);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The importer's side: a real [`Link`] that connects to an exporter who answers what a script says.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
+
+use super::super::socket;
+use super::super::{AllowList, Deadline, Link};
+use super::script::{Script, Step};
+use crate::fuzzing::{SOMEBODY, plain_descriptor};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::Error;
+use crate::wire::BrokerAddress;
+use crate::wire::descriptor::Descriptor;
+use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode};
+
+/// What a step does, beside [`SEND`].
+pub(super) const SEND: u8 = 0;
+pub(super) const SEND_WITH_DESCRIPTORS: u8 = 1;
+
+/// The first byte of a script: the importer gives up its first request and then asks again.
+pub(super) const GIVE_UP_FIRST: u8 = 1;
+/// The exporter says another hello than it should: the first packet of the script.
+pub(super) const OWN_HELLO: u8 = 2;
+
+/// Nothing takes as long; what does has gone wrong.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many packets a script sends at most: fewer than a socket keeps.
+const MOST_PACKETS: usize = 100;
+
+/// How many requests there were, and the connection, shut down for writing.
+type Played = (usize, OwnedFd);
+
+/// An importing process, and the exporter it is connected to.
+#[derive(Debug)]
+pub struct Importer {
+    descriptor: Descriptor,
+    scripts: Sender<Vec<u8>>,
+    /// What the exporter has seen and its end of the connection, once it has sent everything.
+    done: Receiver<Played>,
+}
+
+impl Importer {
+    /// Starts the thread of the exporter.
+    ///
+    /// # Panics
+    ///
+    /// Where this process may have no socket or thread.
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Not as brokers are called: those who list the exports of this machine would come in.
+        let name = format!("fuzzing-device-ipc-{}-{number}", std::process::id());
+        let broker = BrokerAddress::Abstract(name.into_bytes());
+        let listener = socket::new_socket().expect("this process may have a socket");
+        bind(&listener, &broker.to_socket_address().expect("the name is short")).expect("the name is new");
+        listen(&listener, 8).expect("the socket is bound");
+        let (scripts, to_play) = channel::<Vec<u8>>();
+        let (played, done) = channel();
+        std::thread::spawn(move || {
+            for script in to_play {
+                if played.send(play(&listener, &script)).is_err() {
+                    break;
+                }
+            }
+        });
+        let descriptor = Descriptor { broker, ..plain_descriptor() };
+        Self { descriptor, scripts, done }
+    }
+
+    /// Opens over a connection to the exporter that the script describes, and reads what it sends unasked.
+    ///
+    /// # Panics
+    ///
+    /// Where the importer takes an answer for one that it is not, or goes on with an exporter that has gone.
+    pub fn open(&self, input: &[u8]) {
+        let [mode, ..] = input else { return };
+        self.scripts.send(input.to_vec()).expect("the exporter's thread runs");
+        let descriptor = &self.descriptor;
+        let allow = AllowList::own_user();
+        let connected =
+            Link::connect(&descriptor.exporter, &descriptor.broker, &allow, Deadline::after(PATIENCE));
+        let link = match connected {
+            Ok(link) => link,
+            Err(error) => {
+                assert!(mode & OWN_HELLO != 0, "the hello was right: {error}");
+                // An exporter may also say that it does not allow this user.
+                let expected =
+                    matches!(error, Error::Protocol(_) | Error::ExporterGone { .. } | Error::NotPermitted(_));
+                assert!(expected, "{error:?}");
+                self.done.recv_timeout(PATIENCE).expect("the exporter has seen the end");
+                return;
+            }
+        };
+        let open = |deadline| {
+            let on = (DeviceOrdinal::new(0), Vec::new());
+            link.open(descriptor.export, descriptor.token, descriptor.access, on, None, deadline)
+        };
+        let mut request = 1;
+        if mode & GIVE_UP_FIRST != 0 {
+            let given_up = open(Deadline::after(Duration::ZERO));
+            assert!(matches!(given_up, Err(Error::Timeout { .. })), "nobody has answered yet");
+            request = 2;
+        }
+        match open(Deadline::after(PATIENCE)) {
+            Ok((grant, _fds)) => assert_eq!(grant.request.0, request, "another one's answer"),
+            Err(Error::Timeout { .. }) => panic!("the exporter ended, and the importer went on to wait"),
+            Err(_) => {}
+        }
+        let (seen, connection) = self.done.recv_timeout(PATIENCE).expect("the exporter has sent everything");
+        assert_eq!(seen as u64, request, "requests that the exporter got");
+        // What is left is read by the poller; all of it, and then the end.
+        assert!(link.is_gone() || link.on_readable(), "nobody else reads");
+        assert!(link.is_gone(), "the exporter has shut down its end");
+        let late = open(Deadline::after(PATIENCE));
+        assert!(matches!(late, Err(Error::ExporterGone { .. })), "it went on with one that has gone");
+        let mut buffer = Vec::new();
+        let mut releases = 0;
+        while let Ok(Some(packet)) = socket::receive(connection.as_fd(), &mut buffer) {
+            assert!(matches!(decode(&packet.bytes), Ok(Request::Release { .. })));
+            releases += 1;
+        }
+        assert!(releases <= u32::from(mode & GIVE_UP_FIRST), "it gave back what it had not been granted");
+    }
+}
+
+impl Default for Importer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Takes one importer in, waits for its requests, sends the script's packets and shuts its end down.
+fn play(listener: &OwnedFd, input: &[u8]) -> Played {
+    let [mode, script @ ..] = input else { unreachable!("it has a first byte") };
+    let patience = Instant::now() + PATIENCE;
+    let wait = |socket: &OwnedFd| {
+        assert!(
+            socket::wait_until(socket.as_fd(), PollFlags::IN, patience).expect("a socket can be waited for")
+        );
+    };
+    wait(listener);
+    let connection =
+        accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).expect("an importer waits");
+    let mut buffer = Vec::new();
+    let mut receive = || {
+        wait(&connection);
+        let packet = socket::receive(connection.as_fd(), &mut buffer).ok().flatten()?;
+        decode::<Request>(&packet.bytes).ok()
+    };
+    assert!(matches!(receive(), Some(Request::Hello { protocol: PROTOCOL_VERSION, .. })));
+    let mut steps = Script(script);
+    let hello = if mode & OWN_HELLO == 0 {
+        let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: SOMEBODY };
+        encode(&hello).expect("a hello is short")
+    } else {
+        steps.next().map_or(Vec::new(), |step| step.packet.to_vec())
+    };
+    let _ = socket::send(connection.as_fd(), &hello, &[]);
+    let wanted = if mode & GIVE_UP_FIRST == 0 { 1 } else { 2 };
+    for seen in 0..wanted {
+        // An importer that does not like the hello hangs up.
+        if !matches!(receive(), Some(Request::Open { .. })) {
+            return (seen, connection);
+        }
+    }
+    let mut packets = 0;
+    for Step { action, times, packet } in steps {
+        packets += times;
+        if packets > MOST_PACKETS {
+            break;
+        }
+        super::reply(packet);
+        for _ in 0..times {
+            let fds = [connection.as_fd(); 2];
+            let fds = if action == SEND_WITH_DESCRIPTORS { &fds[..] } else { &[] };
+            let _ = socket::send(connection.as_fd(), packet, fds);
+        }
+    }
+    let _ = shutdown(&connection, Shutdown::Write);
+    (wanted, connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_is_a_conversation_that_goes_as_specified() {
+        let importer = Importer::new();
+        for (name, seed) in super::super::reply_seeds() {
+            eprintln!("{name}");
+            importer.open(&seed);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Every export on this machine that this user may see.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::AllowList;
+use super::conversation::{CONNECT_RETRY, Conversation, Deadline, Inbox, queue_is_full, try_connect};
+use super::socket_file::SocketName;
+use crate::model::error::{Error, Result};
+use crate::os::environment::nonempty_variable;
+use crate::os::process::ProcessIdentity;
+use crate::wire::descriptor::ExportId;
+use crate::wire::protocol::{ListedExport, Reply, Request, RequestId, short_name};
+use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
+
+/// A process that shares memory.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ListedProcess {
+    /// Its process id here; 0 for a process of another pid namespace.
+    pub pid: u32,
+    /// Its program, as the kernel calls it; empty where that cannot be told.
+    pub program: String,
+    /// Where it listens.
+    pub socket: BrokerAddress,
+    /// Who it is.
+    pub process: ProcessIdentity,
+    /// Its exports that this process might open.
+    pub exports: Vec<ListedExport>,
+}
+
+/// Maximum number of brokers that are asked at a time.
+const MAX_ASKED: usize = 64;
+
+/// Asks every broker of this network namespace, and of the socket directory where there is one, for its exports. All of them are
+/// asked at the same time, and all of them together have `patience`.
+///
+/// Brokers of users that `allow` does not list are passed over, as are processes that end meanwhile. One that does not
+/// answer in time is an error in its place.
+///
+/// # Errors
+///
+/// [`Error::Io`] where `/proc/net/unix` or the directory cannot be read.
+pub fn list_exports(
+    directory: Option<&Path>,
+    allow: &AllowList,
+    patience: Duration,
+) -> Result<Vec<Result<ListedProcess>>> {
+    let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
+    let mut addresses = abstract_sockets()?;
+    if let Some(directory) = directory.map(Path::to_owned).or_else(from_environment) {
+        addresses.extend(sockets_in(&directory)?);
+    }
+    let mut processes = ask_all(&addresses, allow, Deadline::after(patience));
+    processes.retain(|asked| !matches!(asked, Err(Error::ExporterGone { .. } | Error::NotPermitted(_))));
+    processes.sort_by_key(|process| process.as_ref().map_or(0, |process| process.pid));
+    Ok(processes)
+}
+
+/// Asks each on a thread of its own, as soon as it accepts connections: neither a full queue nor a broker that does not answer
+/// delays the others.
+fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -> Vec<Result<ListedProcess>> {
+    let answers = Mutex::new(Vec::new());
+    let asked = AtomicUsize::new(0);
+    let answer = |answer| answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+    std::thread::scope(|scope| {
+        let mut waiting: VecDeque<_> = addresses.iter().collect();
+        while !waiting.is_empty() {
+            for _ in 0..waiting.len() {
+                let Some(address) = waiting.pop_front() else { break };
+                let socket = match try_connect(address, 0) {
+                    Ok(Some(socket)) if asked.load(Ordering::Acquire) < MAX_ASKED => socket,
+                    Ok(_) if deadline.left().is_zero() => {
+                        answer(Err(queue_is_full(address, deadline)));
+                        continue;
+                    }
+                    Ok(_) => {
+                        waiting.push_back(address);
+                        continue;
+                    }
+                    Err(error) => {
+                        answer(Err(error));
+                        continue;
+                    }
+                };
+                asked.fetch_add(1, Ordering::AcqRel);
+                let (asked, answer) = (&asked, &answer);
+                scope.spawn(move || {
+                    answer(ask(socket, address, allow, deadline));
+                    asked.fetch_sub(1, Ordering::AcqRel);
+                });
+            }
+            if !waiting.is_empty() {
+                std::thread::sleep(CONNECT_RETRY);
+            }
+        }
+    });
+    answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name stands last in a line, behind an `@` (proc_net(5)).
+fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
+    let path = "/proc/net/unix";
+    let table = fs::read(path).map_err(|error| Error::io(format!("reading {path}"), error))?;
+    let mut names: Vec<&[u8]> = table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@"))
+        .filter(|name| SocketName::is_published(name))
+        .collect();
+    // A listener and its connections all bear its name.
+    names.sort_unstable();
+    names.dedup();
+    Ok(names.into_iter().map(|name| BrokerAddress::Abstract(name.to_vec())).collect())
+}
+
+fn sockets_in(directory: &Path) -> Result<Vec<BrokerAddress>> {
+    let failed = |error| Error::io(format!("reading {}", directory.display()), error);
+    let directory = std::path::absolute(directory).map_err(failed)?;
+    let mut sockets = Vec::new();
+    for entry in fs::read_dir(&directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if SocketName::is_published(name.as_bytes()) {
+            sockets.push(BrokerAddress::Path(directory.join(name)));
+        }
+    }
+    Ok(sockets)
+}
+
+fn ask(
+    socket: OwnedFd,
+    address: &BrokerAddress,
+    allow: &AllowList,
+    deadline: Deadline,
+) -> Result<ListedProcess> {
+    let (conversation, process) = Conversation::over(socket, address, None, allow, deadline)?;
+    let (mut exports, mut inbox) = (Vec::new(), Inbox::default());
+    let mut after = ExportId(0);
+    loop {
+        conversation.send(&Request::List { request: RequestId(0), after }, deadline)?;
+        match conversation.receive(&mut inbox, deadline)?.0 {
+            Reply::Listing { exports: page, more, .. } => {
+                let last = page.last().map(|export| export.export);
+                exports.extend(page.into_iter().map(shown));
+                match last.filter(|last| more && *last > after) {
+                    Some(last) => after = last,
+                    None => break,
+                }
+            }
+            _ => {
+                return Err(Error::Protocol(
+                    "it answered a question for its exports with something else".into(),
+                ));
+            }
+        }
+    }
+    let pid = conversation.server().pid;
+    Ok(ListedProcess { pid, program: program_of(pid), socket: address.clone(), process, exports })
+}
+
+/// Makes what an exporter says of an export fit to be shown.
+fn shown(mut export: ListedExport) -> ListedExport {
+    export.backend = short_name(&export.backend);
+    for holder in &mut export.holders {
+        holder.program = short_name(&holder.program);
+    }
+    export
+}
+
+/// Returns the name that the kernel has for a process's program, which the process may have chosen (prctl(2)); empty where
+/// it cannot be read.
+pub(crate) fn program_of(pid: u32) -> String {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    short_name(String::from_utf8_lossy(&name).trim_end_matches('\n'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ListedHolder;
+
+    #[test]
+    fn names_in_a_listing_cannot_act_on_a_terminal() {
+        let harmful = "\u{1b}[2Ja\u{202e}b\n";
+        let holder = ListedHolder { pid: 1, program: harmful.into(), held_ms: 0 };
+        let export = shown(ListedExport {
+            export: ExportId(1),
+            backend: harmful.repeat(100),
+            bytes: 0,
+            age_ms: 0,
+            opened: 0,
+            dropped: false,
+            holders: vec![holder],
+            held_by: 1,
+        });
+        assert_eq!(export.holders[0].program, "\u{fffd}[2Ja\u{fffd}b\u{fffd}");
+        assert!(export.backend.starts_with("\u{fffd}[2Ja") && export.backend.len() <= 64);
+    }
+}

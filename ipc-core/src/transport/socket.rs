@@ -1,0 +1,469 @@
+//! Sequenced packets over Unix sockets: whole messages with file descriptors, and who is at the other end.
+//!
+//! `SOCK_SEQPACKET` keeps the bounds of messages and ties descriptors to the message they came with (unix(7)), so a
+//! peer cannot get us out of step.
+
+#![allow(
+    unsafe_code,
+    reason = "SO_PEERCRED with the process id 0, which rustix's type cannot hold, and SO_PASSRIGHTS, which it does not know"
+)]
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+
+use super::closer::close_elsewhere;
+use crate::os::ClosedByFork;
+use crate::os::process::Owner;
+use crate::wire::BrokerAddress;
+
+/// The most file descriptors that the kernel takes in one message (`SCM_MAX_FD`).
+pub(crate) const MAX_FDS: usize = 253;
+
+/// The largest message in bytes. Below the default size of a socket's buffer.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 128 * 1024;
+
+/// A message as it arrived. Not shown by `Debug`: it may hold a token or a handle.
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: ReceivedFds,
+}
+
+/// Descriptors that came with a message. Those that nobody claims are closed on another thread, as their sender decides how
+/// long a close takes.
+#[derive(Debug, Default)]
+pub(crate) struct ReceivedFds(Vec<OwnedFd>);
+
+impl ReceivedFds {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn first(&self) -> Option<&OwnedFd> {
+        self.0.first()
+    }
+
+    pub(crate) fn append(&mut self, more: Self) {
+        self.0.extend(more.take());
+    }
+
+    /// Claims all of them.
+    pub(crate) fn take(mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Claims the first of them.
+    pub(crate) fn take_first(mut self) -> Option<OwnedFd> {
+        (!self.0.is_empty()).then(|| self.0.remove(0))
+    }
+}
+
+impl FromIterator<OwnedFd> for ReceivedFds {
+    fn from_iter<I: IntoIterator<Item = OwnedFd>>(fds: I) -> Self {
+        Self(fds.into_iter().collect())
+    }
+}
+
+impl Drop for ReceivedFds {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            close_elsewhere(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+/// A socket that is connected to another process. A forked child leaves it alone: its copy was closed when it was forked, and
+/// the number may be another descriptor's by now.
+#[derive(Debug)]
+pub(crate) struct PeerSocket {
+    owner: Owner,
+    /// `None` once it has been handed to the closing thread.
+    socket: Option<(ClosedByFork, OwnedFd)>,
+    /// May there be descriptors in its queue?
+    may_bring_fds: bool,
+}
+
+impl PeerSocket {
+    /// `may_bring_fds` is false for a socket that refuses descriptors ([`listen`]).
+    pub(crate) fn new(socket: OwnedFd, may_bring_fds: bool) -> Self {
+        let guard = ClosedByFork::new(socket.as_fd());
+        Self { owner: Owner::current(), socket: Some((guard, socket)), may_bring_fds }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.owned().as_fd()
+    }
+
+    pub(crate) fn owned(&self) -> &OwnedFd {
+        self.socket.as_ref().map(|(_, socket)| socket).expect("taken by drop alone")
+    }
+
+    /// Takes descriptors from now on.
+    pub(crate) fn accept_fds(&mut self) {
+        if !std::mem::replace(&mut self.may_bring_fds, true) {
+            set_pass_rights(self.fd(), true);
+        }
+    }
+
+    /// Returns whether the next message brings descriptors, which stay in the queue: to receive them, or to discard them, would
+    /// close them on this thread.
+    pub(crate) fn next_brings_fds(&self) -> bool {
+        if !self.may_bring_fds {
+            return false;
+        }
+        let mut byte = [0];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut control = RecvAncillaryBuffer::default();
+        let peeked = recvmsg(self.fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, flags);
+        // The kernel says so where it has more to give than there is room for, and there is none.
+        peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
+    }
+}
+
+impl Drop for PeerSocket {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            std::mem::forget(self.socket.take());
+        } else if self.may_bring_fds {
+            close_elsewhere(self.socket.take());
+        }
+    }
+}
+
+/// Listens. The kernel refuses descriptors (`SCM_RIGHTS`) for this listener and for the connections that it accepts, also
+/// those that are sent before they are accepted; the result is false where it cannot, before Linux 6.16.
+pub(crate) fn listen(listener: BorrowedFd<'_>, backlog: i32) -> rustix::io::Result<bool> {
+    let refuses_fds = refuse_fds(listener);
+    rustix::net::listen(listener, backlog)?;
+    Ok(refuses_fds)
+}
+
+fn refuse_fds(socket: BorrowedFd<'_>) -> bool {
+    set_pass_rights(socket, false)
+}
+
+fn set_pass_rights(socket: BorrowedFd<'_>, pass: bool) -> bool {
+    /// Of `asm-generic/socket.h`.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(pass);
+    // SAFETY: the pointer and the size are those of `value`.
+    let status = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    status == 0
+}
+
+/// A message that lies in the buffer it was received with.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// In bytes, from the buffer's begin.
+    pub(crate) len: usize,
+    pub(crate) fds: ReceivedFds,
+}
+
+impl fmt::Debug for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Packet({} bytes, {} descriptors)", self.bytes.len(), self.fds.len())
+    }
+}
+
+/// A new non-blocking socket.
+pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Connects a new socket, which sends nothing.
+pub(crate) fn connect_to(address: &BrokerAddress) -> rustix::io::Result<OwnedFd> {
+    let target = address.to_socket_address().map_err(|_| Errno::INVAL)?;
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &target)?;
+    Ok(socket)
+}
+
+/// Sends one message, or says `AGAIN` where the peer does not read.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Receives one message. `None` at the end of the connection, `AGAIN` where there is none yet, `MSGSIZE` for one that
+/// is larger than any of ours. One that lost some of its descriptors, as this process may have no more of them, comes with
+/// none.
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Packet>> {
+    let taken = take(socket, buffer)?;
+    Ok(taken.map(|taken| packet(taken, buffer)))
+}
+
+fn packet(taken: Taken, buffer: &[u8]) -> Packet {
+    Packet { bytes: buffer[..taken.len].to_vec(), fds: taken.fds }
+}
+
+/// As [`receive`], and leaves the message in the buffer.
+pub(crate) fn take(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
+    loop {
+        match take_as(socket, buffer, RecvFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            taken => return taken,
+        }
+    }
+}
+
+/// Receives one message that brings no descriptors: of a socket whose [`PeerSocket::next_brings_fds`] was asked before.
+pub(crate) fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<usize>> {
+    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    loop {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT;
+        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+            Ok(received) if received.flags.contains(ReturnFlags::TRUNC) => return Err(Errno::MSGSIZE),
+            Ok(received) => return Ok(Some(received.bytes).filter(|bytes| *bytes > 0)),
+        }
+    }
+}
+
+/// From now on [`take_asleep`] waits for a message, so long at most. Nothing else waits for that.
+pub(crate) fn let_sleep(socket: BorrowedFd<'_>, longest: Duration) -> rustix::io::Result<()> {
+    set_socket_timeout(socket, Timeout::Recv, Some(longest))?;
+    rustix::io::ioctl_fionbio(socket, false)
+}
+
+/// As [`take`], asleep until there is a message: by one system call. `AGAIN` after a while, `INTR` for a signal.
+pub(crate) fn take_asleep(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<Taken>> {
+    take_as(socket, buffer, RecvFlags::empty())
+}
+
+/// As [`receive`], asleep as [`take_asleep`] is.
+pub(crate) fn receive_asleep(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<Packet>> {
+    let taken = take_asleep(socket, buffer)?;
+    Ok(taken.map(|taken| packet(taken, buffer)))
+}
+
+fn take_as(
+    socket: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    how: RecvFlags,
+) -> rustix::io::Result<Option<Taken>> {
+    buffer.resize(MAX_MESSAGE_BYTES, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, how | RecvFlags::CMSG_CLOEXEC)?;
+    // Collected first, so that they are closed whatever is wrong with the message.
+    let mut fds = ReceivedFds::default();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.0.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        tracing::warn!("a message's descriptors were lost; raise this process's limit (ulimit -n)");
+        fds = ReceivedFds::default();
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Taken { len: received.bytes, fds }))
+}
+
+/// Is the other end closed? Looks, and does not wait.
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Waits until the socket can be read, or written, or has ended. False when the deadline came first.
+pub(crate) fn wait_until(
+    socket: BorrowedFd<'_>,
+    interest: PollFlags,
+    deadline: Instant,
+) -> rustix::io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(socket, interest)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A time for the kernel; what does not fit is as good as for ever.
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 })
+}
+
+/// Who is at the other end, as the kernel says: of a client its `connect`, of a server its `listen`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerCredentials {
+    /// In our pid namespace; 0 for a process of another one.
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// Asks the kernel who is at the other end of a connected socket (`SO_PEERCRED`, unix(7)).
+pub(crate) fn peer_credentials(socket: &OwnedFd) -> std::io::Result<PeerCredentials> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the pointer and the size are those of `credentials`, which any bytes are a value of.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut size,
+        )
+    };
+    if status != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let pid = u32::try_from(credentials.pid).unwrap_or(0);
+    Ok(PeerCredentials { pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::socketpair;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_their_descriptors() {
+        let (near, far) = pair();
+        let mut buffer = Vec::new();
+        assert_eq!(receive(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN);
+        send(near.as_fd(), b"one", &[near.as_fd(), far.as_fd()]).unwrap();
+        send(near.as_fd(), b"two", &[]).unwrap();
+        let one = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((one.bytes.as_slice(), one.fds.len()), (&b"one"[..], 2));
+        let two = receive(far.as_fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 0));
+        // Those that nobody claims are closed on another thread.
+        drop(one.fds.take());
+        drop(near);
+        assert!(receive(far.as_fd(), &mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn peek_for_descriptors_leaves_the_message_and_sees_each() {
+        let (near, far) = pair();
+        let far = PeerSocket::new(far, true);
+        assert!(!far.next_brings_fds(), "there is no message");
+        send(near.as_fd(), b"one", &[]).unwrap();
+        send(near.as_fd(), b"two", &[near.as_fd()]).unwrap();
+        assert!(!far.next_brings_fds());
+        let mut buffer = Vec::new();
+        assert_eq!(take_bytes(far.fd(), &mut buffer).unwrap(), Some(3));
+        assert!(far.next_brings_fds() && far.next_brings_fds());
+        let two = receive(far.fd(), &mut buffer).unwrap().unwrap();
+        assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 1));
+        drop(near);
+        assert!(!far.next_brings_fds(), "the end of the connection is none");
+    }
+
+    #[test]
+    fn refused_descriptors_cannot_be_sent_until_they_are_accepted() {
+        let (near, far) = pair();
+        if !refuse_fds(far.as_fd()) {
+            println!("skipped: this kernel does not know SO_PASSRIGHTS (before Linux 6.16)");
+            return;
+        }
+        let mut far = PeerSocket::new(far, false);
+        assert_eq!(send(near.as_fd(), b"one", &[near.as_fd()]), Err(Errno::PERM));
+        far.accept_fds();
+        send(near.as_fd(), b"one", &[near.as_fd()]).unwrap();
+        assert!(far.next_brings_fds());
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_is_refused_whole() {
+        let (near, far) = pair();
+        send(near.as_fd(), &vec![7; MAX_MESSAGE_BYTES + 1], &[near.as_fd()]).unwrap();
+        assert_eq!(receive(far.as_fd(), &mut Vec::new()).unwrap_err(), Errno::MSGSIZE);
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_does_not_block_us() {
+        let (near, _far) = pair();
+        let sent = (0..100_000).find_map(|_| send(near.as_fd(), &[0; 1024], &[]).err());
+        assert_eq!(sent, Some(Errno::AGAIN));
+    }
+
+    #[test]
+    fn a_receiver_sleeps_until_a_message_or_the_end_comes_but_not_longer_than_it_was_let() {
+        let (near, far) = pair();
+        let mut buffer = Vec::new();
+        let_sleep(far.as_fd(), Duration::from_millis(20)).unwrap();
+        let begin = Instant::now();
+        assert_eq!(take_asleep(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN);
+        // The kernel counts in ticks.
+        assert!(begin.elapsed() >= Duration::from_millis(10));
+        assert_eq!(take(far.as_fd(), &mut buffer).unwrap_err(), Errno::AGAIN, "this one never sleeps");
+        let_sleep(far.as_fd(), Duration::from_secs(60)).unwrap();
+        let length = || take_asleep(far.as_fd(), &mut Vec::new()).unwrap().map(|taken| taken.len);
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(length);
+            send(near.as_fd(), b"one", &[]).unwrap();
+            assert_eq!(asleep.join().unwrap(), Some(3));
+            let asleep = scope.spawn(length);
+            drop(near);
+            assert_eq!(asleep.join().unwrap(), None, "the end of the connection");
+        });
+    }
+
+    #[test]
+    fn the_kernel_says_who_the_peer_is() {
+        let (near, _far) = pair();
+        let peer = peer_credentials(&near).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+    }
+}

@@ -1,0 +1,350 @@
+//! The thread for everything that may block: drops of owners, the driver's close and free, calls of the user's code.
+
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use crate::backend::DeviceEvent;
+use crate::model::error::{Error, Result};
+use crate::os::spawn_without_signals;
+use crate::sharing::Runtime;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// How often an event that a job waits for is looked at: from this, doubling up to [`SELDOM`].
+const OFTEN: Duration = Duration::from_micros(20);
+const SELDOM: Duration = Duration::from_millis(1);
+
+/// After how long a job that still waits for its event is worth a warning.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs jobs one after the other on a thread of its own, and never on the thread that submits them, which may hold locks
+/// that they take. A job that waits for an event holds up no other one.
+pub(crate) struct Worker {
+    tasks: Sender<Task>,
+}
+
+/// Refuses a call that would wait on the worker's own thread: for what this thread does, or in the way of it. One that waits
+/// for no time at all only looks.
+pub(crate) fn check_may_wait(call: &'static str, timeout: Duration) -> Result<()> {
+    if timeout.is_zero() || !IS_WORKER.get() { Ok(()) } else { Err(Error::OnWorkerThread { call }) }
+}
+
+enum Task {
+    Now(Job),
+    When(Waiting),
+}
+
+struct Waiting {
+    /// `None`: until all that were submitted before are over.
+    reached: Option<Box<dyn FnMut() -> Result<bool> + Send>>,
+    job: Job,
+    since: Instant,
+    warned: bool,
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the system starts no thread.
+    pub(crate) fn start() -> Result<Self> {
+        let (tasks, receiver) = channel();
+        spawn_without_signals("device-ipc-work", move || work(&receiver))?;
+        Ok(Self { tasks })
+    }
+
+    /// Hands a job over. A job that panics does not stop those behind it.
+    pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        self.send(Task::Now(Box::new(job)));
+    }
+
+    /// Hands a job over that is run once the event has been reached; the event is dropped before it.
+    pub(crate) fn submit_when(&self, event: Box<dyn DeviceEvent>, job: impl FnOnce() + Send + 'static) {
+        self.submit_once(move || event.query(), job);
+    }
+
+    /// Hands a job over that is run once `reached` says so; that is dropped before it. It is asked on the worker's thread, and
+    /// must not wait.
+    pub(crate) fn submit_once(
+        &self,
+        reached: impl FnMut() -> Result<bool> + Send + 'static,
+        job: impl FnOnce() + Send + 'static,
+    ) {
+        let (reached, job): (Box<dyn FnMut() -> Result<bool> + Send>, Job) =
+            (Box::new(reached), Box::new(job));
+        self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
+    }
+
+    /// Hands a job over that consumes a shared value, once no other thread refers to it: no other thread drops it then.
+    pub(crate) fn submit_last<T: Send + Sync + 'static>(
+        &self,
+        value: Arc<T>,
+        job: impl FnOnce(T) + Send + 'static,
+    ) {
+        match Arc::try_unwrap(value) {
+            Ok(value) => self.submit(move || job(value)),
+            Err(value) => {
+                let referred = Arc::downgrade(&value);
+                let job = move || {
+                    if let Some(value) = Arc::into_inner(value) {
+                        job(value);
+                    }
+                };
+                self.submit_once(move || Ok(referred.strong_count() == 1), job);
+            }
+        }
+    }
+
+    /// Has a job run behind everything that was submitted before, that which waits for events included, and waits for it.
+    /// False when the time was over first; it is run all the same.
+    pub(crate) fn run_behind(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
+        let (done, finished) = channel();
+        let job: Job = Box::new(move || {
+            job();
+            // Nobody listens once the time is over.
+            let _ = done.send(());
+        });
+        self.send(Task::When(Waiting { reached: None, job, since: Instant::now(), warned: false }));
+        finished.recv_timeout(timeout).is_ok()
+    }
+
+    /// Runs a job behind those that were submitted before, events aside, and waits for it; on the worker's own thread it runs
+    /// at once. False when the time was over first; it is run all the same.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
+        if IS_WORKER.get() {
+            job();
+            return true;
+        }
+        let (done, finished) = channel();
+        self.submit(move || {
+            job();
+            // Nobody listens once the time is over.
+            let _ = done.send(());
+        });
+        finished.recv_timeout(timeout).is_ok()
+    }
+
+    fn send(&self, task: Task) {
+        if let Some(runtime) = Runtime::existing() {
+            runtime.metrics.jobs_total.add(1);
+        }
+        // The thread ends with the process only, so the job is received.
+        let _ = self.tasks.send(task);
+    }
+}
+
+impl Waiting {
+    /// Has the event been reached, or can that never be told?
+    fn is_over(&mut self) -> bool {
+        let Some(reached) = &mut self.reached else { return false };
+        if !self.warned && self.since.elapsed() > PATIENCE {
+            self.warned = true;
+            tracing::warn!(
+                seconds = PATIENCE.as_secs(),
+                "a stream that work waits for has not got there yet; memory that was released on it stays open"
+            );
+        }
+        match catch_unwind(AssertUnwindSafe(reached)).unwrap_or(Ok(true)) {
+            Ok(reached) => reached,
+            Err(error) => {
+                tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
+                true
+            }
+        }
+    }
+
+    fn finish(self) {
+        drop(self.reached);
+        run(self.job);
+    }
+}
+
+/// The worker's thread.
+fn work(tasks: &Receiver<Task>) {
+    IS_WORKER.set(true);
+    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut pause = OFTEN;
+    loop {
+        let task = if waiting.is_empty() {
+            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            tasks.recv_timeout(pause)
+        };
+        match task {
+            Ok(Task::Now(job)) => run(job),
+            Ok(Task::When(task)) => {
+                waiting.push(task);
+                pause = OFTEN;
+            }
+            Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(SELDOM),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for over in waiting.extract_if(.., Waiting::is_over) {
+            over.finish();
+        }
+        while waiting.first().is_some_and(|first| first.reached.is_none()) {
+            waiting.remove(0).finish();
+        }
+    }
+}
+
+fn run(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        tracing::error!("a job of the device-ipc worker panicked");
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::backend::HandleBytes;
+    use crate::backend::stream::BorrowedStream;
+    use crate::model::device::DeviceOrdinal;
+
+    #[derive(Debug, Default)]
+    struct Flag(Arc<AtomicBool>);
+
+    impl DeviceEvent for Flag {
+        fn device(&self) -> DeviceOrdinal {
+            DeviceOrdinal::new(0)
+        }
+        fn export(&self) -> Result<HandleBytes> {
+            Ok(HandleBytes::new([]))
+        }
+        fn record(&self, _: BorrowedStream<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn wait_on(&self, _: BorrowedStream<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn query(&self) -> Result<bool> {
+            Ok(self.0.load(Ordering::SeqCst))
+        }
+        fn synchronize(&self, _: Duration) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn jobs_run_in_order_and_a_panic_does_not_stop_them() {
+        let worker = Worker::start().unwrap();
+        let (sender, receiver) = channel();
+        for number in 0..3 {
+            let sender = sender.clone();
+            worker.submit(move || {
+                sender.send(number).unwrap();
+                assert_ne!(number, 1, "this panic is part of the test");
+            });
+        }
+        drop(sender);
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn event_that_panics_counts_as_reached() {
+        let worker = Worker::start().unwrap();
+        let (sender, receiver) = channel();
+        worker.submit_once(|| panic!("this panic is part of the test"), move || sender.send(()).unwrap());
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(()));
+        assert!(worker.run(|| {}, Duration::from_secs(10)), "the worker goes on");
+    }
+
+    #[test]
+    fn a_job_that_waits_for_an_event_holds_up_no_other_one() {
+        let worker = Worker::start().unwrap();
+        let flag = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = channel();
+        let late = sender.clone();
+        worker.submit_when(Box::new(Flag(Arc::clone(&flag))), move || late.send("late").unwrap());
+        worker.submit(move || sender.send("early").unwrap());
+        assert_eq!(receiver.recv().unwrap(), "early");
+        assert!(worker.run(|| {}, Duration::from_secs(10)));
+        assert!(receiver.try_recv().is_err());
+        flag.store(true, Ordering::SeqCst);
+        assert_eq!(receiver.recv().unwrap(), "late");
+    }
+
+    #[test]
+    fn what_is_to_run_behind_the_others_waits_for_their_events() {
+        let worker = Worker::start().unwrap();
+        let flag = Arc::new(AtomicBool::new(false));
+        let ran = Arc::new(AtomicBool::new(false));
+        assert!(worker.run_behind(|| {}, Duration::from_secs(10)), "there is nothing before it");
+        let late = Arc::clone(&ran);
+        worker.submit_when(Box::new(Flag(Arc::clone(&flag))), move || late.store(true, Ordering::SeqCst));
+        assert!(!worker.run_behind(|| {}, Duration::from_millis(10)), "the event has not been reached");
+        flag.store(true, Ordering::SeqCst);
+        let seen = Arc::clone(&ran);
+        let behind = move || assert!(seen.load(Ordering::SeqCst), "it was to run behind the other");
+        assert!(worker.run_behind(behind, Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn shared_value_is_dropped_by_the_worker_behind_its_last_reference() {
+        struct Named(std::sync::mpsc::Sender<Option<String>>);
+
+        impl Drop for Named {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            }
+        }
+
+        let worker = Worker::start().unwrap();
+        let (sender, dropped) = channel();
+        for references in 0..2 {
+            let value = Arc::new(Named(sender.clone()));
+            let others = vec![Arc::clone(&value); references];
+            worker.submit_last(value, drop);
+            assert!(worker.run(|| {}, Duration::from_secs(10)));
+            assert_eq!(dropped.try_recv().is_err(), references > 0, "not before the last reference");
+            drop(others);
+            if references > 0 {
+                let name = dropped.recv_timeout(Duration::from_secs(10)).unwrap();
+                assert_eq!(name.as_deref(), Some("device-ipc-work"));
+            }
+        }
+    }
+
+    #[test]
+    fn calls_that_wait_are_refused_on_the_worker_alone() {
+        let worker = Worker::start().unwrap();
+        let long = Duration::from_secs(60);
+        assert!(check_may_wait("wait", long).is_ok());
+        let (sender, receiver) = channel();
+        worker.submit(move || {
+            sender.send([long, Duration::ZERO].map(|timeout| check_may_wait("wait", timeout))).unwrap();
+        });
+        let checked = receiver.recv().unwrap();
+        assert!(matches!(checked, [Err(Error::OnWorkerThread { call: "wait" }), Ok(())]), "{checked:?}");
+    }
+
+    #[test]
+    fn job_that_the_worker_waits_for_runs_at_once() {
+        static WORKER: std::sync::OnceLock<Worker> = std::sync::OnceLock::new();
+        let worker = WORKER.get_or_init(|| Worker::start().unwrap());
+        let (sender, receiver) = channel();
+        worker.submit(move || {
+            let inner = sender.clone();
+            assert!(worker.run(move || inner.send("inner").unwrap(), Duration::from_secs(60)));
+            sender.send("outer").unwrap();
+        });
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), ["inner", "outer"]);
+    }
+}

@@ -1,0 +1,313 @@
+//! The messages of a channel as they travel; `docs/channel.md` specifies them, and the two change together.
+//!
+//! A packet is a [`Frame`], and behind it the head of a message and its bytes, or a memory file that holds these.
+
+use std::borrow::Cow;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::model::error::{Error, Result};
+use crate::os::received_file;
+use crate::sharing::import::MOST_WAITING;
+use crate::transport::socket::ReceivedFds;
+use crate::wire::Token;
+use crate::wire::bundle::{BundleDescriptor, MAX_BUNDLE_PARTS};
+use crate::wire::descriptor::{Descriptor, ExportId};
+
+/// How many tensors a message may hold. A bundle counts as one.
+pub const MAX_MESSAGE_TENSORS: usize = 1024;
+
+/// The longest packet in bytes. A message that is longer travels in a memory file.
+pub(crate) const MAX_PACKET_BYTES: usize = 64 * 1024;
+
+/// How a packet begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Frame {
+    /// The message follows.
+    Whole,
+    /// The message is in the memory file that the packet brings, which has so many bytes.
+    InFile { bytes: u64 },
+    /// Nothing more comes.
+    End,
+    /// A message lies in the inbox: for an end that went to sleep meanwhile.
+    Look,
+}
+
+/// What a message says before its bytes, which take up the rest. An end that sends borrows what it describes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Head<'a> {
+    /// Is it an answer, which takes the map of what it answers the other way?
+    pub(crate) reply: bool,
+    /// The value of the sender's word at which the tensors are ready; 0 where they are.
+    pub(crate) ready: u64,
+    /// Grants of the receiver's exports that are over.
+    #[serde(with = "at_most_waiting")]
+    pub(crate) ended: Vec<(ExportId, Token)>,
+    #[serde(with = "at_most_tensors")]
+    pub(crate) items: Vec<Item<'a>>,
+}
+
+/// A part of a message.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are tensors, and a box costs an allocation"
+)]
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Item<'a> {
+    /// A region, by its descriptor; with a grant where the sender is the exporter.
+    Tensor { descriptor: DescriptorBytes<'a>, grant: Option<Token> },
+    /// A bundle of the sender's, by its descriptor, with a grant of each of its parts.
+    Bundle {
+        descriptor: BundleBytes<'a>,
+        #[serde(with = "at_most_parts")]
+        grants: Vec<Token>,
+    },
+}
+
+/// A descriptor in its binary form.
+#[derive(Debug)]
+pub(crate) struct DescriptorBytes<'a>(pub(crate) Cow<'a, Descriptor>);
+
+/// A bundle's descriptor in its binary form.
+#[derive(Debug)]
+pub(crate) struct BundleBytes<'a>(pub(crate) Cow<'a, BundleDescriptor>);
+
+macro_rules! as_bytes {
+    ($name:ident, $descriptor:ty) => {
+        impl Serialize for $name<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(&self.0.to_bytes())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name<'_> {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+                let bytes = <&[u8]>::deserialize(deserializer)?;
+                let read = <$descriptor>::from_bytes(bytes);
+                read.map(|descriptor| Self(Cow::Owned(descriptor))).map_err(D::Error::custom)
+            }
+        }
+    };
+}
+
+as_bytes!(DescriptorBytes, Descriptor);
+as_bytes!(BundleBytes, BundleDescriptor);
+
+/// A list that a peer cannot make longer than it may be.
+macro_rules! bounded {
+    ($name:ident, $most:expr) => {
+        mod $name {
+            use super::*;
+
+            pub(crate) fn serialize<S: Serializer, T: Serialize>(
+                list: &Vec<T>,
+                serializer: S,
+            ) -> std::result::Result<S::Ok, S::Error> {
+                list.serialize(serializer)
+            }
+
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+                deserializer: D,
+            ) -> std::result::Result<Vec<T>, D::Error> {
+                deserializer.deserialize_seq(AtMost::<T>($most, PhantomData))
+            }
+        }
+    };
+}
+
+bounded!(at_most_waiting, MOST_WAITING);
+bounded!(at_most_tensors, MAX_MESSAGE_TENSORS);
+bounded!(at_most_parts, MAX_BUNDLE_PARTS);
+
+struct AtMost<T>(usize, PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at most {} elements", self.0)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Vec<T>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(element) = list.next_element()? {
+            if read.len() == self.0 {
+                return Err(A::Error::invalid_length(self.0 + 1, &self));
+            }
+            read.push(element);
+        }
+        Ok(read)
+    }
+}
+
+fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value).map_err(unwritten)
+}
+
+fn unwritten(error: postcard::Error) -> Error {
+    Error::Protocol(error.to_string())
+}
+
+/// A message, ready to be sent: a packet, and the memory file that it may bring.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) packet: Vec<u8>,
+    pub(crate) file: Option<OwnedFd>,
+    /// Where the message begins in the packet, unless it lies in the file.
+    start: usize,
+}
+
+impl Outgoing {
+    /// Nothing more comes.
+    pub(crate) fn end() -> Result<Self> {
+        Self::alone(Frame::End)
+    }
+
+    /// There is something in the inbox.
+    pub(crate) fn look() -> Result<Self> {
+        Self::alone(Frame::Look)
+    }
+
+    fn alone(frame: Frame) -> Result<Self> {
+        let packet = encoded(&frame)?;
+        Ok(Self { start: packet.len(), packet, file: None })
+    }
+
+    /// The message itself, where the packet holds it.
+    pub(crate) fn message(&self) -> Option<&[u8]> {
+        if self.file.is_some() { None } else { Some(&self.packet[self.start..]) }
+    }
+
+    /// Encodes a message, unless it is larger than `limit`, in a buffer whose contents are over.
+    pub(crate) fn of(head: &Head<'_>, bytes: &[u8], limit: u64, mut buffer: Vec<u8>) -> Result<Self> {
+        buffer.clear();
+        let mut packet = postcard::to_extend(&Frame::Whole, buffer).map_err(unwritten)?;
+        let frame = packet.len();
+        packet = postcard::to_extend(head, packet).map_err(unwritten)?;
+        let size = (packet.len() - frame) as u64 + bytes.len() as u64;
+        if size > limit {
+            return Err(Error::MessageTooLarge { of: "bytes", size, limit });
+        }
+        if frame as u64 + size <= MAX_PACKET_BYTES as u64 {
+            packet.extend_from_slice(bytes);
+            return Ok(Self { packet, file: None, start: frame });
+        }
+        let file = write_file(&packet[frame..], bytes)
+            .map_err(|error| Error::io("writing a message's memory file", error))?;
+        let packet = encoded(&Frame::InFile { bytes: size })?;
+        Ok(Self { start: packet.len(), packet, file: Some(file) })
+    }
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Outgoing {
+    /// A packet that brings these bytes in a file, whatever they are.
+    pub(crate) fn raw_file(bytes: &[u8]) -> Result<Self> {
+        let file =
+            write_file(&[], bytes).map_err(|error| Error::io("writing a message's memory file", error))?;
+        let packet = encoded(&Frame::InFile { bytes: bytes.len() as u64 })?;
+        Ok(Self { start: packet.len(), packet, file: Some(file) })
+    }
+}
+
+fn write_file(head: &[u8], bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = memfd_create("device-ipc-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = std::fs::File::from(file);
+    file.write_all_at(head, 0)?;
+    file.write_all_at(bytes, head.len() as u64)?;
+    fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;
+    Ok(file.into())
+}
+
+/// A file with these is what it is while it is read.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// What a packet is.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Message { head: Head<'static>, bytes: Payload },
+    End,
+    Look,
+}
+
+/// A message's bytes, where they came.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    received: Vec<u8>,
+    start: usize,
+}
+
+impl Payload {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.received[self.start..]
+    }
+}
+
+/// Reads a packet of at most `limit` bytes, itself or in the file that it brings.
+///
+/// # Errors
+///
+/// [`Error::Protocol`] for what is no message; [`Error::Io`] where the file did not come, as this process can have no more
+/// descriptors.
+pub(crate) fn read(packet: Vec<u8>, fds: ReceivedFds, limit: u64) -> Result<Incoming> {
+    let garbage = |error: postcard::Error| Error::Protocol(format!("its packet is no message: {error}"));
+    let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
+    let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
+    let start = packet.len() - rest.len();
+    match frame {
+        Frame::End if !rest.is_empty() => misfit("something follows its end of the channel"),
+        Frame::Look if !rest.is_empty() => misfit("something follows its word that there is a message"),
+        Frame::Whole | Frame::End | Frame::Look if fds.len() > 0 => {
+            misfit("it sent descriptors that it does not speak of")
+        }
+        Frame::End => Ok(Incoming::End),
+        Frame::Look => Ok(Incoming::Look),
+        Frame::Whole if packet.len() > MAX_PACKET_BYTES => misfit("its packet is larger than packets are"),
+        Frame::Whole => parse(packet, start),
+        Frame::InFile { .. } if !rest.is_empty() => misfit("something follows the size of its memory file"),
+        Frame::InFile { bytes } if bytes > limit => {
+            misfit(&format!("its message has {bytes} bytes, and at most {limit} were agreed on"))
+        }
+        Frame::InFile { bytes } => parse(read_file(fds, bytes)?, 0),
+    }
+}
+
+fn read_file(fds: ReceivedFds, bytes: u64) -> Result<Vec<u8>> {
+    if fds.len() > 1 {
+        return Err(Error::Protocol(format!("it sent {} descriptors for one memory file", fds.len())));
+    }
+    // A file that is refused here is closed on another thread: its server decides how long that takes.
+    if let Some(file) = fds.first()
+        && received_file::check(file, SEALS, bytes, "the file of its message")? != bytes
+    {
+        return Err(Error::Protocol(format!("its memory file has other than {bytes} bytes")));
+    }
+    let file = fds.take_first().ok_or_else(|| {
+        let what = "receiving a message's memory file (the message is lost; this process may have no file descriptors \
+                    left: raise its limit, ulimit -n)";
+        Error::io(what, rustix::io::Errno::MFILE)
+    })?;
+    let failed = |error: io::Error| Error::io("reading a message's memory file", error);
+    let size = usize::try_from(bytes).map_err(|error| failed(io::Error::other(error)))?;
+    let mut read = vec![0; size];
+    std::fs::File::from(file).read_exact_at(&mut read, 0).map_err(failed)?;
+    Ok(read)
+}
+
+/// Reads a message that came without a packet.
+pub(crate) fn read_message(message: Vec<u8>) -> Result<Incoming> {
+    parse(message, 0)
+}
+
+fn parse(received: Vec<u8>, start: usize) -> Result<Incoming> {
+    let read = postcard::take_from_bytes::<Head<'_>>(&received[start..]);
+    let (head, rest) = read.map_err(|error| Error::Protocol(format!("its message has no head: {error}")))?;
+    let start = received.len() - rest.len();
+    Ok(Incoming::Message { head, bytes: Payload { received, start } })
+}

@@ -1,0 +1,116 @@
+//! Why some bytes are not a descriptor.
+
+use crate::model::tensor::LayoutError;
+use crate::wire::descriptor::{FormatVersion, MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+
+/// Why bytes or a text are not a descriptor that this version can read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescriptorError {
+    /// The text does not begin as a descriptor does.
+    #[error("this text is no device-ipc descriptor: one begins with {TEXT_PREFIX:?}")]
+    NotText,
+    /// A character that no descriptor holds.
+    #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
+    BadCharacter {
+        /// Counted from 0, behind the prefix.
+        position: usize,
+    },
+    /// The bytes do not begin as a descriptor does.
+    #[error("these bytes are no device-ipc descriptor")]
+    BadMagic,
+    /// Another layout.
+    #[error(
+        "the {what} has format {found}, and this library reads {readable}; update device-ipc in the {} process",
+        if found.major > readable.major { "receiving" } else { "exporting" }
+    )]
+    Version {
+        /// Which: a `descriptor`, or that of a `ring`, a `bundle`, or a `table of tensors`.
+        what: &'static str,
+        /// Its format.
+        found: FormatVersion,
+        /// What this library reads.
+        readable: FormatVersion,
+    },
+    /// It needs something that this version does not know.
+    #[error("the descriptor uses features {flags:#06x} that this library does not know; update the receiver")]
+    UnknownFeatures {
+        /// The bits.
+        flags: u16,
+    },
+    /// Bytes are missing at the end. Bytes that are all there, with a damaged length, are [`BadChecksum`](Self::BadChecksum).
+    #[error("the descriptor is cut off: {found} of {expected} bytes")]
+    Truncated {
+        /// Bytes that there are.
+        found: usize,
+        /// Bytes that there should be, as far as can be told.
+        expected: usize,
+    },
+    /// Bytes are left over at the end.
+    #[error("{extra} bytes follow the descriptor")]
+    TrailingBytes {
+        /// How many.
+        extra: usize,
+    },
+    /// Larger than any descriptor.
+    #[error(
+        "{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES}, a ring's {}, a bundle's or a table's {})",
+        crate::wire::ring::MAX_RING_BYTES,
+        crate::model::tensor::MAX_TABLE_BYTES
+    )]
+    TooLarge {
+        /// How many bytes.
+        found: usize,
+    },
+    /// The checksum does not fit.
+    #[error("the descriptor is damaged: its checksum does not fit; copy it again")]
+    BadChecksum,
+    /// A field makes no sense.
+    #[error("the descriptor's {field} makes no sense: {why}")]
+    BadField {
+        /// Which.
+        field: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// The tensor's layout makes no sense, or does not fit the region.
+    #[error("the descriptor's tensor makes no sense: {0}")]
+    Layout(LayoutError),
+    /// The text does not begin as the descriptor of a ring does.
+    #[error("this text is no ring's descriptor: one begins with {:?}", crate::wire::ring::RING_TEXT_PREFIX)]
+    NotRingText,
+    /// The bytes do not begin as the descriptor of a ring does.
+    #[error("these bytes are no ring's descriptor; that of an export alone goes to Ipc::open")]
+    NotRing,
+    /// The bytes or the text are no bundle's descriptor.
+    #[error(
+        "this is no device-ipc bundle: its text begins with {:?}, its bytes with \"DIPB\"",
+        crate::wire::bundle::BUNDLE_TEXT_PREFIX
+    )]
+    NotBundle,
+    /// The bytes are no table of tensors.
+    #[error("these bytes are no device-ipc table of tensors: one begins with \"DIPT\"")]
+    NotTable,
+    /// A tensor of a table or a bundle cannot be called so.
+    #[error("a tensor cannot be called {name:?}: {why}")]
+    TensorName {
+        /// The name, or its beginning.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The layout of a tensor of a table or a bundle makes no sense, or does not fit.
+    #[error("the tensor {name:?} makes no sense: {cause}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// Why.
+        cause: LayoutError,
+    },
+}
+
+impl From<LayoutError> for DescriptorError {
+    fn from(cause: LayoutError) -> Self {
+        Self::Layout(cause)
+    }
+}

@@ -1,0 +1,22 @@
+//! Bytes in, bytes out: descriptors, the broker's protocol, the frames of channels. Nothing here knows a socket.
+//!
+//! Every reader treats its bytes as hostile.
+
+pub(crate) mod address;
+pub(crate) mod bundle;
+pub(crate) mod channel;
+pub mod descriptor;
+#[cfg(test)]
+mod properties;
+pub(crate) mod protocol;
+pub(crate) mod ring;
+mod token;
+
+pub(crate) use address::MAX_ADDRESS_BYTES;
+pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
+pub(crate) use protocol::{
+    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, Refusal, Reply, Request, RequestId,
+    WireHandle, short_name,
+};
+pub use protocol::{ListedExport, ListedHolder};
+pub(crate) use token::{Token, random_bytes};
