@@ -45,6 +45,15 @@ impl Census {
         Self { descriptors, mock_mappings, broker_pages, threads }
     }
 
+    /// Returns whether this census counts more of anything than `before`. Fewer is no leak: `before` may have counted a descriptor
+    /// that another thread was about to close.
+    pub fn exceeds(&self, before: &Self) -> bool {
+        self.mock_mappings > before.mock_mappings
+            || self.broker_pages > before.broker_pages
+            || self.threads > before.threads
+            || self.descriptors.iter().any(|(kind, count)| *count > before.of_kind(kind))
+    }
+
     /// All descriptors.
     pub fn all_descriptors(&self) -> usize {
         self.descriptors.values().sum()

@@ -28,7 +28,7 @@ pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
 pub use survivor::{Before, kill_rounds};
-pub use wait::{DEADLINE, eventually, within};
+pub use wait::{DEADLINE, eventually, no_more_than, within};
 
 /// An agent on a machine that this text describes.
 #[macro_export]

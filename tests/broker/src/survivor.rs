@@ -1,6 +1,6 @@
 //! What outlives the deaths of others: all that it had before, and nothing more.
 
-use crate::{Census, Child, eventually, shared_memory_objects};
+use crate::{Census, Child, eventually, no_more_than, shared_memory_objects};
 
 /// How often each death is tried: as often as `DEVICE_IPC_KILL_ROUNDS` says.
 ///
@@ -36,12 +36,7 @@ impl Before {
         eventually(&format!("{when}: exports"), 0, || child.counter("exports"));
         eventually(&format!("{when}: bytes mapped"), 0, || child.counter("mapped_bytes"));
         eventually(&format!("{when}: bytes allocated"), self.allocated, || child.allocated());
-        eventually(&format!("{when}: descriptors, mappings, threads"), self.census.clone(), || {
-            let mut now = child.census();
-            // The machine starts a stream's thread with its first work; one less is no leak.
-            now.threads = now.threads.max(self.census.threads);
-            now
-        });
+        no_more_than(&self.census, &format!("{when}: descriptors, mappings, threads"), || child.census());
         assert_eq!(shared_memory_objects(), Vec::<String>::new(), "{when}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::Census;
+
 /// How long anything may take that takes milliseconds. Long, because CI shares its machine.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -22,6 +24,24 @@ pub fn eventually<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, mut s
             return;
         }
         assert!(Instant::now() < until, "{what}: expected {expected:?}, and it stayed {now:?}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Waits until a process has no more of anything than `before`.
+///
+/// # Panics
+///
+/// With the last census, when [`DEADLINE`] is over.
+#[track_caller]
+pub fn no_more_than(before: &Census, what: &str, mut census: impl FnMut() -> Census) {
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let now = census();
+        if !now.exceeds(before) {
+            return;
+        }
+        assert!(Instant::now() < until, "{what}: expected no more than {before:?}, and it stayed {now:?}");
         std::thread::sleep(LOOK);
     }
 }

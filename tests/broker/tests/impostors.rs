@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, PINNING,
-    Received, Refusal, ToExporter, agent, eventually,
+    Received, Refusal, ToExporter, agent, eventually, no_more_than,
 };
 use device_ipc_core::Descriptor;
 
@@ -70,7 +70,7 @@ fn another_user_opens_only_what_both_sides_allow() {
             }
         }
         importer.kill();
-        eventually(&case, before, || exporter.census());
+        no_more_than(&before, &case, || exporter.census());
     }
 }
 

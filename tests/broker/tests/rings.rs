@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, CUDA, Census, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, kill_points, kill_rounds,
-    within,
+    no_more_than, within,
 };
 
 /// Hosts do the waiting.
@@ -189,7 +189,7 @@ fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
     eventually(&format!("{when}: leases"), 0, || survivor.counter("leases"));
     eventually(&format!("{when}: exports"), 0, || survivor.counter("exports"));
     eventually(&format!("{when}: bytes mapped"), 0, || survivor.counter("mapped_bytes"));
-    eventually(&format!("{when}: descriptors"), before.descriptors.clone(), || survivor.census().descriptors);
+    no_more_than(before, when, || survivor.census());
 }
 
 /// What is made once has been made then.

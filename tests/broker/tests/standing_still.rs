@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use device_ipc_broker_tests::{DESCRIPTORS, PINNING, agent, eventually, within};
+use device_ipc_broker_tests::{DESCRIPTORS, PINNING, agent, eventually, no_more_than, within};
 
 /// The most that an honest open may take beside whatever is going on.
 const HONEST: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ fn an_exporter_that_stands_still_costs_its_deadline_and_gets_its_late_grant_back
     // It grants what was asked for, and nobody wants it any longer.
     eventually("the late grant", "0 opened=1".to_owned(), || exporter.ok("holders second"));
     assert_eq!(exporter.holders("first"), 1);
-    eventually("what the importer has", before, || importer.census());
+    no_more_than(&before, "the importer", || importer.census());
     importer.ok(&format!("open second {second}"));
     importer.ok("drop first second");
     exporter.ok("close first 10000");

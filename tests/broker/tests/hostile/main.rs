@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
     Access, Census, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, Received, Refusal,
-    ToExporter, agent, eventually, open_request, within,
+    ToExporter, agent, eventually, no_more_than, open_request, within,
 };
 use device_ipc_core::Descriptor;
 
@@ -61,7 +61,7 @@ impl Scene {
     fn is_unharmed(&mut self) {
         self.serves_honest_peers();
         eventually("holders", 1, || self.exporter.holders("x"));
-        eventually("what the exporter has", self.before.clone(), || self.exporter.census());
+        no_more_than(&self.before, "the exporter", || self.exporter.census());
     }
 }
 
@@ -400,7 +400,7 @@ fn who_never_reads_is_cut_off() {
         drop(connection);
         // The honest one's own backend is another one here.
         eventually("holders", 1, || scene.exporter.holders("x"));
-        eventually("what the exporter has", scene.before.clone(), || scene.exporter.census());
+        no_more_than(&scene.before.clone(), "the exporter", || scene.exporter.census());
         scene.honest.ok("touch x");
     }
 }
@@ -481,5 +481,5 @@ fn who_reads_late_hears_of_every_drop_and_keeps_what_it_has() {
     }
     assert!(!connection.is_closed());
     drop(connection);
-    eventually("what the exporter has", scene.before.clone(), || scene.exporter.census());
+    no_more_than(&scene.before.clone(), "the exporter", || scene.exporter.census());
 }
