@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
     DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
@@ -222,5 +223,9 @@ impl DeviceIpc for AscendBackend {
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         timelines::exist(&self.driver).then_some(self as &dyn DeviceTimelines)
+    }
+
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
+        Some(self)
     }
 }

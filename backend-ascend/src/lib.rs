@@ -53,6 +53,7 @@ mod staging;
 mod status;
 mod stream;
 mod symbols;
+mod test_kernels;
 mod timelines;
 mod wire;
 

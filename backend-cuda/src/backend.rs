@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
     DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
@@ -187,6 +188,10 @@ impl DeviceIpc for CudaBackend {
     }
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        Some(self)
+    }
+
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
         Some(self)
     }
 }

@@ -73,6 +73,7 @@ mod relay;
 mod staging;
 mod status;
 mod stream;
+mod test_kernels;
 mod timelines;
 mod virtual_memory;
 

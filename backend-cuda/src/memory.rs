@@ -4,17 +4,13 @@
 //! Programming Guide, "Peer-to-Peer Memory Copy". It serves an IPC mapping on another device too, whose
 //! address belongs to the device that opened it.
 
-use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::thread;
-use std::time::Duration;
 
 use device_ipc_core::{
     BorrowedStream, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind, MemoryInfo,
     Result,
 };
 
-use crate::api::HostFn;
 use crate::backend::CudaBackend;
 use crate::stream::CudaOwnStream;
 use crate::{allocate, staging};
@@ -100,28 +96,6 @@ impl DeviceMemory for CudaBackend {
         driver.check("cuStreamSynchronize", waited)
     }
 
-    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
-        let (raw, _current) = self.driver().enter_with(stream)?;
-        // SAFETY: as the caller promised.
-        unsafe { self.driver().launch_add_f32(range, value, stream.device(), raw) }
-    }
-
-    /// The driver may run the delays of several streams one after the other: they share its thread for host functions
-    /// (`cuLaunchHostFunc`).
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        let driver = self.driver();
-        let (raw, _current) = driver.enter_with(stream)?;
-        driver.refuse_capture(raw, "a delay")?;
-        // The time itself is the argument: nothing to free, whether the function is ever called or not.
-        let nanoseconds = usize::try_from(time.as_nanos()).unwrap_or(usize::MAX);
-        let function: HostFn = sleep_for;
-        // SAFETY: the function calls nothing of CUDA, and takes its argument as a number.
-        let status = unsafe {
-            (driver.api.launch_host_func)(raw, function, std::ptr::without_provenance_mut(nanoseconds))
-        };
-        driver.check("cuLaunchHostFunc", status)
-    }
-
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let driver = self.driver();
         let (raw, _current) = driver.enter_with(stream)?;
@@ -177,10 +151,6 @@ impl DeviceMemory for CudaBackend {
         let status = unsafe { (driver.api.memcpy_htod_async)(dst.ptr.get(), from, len, raw) };
         driver.check("cuMemcpyHtoDAsync", status)
     }
-}
-
-extern "C" fn sleep_for(nanoseconds: *mut c_void) {
-    thread::sleep(Duration::from_nanos(nanoseconds.addr() as u64));
 }
 
 fn same_length(dst: u64, src: u64) -> Result<()> {

@@ -8,6 +8,7 @@ mod support;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     AsStream, BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, Error, Ipc, Result,
     ViewStream,

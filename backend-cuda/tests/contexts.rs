@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, AsStream, BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr,
     DeviceRange, Error, HandleBytes, HandleKind, ProcessIdentity, ReceivedHandle, Result, ViewStream,

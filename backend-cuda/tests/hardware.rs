@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, AsStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange,
     DeviceStream, Error, HandleBytes, ProcessIdentity, ReceivedHandle, ViewStream,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory,
     DeviceOrdinal, DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, Generation, HandleBytes,
@@ -273,6 +274,10 @@ impl DeviceIpc for MockBackend {
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         self.timelines.as_ref().map(|timelines| timelines as &dyn DeviceTimelines)
+    }
+
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
+        Some(&self.memory)
     }
 }
 

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
     MemoryInfo, Result,
@@ -113,25 +114,6 @@ impl DeviceMemory for MockMemory {
         Ok(())
     }
 
-    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
-        if !range.len.is_multiple_of(4) || !range.ptr.get().is_multiple_of(4) {
-            return Err(Error::InvalidRegion(format!(
-                "{} bytes at {} are not whole floats",
-                range.len, range.ptr
-            )));
-        }
-        if range.len == 0 {
-            return stream_of(stream).map(drop);
-        }
-        self.machine
-            .add_f32(address(range), range.len / 4, value, stream_of(stream)?)
-            .map_err(engine("add_f32"))
-    }
-
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
-    }
-
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.machine.synchronize(stream_of(stream)?).map_err(engine("synchronize"))
     }
@@ -174,6 +156,27 @@ impl DeviceMemory for MockMemory {
     ) -> Result<()> {
         let stream = stream_of(stream)?;
         self.machine.copy(address(dst), address_of(src), dst.len, stream).map_err(engine("copy"))
+    }
+}
+
+impl TestKernels for MockMemory {
+    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
+        if !range.len.is_multiple_of(4) || !range.ptr.get().is_multiple_of(4) {
+            return Err(Error::InvalidRegion(format!(
+                "{} bytes at {} are not whole floats",
+                range.len, range.ptr
+            )));
+        }
+        if range.len == 0 {
+            return stream_of(stream).map(drop);
+        }
+        self.machine
+            .add_f32(address(range), range.len / 4, value, stream_of(stream)?)
+            .map_err(engine("add_f32"))
+    }
+
+    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
+        self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
     }
 }
 

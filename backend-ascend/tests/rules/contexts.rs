@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use device_ipc_ascend::{KEY, SHAREABLE};
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{Access, BorrowedStream, DeviceIpc, DeviceMemory, DeviceRange, VendorStatus};
 
 use crate::importer::received;

@@ -1,6 +1,7 @@
 //! Another process that opens what it is handed.
 
 use device_ipc_ascend::AscendBackend;
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, DeviceIpc, DeviceMemory, DeviceOrdinal, Exported, HandleBytes, HandleKind, Opened,
     ProcessIdentity, ReceivedHandle, Result,

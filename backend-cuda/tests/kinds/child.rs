@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, Descriptor, DeviceIpc, DevicePtr, DeviceRange, Error, Export, HandleKind, Ipc, Mapping,
     close_unused,
@@ -61,7 +62,7 @@ impl Process {
                 let stream = self.backend.memory().create_stream(base.device)?;
                 let range = DeviceRange::new(base.device, ptr, 4);
                 // SAFETY: the parent sees to it that what lies there may be changed, or that this process may die of it.
-                unsafe { self.backend.memory().add_f32(range, 1.0, stream.as_borrowed())? };
+                unsafe { self.backend.add_f32(range, 1.0, stream.as_borrowed())? };
                 self.backend.memory().synchronize(stream.as_borrowed())?;
                 Ok("added".into())
             }

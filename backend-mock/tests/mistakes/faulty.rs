@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, BackendInfo, BorrowedStream, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory,
     DeviceOrdinal, DeviceRange, DeviceStream, DeviceTimelines, Error, Exported, Extent, HandleKind,
@@ -70,6 +71,10 @@ impl Faulty {
         let own_stream = stream.map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
         let (allocated, unwritten) = (Mutex::default(), Mutex::default());
         Ok(Arc::new(Self { mock, mistake, allocated, unwritten, own_stream }))
+    }
+
+    fn kernels(&self) -> &dyn TestKernels {
+        self.mock.test_kernels().expect("the mock has test kernels")
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -203,6 +208,10 @@ impl DeviceIpc for Faulty {
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         self.mock.timelines()
     }
+
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
+        Some(self)
+    }
 }
 
 impl DeviceMemory for Faulty {
@@ -268,18 +277,6 @@ impl DeviceMemory for Faulty {
         unsafe { self.mock.memory().read(src, bytes, stream) }
     }
 
-    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
-        let stream = self.stream(stream);
-        self.refuse_empty(range)?;
-        // SAFETY: as the caller promised.
-        self.submitted(stream, unsafe { self.mock.memory().add_f32(range, value, stream) })
-    }
-
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
-        let stream = self.stream(stream);
-        self.submitted(stream, self.mock.memory().delay(time, stream))
-    }
-
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let stream = self.stream(stream);
         self.write_late(stream)?;
@@ -327,5 +324,19 @@ impl DeviceMemory for Faulty {
     ) -> Result<()> {
         // SAFETY: as the caller promised.
         unsafe { self.mock.memory().copy_from_host(dst, src, self.stream(stream)) }
+    }
+}
+
+impl TestKernels for Faulty {
+    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.refuse_empty(range)?;
+        // SAFETY: as the caller promised.
+        self.submitted(stream, unsafe { self.kernels().add_f32(range, value, stream) })
+    }
+
+    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
+        let stream = self.stream(stream);
+        self.submitted(stream, self.kernels().delay(time, stream))
     }
 }

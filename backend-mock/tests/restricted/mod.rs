@@ -11,6 +11,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
     DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, HandleBytes, HandleKind,
@@ -204,6 +205,10 @@ impl DeviceIpc for Restricted {
 
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
         self.mock.timelines()
+    }
+
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
+        self.mock.test_kernels()
     }
 }
 

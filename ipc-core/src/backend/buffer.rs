@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{DeviceIpc, DeviceStream, HandleKind};
+use crate::backend::{DeviceIpc, DeviceStream, HandleKind, TestKernels};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -153,13 +153,22 @@ impl Stream {
         self.as_stream().device()
     }
 
-    /// Makes the stream idle for at least this long before it goes on.
+    /// Submits a pause of at least `time`: for demos, tests and benchmarks.
     ///
     /// # Errors
     ///
-    /// The vendor's.
+    /// [`Error::Unsupported`] where the backend has no [`TestKernels`], else the vendor's error.
     pub fn delay(&self, time: Duration) -> Result<()> {
-        self.inner.backend.memory().delay(time, self.as_stream())
+        self.test_kernels()?.delay(time, self.as_stream())
+    }
+
+    fn test_kernels(&self) -> Result<&dyn TestKernels> {
+        let backend = &self.inner.backend;
+        backend.test_kernels().ok_or_else(|| Error::Unsupported {
+            backend: backend.info().name,
+            what: "run a test kernel".into(),
+            why: "it implements no `TestKernels`; submit a kernel of your own to the stream".into(),
+        })
     }
 
     /// Waits on the host until everything submitted to the stream has finished.
@@ -305,18 +314,18 @@ impl<T: Element> ViewMut<'_, T> {
 }
 
 impl ViewMut<'_, f32> {
-    /// Submits a kernel that adds `value` to every element, in place.
+    /// Submits a kernel that adds `value` to every element, in place: for demos, tests and benchmarks.
     ///
     /// # Errors
     ///
-    /// The vendor's.
+    /// [`Error::Unsupported`] where the backend has no [`TestKernels`], else the vendor's error.
     pub fn add(&mut self, value: f32) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
-        let (memory, range) = (self.stream.inner.backend.memory(), self.range);
+        let kernels = self.stream.test_kernels()?;
         // SAFETY: the view keeps the range mapped, read-write; it was made for a stream of the range's device.
-        unsafe { memory.add_f32(range, value, self.stream.as_stream()) }
+        unsafe { kernels.add_f32(self.range, value, self.stream.as_stream()) }
     }
 }
 

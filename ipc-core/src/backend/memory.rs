@@ -4,7 +4,6 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use crate::backend::HandleKind;
 use crate::backend::stream::BorrowedStream;
@@ -110,26 +109,6 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// As for [`copy`](Self::copy).
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()>;
-
-    /// Runs a kernel on the stream's device that adds `value` to every 32-bit float of `range`. The first call on a device may
-    /// load the kernel, for which a driver may wait until all its streams are idle.
-    ///
-    /// # Safety
-    ///
-    /// As for [`copy`](Self::copy), and the stream's device can access the range.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) where the range does not hold whole, aligned floats;
-    /// else the vendor's error.
-    unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()>;
-
-    /// Submits a pause of at least this length.
-    ///
-    /// # Errors
-    ///
-    /// The vendor's error.
-    fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()>;
 
     /// Waits on the host until everything submitted to the stream has finished.
     ///

@@ -3,7 +3,8 @@
 //!
 //! [`DeviceIpc`] is what sharing needs. [`DeviceMemory`] is plain memory and streams: for the examples, the program, the
 //! benchmarks and the conformance suite, and for staged copies; users bring their own allocator. [`DeviceEvent`] and
-//! [`DeviceTimelines`] order the streams of two processes.
+//! [`DeviceTimelines`] order the streams of two processes. [`TestKernels`] are not part of the contract; only the
+//! conformance suite, the program and the benchmarks need them.
 //!
 //! This page, with the documentation of the methods, is all that a backend has to obey. "The library" is this crate, the
 //! caller of a backend. The conformance suite (`device-ipc-conformance`) calls the backend without the library in
@@ -116,6 +117,7 @@ pub mod library;
 mod memory;
 pub mod select;
 pub(crate) mod stream;
+mod test_kernels;
 mod timeline;
 
 use std::fmt;
@@ -127,6 +129,7 @@ pub use buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
+pub use test_kernels::TestKernels;
 pub use timeline::DeviceTimelines;
 
 use serde::de::{SeqAccess, Visitor};
@@ -323,6 +326,11 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     /// Returns the operations of streams on words, where the vendor has them ([`Capabilities::timelines`] says for which
     /// devices).
     fn timelines(&self) -> Option<&dyn DeviceTimelines> {
+        None
+    }
+
+    /// Returns the test kernels, where the backend has them. The conformance suite requires them; sharing does not use them.
+    fn test_kernels(&self) -> Option<&dyn TestKernels> {
         None
     }
 }

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device_ipc_core::backend::TestKernels;
 use device_ipc_core::{
     AsStream, BorrowedStream, DeviceIpc, DeviceOrdinal, DeviceRange, HandleKind, Ipc, OwnedRegion, Region,
     Result, ShareBuilder,
@@ -109,7 +110,7 @@ impl<'a> Bare<'a> {
     pub fn add(&self, part: DeviceRange, value: f32, stream: &impl AsStream) -> Result<()> {
         assert!(self.range.contains(&part), "a case may only touch its own memory");
         // SAFETY: as in `fill`.
-        unsafe { self.backend.memory().add_f32(part, value, stream.as_stream()) }
+        unsafe { test_kernels(self.backend).add_f32(part, value, stream.as_stream()) }
     }
 
     /// Submits writing host bytes, of whatever length.
@@ -172,6 +173,11 @@ impl Drop for Bare<'_> {
     }
 }
 
+/// The test kernels, which the suite requires.
+fn test_kernels(backend: &dyn DeviceIpc) -> &dyn TestKernels {
+    backend.test_kernels().expect("the suite requires DeviceIpc::test_kernels")
+}
+
 /// Gives every call of a backend that takes a stream one of another backend. Returns the calls with their results.
 ///
 /// # Errors
@@ -181,7 +187,7 @@ pub fn use_stream_of_another_backend(
     backend: &Arc<dyn DeviceIpc>,
     memory: &Bare<'_>,
 ) -> Result<Vec<(&'static str, Result<()>)>> {
-    let (calls, range) = (backend.memory(), memory.range);
+    let (calls, kernels, range) = (backend.memory(), test_kernels(&**backend), memory.range);
     let stream = stream_of_another_backend();
     let mut bytes = vec![0; range.len as usize];
     // Never freed: a backend that takes the stream may use it at any time.
@@ -194,12 +200,12 @@ pub fn use_stream_of_another_backend(
             ("DeviceMemory::fill", calls.fill(range, 1, stream)),
             ("DeviceMemory::write", calls.write(range, &bytes, stream)),
             ("DeviceMemory::read", calls.read(range, &mut bytes, stream)),
-            ("DeviceMemory::add_f32", calls.add_f32(range, 1.0, stream)),
+            ("TestKernels::add_f32", kernels.add_f32(range, 1.0, stream)),
             ("DeviceMemory::copy_to_host", calls.copy_to_host(host, range, stream)),
             ("DeviceMemory::copy_from_host", calls.copy_from_host(range, host, stream)),
         ]
     };
-    results.push(("DeviceMemory::delay", calls.delay(Duration::from_millis(1), stream)));
+    results.push(("TestKernels::delay", kernels.delay(Duration::from_millis(1), stream)));
     results.push(("DeviceMemory::synchronize", calls.synchronize(stream)));
     let capabilities = backend.capabilities(range.device)?;
     if capabilities.ipc_events {
