@@ -47,44 +47,17 @@
 #![cfg(target_os = "linux")]
 #![warn(missing_debug_implementations)]
 
-mod arena;
-mod config;
-mod error;
-mod event;
-mod events;
-mod handle;
-mod host;
-mod ids;
-mod kernel;
 mod machine;
-mod mapping;
 mod memory;
-mod node;
-mod object;
-mod operation;
-mod page;
-mod peers;
-mod process;
-mod ranges;
-mod sharing;
-mod signals;
-mod spec;
-mod stream;
+mod model;
+mod shared;
 mod streams;
-mod vmm;
-mod words;
-mod work;
+mod system;
 
-pub use config::{DeviceConfig, Lifetime, MachineConfig};
-pub use error::{EngineError, Revocation};
-pub use handle::HANDLE_BYTES;
-pub use ids::{Access, Address, BlockId, EventId, StreamId};
-pub use kernel::KernelMemory;
-pub use machine::{DeviceInfo, Machine};
-pub use memory::RangeInfo;
-pub use node::NODE_VARIABLE;
-pub use operation::{Counters, Fault, Operation};
-pub use peers::PeerMatrix;
-pub use sharing::Part;
-pub use spec::ConfigError;
-pub use vmm::{BlockInfo, MappedBlock};
+pub use machine::{BlockInfo, DeviceInfo, KernelMemory, Machine, MappedBlock, Part, RangeInfo};
+pub use model::{
+    Access, Address, BlockId, ConfigError, Counters, DeviceConfig, EngineError, EventId, Fault, Lifetime,
+    MachineConfig, Operation, PeerMatrix, Revocation, StreamId,
+};
+pub use shared::HANDLE_BYTES;
+pub use shared::node::NODE_VARIABLE;
