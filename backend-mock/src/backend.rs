@@ -11,26 +11,19 @@ use device_ipc_core::{
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 
-use crate::errors::{engine, unsupported};
+use crate::errors::{engine, unknown_kind, unsupported};
 use crate::event::MockEvent;
 use crate::host_pages::HostPages;
+use crate::kinds::{BYTES, FD, NAME};
 use crate::memory::MockMemory;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
-
-/// The backend's name.
-pub const NAME: &str = "mock";
 
 /// For [`Backends::with`](device_ipc_core::Backends::with). The machine is what `DEVICE_IPC_MOCK` describes.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
     let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
     Ok(MockBackend::from_spec(&spec.to_string_lossy())?)
 });
-
-/// Handles that are bytes alone.
-pub(crate) const BYTES: HandleKind = HandleKind(1);
-/// Handles with a file descriptor.
-pub(crate) const FD: HandleKind = HandleKind(2);
 
 /// Devices in shared memory.
 #[derive(Debug)]
@@ -279,13 +272,6 @@ impl DeviceIpc for MockBackend {
     fn test_kernels(&self) -> Option<&dyn TestKernels> {
         Some(&self.memory)
     }
-}
-
-pub(crate) fn unknown_kind(kind: HandleKind) -> Error {
-    unsupported(
-        format!("use a handle of kind {}", kind.0),
-        "it knows kinds 1 (bytes) and 2 (file descriptor)",
-    )
 }
 
 fn no_events() -> Error {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{DeviceOrdinal, Error, VendorError, VendorStatus};
+use device_ipc_core::{DeviceOrdinal, Error, HandleKind, VendorError, VendorStatus};
 use device_ipc_mock_engine::{EngineError, Operation};
 
-use crate::NAME;
+use crate::kinds::NAME;
 
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: i32 = 208;
@@ -55,4 +55,11 @@ pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Er
 
 pub(crate) fn timeout(what: &str, after: Duration) -> Error {
     Error::Timeout { what: what.to_owned(), after, detail: String::new() }
+}
+
+pub(crate) fn unknown_kind(kind: HandleKind) -> Error {
+    unsupported(
+        format!("use a handle of kind {}", kind.0),
+        "it knows kinds 1 (bytes) and 2 (file descriptor)",
+    )
 }

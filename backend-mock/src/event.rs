@@ -7,7 +7,7 @@ use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleB
 use device_ipc_mock_engine::{EventId, Machine};
 
 use crate::errors::{engine, timeout, unsupported};
-use crate::memory::stream_of;
+use crate::stream::stream_of;
 
 /// An event, created here or opened from another process.
 #[derive(Debug)]

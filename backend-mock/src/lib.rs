@@ -21,12 +21,15 @@ mod backend;
 mod errors;
 mod event;
 mod host_pages;
+mod kinds;
 mod memory;
 mod spec;
+mod stream;
 mod timelines;
 
-pub use backend::{MockBackend, NAME, REGISTRATION};
+pub use backend::{MockBackend, REGISTRATION};
 pub use device_ipc_mock_engine as engine;
+pub use kinds::NAME;
 pub use spec::{HandleForm, MACHINE_VARIABLE};
 
 device_ipc_core::register_backend!(REGISTRATION);

@@ -14,12 +14,12 @@ use device_ipc_core::{
     BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
     MemoryInfo, Result,
 };
-use device_ipc_mock_engine::{Address, Machine, StreamId};
+use device_ipc_mock_engine::{Address, Machine};
 
-use crate::NAME;
-use crate::backend::{BYTES, FD, unknown_kind};
-use crate::errors::{engine, unsupported};
+use crate::errors::{engine, unknown_kind, unsupported};
 use crate::host_pages::{HostPages, address_of};
+use crate::kinds::{BYTES, FD};
+use crate::stream::{MockStream, stream_of};
 
 /// The engine's memory.
 #[derive(Debug)]
@@ -34,15 +34,6 @@ impl MockMemory {
         let why = "the machine was described with pinned=off";
         self.pinned.as_deref().ok_or_else(|| unsupported("copy to and from host memory of others", why))
     }
-}
-
-/// The engine's stream behind one of core's.
-pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
-    if stream.backend() != NAME {
-        let (found, expected) = (stream.backend().to_owned(), NAME.to_owned());
-        return Err(Error::WrongBackend { what: "the stream", found, expected });
-    }
-    Ok(StreamId::new(stream.raw()))
 }
 
 fn address(range: DeviceRange) -> Address {
@@ -177,27 +168,5 @@ impl TestKernels for MockMemory {
 
     fn delay(&self, time: Duration, stream: BorrowedStream<'_>) -> Result<()> {
         self.machine.delay(time, stream_of(stream)?).map_err(engine("delay"))
-    }
-}
-
-/// A stream of the engine.
-#[derive(Debug)]
-struct MockStream {
-    machine: Arc<Machine>,
-    stream: StreamId,
-    device: DeviceOrdinal,
-}
-
-impl DeviceStream for MockStream {
-    fn as_borrowed(&self) -> BorrowedStream<'_> {
-        // SAFETY: the stream is the engine's, on this device, and is destroyed by drop alone.
-        unsafe { BorrowedStream::from_raw(NAME, self.device, self.stream.get()) }
-    }
-}
-
-impl Drop for MockStream {
-    fn drop(&mut self) {
-        // Fails only in a forked child, whose streams are the parent's.
-        let _ = self.machine.destroy_stream(self.stream);
     }
 }

@@ -10,7 +10,7 @@ use device_ipc_mock_engine::{Address, Machine};
 
 use crate::errors::engine;
 use crate::host_pages::HostPages;
-use crate::memory::stream_of;
+use crate::stream::stream_of;
 
 /// The engine's words.
 #[derive(Debug)]

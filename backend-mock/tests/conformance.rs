@@ -1,5 +1,8 @@
 //! Runs the conformance suite on the mock, as each of the machines that it can play.
 
+#[macro_use]
+#[path = "support/delegate.rs"]
+mod delegate;
 mod restricted;
 
 use std::process::ExitCode;

@@ -122,29 +122,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeviceIpc for Faulty {
-    fn info(&self) -> &BackendInfo {
-        self.mock.info()
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.mock.devices()
-    }
-
-    fn visible_devices_variable(&self) -> &'static str {
-        self.mock.visible_devices_variable()
-    }
-
-    fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
-        self.mock.peer_access(from, to)
-    }
-
-    fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
-        self.mock.capabilities(device)
-    }
-
-    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        self.mock.handle_kinds()
-    }
+    delegate!(info devices visible_devices_variable peer_access capabilities handle_kinds export create_event);
+    delegate!(open_event synchronize_device timelines);
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
         let stated = if self.makes(Mistake::StatedBaseIsIgnored) { None } else { stated_base };
@@ -159,10 +138,6 @@ impl DeviceIpc for Faulty {
             }
             other => other,
         }
-    }
-
-    fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
-        self.mock.export(extent, kind)
     }
 
     fn unexport(&self, exported: Exported) -> Result<()> {
@@ -189,24 +164,8 @@ impl DeviceIpc for Faulty {
         if self.makes(Mistake::CloseDoesNothing) { Ok(()) } else { self.mock.close(opened) }
     }
 
-    fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        self.mock.create_event(device)
-    }
-
-    fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        self.mock.open_event(handle, on)
-    }
-
-    fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
-        self.mock.synchronize_device(device)
-    }
-
     fn memory(&self) -> &dyn DeviceMemory {
         self
-    }
-
-    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
-        self.mock.timelines()
     }
 
     fn test_kernels(&self) -> Option<&dyn TestKernels> {

@@ -2,6 +2,9 @@
 //!
 //! The mock with one deliberate mistake runs the case that is there for it. Without the mistake the same case passes.
 
+#[macro_use]
+#[path = "../support/delegate.rs"]
+mod delegate;
 mod faulty;
 
 use std::process::{Command, ExitCode};

@@ -76,25 +76,8 @@ fn without_permits(exported: Exported) -> Exported {
 }
 
 impl DeviceIpc for Restricted {
-    fn info(&self) -> &BackendInfo {
-        self.mock.info()
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.mock.devices()
-    }
-
-    fn visible_devices_variable(&self) -> &'static str {
-        self.mock.visible_devices_variable()
-    }
-
-    fn peer_access(&self, from: DeviceOrdinal, to: DeviceOrdinal) -> Result<bool> {
-        self.mock.peer_access(from, to)
-    }
-
-    fn capabilities(&self, device: DeviceOrdinal) -> Result<Capabilities> {
-        self.mock.capabilities(device)
-    }
+    delegate!(info devices visible_devices_variable peer_access capabilities extents_of create_event open_event);
+    delegate!(synchronize_device memory timelines test_kernels);
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
         let restricted = |kind| HandleKindInfo {
@@ -107,10 +90,6 @@ impl DeviceIpc for Restricted {
             ..kind
         };
         self.mock.handle_kinds().into_iter().map(restricted).collect()
-    }
-
-    fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
-        self.mock.extents_of(range, stated_base)
     }
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
@@ -185,30 +164,6 @@ impl DeviceIpc for Restricted {
         let mut open = lock(&self.open);
         open.remove(&opened.cookie);
         self.mock.close(opened)
-    }
-
-    fn create_event(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        self.mock.create_event(device)
-    }
-
-    fn open_event(&self, handle: &[u8], on: DeviceOrdinal) -> Result<Box<dyn DeviceEvent>> {
-        self.mock.open_event(handle, on)
-    }
-
-    fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
-        self.mock.synchronize_device(device)
-    }
-
-    fn memory(&self) -> &dyn DeviceMemory {
-        self.mock.memory()
-    }
-
-    fn timelines(&self) -> Option<&dyn DeviceTimelines> {
-        self.mock.timelines()
-    }
-
-    fn test_kernels(&self) -> Option<&dyn TestKernels> {
-        self.mock.test_kernels()
     }
 }
 

@@ -1,0 +1,41 @@
+//! Streams of the engine.
+
+#![allow(unsafe_code, reason = "wraps the engine's stream numbers, which live until the stream is dropped")]
+
+use std::sync::Arc;
+
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceStream, Error, Result};
+use device_ipc_mock_engine::{Machine, StreamId};
+
+use crate::kinds::NAME;
+
+/// The engine's stream behind one of core's.
+pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
+    if stream.backend() != NAME {
+        let (found, expected) = (stream.backend().to_owned(), NAME.to_owned());
+        return Err(Error::WrongBackend { what: "the stream", found, expected });
+    }
+    Ok(StreamId::new(stream.raw()))
+}
+
+/// A stream of the engine.
+#[derive(Debug)]
+pub(crate) struct MockStream {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) stream: StreamId,
+    pub(crate) device: DeviceOrdinal,
+}
+
+impl DeviceStream for MockStream {
+    fn as_borrowed(&self) -> BorrowedStream<'_> {
+        // SAFETY: the stream is the engine's, on this device, and is destroyed by drop alone.
+        unsafe { BorrowedStream::from_raw(NAME, self.device, self.stream.get()) }
+    }
+}
+
+impl Drop for MockStream {
+    fn drop(&mut self) {
+        // Fails only in a forked child, whose streams are the parent's.
+        let _ = self.machine.destroy_stream(self.stream);
+    }
+}
