@@ -46,43 +46,17 @@
 //! Rules of the driver that the code relies on are in the CUDA Driver API manual,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/>; the modules name the pages.
 
-mod allocate;
-mod api;
 mod backend;
-mod capture;
-mod context;
-mod device;
-mod device_context;
-mod driver;
-mod event;
-mod export;
-mod fabric;
-mod fd;
-mod host_pages;
+mod bindings;
 pub mod interop;
-mod kernel;
-mod kinds;
-mod layout;
 mod library;
 mod memory;
-mod open;
-mod pointer;
-mod pools;
+mod objects;
 pub mod raw;
-mod relay;
-mod staging;
-mod status;
-mod stream;
-mod test_kernels;
-mod timelines;
-mod virtual_memory;
 
-pub use backend::{CudaBackend, REGISTRATION};
-pub use fabric::Fabric;
+pub use backend::{CudaBackend, REGISTRATION, make_pool_shareable};
 pub use interop::{alloc_zeros, clone_htod};
-pub use kinds::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
-pub use library::LIBRARY_VARIABLE;
-pub use pools::make_pool_shareable;
-
-/// The backend's name, in descriptors and in `DEVICE_IPC_BACKEND`.
-pub const NAME: &str = "cuda";
+pub use library::NAME;
+pub use library::search::LIBRARY_VARIABLE;
+pub use memory::fabric::support::FabricSupport;
+pub use memory::kind::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};

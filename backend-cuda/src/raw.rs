@@ -27,10 +27,11 @@ use device_ipc_core::{
     HandleBytes, LayoutError, Opened, ProcessIdentity, ReceivedHandle, Region, Result, ViewStream as _,
 };
 
-use crate::api::IPC_HANDLE_BYTES;
 use crate::backend::{self, CudaBackend};
+use crate::bindings::api::IPC_HANDLE_BYTES;
 use crate::interop::{CudaMapped, CudaMappedMut};
-use crate::{LEGACY, NAME};
+use crate::library::NAME;
+use crate::memory::kind::LEGACY;
 
 /// A region of another program's memory, or for another program: the vendor's handle, and where the region lies in what it
 /// opens.

@@ -14,7 +14,7 @@ use device_ipc_core::{Error, Result};
 use super::caller::{Caller, refuse_capture};
 use super::error::vendor_error;
 use crate::interop::stream::ordinal;
-use crate::status::number;
+use crate::library::status::number;
 
 /// A slice of `len` zeros, in memory that can be shared.
 ///
@@ -104,7 +104,7 @@ pub(super) unsafe fn slice_at<T>(
     // SAFETY: as the caller promised. A panic leaves nothing behind that was touched.
     catch_unwind(AssertUnwindSafe(|| unsafe { stream.upgrade_device_ptr(address, len) })).map_err(|_| {
         Error::Unsupported {
-            backend: crate::NAME,
+            backend: crate::library::NAME,
             what: "make a slice of cudarc's".into(),
             why: "cudarc could not create the events that it keeps beside every slice".into(),
         }

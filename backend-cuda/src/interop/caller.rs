@@ -1,7 +1,7 @@
 //! The calling thread as it was.
 //!
 //! cudarc makes its context current and leaves it so, and knows nothing of captures on other threads. What is done for
-//! our callers leaves both as they were, as [`Current`](crate::context::Current) does for calls of our own.
+//! our callers leaves both as they were, as [`Current`](crate::objects::context::Current) does for calls of our own.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use cudarc::driver::{CudaStream, result};
 use device_ipc_core::{Error, Result};
 
 use super::error::vendor_error;
-use crate::capture;
+use crate::objects::capture;
 
 /// When this is dropped, the thread has the context current that it had before, and its capture mode, which is the relaxed
 /// one meanwhile.
@@ -59,6 +59,6 @@ pub(super) fn refuse_capture(stream: &Arc<CudaStream>, what: &'static str) -> Re
 pub(super) fn is_capturing(stream: &Arc<CudaStream>) -> Result<bool> {
     let status = stream.capture_status().map_err(|error| vendor_error("cuStreamIsCapturing", error))?;
     let capturing = status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    capture::note(stream.cu_stream().addr(), capturing);
+    capture::record(stream.cu_stream().addr(), capturing);
     Ok(capturing)
 }

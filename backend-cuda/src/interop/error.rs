@@ -3,7 +3,7 @@
 use cudarc::driver::DriverError;
 use device_ipc_core::{Error, VendorError, VendorStatus};
 
-use crate::{NAME, status};
+use crate::library::{NAME, status};
 
 /// The error of a call that cudarc made. Asks cudarc for no text: that would be a call that can panic.
 pub(super) fn vendor_error(call: &'static str, error: DriverError) -> Error {

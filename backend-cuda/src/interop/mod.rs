@@ -15,13 +15,11 @@
 mod alloc;
 mod caller;
 mod error;
+mod marker;
 mod owner;
 mod stream;
 mod view;
 
 pub use alloc::{alloc_zeros, clone_htod};
+pub use marker::Cudarc;
 pub use view::{CudaMapped, CudaMappedMut};
-
-/// Marks the implementations for cudarc's types. Never named by callers: the compiler finds it.
-#[derive(Clone, Copy, Debug)]
-pub enum Cudarc {}

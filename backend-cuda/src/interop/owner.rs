@@ -6,9 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 use device_ipc_core::{DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Region};
 
-use crate::NAME;
 use crate::interop::caller::{Caller, is_capturing};
-use crate::interop::{Cudarc, stream};
+use crate::interop::marker::Cudarc;
+use crate::interop::stream;
+use crate::library::NAME;
 
 /// The element type is known for the numbers of Rust; for others (`half::f16`, a struct) state it where the slice is
 /// shared.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal};
 
-use crate::NAME;
-use crate::interop::Cudarc;
+use crate::interop::marker::Cudarc;
+use crate::library::NAME;
 
 /// The stream's context should be the primary one. The default stream of a context that was made by
 /// `CudaContext::new_non_primary` cannot be told from the primary one's.

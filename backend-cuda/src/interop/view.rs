@@ -20,7 +20,7 @@ use device_ipc_core::{DeviceRange, Element, Error, Result, ViewStream, ViewTypes
 use super::alloc::slice_at;
 use super::caller::{Caller, is_capturing};
 use super::stream::ordinal;
-use crate::interop::Cudarc;
+use crate::interop::marker::Cudarc;
 
 /// A view that reads a mapping, for at most as long as the mapping is open (`'m`).
 ///
@@ -111,7 +111,7 @@ impl<T> Lent<T> {
         }
         if !stream.context().is_primary() {
             return Err(Error::Unsupported {
-                backend: crate::NAME,
+                backend: crate::library::NAME,
                 what: "view a mapping on a stream of this context".into(),
                 why: "memory is opened in the device's primary context; take a stream of CudaContext::new"
                     .into(),

@@ -18,7 +18,7 @@ use device_ipc_core::{
     HandleBytes, HandleKind, Ipc, OwnedRegion, ProcessIdentity, ReceivedHandle, Region, close_mappings_of,
     close_unused,
 };
-use device_ipc_cuda::{CudaBackend, FABRIC, Fabric, LEGACY, NAME, POOL, VIRTUAL_MEMORY};
+use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, NAME, POOL, VIRTUAL_MEMORY};
 
 use blocks::{BY_FD, Blocks, GRANULE, NO_HANDLE};
 
@@ -43,7 +43,7 @@ fn kinds_here(backend: &CudaBackend) -> Vec<HandleKind> {
     let mut kinds: Vec<_> = backend.handle_kinds().into_iter().map(|info| info.kind).collect();
     if kinds.contains(&FABRIC) {
         let fabric = backend.fabric(0).unwrap();
-        if fabric != Fabric::Available {
+        if fabric != FabricSupport::Available {
             eprintln!("skipped for the kind fabric: {fabric}");
             kinds.retain(|kind| *kind != FABRIC);
         }
@@ -426,8 +426,8 @@ fn fabric_handles_are_there_or_the_answer_says_what_is_missing() {
     assert_eq!(backend.fabric(0).unwrap(), found, "the answer is remembered");
     match (&found, backend.memory().allocate_as(ZERO, 1, FABRIC)) {
         // SAFETY: freed once.
-        (Fabric::Available, Ok(range)) => unsafe { backend.memory().free(range) }.unwrap(),
-        (Fabric::Available, Err(error)) => panic!("{error}"),
+        (FabricSupport::Available, Ok(range)) => unsafe { backend.memory().free(range) }.unwrap(),
+        (FabricSupport::Available, Err(error)) => panic!("{error}"),
         (_, Ok(range)) => panic!("{found}, and yet there is {range:?}"),
         (_, Err(error)) => assert!(error.to_string().contains(&found.to_string()), "{error}"),
     }

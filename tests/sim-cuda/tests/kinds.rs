@@ -3,7 +3,7 @@
 mod support;
 
 use device_ipc_core::{DeviceIpc, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, Error};
-use device_ipc_cuda::{CudaBackend, FABRIC, Fabric, LEGACY, POOL, VIRTUAL_MEMORY};
+use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, POOL, VIRTUAL_MEMORY};
 
 #[path = "../../../backend-cuda/tests/kinds/main.rs"]
 mod backend;
@@ -40,7 +40,7 @@ fn a_driver_without_the_functions_has_legacy_handles_alone() {
         let refused = backend.allocate_as(device, 10_000, kind);
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     }
-    assert!(matches!(backend.fabric(device), Ok(Fabric::NotSupported { .. })));
+    assert!(matches!(backend.fabric(device), Ok(FabricSupport::NotSupported { .. })));
     let refused = backend.make_pool_shareable(device);
     assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     // SAFETY: freed once.

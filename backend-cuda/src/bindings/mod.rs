@@ -1,0 +1,4 @@
+//! libcuda as `cuda.h` declares it: functions, structures and constants. Calls nothing.
+
+pub(crate) mod api;
+pub(crate) mod layout;
