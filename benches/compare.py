@@ -1,10 +1,10 @@
 """Measures the same work with device-ipc and with PyTorch on this machine, and prints one table of both, in Markdown.
 
-    cargo build --release -p device-ipc-cli
+    cargo build --release -p device-ipc-bench
     python3 benches/compare.py [--quick] [--program PATH] [--python PATH] [--output FILE]
 
 Without PyTorch or a GPU it says so, and prints what there is. Results that lie in files already are taken by `--ours
-FILE` (what `device-ipc bench --json FILE` wrote) and `--torch FILE` (what `benches/torch/run.py --output FILE` wrote).
+FILE` (what `device-ipc-bench --json FILE` wrote) and `--torch FILE` (what `benches/torch/run.py --output FILE` wrote).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-# Of the report that `device-ipc bench --json` writes.
+# Of the report that `device-ipc-bench --json` writes.
 SCHEMA = 1
-PROGRAM_VARIABLE = "DEVICE_IPC_BIN"
+PROGRAM_VARIABLE = "DEVICE_IPC_BENCH_BIN"
 # Both sides end by deadlines of their own, row by row; these are for what hangs all the same.
 PROGRAM_SECONDS = 1800
 TORCH_SECONDS = 1200
@@ -91,10 +91,10 @@ def lines_of(document: object) -> dict[tuple[str, str], dict[str, object]]:
     """
     lines = document.get("lines") if isinstance(document, dict) else None
     if not isinstance(lines, list):
-        raise Failed("the report of device-ipc bench has no list 'lines': was it written by another version?")
+        raise Failed("the report of device-ipc-bench has no list 'lines': was it written by another version?")
     if document.get("schema") != SCHEMA:
         found = document.get("schema")
-        raise Failed(f"the report of device-ipc bench has layout {found}, and this script knows {SCHEMA}")
+        raise Failed(f"the report of device-ipc-bench has layout {found}, and this script knows {SCHEMA}")
     return {(line["row"], line["case"]): line for line in lines}
 
 
@@ -225,27 +225,27 @@ def program_path(given: str | None) -> Path:
     if variable := os.environ.get(PROGRAM_VARIABLE):
         return Path(variable)
     target = Path(os.environ.get("CARGO_TARGET_DIR", FOLDER.parent / "target"))
-    return target / "release" / "device-ipc"
+    return target / "release" / "device-ipc-bench"
 
 
 def run_ours(program: Path, backend: str | None, extra: Sequence[str]) -> object:
     """Our report, by running the program. Its progress goes to standard error."""
     if not program.is_file():
         raise Failed(
-            f"there is no program at {program}: cargo build --release -p device-ipc-cli, or name it by --program or "
+            f"there is no program at {program}: cargo build --release -p device-ipc-bench, or name it by --program or "
             f"{PROGRAM_VARIABLE}"
         )
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [str(program), "bench", "--json", str(report), *extra]
+        command = [str(program), "--json", str(report), *extra]
         if backend:
             command += ["--backend", backend]
         try:
             done = subprocess.run(command, stdout=sys.stderr, timeout=PROGRAM_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"device-ipc bench did not end within {PROGRAM_SECONDS} s") from error
+            raise Failed(f"device-ipc-bench did not end within {PROGRAM_SECONDS} s") from error
         if not report.is_file():
-            raise Failed(f"device-ipc bench wrote no report (status {done.returncode}); its error stands above")
+            raise Failed(f"device-ipc-bench wrote no report (status {done.returncode}); its error stands above")
         return json.loads(report.read_text())
 
 
@@ -276,13 +276,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quick", action="store_true", help="few rounds: whether it works, not how fast it is")
-    add("--program", metavar="PATH", help=f"the program (default: ${PROGRAM_VARIABLE}, else target/release/device-ipc)")
+    add("--program", metavar="PATH", help=f"the program (default: ${PROGRAM_VARIABLE}, else target/release/device-ipc-bench)")
     add("--backend", default="cuda", metavar="NAME", help="our backend (default: %(default)s)")
     add("--python", default=sys.executable, metavar="PATH", help="the python that has PyTorch")
     add("--ours", type=Path, metavar="FILE", help="our report, instead of measuring")
     add("--torch", type=Path, metavar="FILE", help="PyTorch's rows, instead of measuring")
     add("--output", type=Path, metavar="FILE", help="also write the table to this file")
-    add("arguments", nargs="*", help="after --: more arguments for device-ipc bench")
+    add("arguments", nargs="*", help="after --: more arguments for device-ipc-bench")
     arguments = parser.parse_args()
     try:
         if arguments.ours:

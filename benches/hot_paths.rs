@@ -1,6 +1,6 @@
-//! The hot paths one by one, on the mock, for whoever changes them: `cargo bench --bench hot_paths`.
+//! The hot paths one by one, on the mock, for whoever changes them: `cargo bench -p device-ipc-bench`.
 //!
-//! What these cost beside a vendor's own calls is measured by `device-ipc bench`.
+//! What these cost beside a vendor's own calls is measured by `device-ipc-bench`.
 
 use std::cell::Cell;
 use std::io::{BufRead as _, BufReader};

@@ -131,23 +131,23 @@ class Table(unittest.TestCase):
 
 class Program(unittest.TestCase):
     def test_the_option_comes_before_the_variable_and_that_before_cargos_place(self):
-        with mock.patch.dict(os.environ, {"DEVICE_IPC_BIN": "/from/variable", "CARGO_TARGET_DIR": "/target"}):
+        with mock.patch.dict(os.environ, {"DEVICE_IPC_BENCH_BIN": "/from/variable", "CARGO_TARGET_DIR": "/target"}):
             self.assertEqual(compare.program_path("/option"), Path("/option"))
             self.assertEqual(compare.program_path(None), Path("/from/variable"))
-            del os.environ["DEVICE_IPC_BIN"]
-            self.assertEqual(compare.program_path(None), Path("/target/release/device-ipc"))
+            del os.environ["DEVICE_IPC_BENCH_BIN"]
+            self.assertEqual(compare.program_path(None), Path("/target/release/device-ipc-bench"))
 
     def test_a_program_that_is_not_there_says_how_to_build_it(self):
-        with self.assertRaisesRegex(Failed, "cargo build --release -p device-ipc-cli"):
-            compare.run_ours(Path("/nowhere/device-ipc"), "cuda", [])
+        with self.assertRaisesRegex(Failed, "cargo build --release -p device-ipc-bench"):
+            compare.run_ours(Path("/nowhere/device-ipc-bench"), "cuda", [])
 
     def test_the_report_of_a_program_is_read_and_its_arguments_are_passed(self):
         with tempfile.TemporaryDirectory() as folder:
-            program = Path(folder) / "device-ipc"
-            program.write_text('#!/bin/sh\nprintf \'{"lines": [], "said": "%s"}\' "$1 $4 $5 $6" > "$3"\n')
+            program = Path(folder) / "device-ipc-bench"
+            program.write_text('#!/bin/sh\nprintf \'{"lines": [], "said": "%s"}\' "$3 $4 $5" > "$2"\n')
             program.chmod(0o755)
             report = compare.run_ours(program, "cuda", ["--rounds=3"])
-        self.assertEqual(report, {"lines": [], "said": "bench --rounds=3 --backend cuda"})
+        self.assertEqual(report, {"lines": [], "said": "--rounds=3 --backend cuda"})
 
     def test_a_program_that_fails_is_named_with_its_status(self):
         with self.assertRaisesRegex(Failed, "status 1"):

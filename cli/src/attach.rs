@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::exporter::{self, Exporter};
 use crate::memory::{Opened, Place};
-use crate::output::{self, line};
 use crate::recv::write_out;
 use crate::road::descriptor::{AnyDescriptor, RING_IS_JOINED};
 use crate::road::{descriptor_argument, printable};
+use device_ipc_cli::output::{self, line};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]

@@ -1,15 +1,11 @@
 //! The program `device-ipc`: what this machine can share, the proof that it does, and who shares what.
 
 mod attach;
-mod bench;
-mod child;
-mod choose;
 mod demo;
 mod devices;
 mod doctor;
 mod exporter;
 mod memory;
-mod output;
 mod progress;
 mod ps;
 mod recv;
@@ -21,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use device_ipc::printable;
-use output::OutputClosed;
+use device_ipc_cli::output::OutputClosed;
 
 /// Share accelerator memory between processes.
 #[derive(Parser)]
@@ -56,16 +52,7 @@ enum Command {
     /// The second process of `demo`.
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
-    /// Measure what sharing costs here beside the bare calls of the driver, in one run.
-    Bench(bench::Arguments),
-    /// The second process of `bench`.
-    #[command(hide = true)]
-    BenchPeer(bench::peer::Arguments),
 }
-
-/// So that `bench` can tell what the library holds.
-#[global_allocator]
-static ALLOCATOR: bench::counting::Counting = bench::counting::Counting;
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
@@ -79,8 +66,6 @@ fn main() -> ExitCode {
         Command::DoctorLibrary(arguments) => doctor::libraries::run(&arguments),
         Command::DoctorAscend(arguments) => doctor::ascend_card::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::BenchPeer(arguments) => bench::peer::run(&arguments),
     };
     ended(outcome.map(|()| ExitCode::SUCCESS))
 }

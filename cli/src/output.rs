@@ -1,4 +1,4 @@
-//! Lines on standard output, and bytes.
+//! Lines, JSON documents and raw bytes on standard output or in files.
 
 use std::fmt::{self, Display};
 use std::fs::{File, OpenOptions};
@@ -12,64 +12,89 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// Prints a line. A reader that has closed the pipe (`| head`) has seen what it wanted.
-pub(crate) fn line(text: impl Display) -> Result<()> {
+/// Prints a line. A closed pipe (`| head`) is not an error: its reader has read enough.
+///
+/// # Errors
+///
+/// Fails if standard output cannot be written for another reason.
+pub fn line(text: impl Display) -> Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("writing to standard output")
+            Err(error).context("cannot write to standard output")
         }
         _ => Ok(()),
     }
 }
 
-/// Bytes for a file, or for standard output.
-pub(crate) enum Raw {
-    Output(Stdout),
+/// A destination of raw bytes: a file, or standard output.
+pub struct RawOutput(Destination);
+
+enum Destination {
+    Stdout(Stdout),
     File(File, PathBuf),
 }
 
-impl Raw {
-    /// Makes the file anew; `-` is standard output.
-    pub(crate) fn create(path: &Path) -> Result<Self> {
+impl RawOutput {
+    /// Creates or truncates the file at this path; `-` is standard output.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be created, or if it is a pipe without a reader.
+    pub fn create(path: &Path) -> Result<Self> {
         if path.as_os_str() == "-" {
-            return Ok(Self::Output(std::io::stdout()));
+            return Ok(Self(Destination::Stdout(std::io::stdout())));
         }
-        let file = create(path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Self::File(file, path.to_owned()))
+        let file = create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self(Destination::File(file, path.to_owned())))
     }
 
-    /// A reader that has closed the pipe ends the program, without a word ([`OutputClosed`]).
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        match self {
-            Self::Output(output) => said(output.write_all(bytes)),
-            Self::File(file, path) => {
-                file.write_all(bytes).with_context(|| format!("writing {}", path.display()))
+    /// Writes all bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`OutputClosed`] if the reader of standard output has closed it.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.0 {
+            Destination::Stdout(stdout) => check_stdout(stdout.write_all(bytes)),
+            Destination::File(file, path) => {
+                file.write_all(bytes).with_context(|| format!("cannot write {}", path.display()))
             }
         }
     }
 
-    pub(crate) fn finish(self) -> Result<()> {
-        match self {
-            Self::Output(mut output) => said(output.flush()),
-            Self::File(..) => Ok(()),
+    /// Flushes standard output.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`write`](Self::write) does.
+    pub fn finish(self) -> Result<()> {
+        match self.0 {
+            Destination::Stdout(mut stdout) => check_stdout(stdout.flush()),
+            Destination::File(..) => Ok(()),
         }
     }
 }
 
-/// Creates a file, or opens a pipe that a process reads from; open(2) does not wait for such a process.
+/// Creates a file, or opens a pipe that has a reader; open(2) does not wait for a reader.
 fn create(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
     let file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NXIO) => std::io::Error::new(error.kind(), "it is a pipe that no process reads from"),
+        Some(Errno::NXIO) => {
+            std::io::Error::new(error.kind(), "it is a pipe without a reader; start the reader first")
+        }
         _ => error,
     })?;
     rustix::io::ioctl_fionbio(&file, false)?;
     Ok(file)
 }
 
-/// Prints a JSON document. Characters of peers' names that a terminal would act upon are escaped, as JSON permits.
-pub(crate) fn json(document: &impl Serialize) -> Result<()> {
+/// Prints a JSON document. Control characters in names of peers are escaped, as JSON permits.
+///
+/// # Errors
+///
+/// Fails as [`line`] does.
+pub fn json(document: &impl Serialize) -> Result<()> {
     line(escaped(&serde_json::to_string_pretty(document)?))
 }
 
@@ -87,22 +112,23 @@ fn escaped(json: &str) -> String {
     text
 }
 
-/// Who read standard output has closed it before all bytes were there (`| head`). Nobody needs to be told.
+/// An error: the reader closed standard output before all bytes were written (`| head`). The program fails without a
+/// message.
 #[derive(Debug)]
-pub(crate) struct OutputClosed;
+pub struct OutputClosed;
 
 impl Display for OutputClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("standard output was closed")
+        f.write_str("the reader closed standard output")
     }
 }
 
 impl std::error::Error for OutputClosed {}
 
-fn said(written: std::io::Result<()>) -> Result<()> {
+fn check_stdout(written: std::io::Result<()>) -> Result<()> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
-        other => other.context("writing to standard output"),
+        other => other.context("cannot write to standard output"),
     }
 }
 
@@ -111,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_document_cannot_act_on_a_terminal_and_keeps_its_values() {
+    fn json_document_escapes_control_characters_and_keeps_values() {
         let name = "a\u{9b}31mb\u{202e}c\u{e0041}ü";
         let text = escaped(&serde_json::to_string_pretty(&[name]).unwrap());
         assert_eq!(text, "[\n  \"a\\u009b31mb\\u202ec\\udb40\\udc41ü\"\n]");

@@ -8,7 +8,7 @@ use comfy_table::{Table, presets};
 use device_ipc::{AllowList, ListedExport, ListedProcess, list_exports};
 use serde::Serialize;
 
-use crate::output::{json, line};
+use device_ipc_cli::output::{json, line};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

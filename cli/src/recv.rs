@@ -7,12 +7,12 @@ use anyhow::{Context, Result, bail};
 use device_ipc::{Descriptor, environment};
 
 use crate::memory::{Opened, Place};
-use crate::output::{Raw, line};
 use crate::road::descriptor::AnyDescriptor;
 use crate::road::key::KeyArguments;
 use crate::road::message::{FromReceiver, FromSender};
 use crate::road::sealed::Sealed;
 use crate::road::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
+use device_ipc_cli::output::{RawOutput, line};
 
 /// How long the sender may take for the handshake, and to take in what is said to it.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -157,7 +157,7 @@ fn is_standard_output(path: Option<&Path>) -> bool {
 
 /// Writes the tensor's bytes to a file, or to standard output for `-`.
 pub(crate) fn write_out(tensor: &Opened, path: &Path) -> Result<()> {
-    let mut raw = Raw::create(path)?;
+    let mut raw = RawOutput::create(path)?;
     tensor.bytes()?.read(|piece| raw.write(piece))?;
     // A file of a sender that died on the way is not taken for whole.
     tensor.check()?;

@@ -1,25 +1,26 @@
-//! What the receiver tells the sender, a line of JSON each.
+//! Messages from the receiver to the sender, one line of JSON each.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::output::line;
+use device_ipc_cli::output::line;
 
+/// A message from the receiver to the sender.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// The tensor is open here.
+    /// The receiver has opened the tensor.
     Received { shape: Vec<u64>, device: u32, at_home: bool, mean: f32 },
-    /// One has been added to every element, and the device has done it.
+    /// The device has added 1 to every element.
     Added { mean: f32 },
 }
 
 impl Message {
     pub(super) fn parse(line: &str) -> Result<Self> {
-        serde_json::from_str(line).with_context(|| format!("the receiver said {line:?}"))
+        serde_json::from_str(line).with_context(|| format!("protocol violation: the receiver wrote {line:?}"))
     }
 
-    pub(super) fn say(&self) -> Result<()> {
+    pub(super) fn send(&self) -> Result<()> {
         line(serde_json::to_string(self)?)
     }
 }

@@ -1,4 +1,4 @@
-//! `device-ipc demo`: a tensor goes to a second process, which adds 1 in place.
+//! `device-ipc demo`: a child process opens a tensor of this process and adds 1 to it in place.
 
 mod message;
 pub(crate) mod receiver;
@@ -12,34 +12,34 @@ use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Dtype, Stream, View};
 use serde::Serialize;
 
-use crate::child::Peer;
-use crate::choose::{check_device, choose};
-use crate::output::line;
+use device_ipc_cli::child::ChildProcess;
+use device_ipc_cli::output::line;
+use device_ipc_cli::selection::{check_device, select_backend};
 use message::Message;
 
 const SHAPE: [u64; 2] = [4, 5];
 const ELEMENTS: usize = 20;
 
-/// How long the whole demonstration may take; the first context on a device can take seconds.
-const TIME: Duration = Duration::from_secs(120);
+/// Timeout of the whole demonstration; creating the first context on a device can take seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// This backend; the first that has a device unless given, and the mock where none has.
+    /// Backend to use; default: the first that has a device, or the mock where none has
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// The sender's device, where the tensor lives.
+    /// Ordinal of the sender's device, on which the tensor resides
     #[arg(long, value_name = "N", default_value_t = 0)]
     from: u32,
-    /// The receiver's device; the sender's unless given.
+    /// Ordinal of the receiver's device; default: the sender's
     #[arg(long, value_name = "N")]
     to: Option<u32>,
-    /// Print JSON instead of a transcript.
+    /// Print JSON instead of a transcript
     #[arg(long)]
     json: bool,
 }
 
-/// What was seen.
+/// The result of the demonstration.
 #[derive(Serialize)]
 struct Report {
     backend: String,
@@ -60,10 +60,10 @@ struct Report {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let say = |text: String| if arguments.json { Ok(()) } else { line(text) };
-    let choice = choose(arguments.backend.as_deref())?;
-    let ipc = &choice.ipc;
+    let selection = select_backend(arguments.backend.as_deref())?;
+    let ipc = &selection.ipc;
     let info = ipc.backend().info();
-    if let Some(reasons) = &choice.fallback {
+    if let Some(reasons) = &selection.fallback {
         say(format!(
             "No accelerator can be used here, so this runs on the {}, which needs none:{reasons}",
             info.name
@@ -86,14 +86,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ))?;
     say(format!("[sender]   mean before sharing = {mean_before:.6}"))?;
     let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
-    let mut peer =
-        Peer::start(&["demo-receiver", "--backend", info.name, "--device", &to.to_string()], TIME)?;
-    let receiver_pid = peer.pid();
-    peer.tell(&share.descriptor().to_string())?;
+    let mut receiver = ChildProcess::start(
+        &["demo-receiver", "--backend", info.name, "--device", &to.to_string()],
+        TIMEOUT,
+    )?;
+    let receiver_pid = receiver.pid();
+    receiver.send(&share.descriptor().to_string())?;
 
-    let Message::Received { shape, device, at_home, mean: mean_received } = Message::parse(&peer.hear()?)?
+    let Message::Received { shape, device, at_home, mean: mean_received } =
+        Message::parse(&receiver.receive()?)?
     else {
-        bail!("the receiver did not say what it received");
+        bail!("protocol violation: the receiver did not report the tensor that it opened");
     };
     let place = if at_home { "its home" } else { "across cards" };
     say(format!(
@@ -101,12 +104,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         info.name
     ))?;
     say(format!("[receiver] mean={mean_received:.6}"))?;
-    let Message::Added { mean: mean_added } = Message::parse(&peer.hear()?)? else {
-        bail!("the receiver did not acknowledge");
+    let Message::Added { mean: mean_added } = Message::parse(&receiver.receive()?)? else {
+        bail!("protocol violation: the receiver did not acknowledge the addition");
     };
     say(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"))?;
-    peer.finish()?;
-    share.wait_released(TIME).context("the receiver has ended, but not its lease")?;
+    receiver.finish()?;
+    share.wait_released(TIMEOUT).context("the receiver exited, but its lease was not released")?;
 
     let after = read(&tensor.view::<f32>(&stream)?, &stream)?;
     let mean_after = mean(&after);
@@ -114,7 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let report = Report {
         backend: info.name.to_owned(),
         version: info.version.clone(),
-        simulated: choice.fallback.is_some() || info.name == "mock",
+        simulated: selection.fallback.is_some() || info.name == "mock",
         from,
         to,
         shape: SHAPE,
@@ -134,7 +137,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     say(format!("[sender]   mean delta = {:.6}", report.mean_delta))?;
     ensure!(
         shared && mean_received == mean_before,
-        "the bytes do not prove that memory was shared: the sender sees a mean of {mean_after} instead of {}",
+        "the memory was not shared: after the receiver added 1, the sender reads a mean of {mean_after} instead of {}",
         mean_before + 1.0
     );
     say(format!(
@@ -144,7 +147,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the stream and reads the elements.
+/// Synchronizes the stream and reads the elements.
 fn read(view: &View<'_, f32>, stream: &Stream) -> Result<Vec<f32>> {
     stream.synchronize()?;
     Ok(view.to_vec()?)
@@ -154,7 +157,7 @@ fn mean(values: &[f32]) -> f32 {
     values.iter().sum::<f32>() / values.len() as f32
 }
 
-/// Different at every run, so that nobody can have known the mean. Sixteenths, which adding 1 keeps exact.
+/// Returns random values: the receiver cannot know their mean in advance. They are multiples of 1/16, so adding 1 is exact.
 fn random_values() -> [f32; ELEMENTS] {
     let seed = RandomState::new();
     std::array::from_fn(|index| (seed.hash_one(index) % 65) as f32 / 16.0 - 2.0)

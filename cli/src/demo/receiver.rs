@@ -1,4 +1,4 @@
-//! The second process of the demonstration.
+//! The child process of the demonstration.
 
 use anyhow::{Context, Result};
 use device_ipc::{Descriptor, Ipc};
@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
 /// Reads a descriptor from standard input, opens the tensor on its device and adds 1 in place.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("reading the descriptor")?;
+    std::io::stdin().read_line(&mut line).context("cannot read the descriptor from standard input")?;
     let descriptor: Descriptor = line.parse()?;
 
     let ipc = Ipc::named(&arguments.backend)?;
@@ -30,9 +30,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         at_home: tensor.is_at_home(),
         mean: mean(&read(&view, &stream)?),
     };
-    received.say()?;
+    received.send()?;
     view.add(1.0)?;
     let added = Message::Added { mean: mean(&read(&view, &stream)?) };
     tensor.release(&stream)?;
-    added.say()
+    added.send()
 }

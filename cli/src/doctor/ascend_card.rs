@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
 use super::second;
-use crate::output::line;
+use device_ipc_cli::output::line;
 
 const CHECK: &str = "Ascend card";
 const REPORT: &str = "send us this line: docs/ascend.md, \"What to send us when it fails\"";

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::facts::Facts;
 use super::finding::Finding;
 use super::{ascend, nvidia, second};
-use crate::output::line;
+use device_ipc_cli::output::line;
 
 /// The backend that has no hardware.
 const SIMULATED: &str = "mock";

@@ -22,7 +22,7 @@ use anyhow::Result;
 use device_ipc::Backends;
 use serde::Serialize;
 
-use crate::output::line;
+use device_ipc_cli::output::line;
 use facts::Facts;
 use finding::{Finding, Verdict};
 use libraries::Library;

@@ -11,7 +11,7 @@ use device_ipc::{
 };
 
 use super::{DeviceBytes, Summary, add_to_bytes};
-use crate::choose::check_device;
+use device_ipc_cli::selection::check_device;
 
 /// Where to open.
 #[derive(clap::Args, Clone, Debug)]

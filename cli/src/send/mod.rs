@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use device_ipc::{Error, Export};
 
-use crate::choose::{Choice, check_device, choose};
-use crate::output::line;
 use crate::road::file::DescriptorFile;
 use crate::road::key::KeyArguments;
+use device_ipc_cli::output::line;
+use device_ipc_cli::selection::{Selection, check_device, select_backend};
 use server::{Server, Told};
 use tensor::{SentTensor, TensorArguments};
 
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let listener =
         arguments.listen.as_deref().map(|address| server::bind(address, &arguments.key)).transpose()?;
 
-    let Choice { ipc, fallback } = choose(arguments.backend.as_deref())?;
+    let Selection { ipc, fallback } = select_backend(arguments.backend.as_deref())?;
     if let Some(reasons) = fallback {
         let name = ipc.backend().info().name;
         say(format!(

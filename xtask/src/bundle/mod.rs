@@ -19,8 +19,9 @@ use artifact::Artifact;
 /// The program.
 const PROGRAM: &str = "device-ipc";
 /// The packages of the programs, the program first, and those that tests start.
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 5] = [
     ("device-ipc-cli", PROGRAM),
+    ("device-ipc-bench", "device-ipc-bench"),
     ("device-ipc-soak", "device-ipc-soak"),
     ("device-ipc-broker-tests", "broker-agent"),
     ("device-ipc-sim-cuda", "cuda-probes"),

@@ -1,0 +1,75 @@
+//! A reader of a ring, and its bare counterpart.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, ensure};
+use device_ipc::{Buffer, Ipc, RingReader, Stream};
+
+use super::message::Hand;
+use super::words::{BACK, Page, THERE};
+use crate::wait::TIMEOUT;
+
+/// A reader, and what it copies into.
+pub(super) struct RingMember {
+    reader: RingReader,
+    stream: Stream,
+    copies: Vec<Buffer>,
+}
+
+impl RingMember {
+    pub(super) fn join(ipc: &Ipc, descriptor: &str, stream: &Stream) -> Result<Self> {
+        let reader = ipc.join(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
+        Ok(Self { reader, stream: stream.clone(), copies: Vec::new() })
+    }
+
+    pub(super) fn take_and_release(&mut self, rounds: u64, by: Hand) -> Result<()> {
+        for _ in 0..rounds {
+            match by {
+                Hand::Host => {
+                    self.reader.wait_next(TIMEOUT)?.release_now().map_err(device_ipc::Error::from)?;
+                }
+                Hand::Stream => {
+                    let slot = self.reader.next(&self.stream)?;
+                    slot.release(&self.stream).map_err(device_ipc::Error::from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Each into memory of its own, which is kept for the next time.
+    pub(super) fn copy_buckets(&mut self, ipc: &Ipc, buckets: usize) -> Result<()> {
+        for bucket in 0..buckets {
+            let slot = self.reader.next(&self.stream)?;
+            if self.copies.len() == bucket {
+                self.copies.push(ipc.allocate(slot.range().device, slot.range().len)?);
+            }
+            let mut copy = self.copies[bucket].view_mut::<u8>(&self.stream)?;
+            copy.copy_from_device(&slot.view::<u8, _>(&self.stream)?)?;
+            slot.release(&self.stream).map_err(device_ipc::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// What [`copy_buckets`](Self::copy_buckets) copied is copied on, without the ring.
+    pub(super) fn copy_own_buckets(&mut self, buckets: usize) -> Result<()> {
+        ensure!(self.copies.len() > 1, "no two buckets have been copied before");
+        for bucket in 0..buckets {
+            let (from, to) = (bucket % self.copies.len(), (bucket + 1) % self.copies.len());
+            let mut copy = self.copies[to].view_mut::<u8>(&self.stream)?;
+            copy.copy_from_device(&self.copies[from].view::<u8>(&self.stream)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Two words in a shared page, and nothing else.
+pub(super) fn spin(page: &Page, first: u64, rounds: u64) -> Result<()> {
+    for value in first..first + rounds {
+        while page.word(THERE).load(Ordering::Acquire) < value {
+            std::hint::spin_loop();
+        }
+        page.word(BACK).store(value, Ordering::Release);
+    }
+    Ok(())
+}

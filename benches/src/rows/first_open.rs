@@ -1,0 +1,134 @@
+//! The first open of an allocation: what the broker's round trip takes, and what is left beside the driver's open.
+
+use anyhow::Result;
+use device_ipc::{CacheLimits, Descriptor, Mapping};
+
+use crate::frame::{Bench, Row, timed};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::peer::message::Command;
+use crate::peer::{Remote, Socket, request};
+use crate::raw::RawHandle;
+use crate::wait::settle;
+
+pub(super) const ROW: Row = Row { name: "first-open", title: "first open of an allocation", run };
+
+const BLOCKS: usize = 16;
+const BYTES: u64 = 4 << 20;
+
+/// How many exports of one allocation the round trip is measured with.
+const TRIPS: usize = 64;
+
+/// About what a request for a lease and its grant have, with a handle of 64 bytes.
+const REQUEST_BYTES: usize = 32;
+const GRANT_BYTES: usize = 112;
+
+struct State {
+    exporter: Remote,
+    socket: Socket,
+    first: Vec<Descriptor>,
+    /// Exports of one allocation, which `_open` keeps open.
+    trips: Vec<Descriptor>,
+    _open: Mapping,
+    handles: Vec<RawHandle>,
+    /// The last round's round trip, in nanoseconds.
+    trip: f64,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    bench.raw.enter(bench.device)?;
+    // What is let go of is closed, so that the next open is a first one.
+    device_ipc::set_cache_limits(CacheLimits::NONE)?;
+    let mut lines = Vec::new();
+    for (case, device) in [("same device", bench.device), ("from the other device", bench.other)] {
+        if device != bench.device && !bench.two_cards()? || case != "same device" && device == bench.device {
+            lines.push(bench.skipped(case, "there are no two devices that reach each other"));
+            continue;
+        }
+        lines.extend(measure(bench, case, device)?);
+    }
+    device_ipc::set_cache_limits(CacheLimits::default())?;
+    Ok(lines)
+}
+
+fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
+    let mut exporter = bench.remote(home)?;
+    let trips = exporter.share(1, BYTES, TRIPS + 1)?;
+    let mut state = State {
+        socket: exporter.socket(&Command::Echo { spins: false })?,
+        first: exporter.share(BLOCKS, BYTES, 1)?,
+        _open: bench.ipc.open(&trips[TRIPS]).on_device(bench.device)?,
+        trips: trips[..TRIPS].to_vec(),
+        handles: bench.raw_handles(&mut exporter, BLOCKS, BYTES)?,
+        exporter,
+        trip: 0.0,
+    };
+    let trip = Subject {
+        case: format!("round trip to the broker, {case}"),
+        against: "bare socket, the same bytes".into(),
+        unit: Unit::Nanoseconds,
+        target: Target::times(1.5),
+        needs_hardware: false,
+        note: Some(
+            "ours: a lease on another export of an allocation that is open, so that no driver call is made",
+        ),
+    };
+    let trip = bench.compare(trip, &mut state, |state| ours_trip(bench, state), raw_trip)?;
+    let open = Subject {
+        case: format!("{} MiB, {case}, the round trip apart", BYTES >> 20),
+        against: format!("open, by {}, behind a round trip over a bare socket", bench.raw.name()),
+        unit: Unit::Nanoseconds,
+        target: Target::times(1.05),
+        needs_hardware: true,
+        note: Some(
+            "ours: the whole open less the round trip of the same round; bare: the open alone, by a thread that has just been \
+             woken, as whoever gets the handle by a socket is",
+        ),
+    };
+    let open =
+        bench.compare(open, &mut state, |state| ours_open(bench, state), |state| raw_open(bench, state))?;
+    drop((state.first, state.trips, state._open));
+    settle()?;
+    drop(state.socket);
+    state.exporter.finish()?;
+    Ok(vec![trip, open])
+}
+
+fn opened(bench: &Bench, descriptors: &[Descriptor]) -> Result<f64> {
+    let mut mappings = Vec::with_capacity(descriptors.len());
+    let took = timed(descriptors.len(), |index| {
+        mappings.push(bench.ipc.open(&descriptors[index]).on_device(bench.device)?);
+        Ok(())
+    })?;
+    drop(mappings);
+    settle()?;
+    Ok(took)
+}
+
+fn ours_trip(bench: &Bench, state: &mut State) -> Result<f64> {
+    state.trip = opened(bench, &state.trips)?;
+    Ok(state.trip)
+}
+
+fn raw_trip(state: &mut State) -> Result<Option<f64>> {
+    let (request, mut answer) = (request(REQUEST_BYTES, GRANT_BYTES), [0; GRANT_BYTES]);
+    timed(TRIPS, |_| state.socket.round_trip(&request, &mut answer)).map(Some)
+}
+
+fn ours_open(bench: &Bench, state: &mut State) -> Result<f64> {
+    let trip = ours_trip(bench, state)?;
+    Ok(opened(bench, &state.first)? - trip)
+}
+
+fn raw_open(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
+    let (request, mut answer) = (request(REQUEST_BYTES, GRANT_BYTES), [0; GRANT_BYTES]);
+    let (mut mappings, mut took) = (Vec::with_capacity(BLOCKS), 0.0);
+    for handle in &state.handles {
+        state.socket.round_trip(&request, &mut answer)?;
+        took += timed(1, |_| {
+            mappings.push(bench.raw.open(handle, bench.device)?);
+            Ok(())
+        })?;
+    }
+    mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
+    Ok(Some(took / BLOCKS as f64))
+}

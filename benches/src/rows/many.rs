@@ -1,0 +1,99 @@
+//! Many importers and many exports: what opening and revoking all of them takes, against how many there are.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use device_ipc::Export;
+use indicatif::ProgressBar;
+
+use crate::frame::{Bench, Row};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::peer::Remote;
+use crate::peer::message::Command;
+use crate::statistics::growth;
+use crate::wait::until;
+
+pub(super) const ROW: Row = Row { name: "many", title: "many importers, many exports", run };
+
+/// Parts of the whole that are measured, the last being all of it.
+const STEPS: [usize; 4] = [8, 4, 2, 1];
+
+/// What still counts as a line: the fit's exponent. A square is 2.
+const LINEAR: f64 = 1.15;
+
+/// Times in nanoseconds of one size.
+struct Step {
+    leases: f64,
+    opening: f64,
+    revoking: f64,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    let (importers, exports) = (bench.importers, bench.exports);
+    let bar = bench.bar(&format!("{importers} importers, {exports} exports"), STEPS.len() * 3);
+    let mut processes = Vec::with_capacity(importers);
+    for _ in 0..importers {
+        processes.push(bench.remote(bench.device)?);
+    }
+    let mut by_exports = Vec::new();
+    for part in STEPS {
+        by_exports.push(step(bench, &mut processes, (exports / part).max(1), &bar)?);
+    }
+    processes.into_iter().try_for_each(Remote::finish)?;
+    bar.finish_and_clear();
+    let open = |step: &Step| (step.leases, step.opening);
+    let revoke = |step: &Step| (step.leases, step.revoking);
+    Ok(vec![
+        line(bench, "open all", by_exports.iter().map(open).collect()),
+        line(bench, "revoke all", by_exports.iter().map(revoke).collect()),
+    ])
+}
+
+/// Has every process open all exports; then ends them all and has everybody let go.
+fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar) -> Result<Step> {
+    let block = Arc::new(bench.ipc.allocate(bench.device, 1 << 20)?);
+    let mut exports: Vec<Export> = Vec::with_capacity(count);
+    let mut file = tempfile::NamedTempFile::new().context("making a file of descriptors")?;
+    for _ in 0..count {
+        let export = bench.ipc.share(Arc::clone(&block)).start()?;
+        writeln!(file, "{}", export.descriptor()).context("writing descriptors")?;
+        exports.push(export);
+    }
+    file.flush().context("writing descriptors")?;
+    bar.inc(1);
+    let begin = Instant::now();
+    all(processes, &Command::OpenAll { file: file.path().to_owned(), count })?;
+    let opening = begin.elapsed().as_nanos() as f64;
+    bar.inc(1);
+    let begin = Instant::now();
+    drop(exports);
+    all(processes, &Command::LetGo)?;
+    until("the end of all leases", || device_ipc::counters().exports == 0)
+        .with_context(|| format!("{} leases are left", device_ipc::counters().leases))?;
+    let revoking = begin.elapsed().as_nanos() as f64;
+    bar.inc(1);
+    Ok(Step { leases: (processes.len() * count) as f64, opening, revoking })
+}
+
+fn all(processes: &mut [Remote], command: &Command) -> Result<()> {
+    processes.iter_mut().try_for_each(|process| process.tell(command))?;
+    for process in processes {
+        process.hear()?;
+    }
+    Ok(())
+}
+
+fn line(bench: &Bench, what: &str, points: Vec<(f64, f64)>) -> Line {
+    let subject = Subject {
+        case: format!("{what}: growth with the number of leases"),
+        against: String::new(),
+        unit: Unit::Exponent,
+        target: Target::Most { value: LINEAR },
+        needs_hardware: false,
+        note: Some("1 is a straight line, 2 a square; the plot shows the times"),
+    };
+    let samples: Vec<f64> = growth(&points).into_iter().collect();
+    Line { points, ..bench.figure(subject, &samples) }
+}

@@ -1,0 +1,32 @@
+//! The rows of the table, a file each.
+
+mod copy_peer;
+mod device_map;
+mod export;
+mod first_open;
+mod footprint;
+mod hand_over;
+mod many;
+mod open_again;
+mod ready_acknowledge;
+mod ring;
+mod state_dict;
+mod weights;
+
+use crate::frame::Row;
+
+/// In the order in which they run and are shown.
+pub(super) const ROWS: &[Row] = &[
+    export::ROW,
+    first_open::ROW,
+    open_again::ROW,
+    hand_over::ROW,
+    ready_acknowledge::ROW,
+    copy_peer::ROW,
+    device_map::ROW,
+    footprint::ROW,
+    many::ROW,
+    state_dict::ROW,
+    ring::ROW,
+    weights::ROW,
+];

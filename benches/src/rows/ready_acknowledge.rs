@@ -1,0 +1,142 @@
+//! Ready and acknowledge between the streams of two processes, without either host.
+//!
+//! Our words lie in host memory that both devices know, because a stream that waits for a peer who has died is then
+//! freed by a plain store. So the bare calls are measured with words there, which is the like-for-like, and with words in
+//! device memory that the other process opened.
+
+#![allow(unsafe_code, reason = "bare writes and waits on words that stay mapped until the process ends")]
+
+use anyhow::Result;
+use device_ipc::{AsStream, Mapping, Stream, Timeline};
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::frame::{Bench, Row};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::peer::message::{Command, Words};
+use crate::peer::{BACK, Page, Remote, THERE};
+use crate::raw::RawMapping;
+
+pub(super) const ROW: Row =
+    Row { name: "ready-acknowledge", title: "ready and acknowledge between two streams", run };
+
+/// Fewer than a stream's queue holds, so that nobody waits to submit.
+const ROUNDS: u64 = 100;
+
+const BYTES: u64 = 64 * 1024;
+
+struct State {
+    remote: Remote,
+    stream: Stream,
+    timeline: Timeline,
+    next: u64,
+    words: Words,
+    page: PathBuf,
+    /// Where the bare words are, for this process's stream.
+    base: u64,
+    raw_next: u64,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    let ours = bench.ipc.backend().capabilities(device_ipc::DeviceOrdinal::new(bench.device))?;
+    if !ours.timelines {
+        return Ok(vec![bench.skipped("", "the device has no timelines")]);
+    }
+    let far = if bench.two_cards()? { bench.other } else { bench.device };
+    let place = if far == bench.device { "one device" } else { "two devices" };
+    let mut remote = bench.remote(far)?;
+    let descriptors = remote.share(1, BYTES, 1)?;
+    let mapping = bench.ipc.open(&descriptors[0]).on_device(bench.device)?;
+    let mut lines = Vec::new();
+    let page = Page::create()?;
+    // SAFETY: the page stays mapped until the process ends.
+    let base = unsafe { bench.raw.register(page.address(), page.bytes(), bench.device) }?;
+    let mut state = State {
+        stream: bench.ipc.create_stream(bench.device)?,
+        timeline: mapping.timeline()?,
+        next: 1,
+        words: Words::Host,
+        page: page.path(),
+        base,
+        raw_next: 1,
+        remote,
+    };
+    let subject = |what: &str, target| Subject {
+        case: format!("{place}, {what}"),
+        against: format!("write and wait on words, by {}", bench.raw.name()),
+        unit: Unit::Nanoseconds,
+        target,
+        needs_hardware: true,
+        note: Some("a whole round: there and back; ours has its words in host memory"),
+    };
+    let host = subject("bare words in host memory", Target::times(1.1));
+    lines.push(bench.compare(host, &mut state, ours_rounds, |state| raw_rounds(bench, state))?);
+    if bench.raw.has_device_words() {
+        lines.push(device_words(
+            bench,
+            &mut state,
+            subject("bare words in device memory", Target::times(1.1)),
+        )?);
+    } else {
+        lines.push(
+            bench.skipped(format!("{place}, bare words in device memory"), "the bare backend has none"),
+        );
+    }
+    finish(state, mapping)?;
+    Ok(lines)
+}
+
+fn device_words(bench: &Bench, state: &mut State, subject: Subject) -> Result<Line> {
+    let handles = bench.raw_handles(&mut state.remote, 1, BYTES)?;
+    bench.raw.enter(bench.device)?;
+    let opened: RawMapping = bench.raw.open(&handles[0], bench.device)?;
+    (state.words, state.base, state.raw_next) = (Words::Device, opened.address, 1);
+    let line = bench.compare(subject, state, ours_rounds, |state| raw_rounds(bench, state))?;
+    bench.raw.close(opened)?;
+    Ok(line)
+}
+
+fn finish(state: State, mapping: Mapping) -> Result<()> {
+    let State { remote, stream, timeline, .. } = state;
+    drop(timeline);
+    mapping.release(&stream).map_err(device_ipc::Error::from)?;
+    crate::wait::settle()?;
+    remote.finish()
+}
+
+fn ours_rounds(state: &mut State) -> Result<f64> {
+    let first = state.next;
+    state.next += ROUNDS;
+    state.remote.order(&Command::TimelineRounds { first, rounds: ROUNDS })?;
+    let begin = Instant::now();
+    for value in first..first + ROUNDS {
+        state.timeline.signal(value, &state.stream)?;
+        state.timeline.wait(value, &state.stream)?;
+    }
+    finished(state, begin)
+}
+
+fn raw_rounds(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
+    let first = state.raw_next;
+    state.raw_next += ROUNDS;
+    let page = state.page.clone();
+    state.remote.order(&Command::RawRounds { page, on: state.words, first, rounds: ROUNDS })?;
+    let begin = Instant::now();
+    for value in first..first + ROUNDS {
+        // SAFETY: the page and the mapping stay until both streams have been waited for.
+        unsafe {
+            bench.raw.write_value(state.stream.as_stream(), state.base + THERE, value)?;
+            bench.raw.wait_value(state.stream.as_stream(), state.base + BACK, value)?;
+        }
+    }
+    finished(state, begin).map(Some)
+}
+
+/// Nanoseconds of a round, once this process's stream is through.
+fn finished(state: &mut State, begin: Instant) -> Result<f64> {
+    state.stream.synchronize()?;
+    let took = begin.elapsed();
+    state.remote.order(&Command::Synchronize)?;
+    Ok(took.as_nanos() as f64 / ROUNDS as f64)
+}

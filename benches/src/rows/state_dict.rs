@@ -1,0 +1,209 @@
+//! A state dict of 1000 tensors, handed to another process over a bare Unix socket.
+//!
+//! The time is that from before the bundle is made until the receiver has every tensor and has acknowledged. The tensors
+//! lie in as many allocations as PyTorch's lie in. Before the first time neither these were shared nor tensors of such names
+//! handed over; again, both are the same.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use device_ipc::{Buffer, BundleExport, Dtype, TensorLayout};
+
+use crate::frame::{Bench, Row, timed};
+use crate::line::{Line, Subject, Target, Unit};
+use crate::peer::message::Command;
+use crate::peer::{Remote, Socket, acknowledged, keep};
+use crate::wait::TIMEOUT;
+
+pub(super) const ROW: Row =
+    Row { name: "state-dict", title: "a state dict of 1000 tensors, handed over and acknowledged", run };
+
+const TENSORS: usize = 1000;
+
+/// Tensors are float32.
+const ELEMENT_BYTES: u64 = 4;
+
+/// What the driver gives `cuMemAlloc` out of, and PyTorch's allocator takes at least.
+const PAGE: u64 = 2 << 20;
+
+/// Hand-overs of a round behind the first.
+const AGAIN: usize = 5;
+
+/// The speed of the bare opens that is to be reached.
+const SPEED: f64 = 0.8;
+
+/// Which tensors, in how many allocations.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    elements: u64,
+    allocations: usize,
+}
+
+struct State {
+    kind: Kind,
+    names: Vec<String>,
+    /// How many state dicts there were.
+    dicts: usize,
+    importer: Remote,
+    receiver: Socket,
+    /// Acknowledges, and does nothing else.
+    echo: Socket,
+    /// What the bundle is made of again and again.
+    blocks: Vec<Arc<Buffer>>,
+    /// How many bytes the last bundle's descriptor had.
+    bytes: usize,
+}
+
+fn run(bench: &Bench) -> Result<Vec<Line>> {
+    bench.raw.enter(bench.device)?;
+    let small = Kind { name: "64 B each", elements: 16, allocations: 1 };
+    let large = Kind { name: "1 MiB each", elements: 1 << 18, allocations: bench.allocations };
+    let mut lines = Vec::new();
+    for kind in [small, large] {
+        lines.extend(measure(bench, kind)?);
+    }
+    Ok(lines)
+}
+
+fn measure(bench: &Bench, kind: Kind) -> Result<Vec<Line>> {
+    let mut importer = bench.remote(bench.device)?;
+    let mut state = State {
+        kind,
+        names: names(0),
+        dicts: 1,
+        receiver: importer.socket(&Command::ReceiveBundles { open: true })?,
+        echo: importer.socket(&Command::ReceiveBundles { open: false })?,
+        importer,
+        blocks: Vec::new(),
+        bytes: 0,
+    };
+    let subject = |when: &str, against: String, target, needs_hardware| Subject {
+        case: format!("{}, {when}", kind.name),
+        against,
+        unit: Unit::Nanoseconds,
+        target,
+        needs_hardware,
+        note: None,
+    };
+    let opens = format!("{} opens, by {}", kind.allocations, bench.raw.name());
+    let first = subject("first time", opens, Target::times(1.0 / SPEED), true);
+    let first = bench.compare(
+        first,
+        &mut state,
+        |state| first_time(bench, state),
+        |state| raw_opens(bench, state),
+    )?;
+    state.blocks = blocks(bench, kind)?;
+    let open = hand_over(bench, &mut state)?;
+    let again = subject("again", "bare socket, the same bytes".into(), Target::None, false);
+    let again = bench.compare(again, &mut state, |state| once_more(bench, state), raw_trip)?;
+    keep(&state.receiver, 0)?;
+    open.close(TIMEOUT)?;
+    drop((state.receiver, state.echo));
+    state.importer.finish()?;
+    Ok(vec![first, again])
+}
+
+impl Kind {
+    fn tensor_bytes(self) -> u64 {
+        self.elements * ELEMENT_BYTES
+    }
+
+    /// How many tensors lie in each allocation; in the last one there may be fewer.
+    fn together(self) -> usize {
+        TENSORS.div_ceil(self.allocations)
+    }
+
+    fn block_bytes(self) -> u64 {
+        (self.together() as u64 * self.tensor_bytes()).next_multiple_of(PAGE)
+    }
+
+    /// As many as have a tensor.
+    fn blocks(self) -> usize {
+        TENSORS.div_ceil(self.together())
+    }
+}
+
+fn names(dict: usize) -> Vec<String> {
+    (0..TENSORS).map(|index| format!("layer.{index}.weight.{dict}")).collect()
+}
+
+fn blocks(bench: &Bench, kind: Kind) -> Result<Vec<Arc<Buffer>>> {
+    let one = |_| Ok(Arc::new(bench.ipc.allocate(bench.device, kind.block_bytes())?));
+    (0..kind.blocks()).map(one).collect()
+}
+
+/// Makes the bundle of what lies in the state's blocks, and has the receiver take it.
+fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
+    let kind = state.kind;
+    let mut bundle = bench.ipc.bundle();
+    for (names, block) in state.names.chunks(kind.together()).zip(&state.blocks) {
+        let memory = bundle.memory(Arc::clone(block));
+        for (index, name) in names.iter().enumerate() {
+            let layout = TensorLayout::contiguous(Dtype::F32, [kind.elements])?;
+            bundle.tensor(name, memory, index as u64 * kind.tensor_bytes(), layout)?;
+        }
+    }
+    let export = bundle.start()?;
+    let bytes = export.descriptor().to_bytes();
+    state.receiver.send_in_pieces(&bytes)?;
+    let taken = acknowledged(&state.receiver)?;
+    ensure!(taken as usize == TENSORS, "the receiver took {taken} tensors instead of {TENSORS}");
+    state.bytes = bytes.len();
+    Ok(export)
+}
+
+fn first_time(bench: &Bench, state: &mut State) -> Result<f64> {
+    state.blocks = blocks(bench, state.kind)?;
+    state.names = names(state.dicts);
+    state.dicts += 1;
+    let mut export = None;
+    let took = timed(1, |_| {
+        export = Some(hand_over(bench, state)?);
+        Ok(())
+    })?;
+    keep(&state.receiver, 0)?;
+    if let Some(export) = export {
+        export.close(TIMEOUT)?;
+    }
+    state.blocks.clear();
+    Ok(took)
+}
+
+/// The receiver keeps the first one, and with it the allocations.
+fn once_more(bench: &Bench, state: &mut State) -> Result<f64> {
+    let mut exports = Vec::with_capacity(AGAIN);
+    let took = timed(AGAIN, |_| {
+        exports.push(hand_over(bench, state)?);
+        Ok(())
+    })?;
+    keep(&state.receiver, 1)?;
+    exports.into_iter().try_for_each(|export| export.close(TIMEOUT))?;
+    Ok(took)
+}
+
+/// As many allocations, just as new, opened here by bare calls.
+fn raw_opens(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
+    let (count, bytes) = (state.kind.blocks(), state.kind.block_bytes());
+    let handles = bench.raw_handles(&mut state.importer, count, bytes)?;
+    let mut mappings = Vec::with_capacity(count);
+    let took = timed(1, |_| {
+        for handle in &handles {
+            mappings.push(bench.raw.open(handle, bench.device)?);
+        }
+        Ok(())
+    })?;
+    mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
+    state.importer.forget_raw()?;
+    Ok(Some(took))
+}
+
+fn raw_trip(state: &mut State) -> Result<Option<f64>> {
+    let bytes = vec![0; state.bytes];
+    let trip = |_| {
+        state.echo.send_in_pieces(&bytes)?;
+        acknowledged(&state.echo).map(|_| ())
+    };
+    timed(AGAIN, trip).map(Some)
+}

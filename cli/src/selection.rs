@@ -1,0 +1,53 @@
+//! Selection of the backend that a command runs on.
+
+use anyhow::{Result, bail};
+use device_ipc::{DeviceOrdinal, Error, Ipc};
+
+/// A selected backend.
+pub struct Selection {
+    /// The entry point of the library on this backend.
+    pub ipc: Ipc,
+    /// Why each other backend is unavailable, one line each; `None` unless the mock was selected for lack of hardware.
+    pub fallback: Option<String>,
+}
+
+/// Selects the backend of this name; without a name the first backend that has a device, and the mock where no backend has
+/// one.
+///
+/// # Errors
+///
+/// Fails if the named backend does not exist or is unavailable.
+pub fn select_backend(name: Option<&str>) -> Result<Selection> {
+    if let Some(name) = name {
+        return Ok(Selection { ipc: Ipc::named(name)?, fallback: None });
+    }
+    match Ipc::auto() {
+        Ok(ipc) => Ok(Selection { ipc, fallback: None }),
+        Err(Error::NoBackend(tried)) => {
+            let ipc = Ipc::builder().allow_simulated(true).auto()?;
+            let selected = ipc.backend().info().name;
+            let others = tried.iter().filter(|status| status.name != selected);
+            let reasons = others.map(|status| format!("\n  {status}")).collect();
+            Ok(Selection { ipc, fallback: Some(reasons) })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns an error that names the command-line option if the backend has no device with this ordinal.
+///
+/// # Errors
+///
+/// Fails if the ordinal is out of range, or if the backend cannot list its devices.
+pub fn check_device(ipc: &Ipc, option: &str, ordinal: u32) -> Result<()> {
+    let devices = ipc.devices()?;
+    if DeviceOrdinal::new(ordinal).index() >= devices.len() {
+        bail!(
+            "{option} {ordinal} is out of range: the backend {} has {} device(s), numbered from 0; list them with \
+             'device-ipc devices'",
+            ipc.backend().info().name,
+            devices.len()
+        );
+    }
+    Ok(())
+}
