@@ -95,7 +95,7 @@ fn ring(
     ipc: &Ipc, buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
     send: fn(String), compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
 ) -> Result<()> {
-    // begin docs/ring.md
+    // begin docs/guide/ring.md
     // The writer.
     let mut ring = ipc.ring(buffer).slots(2).start()?;
     send(ring.descriptor().to_string());                 // "dipcr.…", by any road
@@ -126,7 +126,7 @@ fn ring(
 
 #[rustfmt::skip]
 fn staging(ipc: &Ipc, stream: Stream, descriptor: Descriptor) -> Result<()> {
-    // begin docs/staging.md
+    // begin docs/guide/staging.md
     let mapping = ipc.open(&descriptor).or_staged().on(&stream)?; // opened where that works, else copied
     if mapping.is_copy() { /* it has the bytes of this moment, and nobody else writes them */ }
     // end
@@ -135,7 +135,7 @@ fn staging(ipc: &Ipc, stream: Stream, descriptor: Descriptor) -> Result<()> {
 
 #[rustfmt::skip]
 fn kubernetes() -> Result<()> {
-    // begin docs/kubernetes.md
+    // begin docs/guide/kubernetes.md
     let ipc = Ipc::builder().allow(AllowList::own_user().user(2000)).auto()?; // the other container's runAsUser
     // end
     Ok(())
@@ -143,7 +143,7 @@ fn kubernetes() -> Result<()> {
 
 #[rustfmt::skip]
 fn ascend_allocation(range: DeviceRange, whole_allocation: DeviceRange) -> Region {
-    // begin docs/ascend.md
+    // begin docs/guide/ascend.md
     Region::new("ascend", range).with_allocation(whole_allocation)
     // end
 }
@@ -160,7 +160,7 @@ impl Tensor {
 #[rustfmt::skip]
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the page says around it what the caller promises")]
 fn ascend_owner(tensor: Tensor, device: DeviceOrdinal, bytes: u64, acl_stream: *mut u8) -> Result<()> {
-    // begin docs/ascend.md
+    // begin docs/guide/ascend.md
     let range = DeviceRange::new(device, DevicePtr::new(tensor.data_ptr() as u64), bytes);
     let owner = unsafe { OwnedRegion::new(tensor, Region::new("ascend", range)) };
     let stream = unsafe { BorrowedStream::from_raw("ascend", device, acl_stream as u64) };
@@ -173,7 +173,7 @@ type Compile = fn(&CudaStream) -> Result<CudaFunction>;
 
 #[rustfmt::skip]
 fn nvrtc(stream: Arc<CudaStream>, compile: Compile, launch: Launch, descriptor: Descriptor) -> Result<()> {
-    // begin docs/interop.md
+    // begin docs/guide/interop.md
     let kernel = compile(&stream)?; // by cudarc::nvrtc, for the architecture of this device
     let bytes = Ipc::auto()?.open(&descriptor).on(&stream)?;
     launch(&stream, &kernel, bytes.view_mut(&stream)?, 3)?; // stream.launch_builder(kernel).arg(&mut view)
@@ -184,7 +184,7 @@ fn nvrtc(stream: Arc<CudaStream>, compile: Compile, launch: Launch, descriptor: 
 
 #[rustfmt::skip]
 fn bare_handles(stream: Arc<CudaStream>, slice: Arc<CudaSlice<f32>>) -> Result<()> {
-    // begin docs/interop.md
+    // begin docs/guide/interop.md
     let export = raw::export(slice.clone())?; // keeps the slice
     let &RawHandle { bytes, offset, len, .. } = export.handle();
     // ... the other program opens, works, closes, and says so ...
@@ -203,11 +203,11 @@ const PAGES: [(&str, &str); 10] = [
     ("docs/seeds/002.md", include_str!("../docs/seeds/002.md")),
     ("docs/seeds/003.md", include_str!("../docs/seeds/003.md")),
     ("docs/seeds/004.md", include_str!("../docs/seeds/004.md")),
-    ("docs/ring.md", include_str!("../docs/ring.md")),
-    ("docs/staging.md", include_str!("../docs/staging.md")),
-    ("docs/kubernetes.md", include_str!("../docs/kubernetes.md")),
-    ("docs/ascend.md", include_str!("../docs/ascend.md")),
-    ("docs/interop.md", include_str!("../docs/interop.md")),
+    ("docs/guide/ring.md", include_str!("../docs/guide/ring.md")),
+    ("docs/guide/staging.md", include_str!("../docs/guide/staging.md")),
+    ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
+    ("docs/guide/ascend.md", include_str!("../docs/guide/ascend.md")),
+    ("docs/guide/interop.md", include_str!("../docs/guide/interop.md")),
 ];
 
 /// What stands between a line that is `begin` and the next that is `end`, each time, less the indentation of the former.

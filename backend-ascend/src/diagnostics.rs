@@ -1,6 +1,6 @@
 //! What this machine says about the assumptions that the backend rests on.
 //!
-//! The backend follows the sources of the vendor's driver and runtime; docs/ascend-rules.md lists the points at which a card
+//! The backend follows the sources of the vendor's driver and runtime; docs/internals/ascend-rules.md lists the points at which a card
 //! may show something else. [`AscendBackend::observe`] makes the calls in question and says what came back, so that a user with
 //! a card can report it.
 
@@ -22,7 +22,7 @@ const BYTES: u64 = 2 << 20;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Observation {
-    /// What was looked at, in a few words: the row of docs/ascend-rules.md.
+    /// What was looked at, in a few words: the row of docs/internals/ascend-rules.md.
     pub topic: &'static str,
     /// The calls and what they returned.
     pub seen: String,

@@ -1,7 +1,7 @@
 //! The Huawei Ascend backend of device-ipc.
 //!
 //! It has not run on hardware yet: it follows the ACL manual, the headers and the sources of CANN's runtime, and is
-//! tested on a library that enforces their rules. `docs/ascend.md` says what is supported where, and how to try it
+//! tested on a library that enforces their rules. `docs/guide/ascend.md` says what is supported where, and how to try it
 //! on a real server.
 //!
 //! # Why a table of functions

@@ -31,7 +31,7 @@ pub(crate) struct Loaded {
 pub(crate) fn load(path: Option<&Path>) -> Result<Loaded, Unavailable> {
     let hint = format!(
         "Install {NEEDED}, and source its set_env.sh (/usr/local/Ascend/ascend-toolkit/set_env.sh), which puts the \
-         library into LD_LIBRARY_PATH; in a container mount the driver and the devices too (docs/ascend.md); a \
+         library into LD_LIBRARY_PATH; in a container mount the driver and the devices too (docs/guide/ascend.md); a \
          library in another place is named by {LIBRARY_VARIABLE}"
     );
     let search = LibrarySearch { variable: LIBRARY_VARIABLE, names: &NAMES, hint: &hint };

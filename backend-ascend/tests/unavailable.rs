@@ -21,7 +21,7 @@ fn a_library_that_is_not_there_is_named_with_the_remedy() {
     let Unavailable::LibraryNotFound { searched, detail, hint } = &error else { panic!("{error:?}") };
     assert_eq!(searched, &["/nowhere/libascendcl.so"]);
     assert!(detail.contains("cannot open shared object file"), "{detail}");
-    for phrase in ["8.3.RC1", "25.3.RC1", "set_env.sh", "docs/ascend.md", LIBRARY_VARIABLE] {
+    for phrase in ["8.3.RC1", "25.3.RC1", "set_env.sh", "docs/guide/ascend.md", LIBRARY_VARIABLE] {
         assert!(hint.contains(phrase), "{phrase:?} is missing in {hint}");
     }
 }

@@ -9,7 +9,7 @@ use crate::line::{Line, Target, Unit};
 use crate::machine::Machine;
 use crate::statistics::Summary;
 
-/// The version of the JSON's layout, which `docs/performance.md` describes.
+/// The version of the JSON's layout, which `docs/internals/performance.md` describes.
 const SCHEMA: u32 = 1;
 
 /// All that was measured.

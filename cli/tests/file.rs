@@ -240,7 +240,7 @@ fn altered(file: &str, place: std::ops::Range<usize>) -> String {
 fn a_descriptor_of_another_host_or_with_another_token_is_refused_with_the_reason() {
     let folder = Folder::new();
     let (sender, file) = send_by_file(&folder, &["--receivers", "0"]);
-    // Places as in docs/descriptor.md: host and boot id, then the token.
+    // Places as in docs/spec/descriptor.md: host and boot id, then the token.
     let elsewhere = altered(&file, 33..65);
     let error = run(["recv", "--descriptor", &elsewhere]).bad();
     assert!(error.contains("made on another host"), "{error}");

@@ -1,7 +1,7 @@
 //! What the fuzz targets in `fuzz/` call: the readers of everything that comes from another process.
 //!
 //! Behind the feature `fuzzing`, for the project's own use: nothing of it is part of the interface. Each function panics
-//! where the bytes are handled otherwise than `docs/descriptor.md`, `docs/bundle.md`, `docs/ring.md` and `docs/protocol.md` say.
+//! where the bytes are handled otherwise than `docs/spec/descriptor.md`, `docs/spec/bundle.md`, `docs/spec/ring.md` and `docs/spec/protocol.md` say.
 
 use std::sync::Arc;
 

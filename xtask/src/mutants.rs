@@ -1,6 +1,6 @@
 //! `cargo xtask mutants`: changes `ipc-core` in one place at a time, and counts the changes that no test notices.
 //!
-//! cargo-mutants does the work; `.cargo/mutants.toml` says what is mutated and which tests run. See `docs/mutants.md`.
+//! cargo-mutants does the work; `.cargo/mutants.toml` says what is mutated and which tests run. See `docs/internals/mutants.md`.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,5 @@
 //! The vendor's rules that the backend keeps, one test for each, on the simulator, which refuses whoever breaks them.
-//! `docs/ascend-rules.md` says where the vendor states them.
+//! `docs/internals/ascend-rules.md` says where the vendor states them.
 //!
 //! Each test runs in a process of its own, on a machine that it describes.
 

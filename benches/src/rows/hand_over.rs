@@ -53,7 +53,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// What a message holds beside the descriptor's bytes, and all of an acknowledgement, as `docs/channel.md` says.
+/// What a message holds beside the descriptor's bytes, and all of an acknowledgement, as `docs/spec/channel.md` says.
 const HEAD_BYTES: usize = 25;
 const ACKNOWLEDGEMENT_BYTES: usize = 22;
 

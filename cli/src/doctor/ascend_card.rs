@@ -19,7 +19,7 @@ use super::second;
 use device_ipc_cli::output::line;
 
 const CHECK: &str = "Ascend card";
-const REPORT: &str = "send us this line: docs/ascend.md, \"What to send us when it fails\"";
+const REPORT: &str = "send us this line: docs/guide/ascend.md, \"What to send us when it fails\"";
 const BYTES: u64 = 2 << 20;
 const PATTERN: u8 = 0x5a;
 const PROCESS: Duration = Duration::from_secs(60);

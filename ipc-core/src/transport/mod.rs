@@ -7,7 +7,7 @@
 //! (a forked child keeps the socket open, not the process).
 //!
 //! The poller is one thread for all sockets of the process, in both roles. It never calls a driver, runs the user's
-//! code or blocks on a send. The messages are specified in `docs/protocol.md`.
+//! code or blocks on a send. The messages are specified in `docs/spec/protocol.md`.
 
 mod alive;
 mod allow;

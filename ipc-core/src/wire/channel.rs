@@ -1,4 +1,4 @@
-//! The messages of a channel as they travel; `docs/channel.md` specifies them, and the two change together.
+//! The messages of a channel as they travel; `docs/spec/channel.md` specifies them, and the two change together.
 //!
 //! A packet is a [`Frame`], and behind it the head of a message and its bytes, or a memory file that holds these.
 

@@ -1,4 +1,4 @@
-//! The messages between an importer and an exporter's broker. `docs/protocol.md` specifies them; the two change
+//! The messages between an importer and an exporter's broker. `docs/spec/protocol.md` specifies them; the two change
 //! together.
 //!
 //! Each message is one packet, encoded by [postcard](https://postcard.jamesmunns.com/wire-format). File descriptors
@@ -243,7 +243,7 @@ mod tests {
     fn a_message_is_read_back_and_bytes_left_over_are_refused() {
         let mut bytes =
             encode(&Request::Release { lease: LeaseId(300), words: None, late: Vec::new() }).unwrap();
-        assert_eq!(bytes, [2, 172, 2, 0, 0], "the encoding is part of docs/protocol.md");
+        assert_eq!(bytes, [2, 172, 2, 0, 0], "the encoding is part of docs/spec/protocol.md");
         assert!(matches!(decode(&bytes), Ok(Request::Release { lease: LeaseId(300), .. })));
         bytes.push(0);
         assert!(decode::<Request>(&bytes).is_err());

@@ -1,4 +1,4 @@
-//! The descriptor of a ring. `docs/ring.md` is its specification; the two change together.
+//! The descriptor of a ring. `docs/spec/ring.md` is its specification; the two change together.
 
 use std::fmt;
 

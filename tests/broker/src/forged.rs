@@ -1,4 +1,4 @@
-//! Descriptors that were tampered with, by the layout of `docs/descriptor.md`.
+//! Descriptors that were tampered with, by the layout of `docs/spec/descriptor.md`.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -132,7 +132,7 @@ impl Forged {
 }
 
 /// CRC-32 as in Ethernet and zlib.
-/// A bundle's descriptor as another process would have made it, by the layout of `docs/bundle.md`.
+/// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/bundle.md`.
 pub fn bundle_of_another(descriptor: &BundleDescriptor, exporter: &ProcessIdentity) -> Vec<u8> {
     let mut bytes = descriptor.to_bytes();
     bytes.truncate(bytes.len() - CHECKSUM);

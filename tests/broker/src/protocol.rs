@@ -1,4 +1,4 @@
-//! The messages of `docs/protocol.md`, written down a second time.
+//! The messages of `docs/spec/protocol.md`, written down a second time.
 
 use serde::{Deserialize, Serialize};
 

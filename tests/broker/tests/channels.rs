@@ -225,7 +225,7 @@ fn whoever_dies_takes_nothing_along_where_exporters_revoke() {
     others_die(REVOKING);
 }
 
-// What an end says, from the words of docs/channel.md.
+// What an end says, from the words of docs/spec/channel.md.
 
 #[derive(Serialize)]
 struct Hello {

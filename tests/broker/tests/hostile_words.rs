@@ -11,7 +11,7 @@ use device_ipc_broker_tests::{
 /// A stream that does not wait for a hostile peer finishes in this time.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Bytes of the words of slot 0 (docs/protocol.md).
+/// Bytes of the words of slot 0 (docs/spec/protocol.md).
 const FROM_EXPORTER: u32 = 64;
 const FROM_IMPORTER: u32 = 128;
 

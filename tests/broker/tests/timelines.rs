@@ -317,7 +317,7 @@ fn words_of(connection: &Connection, lease: u64) -> (u32, OwnedFd) {
     (slot, fds.into_iter().next().expect("the page comes along"))
 }
 
-/// The page as `docs/protocol.md` has it: slots of 256 bytes; the importer's word is at byte 128 of its slot.
+/// The page as `docs/spec/protocol.md` has it: slots of 256 bytes; the importer's word is at byte 128 of its slot.
 struct Words(std::fs::File);
 
 impl Words {

@@ -5,7 +5,7 @@
 #   git clone --depth 1 https://github.com/hicann/runtime /tmp/runtime
 #   tests/sim-ascendcl/samples/run.sh /tmp/runtime
 #
-# docs/ascend-rules.md has the table of what each prints.
+# docs/internals/ascend-rules.md has the table of what each prints.
 set -euo pipefail
 
 checkout=${1:?the path of a checkout of hicann/runtime}

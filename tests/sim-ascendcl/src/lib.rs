@@ -4,7 +4,7 @@
 //! which address can be exported, who may import it, what a close means, what a copy between two cards can do.
 //! This library has the vendor's names, layouts and numbers, plays its rules on the devices of
 //! `device-ipc-mock-engine`, for several processes, and says no where the vendor's stack says no; where it is not known
-//! what that does, it says no, too. `docs/ascend-rules.md` lists the rules.
+//! what that does, it says no, too. `docs/internals/ascend-rules.md` lists the rules.
 //!
 //! [`install`] puts it into a directory as `libascendcl.so`, to be found by `LD_LIBRARY_PATH`, by `dlopen`, or by the
 //! linker. It is written against nothing of ours: programs against the vendor's headers run on it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-const TABLE: &str = include_str!("../../../docs/ascend-rules.md");
+const TABLE: &str = include_str!("../../../docs/internals/ascend-rules.md");
 
 /// The files whose tests the table may name.
 const FILES: &[(&str, &str)] = &[
@@ -141,7 +141,7 @@ fn every_test_of_a_rule_is_in_the_table() {
         for test in tests_of(text).into_iter().filter(|test| *test != "agent") {
             let name = format!("{file}::{test}");
             let known = named.contains(&*name) || others.contains(&&*name);
-            assert!(known, "{name} stands in no row of docs/ascend-rules.md");
+            assert!(known, "{name} stands in no row of docs/internals/ascend-rules.md");
         }
     }
 }

@@ -197,7 +197,7 @@ mod tests {
             let name = dtype.name().unwrap();
             assert_eq!(Dtype::from_name(name), Some(*dtype));
             assert_eq!(Dtype::from_name(&format!("torch.{name}")), Some(*dtype));
-            assert_eq!(usize::from(dtype.code()), index + 1, "codes are part of docs/descriptor.md");
+            assert_eq!(usize::from(dtype.code()), index + 1, "codes are part of docs/spec/descriptor.md");
             assert!(matches!(dtype.bytes(), Some(1 | 2 | 4 | 8 | 16)));
         }
         assert_eq!((Dtype::from_name("float33"), Dtype::from_name("")), (None, None));

@@ -1,4 +1,4 @@
-//! A tensor in a table or a bundle, as it travels. `docs/bundle.md` is the specification; the two change together.
+//! A tensor in a table or a bundle, as it travels. `docs/spec/bundle.md` is the specification; the two change together.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -236,7 +236,7 @@ impl TensorTable {
         size_of::<Head>() + records + CHECKSUM_BYTES
     }
 
-    /// The binary form; `docs/bundle.md` specifies it.
+    /// The binary form; `docs/spec/bundle.md` specifies it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let total = self.encoded_bytes();
         let mut bytes = Vec::with_capacity(total);

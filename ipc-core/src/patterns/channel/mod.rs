@@ -14,7 +14,7 @@
 //! | `receive`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
 //! | `maps` | on which device |
 //!
-//! `docs/channel.md` specifies what travels.
+//! `docs/spec/channel.md` specifies what travels.
 
 mod arrival;
 mod connect;

@@ -3,7 +3,7 @@
 //! Why: a weight hand-over in buckets, a queue of activations or a KV cache that moves would otherwise share memory anew for
 //! each round, or have both hosts wait. A ring is an export whose region is cut into slots; each reader's lease has its words
 //! ([`Timeline`](crate::Timeline)), by which the writer's streams tell of publications and the readers' streams of releases.
-//! `docs/ring.md` specifies the words and the descriptor.
+//! `docs/spec/ring.md` specifies the words and the descriptor.
 //!
 //! | file | what it is |
 //! |---|---|

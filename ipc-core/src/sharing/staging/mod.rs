@@ -7,7 +7,7 @@
 //!
 //! The host memory has two halves ([`Chunks`]): while the importer takes a chunk out of one, the exporter fills the other.
 //! The exporter's side ([`Outgoing`]) runs in steps on the worker, none of which waits for a device, under a limit for all
-//! of them ([`Stagings`]). The messages stand in `docs/protocol.md`.
+//! of them ([`Stagings`]). The messages stand in `docs/spec/protocol.md`.
 
 mod chunks;
 mod incoming;

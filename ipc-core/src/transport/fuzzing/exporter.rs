@@ -1,4 +1,4 @@
-//! The exporter's side: a real [`Served`] with a real [`ExportTable`], beside a model of what `docs/protocol.md` says.
+//! The exporter's side: a real [`Served`] with a real [`ExportTable`], beside a model of what `docs/spec/protocol.md` says.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// How long it waits for answers, which always come.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes of a page of words, of its slots, and where their words lie (`docs/protocol.md`).
+/// Bytes of a page of words, of its slots, and where their words lie (`docs/spec/protocol.md`).
 const WORD_PAGE: u64 = 65536;
 const SLOT: usize = 256;
 const WORDS: [usize; 5] = [0, 64, 128, 192, 200];

@@ -1,4 +1,4 @@
-//! The binary form. `docs/bundle.md` is its specification; the two change together.
+//! The binary form. `docs/spec/bundle.md` is its specification; the two change together.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub const BUNDLE_TEXT_PREFIX: &str = "dipcb.";
 /// give it to [`Ipc::open_bundle`](crate::Ipc::open_bundle). Clones share what they say.
 ///
 /// `Display` and `FromStr` are the text form; it holds secrets, so it belongs where passwords may go. `Debug` and
-/// [`view`](Self::view) do not show them. The layout is specified in `docs/bundle.md`.
+/// [`view`](Self::view) do not show them. The layout is specified in `docs/spec/bundle.md`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BundleDescriptor {
     contents: Arc<Contents>,

@@ -1,4 +1,4 @@
-//! The binary form. `docs/descriptor.md` is its specification; the two change together.
+//! The binary form. `docs/spec/descriptor.md` is its specification; the two change together.
 
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;

@@ -1,7 +1,7 @@
 //! The descriptor: plain bytes, or one line of text, that name an export.
 //!
 //! It travels by any road the user has and opens nothing by itself: the vendor's handle is not in it, but comes from
-//! the exporter's broker, together with a lease. The layout is specified in `docs/descriptor.md`.
+//! the exporter's broker, together with a lease. The layout is specified in `docs/spec/descriptor.md`.
 //!
 //! Every reader treats it as hostile: nothing is allocated from a length that was not checked, and all offsets and
 //! lengths are checked against each other here and against the driver's answer after the open.

@@ -13,7 +13,7 @@ use device_ipc_broker_tests::{
 };
 use device_ipc_core::Descriptor;
 
-/// Who is silent is cut off after this long (docs/protocol.md).
+/// Who is silent is cut off after this long (docs/spec/protocol.md).
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The most that an honest open may take beside whatever is going on.
