@@ -1,4 +1,5 @@
 //! The Rust of the pages compiles: each block stands here too, between `begin` and `end`, and is compared with its page.
+//! The files that the pages for contributors name exist.
 
 #![allow(
     dead_code,
@@ -6,6 +7,7 @@
     reason = "snippets are compiled and not run, and name more than they use"
 )]
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,5 +238,31 @@ fn the_rust_of_the_pages_is_what_is_compiled_here() {
         let shown = blocks(text, "```rust", "```");
         assert!(!shown.is_empty(), "{page} shows no Rust");
         assert_eq!(shown, compiled, "{page} and tests/snippets.rs differ");
+    }
+}
+
+/// The Rust files below a folder, but for build outputs.
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of the checkout").flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn pages_for_contributors_name_files_that_exist() {
+    let mut files = Vec::new();
+    rust_files(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files);
+    for (page, text) in [
+        ("docs/architecture.md", include_str!("../docs/architecture.md")),
+        ("CONTRIBUTING.md", include_str!("../CONTRIBUTING.md")),
+    ] {
+        for name in text.split('`').filter(|code| code.ends_with(".rs") && !code.contains(' ')) {
+            assert!(files.iter().any(|file| file.ends_with(name)), "{page} names {name}, which does not exist");
+        }
     }
 }
