@@ -262,7 +262,10 @@ fn pages_for_contributors_name_files_that_exist() {
         ("CONTRIBUTING.md", include_str!("../CONTRIBUTING.md")),
     ] {
         for name in text.split('`').filter(|code| code.ends_with(".rs") && !code.contains(' ')) {
-            assert!(files.iter().any(|file| file.ends_with(name)), "{page} names {name}, which does not exist");
+            assert!(
+                files.iter().any(|file| file.ends_with(name)),
+                "{page} names {name}, which does not exist"
+            );
         }
     }
 }
