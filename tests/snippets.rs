@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    AllowList, BorrowedStream, Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DevicePtr,
-    DeviceRange, Dtype, Error, Export, Ipc, Message, OwnedRegion, Region, RingDescriptor, Stream, View,
+    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Ipc,
+    Mapping, Message, Region, RingDescriptor, Stream, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -92,6 +92,119 @@ fn seed_004(
 }
 
 #[rustfmt::skip]
+fn readme(stream: Arc<CudaStream>, add_one: fn(&Arc<CudaStream>, CudaMappedMut<'_, f32>) -> Result<()>) -> Result<()> {
+    // begin README.md
+    // The exporter, with cudarc as the owner of the memory.
+    cuda::make_pool_shareable(0)?; // once: memory that cudarc (or candle) allocates on device 0 from now on can be shared
+    let stream = CudaContext::new(0)?.default_stream();
+    let weights = Arc::new(stream.clone_htod(&[1f32; 20])?);
+    let export = Ipc::auto()?.share(weights.clone()).shape([4, 5]).ready_on(&stream).start()?;
+    std::fs::write("w.ipc", export.descriptor().to_string())?;
+    export.wait_released(Duration::from_secs(30))?; // on timeout the error names pid, program and bytes
+
+    // The importer, another process.
+    let descriptor: Descriptor = std::fs::read_to_string("w.ipc")?.parse()?;
+    let tensor = Ipc::auto()?.open(&descriptor).on(&stream)?; // the stream waits until the bytes are written
+    add_one(&stream, tensor.view_mut(&stream)?)?; // element type and access are checked
+    tensor.release(&stream)?; // the lease ends when the stream reaches this point
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn sharing() -> Result<()> {
+    // begin docs/guide/sharing.md
+    use std::time::Duration;
+
+    use device_ipc::{Descriptor, Dtype, Ipc};
+
+    // The exporter.
+    let ipc = Ipc::auto()?;
+    let stream = ipc.create_stream(0)?;
+    let weights = ipc.allocate(0, 20 * 4)?; // or any owner of device memory, e.g. a CudaSlice
+    weights.view_mut::<f32>(&stream)?.copy_from(&[1.0; 20])?;
+    let export = ipc.share(weights).dtype(Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
+    std::fs::write("w.ipc", export.descriptor().to_string())?;
+    export.wait_released(Duration::from_secs(30))?; // on timeout the error names pid, program and bytes
+
+    // The importer, another process.
+    let ipc = Ipc::auto()?;
+    let stream = ipc.create_stream(0)?;
+    let descriptor: Descriptor = std::fs::read_to_string("w.ipc")?.parse()?;
+    let tensor = ipc.open(&descriptor).on(&stream)?; // the stream waits until the bytes are written; the host does not
+    tensor.view_mut::<f32, _>(&stream)?.add(1.0)?; // element type and access are checked
+    tensor.release(&stream)?; // the lease ends when the stream reaches this point
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn timelines(export: Export, mapping: Mapping, stream: Stream, timeout: Duration) -> Result<()> {
+    // begin docs/guide/sharing.md
+    // The exporter: `export` has one importer.
+    let timeline = export.timelines(1, timeout)?.remove(0);
+    timeline.signal(1, &stream)?; // version 1 is written when the stream reaches this point
+    timeline.wait(1, &stream)?; // the stream waits until the importer has read version 1
+
+    // The importer.
+    let timeline = mapping.timeline()?;
+    timeline.wait(1, &stream)?;
+    timeline.signal(1, &stream)?;
+    timeline.check()?; // an error if the peer died: a wait that ended this way proves nothing about the bytes
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn bundle(stream: Stream, buffer: Buffer, head: Buffer, send: fn(String), line: &str) -> Result<()> {
+    // begin docs/guide/bundle.md
+    use device_ipc::{BundleDescriptor, Dtype, Ipc, TensorLayout};
+
+    // The exporter: two tensors in one buffer, and one buffer that is a tensor itself.
+    let ipc = Ipc::auto()?;
+    let mut bundle = ipc.bundle().ready_on(&stream);
+    let memory = bundle.memory(buffer);
+    bundle.tensor("layer.0.weight", memory, 0, TensorLayout::contiguous(Dtype::F32, [64, 32])?)?;
+    bundle.tensor("layer.0.bias", memory, 64 * 32 * 4, TensorLayout::contiguous(Dtype::F32, [64])?)?;
+    bundle.owned("head", head, Some(TensorLayout::contiguous(Dtype::BF16, [1000])?))?;
+    let export = bundle.start()?;
+    send(export.descriptor().to_string()); // "dipcb.…"
+
+    // The importer.
+    let descriptor: BundleDescriptor = line.parse()?;
+    let weights = ipc.open_bundle(&descriptor).on(&stream)?; // all tensors, or an error that names one
+    for (name, tensor) in weights.iter() {
+        println!("{name}: {:?} {:?}", tensor.dtype(), tensor.shape());
+    }
+    let bias = weights.tensor("layer.0.bias")?.view::<f32, _>(&stream)?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn channel(tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
+    // begin docs/guide/channel.md
+    use device_ipc::{Dtype, Ipc, Message};
+
+    let ipc = Ipc::auto()?;
+
+    // One process listens under a name, and sends.
+    let channel = ipc.listen("weights").start()?.accept(timeout)?;
+    let share = ipc.share(tensor).dtype(Dtype::F32).shape([4, 5]).start()?;
+    channel.send(Message::new().bytes(b"version 7").tensor(&share).ready_on(&stream), timeout)?;
+    drop(share); // safe: the message keeps the memory allocated until the peer has opened or discarded the tensor
+
+    // Another process connects to the name, and receives.
+    let channel = ipc.connect("weights").timeout(timeout).start()?;
+    let received = channel.receive(timeout)?;
+    println!("{}", String::from_utf8_lossy(received.bytes()));
+    let tensor = received.tensors()[0].open().on(&stream)?; // this stream waits for the sender's stream
+    received.reply(Message::new().bytes(b"done"), timeout)?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 #[allow(clippy::too_many_arguments, reason = "everything that the page leaves to the reader")]
 fn ring(
     ipc: &Ipc, buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
@@ -100,25 +213,25 @@ fn ring(
     // begin docs/guide/ring.md
     // The writer.
     let mut ring = ipc.ring(buffer).slots(2).start()?;
-    send(ring.descriptor().to_string());                 // "dipcr.…", by any road
+    send(ring.descriptor().to_string());                 // "dipcr.…", over any transport
     ring.wait_readers(2, Duration::from_secs(30))?;
-    let mut slot = ring.write(&stream)?;                 // the stream waits until every reader has passed what the slot held
+    let mut slot = ring.write(&stream)?;                 // the stream waits until every reader has released the slot's last contents
     slot.view_mut::<f32, _>(&stream)?.copy_from(&bucket)?;
-    slot.publish(&stream)?;                              // told when the stream gets here
+    slot.publish(&stream)?;                              // published when the stream reaches this point
 
     // A reader.
     let mut reader = ipc.join(&descriptor).on(&stream)?;
     let mut read = || -> Result<f32, Error> {
         let slot = reader.next(&stream)?;                // the stream waits for the publication
         let result = compute(slot.view::<f32, _>(&stream)?)?;
-        stream.synchronize()?;                           // where the host uses the result
+        stream.synchronize()?;                           // because the host uses the result
         slot.release(&stream)?;                          // fails if the bytes were never published
         Ok(result)
     };
     loop {
         match read() {
             Ok(result) => use_it(result),
-            Err(Error::RingClosed { .. }) => break,      // the orderly end
+            Err(Error::RingClosed { .. }) => break,      // the writer closed the ring
             Err(error) => return Err(error.into()),
         }
     }
@@ -129,28 +242,42 @@ fn ring(
 #[rustfmt::skip]
 fn staging(ipc: &Ipc, stream: Stream, descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/staging.md
-    let mapping = ipc.open(&descriptor).or_staged().on(&stream)?; // opened where that works, else copied
-    if mapping.is_copy() { /* it has the bytes of this moment, and nobody else writes them */ }
+    let mapping = ipc.open(&descriptor).or_staged().on(&stream)?; // opened if possible, else copied
+    if mapping.is_copy() {
+        // A private copy of the bytes at this moment: the exporter's later writes do not reach it.
+    }
     // end
     Ok(())
 }
 
 #[rustfmt::skip]
-fn kubernetes() -> Result<()> {
-    // begin docs/guide/kubernetes.md
-    let ipc = Ipc::builder().allow(AllowList::own_user().user(2000)).auto()?; // the other container's runAsUser
+fn cuda_kinds(descriptor: Descriptor) -> Result<()> {
+    // begin docs/guide/cuda.md
+    use std::sync::Arc;
+
+    use cudarc::driver::CudaContext;
+    use device_ipc::{Access, Ipc, cuda};
+
+    // The exporter. Once, before the first allocation: cudarc's and candle's memory of this device becomes shareable.
+    cuda::make_pool_shareable(0)?;
+    let stream = CudaContext::new(0)?.default_stream();
+    let weights = Arc::new(stream.clone_htod(&[1f32; 20])?);
+    let export = Ipc::auto()?.share(weights.clone()).shape([4, 5]).ready_on(&stream).start()?;
+    println!("{:?}", export.exposure()); // bytes that importers can reach
+
+    // The exporter, for memory that the hardware protects against writes of importers.
+    let ipc = Ipc::auto()?;
+    let memory = ipc.allocate_as(0, 1 << 20, cuda::VIRTUAL_MEMORY)?;
+    let read_only = ipc.share(memory).access(Access::ReadOnly).start()?;
+
+    // An importer opens all kinds of memory by the same call.
+    let tensor = Ipc::auto()?.open(&descriptor).on(&stream)?;
+    let host: Vec<f32> = stream.clone_dtoh(&tensor.view::<f32, _>(&stream)?)?;
     // end
     Ok(())
 }
 
-#[rustfmt::skip]
-fn ascend_allocation(range: DeviceRange, whole_allocation: DeviceRange) -> Region {
-    // begin docs/guide/ascend.md
-    Region::new("ascend", range).with_allocation(whole_allocation)
-    // end
-}
-
-/// As a framework's.
+/// A framework's tensor.
 struct Tensor;
 
 impl Tensor {
@@ -160,13 +287,16 @@ impl Tensor {
 }
 
 #[rustfmt::skip]
-#[allow(clippy::undocumented_unsafe_blocks, reason = "the page says around it what the caller promises")]
-fn ascend_owner(tensor: Tensor, device: DeviceOrdinal, bytes: u64, acl_stream: *mut u8) -> Result<()> {
-    // begin docs/guide/ascend.md
+fn raw_owner(tensor: Tensor, device: DeviceOrdinal, bytes: u64, raw_stream: *mut u8) -> Result<()> {
+    // begin docs/guide/interop.md
+    use device_ipc::{BorrowedStream, DevicePtr, DeviceRange, Dtype, Ipc, OwnedRegion, Region};
+
     let range = DeviceRange::new(device, DevicePtr::new(tensor.data_ptr() as u64), bytes);
-    let owner = unsafe { OwnedRegion::new(tensor, Region::new("ascend", range)) };
-    let stream = unsafe { BorrowedStream::from_raw("ascend", device, acl_stream as u64) };
-    let share = Ipc::named("ascend")?.share(owner).ready_on(&stream).start()?;
+    // SAFETY: `tensor` keeps these bytes allocated for as long as it exists.
+    let owner = unsafe { OwnedRegion::new(tensor, Region::new("cuda", range).with_dtype(Dtype::F32)) };
+    // SAFETY: a stream of this device that exists until `start` has returned.
+    let stream = unsafe { BorrowedStream::from_raw("cuda", device, raw_stream as u64) };
+    let export = Ipc::named("cuda")?.share(owner).ready_on(&stream).start()?;
     // end
     Ok(())
 }
@@ -189,27 +319,87 @@ fn bare_handles(stream: Arc<CudaStream>, slice: Arc<CudaSlice<f32>>) -> Result<(
     // begin docs/guide/interop.md
     let export = raw::export(slice.clone())?; // keeps the slice
     let &RawHandle { bytes, offset, len, .. } = export.handle();
-    // ... the other program opens, works, closes, and says so ...
+    // ... the other program opens, works, closes, and reports that it has closed ...
     drop(export);
 
-    // SAFETY: the other program keeps the memory until it is told; the stream is waited for before `mapping` is dropped.
+    // SAFETY: the other program keeps the memory until it is notified; the stream is synchronised before `mapping` is dropped.
     let mapping = unsafe { raw::open(&RawHandle::new(bytes, offset, len), 0)? };
     let numbers = stream.clone_dtoh(&mapping.view::<f32>(&stream)?)?;
     // end
     Ok(())
 }
 
-const PAGES: [(&str, &str); 10] = [
+#[rustfmt::skip]
+fn kubernetes(weights: Buffer, stream: Stream) -> Result<()> {
+    // begin docs/guide/kubernetes.md
+    use device_ipc::{AllowList, Descriptor, Ipc};
+
+    // Container 1: the exporter. 2000 is the `runAsUser` of container 2.
+    let ipc = Ipc::builder().allow(AllowList::own_user().user(2000)).auto()?;
+    let export = ipc.share(weights).ready_on(&stream).start()?;
+    std::fs::write("/shared/w.ipc", export.descriptor().to_string())?; // an emptyDir volume of the pod
+
+    // Container 2: the importer. 1000 is the `runAsUser` of container 1.
+    let ipc = Ipc::builder().allow(AllowList::own_user().user(1000)).auto()?;
+    let descriptor: Descriptor = std::fs::read_to_string("/shared/w.ipc")?.parse()?;
+    let tensor = ipc.open(&descriptor).on(&stream)?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn ascend_owner(tensor: Tensor, device: DeviceOrdinal, bytes: u64, acl_stream: *mut u8, descriptor: Descriptor) -> Result<()> {
+    // begin docs/guide/ascend.md
+    use device_ipc::{BorrowedStream, DevicePtr, DeviceRange, Ipc, OwnedRegion, Region};
+
+    let range = DeviceRange::new(device, DevicePtr::new(tensor.data_ptr() as u64), bytes);
+    // SAFETY: `tensor` keeps these bytes allocated for as long as it exists.
+    let owner = unsafe { OwnedRegion::new(tensor, Region::new("ascend", range)) };
+    // SAFETY: an `aclrtStream` of this device that exists until `start` has returned.
+    let stream = unsafe { BorrowedStream::from_raw("ascend", device, acl_stream as u64) };
+    let export = Ipc::named("ascend")?.share(owner).ready_on(&stream).start()?;
+
+    // The importer, another process.
+    let mapping = Ipc::named("ascend")?.open(&descriptor).on(&stream)?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn ascend_allocation(range: DeviceRange, whole_allocation: DeviceRange) -> Region {
+    // begin docs/guide/ascend.md
+    Region::new("ascend", range).with_allocation(whole_allocation)
+    // end
+}
+
+#[rustfmt::skip]
+fn attachable(weights: Buffer) -> Result<()> {
+    // begin docs/guide/program.md
+    use device_ipc::{Dtype, Ipc};
+
+    let export = Ipc::auto()?.share(weights).dtype(Dtype::F32).shape([4, 5]).start()?;
+    std::fs::write("w.ipc", export.descriptor().to_string())?; // then, in a terminal: device-ipc attach @w.ipc read
+    // end
+    Ok(())
+}
+
+const PAGES: [(&str, &str); 16] = [
+    ("README.md", include_str!("../README.md")),
     ("docs/seeds/000.md", include_str!("../docs/seeds/000.md")),
     ("docs/seeds/001.md", include_str!("../docs/seeds/001.md")),
     ("docs/seeds/002.md", include_str!("../docs/seeds/002.md")),
     ("docs/seeds/003.md", include_str!("../docs/seeds/003.md")),
     ("docs/seeds/004.md", include_str!("../docs/seeds/004.md")),
+    ("docs/guide/sharing.md", include_str!("../docs/guide/sharing.md")),
+    ("docs/guide/bundle.md", include_str!("../docs/guide/bundle.md")),
+    ("docs/guide/channel.md", include_str!("../docs/guide/channel.md")),
     ("docs/guide/ring.md", include_str!("../docs/guide/ring.md")),
     ("docs/guide/staging.md", include_str!("../docs/guide/staging.md")),
+    ("docs/guide/cuda.md", include_str!("../docs/guide/cuda.md")),
+    ("docs/guide/interop.md", include_str!("../docs/guide/interop.md")),
     ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
     ("docs/guide/ascend.md", include_str!("../docs/guide/ascend.md")),
-    ("docs/guide/interop.md", include_str!("../docs/guide/interop.md")),
+    ("docs/guide/program.md", include_str!("../docs/guide/program.md")),
 ];
 
 /// What stands between a line that is `begin` and the next that is `end`, each time, less the indentation of the former.
