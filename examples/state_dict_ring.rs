@@ -74,7 +74,7 @@ fn reader() -> Result<()> {
 
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
-    let mut reader = ipc.join(&descriptor).timeout(TIME).on(&stream)?;
+    let mut reader = ipc.open_ring(&descriptor).timeout(TIME).on(&stream)?;
     for version in 0..VERSIONS {
         let slot = reader.next(&stream)?; // the stream waits for the publication
         check(&slot, &table, version, &stream)?;

@@ -46,7 +46,7 @@
 //! // A reader: another process, or this one.
 //! let descriptor: RingDescriptor = line.parse()?;
 //! let reading = ipc.create_stream(0)?;
-//! let mut reader = ipc.join(&descriptor).on(&reading)?;
+//! let mut reader = ipc.open_ring(&descriptor).on(&reading)?;
 //!
 //! ring.wait_readers(1, Duration::from_secs(30))?;
 //! for bucket in 0..5 {
@@ -74,7 +74,7 @@
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
 //! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
 //! | share many named tensors | [`Ipc::bundle`], [`BundleExport`]; [`Ipc::open_bundle`], [`BundleMapping`]; [`TensorTable`] |
-//! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::join`], [`RingReader`]; or a bare [`Timeline`] |
+//! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a bare [`Timeline`] |
 //! | send it to a process | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | have a copy where cards do not reach each other | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes, or one line of text |

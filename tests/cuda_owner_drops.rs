@@ -210,7 +210,7 @@ fn import() {
             }
             "join" => {
                 let descriptor: RingDescriptor = argument.parse().expect("a descriptor");
-                readers.push(ipc.join(&descriptor).at_home().expect("joined"));
+                readers.push(ipc.open_ring(&descriptor).at_home().expect("joined"));
             }
             "connect" => channels.push(ipc.connect(argument).timeout(SOON).start().expect("connected")),
             "receive" => drop(channels[0].receive(SOON).expect("a message")),

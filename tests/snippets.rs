@@ -220,7 +220,7 @@ fn ring(
     slot.publish(&stream)?;                              // published when the stream reaches this point
 
     // A reader.
-    let mut reader = ipc.join(&descriptor).on(&stream)?;
+    let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
     let mut read = || -> Result<f32, Error> {
         let slot = reader.next(&stream)?;                // the stream waits for the publication
         let result = compute(slot.view::<f32, _>(&stream)?)?;

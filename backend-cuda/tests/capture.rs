@@ -197,7 +197,7 @@ fn a_ring_refuses_a_captured_stream_and_loses_nothing() {
     let ipc = Ipc::with_backend(backend.clone());
     let stream = ipc.create_stream(0).unwrap();
     let mut ring = ipc.ring(ipc.allocate(0, 4096).unwrap()).slots(1).start().unwrap();
-    let mut reader = ipc.join(ring.descriptor()).on(&stream).unwrap();
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream).unwrap();
     let refused = |error: &Error| assert!(matches!(error, Error::StreamCapturing { .. }), "{error}");
     let captured = Captured::new(&raw, NON_BLOCKING);
     captured.begin(GLOBAL);

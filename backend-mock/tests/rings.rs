@@ -174,7 +174,7 @@ impl Model {
         }
         let streams = [self.ipc.create_stream(0)?, self.ipc.create_stream(0)?];
         self.streams.extend(streams.iter().cloned());
-        let reader = self.ipc.join(self.ring.descriptor()).on(&streams[0])?;
+        let reader = self.ipc.open_ring(self.ring.descriptor()).on(&streams[0])?;
         assert_eq!(reader.sequence(), self.ring.sequence(), "a reader begins with what comes next");
         self.ring.wait_readers(self.readers.len() + 1, PATIENCE)?;
         let released = reader.sequence();
@@ -328,7 +328,7 @@ fn streams_of_another_device_take_their_turn() {
         let ipc = Ipc::with_backend(MockBackend::from_spec(machine).expect("a machine"));
         let [near, far] = [0, 1].map(|device| ipc.create_stream(device).expect("a stream"));
         let mut ring = ipc.ring(ipc.allocate(0, SLOT).expect("memory")).slots(1).start().expect("a ring");
-        let mut reader = ipc.join(ring.descriptor()).on(&near).expect("joined");
+        let mut reader = ipc.open_ring(ring.descriptor()).on(&near).expect("joined");
         ring.write(&near).expect("a slot").publish(&near).expect("published");
         let slot = reader.wait_next(PATIENCE).expect("taken");
         far.delay(Duration::from_millis(600)).expect("submitted");

@@ -254,7 +254,7 @@ fn a_ring_is_described_and_not_read() {
     assert!(!text.contains("token"), "{text}");
     for arguments in [&["attach", &at, "read"][..], &["recv", "--descriptor", &at]] {
         let error = program(arguments).bad();
-        assert!(error.contains("a program reads it by Ipc::join"), "{error}");
+        assert!(error.contains("a program reads it by Ipc::open_ring"), "{error}");
     }
     let error = program(&["attach", &at[..at.len() - 9], "info"]).bad();
     assert!(error.contains("no descriptor of a ring"), "{error}");

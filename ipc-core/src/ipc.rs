@@ -17,7 +17,7 @@ use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
-use crate::patterns::ring::{JoinBuilder, RingBuilder};
+use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::bundle::{BundleBuilder, BundleOpenBuilder};
 use crate::sharing::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::sharing::import::OpenBuilder;
@@ -186,8 +186,8 @@ impl Ipc {
     }
 
     /// Takes part in a ring of another process, or of this one, as a reader.
-    pub fn join<'a>(&'a self, descriptor: &'a RingDescriptor) -> JoinBuilder<'a> {
-        JoinBuilder::new(self.open(descriptor.memory()), descriptor, self.shared.timeout)
+    pub fn open_ring<'a>(&'a self, descriptor: &'a RingDescriptor) -> RingOpenBuilder<'a> {
+        RingOpenBuilder::new(self.open(descriptor.memory()), descriptor, self.shared.timeout)
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).

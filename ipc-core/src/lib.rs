@@ -62,8 +62,8 @@ pub use patterns::channel::{
     ReceivedBundle, ReceivedTensor,
 };
 pub use patterns::ring::{
-    JoinBuilder, ReaderPosition, Ring, RingBuilder, RingReadSlot, RingReader, RingReaders, RingReleaseError,
-    RingWriteSlot,
+    ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders,
+    RingReleaseError, RingWriteSlot,
 };
 pub use sharing::bundle::{
     BundleBuilder, BundleError, BundleExport, BundleMapping, BundleOpenBuilder, MemoryId,

@@ -332,7 +332,7 @@ fn what_a_hand_over_through_a_ring_costs() {
     let ipc = &counted.ipc;
     let stream = ipc.create_stream(0).expect("a stream");
     let mut ring = ring_of(ipc);
-    let mut reader = ipc.join(ring.descriptor()).on(&stream).expect("joined");
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream).expect("joined");
     for _ in 0..4 {
         hand_over_by_hosts(&mut ring, &mut reader, &stream);
     }
@@ -548,7 +548,7 @@ fn run_traced() {
     let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
     let stream = ipc.create_stream(0).expect("a stream");
     let mut ring = ring_of(&ipc);
-    let mut reader = ipc.join(ring.descriptor()).on(&stream).expect("joined");
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream).expect("joined");
     for _ in 0..4 {
         hand_over_by_hosts(&mut ring, &mut reader, &stream);
     }

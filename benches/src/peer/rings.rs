@@ -18,7 +18,7 @@ pub(super) struct RingMember {
 
 impl RingMember {
     pub(super) fn join(ipc: &Ipc, descriptor: &str, stream: &Stream) -> Result<Self> {
-        let reader = ipc.join(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
+        let reader = ipc.open_ring(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
         Ok(Self { reader, stream: stream.clone(), copies: Vec::new() })
     }
 

@@ -71,7 +71,7 @@ impl AnyDescriptor {
 
 /// Why a ring is described and not read.
 pub(crate) const RING_IS_JOINED: &str = "this descriptor is a ring's, whose slots hold something only between a publication \
-     and its acknowledgement: see it with 'device-ipc attach @FILE info'; a program reads it by Ipc::join";
+     and its acknowledgement: see it with 'device-ipc attach @FILE info'; a program reads it by Ipc::open_ring";
 
 /// The longest text of the descriptor that begins so: Base64, and white space around it.
 pub(super) fn longest(beginning: &[u8]) -> u64 {

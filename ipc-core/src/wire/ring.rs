@@ -47,7 +47,7 @@ struct Head {
 }
 
 /// Names a ring. Get one from [`Ring::descriptor`](crate::Ring::descriptor), send it by any road, and give it to
-/// [`Ipc::join`](crate::Ipc::join).
+/// [`Ipc::open_ring`](crate::Ipc::open_ring).
 ///
 /// `Display` and `FromStr` are the text form, `dipcr.…`. It holds the secret of the memory's [`Descriptor`]: treat it alike.
 #[derive(Clone, PartialEq, Eq)]

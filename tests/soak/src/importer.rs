@@ -105,7 +105,7 @@ fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Resu
 fn ring(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
     let (first, rest) = value_and(arguments)?;
     let (count, descriptor) = rest.split_once(' ').context("a count, then the descriptor")?;
-    let mut reader = ipc.join(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
+    let mut reader = ipc.open_ring(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
     for number in 0..count.parse::<u16>()? {
         let slot = reader.next(stream)?;
         check(&slot.view::<f32, _>(stream)?.to_vec()?, first + f32::from(number))?;

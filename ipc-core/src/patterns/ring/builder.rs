@@ -106,16 +106,16 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
     }
 }
 
-/// A reader in the making; see [`Ipc::join`](crate::Ipc::join). It joins by the method that says where.
+/// A reader in the making; see [`Ipc::open_ring`](crate::Ipc::open_ring). It joins by the method that says where.
 #[must_use = "nothing is joined before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
-pub struct JoinBuilder<'a> {
+pub struct RingOpenBuilder<'a> {
     open: OpenBuilder<'a>,
     descriptor: &'a RingDescriptor,
     timeout: Duration,
 }
 
-impl<'a> JoinBuilder<'a> {
+impl<'a> RingOpenBuilder<'a> {
     pub(crate) const fn new(
         open: OpenBuilder<'a>,
         descriptor: &'a RingDescriptor,

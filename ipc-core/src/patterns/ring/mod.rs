@@ -27,7 +27,7 @@ mod releases;
 mod slots;
 mod writer;
 
-pub use builder::{JoinBuilder, RingBuilder};
+pub use builder::{RingBuilder, RingOpenBuilder};
 pub use members::ReaderPosition;
 pub use read_slot::{RingReadSlot, RingReleaseError};
 pub use reader::RingReader;

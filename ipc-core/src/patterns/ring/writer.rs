@@ -28,7 +28,7 @@ use crate::wire::ring::RingDescriptor;
 ///
 /// [`write`](Self::write) gives the next slot, once every reader's stream has passed what it held;
 /// [`RingWriteSlot::publish`] tells the readers when the stream gets there. Where the device has timelines, no host waits.
-/// Readers come ([`Ipc::join`](crate::Ipc::join)) and go at any time; one that dies leaves the ring, and the stream that
+/// Readers come ([`Ipc::open_ring`](crate::Ipc::open_ring)) and go at any time; one that dies leaves the ring, and the stream that
 /// waited for it goes on.
 ///
 /// Dropping the ring closes it without waiting: readers get what has been published, then [`Error::RingClosed`].
@@ -546,7 +546,7 @@ impl RingReaders {
         self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
             what: format!("a count of {count} readers of the ring"),
             after: timeout,
-            detail: format!("; {found} have joined (Ipc::join)"),
+            detail: format!("; {found} have joined (Ipc::open_ring)"),
         })
     }
 

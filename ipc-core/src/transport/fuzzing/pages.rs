@@ -150,7 +150,7 @@ impl HostileExporter {
 
     /// Slots are not taken: what releases them waits by streams for the exporter's words.
     fn join(&self) {
-        let Ok(reader) = self.ipc.join(&self.ring).timeout(TIMEOUT).at_home() else { return };
+        let Ok(reader) = self.ipc.open_ring(&self.ring).timeout(TIMEOUT).at_home() else { return };
         let _ = (reader.sequence(), reader.device(), reader.access());
     }
 }

@@ -39,7 +39,7 @@ impl Waits {
             mapping: ipc.open(waited.descriptor()).at_home()?,
             waited,
             bundle: bundle.start().map_err(Error::from)?,
-            reader: ipc.join(ring.descriptor()).at_home()?,
+            reader: ipc.open_ring(ring.descriptor()).at_home()?,
             ring,
             listener,
             channels: [accepted, connected.join().expect("it connects")?],

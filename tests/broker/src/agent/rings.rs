@@ -107,7 +107,7 @@ impl Agent {
     pub(super) fn ring_join(&mut self, words: &Words<'_>) -> Result<String> {
         let stream = self.stream()?;
         let descriptor = words.name(0).parse()?;
-        let reader = self.ipc().join(&descriptor).on(&stream)?;
+        let reader = self.ipc().open_ring(&descriptor).on(&stream)?;
         let start = reader.sequence().to_string();
         self.rings.reader = Some(reader);
         Ok(start)

@@ -153,7 +153,7 @@ impl<'a> Server<'a> {
         match command {
             Command::Join { descriptor, device } => {
                 let stream = self.stream(device)?;
-                let reader = self.ipc.join(&descriptor.parse()?).on(&stream)?;
+                let reader = self.ipc.open_ring(&descriptor.parse()?).on(&stream)?;
                 let start = reader.sequence();
                 self.reader = Some(reader);
                 Ok(Answer::Number(start))

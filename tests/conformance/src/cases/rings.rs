@@ -94,7 +94,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
     let reading = ipc.create_stream(0)?;
-    let mut reader = ipc.join(ring.descriptor()).on(&reading)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&reading)?;
     that(!ring.waits_on_host() && !reader.waits_on_host(), "streams should do the waiting")?;
     while_delayed("writing, publishing, taking and releasing", |delay| {
         let begun = Instant::now();
@@ -116,7 +116,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
 pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
-    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     drop(ring.write(&stream)?);
     that(reader.try_next()?.is_none(), "a slot that was given back should not be read")?;
     refused(reader.wait_next(SHORT).map(drop), "the same on the host", "Timeout", &["sequence 0"])?;
@@ -165,7 +165,7 @@ pub fn host_publishes_in_turn(context: &Context) -> Outcome {
         let (mut ring, stream) = ring_of(context, 2)?;
         let ipc = context.ipc();
         let writing = ipc.create_stream(0)?;
-        let mut reader = ipc.join(ring.descriptor()).on(&writing)?;
+        let mut reader = ipc.open_ring(ring.descriptor()).on(&writing)?;
         let on_host = ring.waits_on_host();
         let mut slot = ring.write(&writing)?;
         slot.view_mut::<u8, _>(&writing)?.fill_bytes(0)?;
@@ -218,7 +218,7 @@ fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Durati
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
     let late = ipc.create_stream(0)?;
-    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
     publish(&mut ring, &stream)?;
     let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
@@ -253,7 +253,7 @@ pub fn host_publishes_over_nothing(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (mut ring, stream) = ring_of(context, 1)?;
     let ipc = context.ipc();
-    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
     let held = reader.wait_next(PATIENCE)?;
     let writing = ipc.create_stream(0)?;
@@ -271,7 +271,7 @@ pub fn released_out_of_order(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
     let (one, other) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
-    let mut reader = ipc.join(ring.descriptor()).on(&one)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&one)?;
     publish(&mut ring, &stream)?;
     publish(&mut ring, &stream)?;
     let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
@@ -287,7 +287,7 @@ pub fn released_out_of_order(context: &Context) -> Outcome {
 pub fn closed_after_the_last(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
-    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
     drop(ring);
     let slot = reader.wait_next(PATIENCE)?;
@@ -303,7 +303,7 @@ pub fn slot_never_published(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (mut ring, stream) = ring_of(context, 2)?;
     let reading = context.ipc().create_stream(0)?;
-    let mut reader = context.ipc().join(ring.descriptor()).on(&reading)?;
+    let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
     reader.next(&reading)?.release(&reading)?;
     let slot = reader.next(&reading)?;
@@ -321,7 +321,7 @@ pub fn slot_released_and_never_published(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (mut ring, stream) = ring_of(context, 2)?;
     let reading = context.ipc().create_stream(0)?;
-    let mut reader = context.ipc().join(ring.descriptor()).on(&reading)?;
+    let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
     for _ in 0..2 {
         let slot = reader.next(&reading)?;
@@ -357,7 +357,7 @@ pub fn senseless_slots(context: &Context) -> Outcome {
 pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
-    let mut reader = ipc.join(ring.descriptor()).on(&stream)?;
+    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     let (small, large) =
         (TensorLayout::contiguous(Dtype::U8, [3])?, TensorLayout::contiguous(Dtype::F32, [2, 3])?);
     let none = TensorLayout::contiguous(Dtype::F32, [0, 3])?;
