@@ -57,7 +57,7 @@ impl MappedTensor {
             to_candle(layout.dtype()).with_context(|| format!("candle has no {:?}", layout.dtype()))?;
         let shape =
             layout.shape().iter().map(|size| Ok(usize::try_from(*size)?)).collect::<Result<Vec<_>>>()?;
-        mapping.order_after_ready(&stream)?;
+        mapping.wait_ready(&stream)?;
         // What can fail is done before the slice is made: whoever drops that frees the memory.
         let husk = TakeOut::new(&cuda)?;
         let range = mapping.range();

@@ -91,7 +91,7 @@ impl BundleMapping {
     ///
     /// [`Error::WrongBackend`] and [`Error::WrongStream`] for a stream of a backend or a device without any of the tensors,
     /// else what the vendor says.
-    pub fn order_after_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
+    pub fn wait_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
         let stream = stream.as_stream();
         self.check_stream(stream)?;
         for held in self.on_device_of(stream) {

@@ -99,7 +99,7 @@ impl Mapping {
     /// # Errors
     ///
     /// [`Error::WrongBackend`] for a stream of another backend, else what the vendor says.
-    pub fn order_after_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
+    pub fn wait_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
         self.held.check_process()?;
         self.held.wait_ready_on(stream.as_stream())
     }

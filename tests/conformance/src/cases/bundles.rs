@@ -532,7 +532,7 @@ pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome 
     let mapping = ipc.open_bundle(&descriptor).at_home()?;
     drop(mapping.tensor("near")?.view::<u8, _>(&streams[0])?);
     drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
-    mapping.order_after_ready(&streams[1])?;
+    mapping.wait_ready(&streams[1])?;
     mapping.release(&streams[0])?;
     exporter.must(&Command::DropBundle { name: "b".into() })?;
     nothing_stays_open()?;

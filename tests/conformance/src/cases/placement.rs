@@ -177,7 +177,7 @@ pub fn stream_of_another_device(context: &Context) -> Outcome {
     let phrases = ["runs on device 1", "device 0"];
     refused(mapping.view::<f32, _>(&wrong), "a view on a stream of another device", "WrongStream", &phrases)?;
     refused(mapping.view_mut::<f32, _>(&wrong), "such a view for writing", "WrongStream", &phrases)?;
-    refused(mapping.order_after_ready(&wrong), "ordering such a stream", "WrongStream", &phrases)?;
+    refused(mapping.wait_ready(&wrong), "ordering such a stream", "WrongStream", &phrases)?;
     let released = mapping.release(&wrong).map_err(device_ipc_core::Error::from);
     refused(released, "a release on such a stream", "WrongStream", &phrases)?;
     exporter.must(&Command::WaitReleased { name: "e".into(), timeout: SOON }).map(drop)
