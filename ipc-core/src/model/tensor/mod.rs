@@ -5,7 +5,6 @@
 
 mod dtype;
 mod error;
-mod hash;
 mod layout;
 mod name;
 mod numbers;
