@@ -1,54 +1,31 @@
-//! Shape and strides side by side: of most tensors without an allocation.
+//! Shape and strides of a tensor in one vector.
 
 use std::fmt;
 
-/// What has no more dimensions than this needs no allocation.
+use smallvec::{SmallVec, smallvec};
+
+/// Maximum number of dimensions that need no allocation.
 const INLINE: usize = 4;
 
-/// The sizes of the dimensions, and behind them as many strides.
-#[derive(Clone)]
-pub(super) enum Numbers {
-    Inline { dimensions: u8, numbers: [u64; 2 * INLINE] },
-    Boxed(Box<[u64]>),
-}
+/// The sizes of the dimensions, followed by as many strides.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Numbers(SmallVec<[u64; 2 * INLINE]>);
 
 impl Numbers {
-    /// Of so many dimensions, each with size and stride 0.
+    /// Creates the numbers of `dimensions` dimensions, each of size and stride 0.
     pub(super) fn of(dimensions: usize) -> Self {
-        if dimensions <= INLINE {
-            return Self::Inline { dimensions: dimensions as u8, numbers: [0; 2 * INLINE] };
-        }
-        Self::Boxed(vec![0; 2 * dimensions].into())
+        Self(smallvec![0; 2 * dimensions])
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u64] {
-        match self {
-            Self::Inline { dimensions, numbers } => &mut numbers[..2 * usize::from(*dimensions)],
-            Self::Boxed(numbers) => numbers,
-        }
+        &mut self.0
     }
 
-    fn as_slice(&self) -> &[u64] {
-        match self {
-            Self::Inline { dimensions, numbers } => &numbers[..2 * usize::from(*dimensions)],
-            Self::Boxed(numbers) => numbers,
-        }
-    }
-
-    /// The sizes, and the strides.
+    /// Returns the sizes and the strides.
     pub(super) fn halves(&self) -> (&[u64], &[u64]) {
-        let all = self.as_slice();
-        all.split_at(all.len() / 2)
+        self.0.split_at(self.0.len() / 2)
     }
 }
-
-impl PartialEq for Numbers {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for Numbers {}
 
 impl fmt::Debug for Numbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
