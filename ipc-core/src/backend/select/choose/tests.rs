@@ -1,0 +1,34 @@
+use super::*;
+
+fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
+    Err(Unavailable::NoDevice { detail: "nothing is plugged in".into() })
+}
+
+#[test]
+fn an_unknown_name_lists_those_there_are() {
+    let backends = Backends::none().with(Registration::new("acme", Rank::THIRD_PARTY, absent));
+    let error = backends.named("acne").unwrap_err().to_string();
+    assert!(error.contains("\"acne\"") && error.contains("there are: acme"), "{error}");
+}
+
+#[test]
+fn without_a_device_every_reason_is_told() {
+    let backends = Backends::none()
+        .with(Registration::new("sim", Rank::SIMULATED, absent))
+        .with(Registration::new("acme", Rank::THIRD_PARTY, absent));
+    let error = backends.auto().unwrap_err().to_string();
+    assert!(error.contains("acme: no device: nothing is plugged in"), "{error}");
+    assert!(error.contains("DEVICE_IPC_BACKEND=sim"), "{error}");
+    let error = Backends::none().auto().unwrap_err().to_string();
+    assert!(error.contains("none is compiled in"), "{error}");
+}
+
+#[test]
+fn backends_are_tried_by_rank_and_the_first_of_a_name_stays() {
+    let backends = Backends::none()
+        .with(Registration::new("zeta", Rank(1), absent))
+        .with(Registration::new("acme", Rank(7), absent))
+        .with(Registration::new("zeta", Rank(9), absent));
+    let names: Vec<_> = backends.available().iter().map(|one| one.name).collect();
+    assert_eq!(names, ["zeta", "acme"]);
+}
