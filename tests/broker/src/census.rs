@@ -28,10 +28,15 @@ impl Census {
     /// Where there is no such process.
     pub fn of(pid: u32) -> Self {
         let mut descriptors = BTreeMap::new();
-        let listed = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
+        let listed = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process exists");
+        // Standard input is the connection to the test, which does not count.
+        let own = fs::read_link(format!("/proc/{pid}/fd/0")).ok();
         for entry in listed.flatten() {
             // It may have been closed since; the listing of our own descriptors is one of them.
             let Ok(target) = fs::read_link(entry.path()) else { continue };
+            if own.as_ref() == Some(&target) {
+                continue;
+            }
             let target = target.to_string_lossy().into_owned();
             let kind = match target.split_once(":[") {
                 Some((kind @ ("socket" | "pipe"), _)) => kind.to_owned(),

@@ -1,77 +1,64 @@
-//! An agent, seen from the test: told lines, answers lines, never left behind.
+//! An agent, seen from the test.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use device_ipc_conformance::agent::{self, Agent};
+use device_ipc_conformance::check::Refusal;
+use device_ipc_conformance::{Peer, ReceiveError};
 use device_ipc_core::Descriptor;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
+use crate::agent::Request;
 use crate::census::Census;
 use crate::wait::{DEADLINE, eventually};
 use crate::{ASCEND, CUDA};
 
-/// How an agent is started.
+/// The parameters of an agent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Setup<'a> {
     /// The agent's program.
     pub program: &'a str,
-    /// The machine that it plays.
+    /// The machine: a backend, or the specification of a mock.
     pub machine: &'a str,
-    /// The point at which it kills itself.
+    /// The kill point at which the agent kills itself.
     pub dies_at: Option<&'a str>,
-    /// Words before the program: another program that starts it.
+    /// A program, with its arguments, that starts the agent.
     pub through: &'a [&'a str],
 }
 
-/// What an agent answered.
+/// The reply of an agent, with its answer as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It has done so.
+    /// The command succeeded.
     Done(String),
-    /// It could not.
-    Failed(Failure),
-    /// It has ended, by this signal if by any.
+    /// The library returned an error.
+    Failed(Refusal),
+    /// The agent exited, or was killed by this signal.
     Ended(Option<i32>),
 }
 
-/// An error, as the agent tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The variant's name.
-    pub variant: String,
-    /// What it says to people.
-    pub text: String,
-}
-
-/// A process of a test. Dropping it kills it.
+/// An agent. Dropping it kills it.
 #[derive(Debug)]
 pub struct Child {
-    process: std::process::Child,
-    stdin: Option<ChildStdin>,
-    stdout: ChildStdout,
-    unread: Vec<u8>,
-    events: VecDeque<String>,
+    agent: Agent,
 }
 
 impl Child {
-    /// Starts it, and waits until it has its machine.
+    /// Starts an agent and waits until it has its machine.
     ///
     /// # Panics
     ///
-    /// Where it cannot be started.
+    /// Panics if it cannot be started.
     #[track_caller]
     pub fn start(setup: &Setup<'_>) -> Self {
         let mut words = setup.through.iter().chain(std::iter::once(&setup.program));
         let mut command = Command::new(words.next().expect("a program"));
-        command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env_remove("DEVICE_IPC_SOCKET_DIR").env_remove("DEVICE_IPC_KILL_POINT");
+        command.args(words).env_remove("DEVICE_IPC_SOCKET_DIR").env_remove("DEVICE_IPC_KILL_POINT");
         match setup.machine {
-            // Whoever names a library runs these tests on a GPU.
+            // A library that is named is that of a GPU.
             CUDA if std::env::var_os(device_ipc_cuda::LIBRARY_VARIABLE).is_none() => {
                 let library = device_ipc_sim_cuda::library().expect("the simulator is built with the tests");
                 command.env(device_ipc_cuda::LIBRARY_VARIABLE, library);
@@ -86,82 +73,81 @@ impl Child {
         if let Some(point) = setup.dies_at {
             command.env("DEVICE_IPC_KILL_POINT", point);
         }
-        let mut process = command.spawn().expect("the agent starts");
-        let (stdin, stdout) = (process.stdin.take(), process.stdout.take().expect("it is piped"));
-        let mut child = Self { process, stdin, stdout, unread: Vec::new(), events: VecDeque::new() };
+        let peer = Peer::start("agent", command).expect("the agent starts");
+        let mut child = Self { agent: Agent::new(peer) };
         child.ok(&format!("ipc machine={}", setup.machine));
         child
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
-        self.process.id()
+        self.agent.process().id()
     }
 
-    /// What it has now.
+    /// Counts its descriptors, mappings and threads.
     pub fn census(&self) -> Census {
         Census::of(self.id())
     }
 
-    /// Tells it to do something, and does not wait.
-    pub fn tell(&mut self, command: &str) {
-        // Where it has ended, the answer says so.
-        let _ = self.stdin.as_mut().map(|stdin| stdin.write_all(format!("{command}\n").as_bytes()));
+    /// Sends a command.
+    #[track_caller]
+    pub fn send(&mut self, command: &str) {
+        // If the agent has exited, the answer says so.
+        let _ = self.agent.begin(&Request::parse(command));
     }
 
-    /// Its next answer.
+    /// Waits for the answer to the last command.
     ///
     /// # Panics
     ///
-    /// Where none comes in time.
+    /// Panics if none arrives in time.
     #[track_caller]
-    pub fn hear(&mut self) -> Answer {
-        self.hear_for(DEADLINE)
+    pub fn receive(&mut self) -> Answer {
+        self.receive_for(DEADLINE)
     }
 
-    /// Its next answer, for which it has this long.
+    /// Waits for the answer to the last command, with a time limit.
     ///
     /// # Panics
     ///
-    /// Where none comes in time.
+    /// Panics if none arrives in time.
     #[track_caller]
-    pub fn hear_for(&mut self, patience: Duration) -> Answer {
-        let until = Instant::now() + patience;
-        loop {
-            let Some(line) = self.line(until) else {
-                let status = self.process.wait().expect("it can be reaped");
-                return Answer::Ended(status.signal());
-            };
-            if let Some(event) = line.strip_prefix("event ") {
-                self.events.push_back(event.to_owned());
-            } else if let Some(text) = line.strip_prefix("ok") {
-                return Answer::Done(text.trim_start().to_owned());
-            } else if let Some((variant, text)) =
-                line.strip_prefix("err ").and_then(|rest| rest.split_once(' '))
-            {
-                return Answer::Failed(Failure { variant: variant.to_owned(), text: text.to_owned() });
-            } else {
-                panic!("the agent says {line:?}");
+    pub fn receive_for(&mut self, timeout: Duration) -> Answer {
+        match self.agent.receive(timeout) {
+            Ok(reply) => match reply.result {
+                Ok(answer) => {
+                    if let agent::Answer::Received { bytes, .. } = &answer {
+                        let counts_up = bytes.iter().enumerate().all(|(index, byte)| *byte == index as u8);
+                        assert!(counts_up, "the bytes received are the bytes sent");
+                    }
+                    Answer::Done(answer.to_string())
+                }
+                Err(refusal) => Answer::Failed(refusal),
+            },
+            Err(ReceiveError::Closed) => {
+                let status = self.agent.peer().wait(DEADLINE).expect("it can be reaped");
+                Answer::Ended(status.signal())
             }
+            Err(error) => panic!("process {}: {error}", self.id()),
         }
     }
 
-    /// Tells it to do something, and waits for the answer.
+    /// Sends a command and waits for the answer.
     ///
     /// # Panics
     ///
-    /// Where none comes in time.
+    /// Panics if none arrives in time.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> Answer {
-        self.tell(command);
-        self.hear()
+        self.send(command);
+        self.receive()
     }
 
-    /// Has it do something that goes well.
+    /// Sends a command that succeeds; returns the answer.
     ///
     /// # Panics
     ///
-    /// Where it does not.
+    /// Panics if it fails.
     #[track_caller]
     pub fn ok(&mut self, command: &str) -> String {
         match self.ask(command) {
@@ -170,188 +156,150 @@ impl Child {
         }
     }
 
-    /// Has it do something that gives this error; what that says to people.
+    /// Sends a command that fails with this variant; returns the error's text.
     ///
     /// # Panics
     ///
-    /// Where it gives another one, or none.
+    /// Panics if it succeeds, or fails in another way.
     #[track_caller]
     pub fn fails(&mut self, command: &str, variant: &str) -> String {
         match self.ask(command) {
-            Answer::Failed(failure) if failure.variant == variant => failure.text,
+            Answer::Failed(refusal) if refusal.kind == variant => refusal.text,
             other => panic!("{command:.60}: expected {variant}, not {other:?}"),
         }
     }
 
-    /// It says nothing for as long as this.
+    /// Asserts that neither an answer nor an event arrives within this time.
     ///
     /// # Panics
     ///
-    /// Where it does, or ends.
+    /// Panics if one does, or if the agent exits.
     #[track_caller]
     pub fn says_nothing_for(&mut self, time: Duration) {
-        let time = Timespec::try_from(time).expect("not that long");
-        let ready = poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&time));
-        assert!(self.unread.is_empty() && ready == Ok(0), "it was to say nothing");
+        let received = self.agent.event(time);
+        assert!(matches!(received, Err(ReceiveError::Timeout(_))), "unexpected {received:?}");
     }
 
-    /// Its next event, which begins so.
+    /// Waits for the next event.
     ///
     /// # Panics
     ///
-    /// Where none comes in time, or another one.
+    /// Panics if none arrives in time, or one with another beginning.
     #[track_caller]
     pub fn event(&mut self, begins: &str) -> String {
-        let until = Instant::now() + DEADLINE;
-        let event = self.events.pop_front().unwrap_or_else(|| {
-            let line = self.line(until).expect("it goes on");
-            line.strip_prefix("event ").unwrap_or_else(|| panic!("no event, but {line:?}")).to_owned()
-        });
+        let event = self.agent.event(DEADLINE).expect("an event");
         assert!(event.starts_with(begins), "expected {begins:?}, not {event:?}");
         event
     }
 
-    /// Events that have come and that nobody asked for yet.
+    /// Returns the events that have arrived.
+    #[track_caller]
     pub fn take_events(&mut self) -> Vec<String> {
         self.ok("nothing");
-        self.events.drain(..).collect()
+        self.agent.take_events()
     }
 
     /// Waits until it is killed.
     ///
     /// # Panics
     ///
-    /// Where it answers, or ends in another way, or not in time.
+    /// Panics if it answers, exits in another way, or not in time.
     #[track_caller]
     pub fn is_killed(&mut self) {
-        let answer = self.hear();
+        let answer = self.receive();
         assert_eq!(answer, Answer::Ended(Some(Signal::KILL.as_raw())), "it is to be killed");
     }
 
-    /// Kills it, and waits for its end.
+    /// Kills and reaps it.
     pub fn kill(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.agent.peer().kill();
+        let _ = self.agent.peer().wait(DEADLINE);
     }
 
-    /// Stops it where it stands; returns when every thread stands still.
+    /// Stops it; returns when every thread is stopped.
     ///
     /// # Panics
     ///
-    /// Where that fails.
+    /// Panics if that fails.
     pub fn stop(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("it can be signalled");
-        waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED).expect("it is our child");
+        self.agent.process().stop().expect("it can be signalled");
     }
 
-    /// It has come to the point of the protocol at which it was to stand still, or does so soon.
+    /// Waits until it has stopped itself at a point of the protocol.
     ///
     /// # Panics
     ///
-    /// Where it does not.
+    /// Panics if it does not.
     #[track_caller]
     pub fn has_stopped(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        eventually("it stands still", true, || {
-            waitid(WaitId::Pid(self.pid()), options).expect("it is our child").is_some()
+        let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        eventually("it is stopped", true, || {
+            waitid(WaitId::Pid(pid), options).expect("it is our child").is_some()
         });
     }
 
-    /// Lets it go on.
+    /// Resumes it.
     ///
     /// # Panics
     ///
-    /// Where that fails.
-    pub fn go_on(&self) {
-        kill_process(self.pid(), Signal::CONT).expect("it can be signalled");
+    /// Panics if that fails.
+    pub fn resume(&self) {
+        self.agent.process().resume().expect("it can be signalled");
     }
 
-    /// A number that the library counts in it (`leases`, `mapped_bytes`, …).
+    /// Returns a counter of the library (`leases`, `mapped_bytes`, …).
     ///
     /// # Panics
     ///
-    /// Where there is no such count.
+    /// Panics if there is no such counter.
     #[track_caller]
     pub fn counter(&mut self, name: &str) -> u64 {
         let counts = self.ok("counters");
         number(&counts, name)
     }
 
-    /// Has its first device timelines?
+    /// Returns whether its first device has timelines.
     #[track_caller]
     pub fn has_timelines(&mut self) -> bool {
         self.ok("has-timelines") == "true"
     }
 
-    /// How often an operation of its machine was called (`open`, `close`, `export`, …).
+    /// Returns the number of calls of an operation of its machine (`open`, `close`, `export`, …).
     ///
     /// # Panics
     ///
-    /// Where there is no such operation.
+    /// Panics if there is no such operation.
     #[track_caller]
     pub fn calls(&mut self, operation: &str) -> u64 {
         let counts = self.ok("engine");
         number(&counts, operation)
     }
 
-    /// Bytes that it has allocated on device 0.
+    /// Returns the bytes in use on device 0.
     #[track_caller]
     pub fn allocated(&mut self) -> u64 {
-        self.ok("allocated").parse().expect("a number")
+        self.ok("memory-in-use").parse().expect("a number")
     }
 
-    /// How many processes hold this export of it.
+    /// Returns the number of processes that hold an export.
     #[track_caller]
     pub fn holders(&mut self, export: &str) -> usize {
         let holders = self.ok(&format!("holders {export}"));
         holders.split_whitespace().next().and_then(|count| count.parse().ok()).expect("a number first")
     }
 
-    /// Has it share something; the descriptor.
+    /// Shares memory; returns the descriptor.
     #[track_caller]
-    pub fn share(&mut self, command: &str) -> Descriptor {
-        let text = self.ok(&format!("share {command}"));
+    pub fn share(&mut self, arguments: &str) -> Descriptor {
+        let text = self.ok(&format!("share {arguments}"));
         Descriptor::from_str(&text).expect("it is a descriptor")
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.process)
-    }
-
-    /// The next line; `None` when it has ended.
-    #[track_caller]
-    fn line(&mut self, until: Instant) -> Option<String> {
-        let mut chunk = [0; 4096];
-        loop {
-            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
-                let rest = self.unread.split_off(end + 1);
-                let line = std::mem::replace(&mut self.unread, rest);
-                return Some(String::from_utf8_lossy(&line[..end]).into_owned());
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            let time = Timespec::try_from(left).expect("not that long");
-            let ready = poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&time));
-            match ready {
-                Ok(0) => panic!("process {} did not answer in time", self.id()),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => panic!("{error}"),
-                Ok(_) => match self.stdout.read(&mut chunk).expect("a pipe can be read") {
-                    0 => return None,
-                    count => self.unread.extend_from_slice(&chunk[..count]),
-                },
-            }
-        }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
 #[track_caller]
 fn number(counts: &str, name: &str) -> u64 {
-    let counts: BTreeMap<_, _> = counts.split_whitespace().filter_map(|one| one.split_once('=')).collect();
-    counts.get(name).and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("nothing counts {name}"))
+    let mut counts = counts.split_whitespace().filter_map(|one| one.split_once('='));
+    let found = counts.find(|(known, _)| *known == name).and_then(|(_, count)| count.parse().ok());
+    found.unwrap_or_else(|| panic!("no counter is called {name}"))
 }

@@ -22,7 +22,8 @@ mod survivor;
 mod wait;
 
 pub use census::{Census, shared_memory_objects};
-pub use child::{Answer, Child, Failure, Setup};
+pub use child::{Answer, Child, Setup};
+pub use device_ipc_conformance::check::Refusal as Failure;
 pub use forged::{Forged, bundle_of_another};
 pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};

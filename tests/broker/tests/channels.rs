@@ -35,11 +35,11 @@ impl What {
         match self {
             Self::Tensor => {
                 child.share("x 8192");
-                "tensor=x"
+                "of=x"
             }
             Self::Bundle => {
-                child.ok("share-bundle x 4 8192 devices=2");
-                "bundle=x"
+                child.ok("share-blocks x 4 8192 devices=2");
+                "of=x"
             }
         }
     }
@@ -47,17 +47,17 @@ impl What {
     /// The command that opens it.
     fn open(self, arguments: &str) -> String {
         match self {
-            Self::Tensor => format!("open-received {arguments}"),
-            Self::Bundle => format!("open-received-bundle {arguments}"),
+            Self::Tensor => format!("open-received {arguments} place=stream:0"),
+            Self::Bundle => format!("open-received-bundle {arguments} place=home"),
         }
     }
 }
 
 /// Connects the two; `survivor` listens.
 fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
-    other.tell(&format!("connect {under} c 20000"));
+    other.send(&format!("connect {under} c 20000"));
     survivor.ok(&format!("accept {under} c 20000"));
-    assert!(matches!(other.hear(), Answer::Done(_)));
+    assert!(matches!(other.receive(), Answer::Done(_)));
 }
 
 /// A survivor that has done everything once, and waits for whoever comes.
@@ -72,14 +72,14 @@ fn survivor(machine: &str, under: &str) -> (Child, Before) {
         let [one, two] = [&mut survivor, &mut other];
         let (from, to) = if (from, to) == (0, 1) { (one, two) } else { (two, one) };
         from.share("warm 4096");
-        from.ok("send c 100000 20000 tensor=warm drops=1 ready=1");
+        from.ok("send c 100000 20000 of=warm drops=1 ready-on=0");
         assert_eq!(to.ok("receive c m 20000"), "100000 1");
-        to.ok("open-received m warm");
+        to.ok("open-received m warm place=stream:0");
         to.ok("touch warm");
         to.ok("drop warm");
         to.ok("discard m");
-        let (sent, open, close) = (What::Bundle.share(from), What::Bundle.open("m warm"), "drop-bundle warm");
-        from.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+        let (sent, open, close) = (What::Bundle.share(from), What::Bundle.open("m warm"), "drop warm");
+        from.ok(&format!("send c 5 20000 {sent} drops=1 ready-on=0"));
         assert_eq!(to.ok("receive c m 20000"), "5 1");
         to.ok(&open);
         to.ok(close);
@@ -123,7 +123,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
     let (role, _) = point.split_once(':').expect("the role stands first");
     match role {
         "connector" => {
-            victim.tell(&format!("connect {under} c 20000"));
+            victim.send(&format!("connect {under} c 20000"));
             if point == "connector:channel-welcomed" {
                 survivor.ok(&format!("accept {under} c 20000"));
                 return ends(survivor, "PeerGone");
@@ -132,33 +132,33 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             // One that said hello may be accepted before its end is noticed.
             match survivor.ask(&format!("accept {under} c 200")) {
                 Answer::Done(_) => ends(survivor, "PeerGone"),
-                Answer::Failed(failure) => assert_eq!(failure.variant, "Timeout", "{}", failure.text),
+                Answer::Failed(failure) => assert_eq!(failure.kind, "Timeout", "{}", failure.text),
                 Answer::Ended(_) => panic!("the survivor survives"),
             }
         }
         "acceptor" => {
             let other = format!("{under}-victim");
             victim.ok(&format!("listen {other}"));
-            victim.tell(&format!("accept {other} c 20000"));
+            victim.send(&format!("accept {other} c 20000"));
             match survivor.ask(&format!("connect {other} c 1000")) {
                 Answer::Done(_) => ends(survivor, "PeerGone"),
-                Answer::Failed(failure) => assert_eq!(failure.variant, "NobodyListens", "{}", failure.text),
+                Answer::Failed(failure) => assert_eq!(failure.kind, "NobodyListens", "{}", failure.text),
                 Answer::Ended(_) => panic!("the survivor survives"),
             }
             victim.is_killed();
         }
         "sender" => {
             connect(survivor, victim, under);
-            survivor.ok("channel-on-gone c");
+            survivor.ok("on-gone c");
             let sent = what.share(victim);
-            victim.tell(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+            victim.send(&format!("send c 5 20000 {sent} drops=1 ready-on=0"));
             victim.is_killed();
             assert_eq!(survivor.event("gone"), "gone c PeerGone");
             if ["sender:channel-put", "sender:channel-sent"].contains(&point) {
                 assert_eq!(survivor.ok("receive c m 5000"), "5 1");
                 let error = survivor.ask(&what.open("m x"));
                 let gone = |failure: &str| matches!(failure, "ExporterGone" | "PeerGone");
-                assert!(matches!(&error, Answer::Failed(failure) if gone(&failure.variant)), "{error:?}");
+                assert!(matches!(&error, Answer::Failed(failure) if gone(&failure.kind)), "{error:?}");
                 survivor.ok("discard m");
             }
             ends(survivor, "PeerGone");
@@ -170,7 +170,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
                 // What comes behind it goes by the socket.
                 survivor.ok("send c 1 20000");
             }
-            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready-on=0"));
             let open = what.open("m x");
             let commands: &[&str] = match point {
                 "receiver:channel-received" => &["receive c m 20000"],
@@ -182,16 +182,16 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             };
             let (last, first) = commands.split_last().expect("there is one");
             first.iter().for_each(|command| drop(victim.ok(command)));
-            victim.tell(last);
+            victim.send(last);
             victim.is_killed();
             ends(survivor, "PeerGone");
         }
         "closer" => {
             connect(survivor, victim, under);
             let sent = what.share(survivor);
-            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready=1"));
+            survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready-on=0"));
             victim.ok("send c 3 20000");
-            victim.tell("drop-channel c");
+            victim.send("drop-channel c");
             victim.is_killed();
             // It had said that nothing more comes.
             assert_eq!(survivor.ok("receive c m 5000"), "3 0");
@@ -209,7 +209,7 @@ fn ends(survivor: &mut Child, variant: &str) {
         eventually(
             "sends fail",
             true,
-            || matches!(survivor.ask("send c 1 20000"), Answer::Failed(failure) if failure.variant == variant),
+            || matches!(survivor.ask("send c 1 20000"), Answer::Failed(failure) if failure.kind == variant),
         );
     });
     survivor.ok("drop-channel c");
@@ -331,7 +331,7 @@ fn messages_that_are_none_break_the_channel_off() {
     let mut sharing = agent!(PINNING);
     let third = sharing.share("x 4096");
     let bundle: BundleDescriptor =
-        sharing.ok("share-bundle b 2 4096 devices=2").parse().expect("it is a bundle");
+        sharing.ok("share-blocks b 2 4096 devices=2").parse().expect("it is a bundle");
     drop(sharing);
     let bundle_with = |descriptor: &[u8], grants: u64| {
         // As above, and a bundle with so many grants.
@@ -418,14 +418,14 @@ fn tensor_with_a_wrong_token_is_not_opened_over_an_open_lease() {
     for grant in [[7; 16], Forged::of(right).token()] {
         raw.send_bytes(&with_grant(&wrong, grant), &[]).expect("it reads");
         assert_eq!(child.ok("receive c m 20000"), "0 1");
-        let text = child.fails("open-received m y", "NotPermitted");
+        let text = child.fails("open-received m y place=stream:0", "NotPermitted");
         assert!(text.contains("token"), "{text}");
         child.ok("discard m");
     }
     // The same message with the token of the export opens over that lease.
     raw.send_bytes(&with_grant(right, Forged::of(right).token()), &[]).expect("it reads");
     assert_eq!(child.ok("receive c m 20000"), "0 1");
-    child.ok("open-received m y");
+    child.ok("open-received m y place=stream:0");
 }
 
 /// A message that was received can still be opened after its receiver has closed the channel, and the sender waits for that.
@@ -436,24 +436,24 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     receiver.ok(&format!("listen {under}"));
     connect(&mut receiver, &mut sender, &under);
     sender.share("x 4096");
-    sender.ok("send c 5 20000 tensor=x");
+    sender.ok("send c 5 20000 of=x");
     assert_eq!(receiver.ok("receive c m 20000"), "5 1");
     receiver.ok("drop-channel c");
-    sender.tell("close-channel c 15000");
+    sender.send("close-channel c 15000");
     sender.says_nothing_for(Duration::from_millis(100));
-    receiver.ok("open-received m y");
-    assert_eq!(within(ERROR_DEADLINE, "the sender", || sender.hear()), Answer::Done(String::new()));
+    receiver.ok("open-received m y place=stream:0");
+    assert_eq!(within(ERROR_DEADLINE, "the sender", || sender.receive()), Answer::Done(String::new()));
     // What the peer has not received when it closes will never be received.
     let (mut sender, mut receiver) = (agent!(PINNING), agent!(PINNING));
     receiver.ok(&format!("listen {under}-2"));
     connect(&mut receiver, &mut sender, &format!("{under}-2"));
     sender.share("x 4096");
-    sender.ok("send c 5 20000 tensor=x");
-    sender.tell("close-channel c 15000");
+    sender.ok("send c 5 20000 of=x");
+    sender.send("close-channel c 15000");
     sender.says_nothing_for(Duration::from_millis(50));
     receiver.ok("drop-channel c");
-    match within(ERROR_DEADLINE, "the sender", || sender.hear()) {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "ChannelClosed", "{failure:?}"),
+    match within(ERROR_DEADLINE, "the sender", || sender.receive()) {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "ChannelClosed", "{failure:?}"),
         other => panic!("{other:?}"),
     }
 }
@@ -534,7 +534,7 @@ fn standing(
     let (raw, page) = greeted(&mut child, &under);
     let page = RawPage(page);
     before(&page);
-    child.tell(command);
+    child.send(command);
     child.has_stopped();
     (child, raw, page)
 }
@@ -546,8 +546,8 @@ fn a_message_that_is_put_there_as_the_receiver_falls_asleep_is_found() {
     let (mut child, _raw, page) = standing("receiver:channel-sleeping", "asleep", receive, |_| {});
     assert_eq!(page.number(AWAKE * 256 + 64), 1, "whoever puts it there now wakes nobody");
     page.put(1, 5, &message(&[0]));
-    child.go_on();
-    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+    child.resume();
+    assert_eq!(child.receive(), Answer::Done("1 0".into()));
 }
 
 #[test]
@@ -555,8 +555,8 @@ fn a_receiver_that_falls_asleep_as_a_message_is_put_there_is_woken() {
     let awake = |page: &RawPage| page.say(AWAKE, 1);
     let (mut child, raw, page) = standing("sender:channel-put", "woken", "send c 2 20000", awake);
     page.say(AWAKE, 0);
-    child.go_on();
-    assert_eq!(child.hear(), Answer::Done(String::new()));
+    child.resume();
+    assert_eq!(child.receive(), Answer::Done(String::new()));
     assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == [3]));
     assert_eq!(page.take(), (1, message(&[0, 1])));
 }
@@ -568,15 +568,15 @@ fn a_packet_does_not_overtake_the_message_that_was_put_there_before_it() {
     let (mut child, raw, page) = standing("receiver:channel-looked", "overtaken", receive, said);
     page.put(1, 5, &message(&[0]));
     raw.send_bytes(&[vec![0], message(&[0, 1])].concat(), &[]).expect("it reads");
-    child.go_on();
-    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+    child.resume();
+    assert_eq!(child.receive(), Answer::Done("1 0".into()));
     assert_eq!(child.ok("receive c m 20000"), "2 0");
     // Nor does the end.
     let (mut child, raw, page) = standing("receiver:channel-looked", "ended", receive, said);
     page.put(1, 5, &message(&[0]));
     drop(raw);
-    child.go_on();
-    assert_eq!(child.hear(), Answer::Done("1 0".into()));
+    child.resume();
+    assert_eq!(child.receive(), Answer::Done("1 0".into()));
     child.fails("receive c m 20000", "PeerGone");
 }
 
@@ -601,11 +601,11 @@ fn messages_come_in_their_order_by_the_inbox_and_by_the_socket() {
     // A number that is not the next one says nothing; a receiver that sleeps is woken by the socket.
     put(7, &[0]);
     assert!(child.fails("receive c m 50", "Timeout").contains("still there"));
-    child.tell("receive c m 20000");
+    child.send("receive c m 20000");
     eventually("it sleeps", 0, || page.number(AWAKE * 256 + 64));
     put(5, &[]);
     raw.send_bytes(&[3], &[]).expect("it reads");
-    assert_eq!(child.hear(), Answer::Done("0 0".into()));
+    assert_eq!(child.receive(), Answer::Done("0 0".into()));
     // What nobody says to be awake gets, it gets by the socket.
     child.ok("send c 1 20000");
     assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == packet(&[0])));
@@ -672,7 +672,7 @@ fn a_forked_child_keeps_no_channel_open() {
     near.ok(&format!("listen {under}"));
     connect(&mut near, &mut far, &under);
     near.share("x 4096");
-    near.ok("send c 3 20000 tensor=x");
+    near.ok("send c 3 20000 of=x");
     assert_eq!(far.ok("receive c m 20000"), "3 1");
     far.ok("listen far");
     let _stray = Stray(far.ok("fork").parse().ok().and_then(Pid::from_raw).expect("it is a process"));
@@ -708,11 +708,11 @@ fn a_squatter_is_told_nothing() {
     stranger.ok("become 65534 65534");
     stranger.ok("ipc allow-uid=0");
     stranger.ok(&format!("listen {under}"));
-    stranger.tell(&format!("accept {under} c 20000"));
+    stranger.send(&format!("accept {under} c 20000"));
     victim.fails(&format!("connect {under} c 1000 user=65534"), "NotPermitted");
     allowing.ok("ipc allow-uid=65534");
     allowing.ok(&format!("connect {under} c 20000 user=65534"));
-    assert!(matches!(stranger.hear(), Answer::Done(_)));
+    assert!(matches!(stranger.receive(), Answer::Done(_)));
     allowing.ok("send c 2 1000");
     assert_eq!(stranger.ok("receive c m 20000"), "2 0");
 }
@@ -729,11 +729,11 @@ fn a_stranger_is_not_let_in() {
     listener.ok(&format!("listen {under}"));
     stranger.ok("become 65534 65534");
     stranger.ok("ipc allow-uid=0");
-    listener.tell(&format!("accept {under} c 20000"));
+    listener.send(&format!("accept {under} c 20000"));
     let text = stranger.fails(&format!("connect {under} c 5000 user=0"), "NotPermitted");
     assert!(text.contains("does not allow user 65534"), "{text}");
     friend.ok(&format!("connect {under} c 20000"));
-    assert_eq!(listener.hear(), Answer::Done(friend.id().to_string()));
+    assert_eq!(listener.receive(), Answer::Done(friend.id().to_string()));
 }
 
 /// In a directory the socket is a file: one that a dead process left is taken over, a living one's is not, and it goes with
@@ -752,9 +752,9 @@ fn a_file_of_a_dead_listener_is_no_obstacle() {
     assert!(text.contains(&first.id().to_string()), "{text}");
     first.kill();
     second.ok("listen files");
-    client.tell("connect files c 20000");
+    client.send("connect files c 20000");
     second.ok("accept files c 20000");
-    assert_eq!(client.hear(), Answer::Done(second.id().to_string()));
+    assert_eq!(client.receive(), Answer::Done(second.id().to_string()));
     second.ok("unlisten files");
     let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").flatten().collect();
     assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("files")), "{left:?}");

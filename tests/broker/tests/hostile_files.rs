@@ -128,11 +128,11 @@ fn sweep_during_bind_of_another_process_leaves_its_socket() {
     let folder = Folder::new("race");
     let mut starting = agent!(PINNING, dies_at: Some("listener:bound!stop"));
     starting.ok(&folder.ipc());
-    starting.tell("share x 4096");
+    starting.send("share x 4096");
     starting.has_stopped();
     let _swept = folder.agent().share("y 4096");
-    starting.go_on();
-    let Answer::Done(descriptor) = starting.hear() else { panic!("it shares") };
+    starting.resume();
+    let Answer::Done(descriptor) = starting.receive() else { panic!("it shares") };
     let mut importer = agent!(PINNING);
     importer.ok(&format!("open x {descriptor}"));
     assert_eq!(importer.ok("touch x"), "1");
@@ -144,14 +144,14 @@ fn socket_removed_as_abandoned_is_made_again() {
     let folder = Folder::new("stopped");
     let mut starting = agent!(PINNING, dies_at: Some("listener:bound!stop"));
     starting.ok(&folder.ipc());
-    starting.tell("share x 4096");
+    starting.send("share x 4096");
     starting.has_stopped();
     let entry = fs::read_dir(&folder.0).expect("it is there").flatten().next().expect("it is bound");
     age(&entry.path());
     let _swept = folder.agent().share("y 4096");
     assert!(!is_there(&entry.path()));
-    starting.go_on();
-    let Answer::Done(descriptor) = starting.hear() else { panic!("it shares") };
+    starting.resume();
+    let Answer::Done(descriptor) = starting.receive() else { panic!("it shares") };
     agent!(PINNING).ok(&format!("open x {descriptor}"));
 }
 
@@ -186,8 +186,8 @@ fn locked_directory_delays_no_channel_listener() {
     flock(&reader, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
     let mut listener = folder.agent();
     for command in ["listen files", "unlisten files"] {
-        listener.tell(command);
-        assert_eq!(listener.hear_for(PROMPT), Answer::Done(String::new()), "{command}");
+        listener.send(command);
+        assert_eq!(listener.receive_for(PROMPT), Answer::Done(String::new()), "{command}");
     }
     assert_eq!(fs::read_dir(&folder.0).expect("it is there").count(), 0, "something was left behind");
 }

@@ -111,9 +111,9 @@ fn strict_ipc_opens_nothing_over_the_connection_of_a_lax_one() {
     importer.ok(&format!("open lax {x}"));
     importer.ok("ipc");
     for (what, descriptor) in [("an export that is open", &x), ("another one", &y)] {
-        for command in ["open", "copy"] {
-            let text = importer.fails(&format!("{command} strict {descriptor}"), "NotPermitted");
-            assert!(text.contains("is served by user 0"), "{what}, {command}: {text}");
+        for copying in ["never", "always"] {
+            let text = importer.fails(&format!("open strict {descriptor} copying={copying}"), "NotPermitted");
+            assert!(text.contains("is served by user 0"), "{what}, copying={copying}: {text}");
         }
     }
     // What the lax one has open stays open, also for it alone.
@@ -303,9 +303,9 @@ fn server_of_another_user_at_a_socket_path_is_told_nothing() {
     let descriptor = Forged::of(&exporter.share("x 4096")).with_path(&path);
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
-    importer.tell(&format!("open x {} timeout=5000", descriptor.finish()));
-    match importer.hear() {
-        Answer::Failed(failure) if failure.variant == "NotPermitted" => {}
+    importer.send(&format!("open x {} timeout=5000", descriptor.finish()));
+    match importer.receive() {
+        Answer::Failed(failure) if failure.kind == "NotPermitted" => {}
         other => panic!("{other:?}"),
     }
     match server.accept().receive(Duration::from_secs(3)) {

@@ -55,10 +55,10 @@ impl Scene {
         assert_eq!(self.writer.ok("ring-count"), "1", "{when}");
         let text = self.hostile.fails("ring-next", "DismissedFromRing");
         assert!(text.contains(&self.writer.id().to_string()), "{when}: {text}");
-        self.honest.tell("ring-read 12 15000");
+        self.honest.send("ring-read 12 15000");
         within(SOON, when, || self.writer.ok("ring-publish 5"));
         within(SOON, when, || self.writer.ok("ring-publish-now 5"));
-        assert_eq!(within(SOON, when, || self.honest.hear()), Answer::Done("14".into()), "{when}");
+        assert_eq!(within(SOON, when, || self.honest.receive()), Answer::Done("14".into()), "{when}");
     }
 }
 
@@ -91,9 +91,9 @@ fn ring_reader_that_resets_its_publications_stops_no_host() {
     hostile.ok("ring-release");
     hostile.ok("sync");
     hostile.ok(&format!("scribble {FROM_EXPORTER} 0"));
-    honest.tell("ring-read 3 15000");
+    honest.send("ring-read 3 15000");
     within(SOON, "the publication", || writer.ok("ring-publish-now 1"));
-    assert_eq!(within(SOON, "the reader", || honest.hear()), Answer::Done("5".into()));
+    assert_eq!(within(SOON, "the reader", || honest.receive()), Answer::Done("5".into()));
 }
 
 #[test]
@@ -108,15 +108,15 @@ fn ring_writer_that_resets_a_release_holds_up_no_stream_of_the_reader() {
         reader.ok("ring-release");
         reader.ok("sync");
         writer.ok(&format!("scribble {FROM_IMPORTER} 0"));
-        within(SOON, machine, || reader.ok("ring-release-elsewhere"));
+        within(SOON, machine, || reader.ok("ring-release elsewhere=1"));
     }
 }
 
 /// The first listens, under a name.
 fn connect(one: &mut Child, other: &mut Child, under: &str) {
-    other.tell(&format!("connect {under} c 20000"));
+    other.send(&format!("connect {under} c 20000"));
     one.ok(&format!("accept {under} c 20000"));
-    assert!(matches!(other.hear(), Answer::Done(_)));
+    assert!(matches!(other.receive(), Answer::Done(_)));
 }
 
 #[test]
@@ -135,12 +135,12 @@ fn channel_receiver_that_resets_the_ready_word_holds_up_no_stream_of_the_sender(
         eventually("the first channel has ended", without, || of_a_channel(sender.census()));
         let before = sender.census();
         connect(&mut sender, &mut receiver, &under);
-        sender.ok("send c 5 20000 ready=1");
+        sender.ok("send c 5 20000 ready-on=0");
         sender.ok("sync");
         assert_eq!(receiver.ok("receive c m 20000"), "5 0");
         // The listening end's word of slot 0.
         receiver.ok(&format!("scribble {FROM_EXPORTER} 0"));
-        sender.ok("send c 5 20000 ready=1");
+        sender.ok("send c 5 20000 ready-on=0");
         within(SOON, machine, || sender.ok("sync"));
         receiver.ok(&format!("scribble {FROM_EXPORTER} 0"));
         drop(receiver);
@@ -172,10 +172,10 @@ fn importer_that_reopens_an_ended_word_holds_up_no_stream_beyond_its_death() {
         importer.ok(&format!("open other {other}"));
         importer.ok(&format!("scribble {FROM_IMPORTER} 0"));
         gate.ok("signal-now gate 1");
-        exporter.tell("sync");
+        exporter.send("sync");
         exporter.says_nothing_for(Duration::from_millis(200));
         drop(importer);
-        let answer = within(SOON, machine, || exporter.hear());
+        let answer = within(SOON, machine, || exporter.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
     }
 }

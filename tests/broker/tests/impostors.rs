@@ -132,12 +132,12 @@ fn the_token_never_leaves_for_a_server_of_another_user() {
     let (server, forged) = misled("other-user", &descriptor);
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     // The server lies as well as it can about who it is.
     let heard = listen_to(&server, forged.exporter());
     assert_eq!(heard, Vec::<Vec<u8>>::new(), "not even hello is said to a stranger");
-    match importer.hear() {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "NotPermitted", "{}", failure.text),
+    match importer.receive() {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "NotPermitted", "{}", failure.text),
         other => panic!("{other:?}"),
     }
 }
@@ -148,13 +148,13 @@ fn a_squatter_that_says_who_it_is_gets_no_token() {
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("squatter", &descriptor);
     let mut importer = agent!(PINNING);
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let own = Identity { pid: std::process::id(), ..forged.exporter() };
     let heard = listen_to(&server, own);
     assert!(heard.len() <= 1, "hello and no more");
     assert!(!shows(&heard, forged.token()));
-    match importer.hear() {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+    match importer.receive() {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
         other => panic!("{other:?}"),
     }
 }
@@ -165,12 +165,12 @@ fn a_squatter_that_says_it_is_the_exporter_gets_no_token() {
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("liar", &descriptor);
     let mut importer = agent!(PINNING);
-    importer.tell(&format!("open x {} timeout=2000", forged.finish()));
+    importer.send(&format!("open x {} timeout=2000", forged.finish()));
     // What it says is right there in every descriptor; the kernel knows better whose socket it is.
     let heard = listen_to(&server, forged.exporter());
     assert!(!shows(&heard, forged.token()), "the token was sent to another process than the exporter");
-    match importer.hear() {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+    match importer.receive() {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
         other => panic!("{other:?}"),
     }
 }
@@ -207,14 +207,14 @@ fn a_server_that_says_nothing_or_nonsense_is_an_error_in_time() {
         ("a message out of turn", Some(vec![3, 1]), "Protocol"),
     ];
     for (what, says, variant) in cases {
-        importer.tell(&open);
+        importer.send(&open);
         let connection = server.accept();
         assert!(matches!(connection.receive(HONEST), Received::Packet(..)), "{what}: hello");
         if let Some(bytes) = says {
             connection.send_bytes(&bytes, &[]).expect("it reads");
         }
-        match importer.hear() {
-            Answer::Failed(failure) => assert_eq!(failure.variant, variant, "{what}: {}", failure.text),
+        match importer.receive() {
+            Answer::Failed(failure) => assert_eq!(failure.kind, variant, "{what}: {}", failure.text),
             other => panic!("{what}: {other:?}"),
         }
         eventually(what, before.all_descriptors(), || importer.census().all_descriptors());
@@ -227,7 +227,7 @@ fn descriptors_that_a_server_sends_unasked_are_closed() {
     let mut importer = agent!(PINNING);
     importer.fails("open x dipc.AAAA", "Descriptor");
     let before = importer.census();
-    importer.tell(&format!("open x {} timeout=2000", forged.finish()));
+    importer.send(&format!("open x {} timeout=2000", forged.finish()));
     let connection = server.accept();
     assert!(matches!(connection.receive(HONEST), Received::Packet(..)));
     let gift = connection_fd();
@@ -238,7 +238,7 @@ fn descriptors_that_a_server_sends_unasked_are_closed() {
     let dropped = FromExporter::Dropped { export: 7 };
     let _ = connection.send_bytes(&postcard::to_stdvec(&dropped).expect("it encodes"), &gifts);
     drop(connection);
-    assert!(matches!(importer.hear(), Answer::Failed(_)));
+    assert!(matches!(importer.receive(), Answer::Failed(_)));
     eventually("gifts", before.of_kind("pipe"), || importer.census().of_kind("pipe"));
 }
 
@@ -281,7 +281,7 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
         let mut importer = agent!(PINNING);
         importer.fails("open x dipc.AAAA", "Descriptor");
         let pipes = importer.census().of_kind("pipe");
-        importer.tell(&open);
+        importer.send(&open);
         let (connection, request) = asked(&server, &forged, &[]);
         // It was told of no lease that might have the same memory.
         let like = what == "what was never opened";
@@ -302,8 +302,8 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
                 },
             }
         }
-        match importer.hear() {
-            Answer::Failed(failure) => assert_eq!(failure.variant, variant, "{what}: {}", failure.text),
+        match importer.receive() {
+            Answer::Failed(failure) => assert_eq!(failure.kind, variant, "{what}: {}", failure.text),
             other => panic!("{what}: {other:?}"),
         }
         eventually(what, pipes, || importer.census().of_kind("pipe"));
@@ -315,21 +315,21 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
 fn an_exporter_that_answers_another_question_is_done_with() {
     let (server, forged) = posing("answers");
     let mut importer = agent!(PINNING);
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let refused = FromExporter::Refused { request: request + 1, refusal: Refusal::Dropped };
     connection.send(&refused).expect("it reads");
-    match importer.hear() {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "Protocol", "{}", failure.text),
+    match importer.receive() {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "Protocol", "{}", failure.text),
         other => panic!("{other:?}"),
     }
     connection.is_closed_within(HONEST);
     // A confirmation is no grant.
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Confirmed { request }).expect("it reads");
-    match importer.hear() {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "Protocol", "{}", failure.text),
+    match importer.receive() {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "Protocol", "{}", failure.text),
         other => panic!("{other:?}"),
     }
     connection.is_closed_within(HONEST);
@@ -342,19 +342,19 @@ fn an_exporters_page_that_is_cut_off_while_it_is_read_harms_nobody() {
         rustix::fs::memfd_create("device-ipc-test-page", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
     rustix::fs::ftruncate(&page, 4096).expect("it grows");
     let mut importer = agent!(PINNING);
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[page.as_fd()]);
     rustix::fs::ftruncate(&page, 0).expect("it shrinks");
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
-    assert!(matches!(importer.hear(), Answer::Failed(failure) if failure.variant == "ExportDropped"));
+    assert!(matches!(importer.receive(), Answer::Failed(failure) if failure.kind == "ExportDropped"));
     // The connection is kept, and so would be what came with it.
-    importer.tell(&format!("open x {} timeout=5000", forged.finish()));
+    importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks again") };
     let Ok(ToExporter::Open { request, .. }) = postcard::from_bytes(&bytes) else {
         panic!("it says {bytes:?}")
     };
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
-    assert!(matches!(importer.hear(), Answer::Failed(failure) if failure.variant == "ExportDropped"));
+    assert!(matches!(importer.receive(), Answer::Failed(failure) if failure.kind == "ExportDropped"));
 }
 
 /// Something to send along.

@@ -19,8 +19,8 @@ const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 fn warm(exporter: &mut Child, importer: &mut Child) {
     importer.ok("cache 0 0");
     // Its stream has a thread from its first work on.
-    exporter.ok("alloc stream 4096");
-    exporter.ok("clear stream");
+    exporter.ok("allocate stream 4096");
+    exporter.ok("fill stream 0");
     exporter.ok("sync");
     exporter.ok("free stream");
     let descriptor = exporter.share("warm 4096");
@@ -88,19 +88,19 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
         return dies_with_words(point, again, &mut importer, exporter);
     }
     if waits {
-        exporter.tell("wait-released x 15000");
+        exporter.send("wait-released x 15000");
     }
-    importer.tell(&if has_opened { "drop x".to_owned() } else { format!("open x {descriptor}") });
+    importer.send(&if has_opened { "drop x".to_owned() } else { format!("open x {descriptor}") });
     if has_opened {
         // The drop answers at once; the mapping ends on another thread.
-        if let Answer::Done(_) = importer.hear() {
+        if let Answer::Done(_) = importer.receive() {
             importer.is_killed();
         }
     } else {
         importer.is_killed();
     }
     if waits {
-        let answer = within(ERROR_DEADLINE, "noticing the death", || exporter.hear());
+        let answer = within(ERROR_DEADLINE, "noticing the death", || exporter.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{point}");
     } else {
         eventually(&format!("{point}: holders"), 0, || exporter.holders("x"));
@@ -116,7 +116,7 @@ fn dies_with_words(point: &str, again: bool, importer: &mut Child, exporter: &mu
         importer.ok(&format!("open y {other}"));
         importer.ok("timeline y");
     }
-    importer.tell("timeline x");
+    importer.send("timeline x");
     // It may die before the exporter has heard of it, as far as the test knows.
     if let Answer::Done(_) = exporter.ask("timelines x 1 300") {
         // The importer may have gone by now, and then there is nothing to wait for.
@@ -164,7 +164,7 @@ fn exporters_die(machine: &str) {
 fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut Child) {
     let mut exporter = agent!(machine, dies_at: Some(point));
     if matches!(point, "exporter:exported" | "exporter:published") {
-        exporter.tell("share x 4096");
+        exporter.send("share x 4096");
         return exporter.is_killed();
     }
     let descriptor = exporter.share("x 4096");
@@ -174,7 +174,7 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
             let answer = within(ERROR_DEADLINE, when, || importer.ask(&open));
             exporter.is_killed();
             match answer {
-                Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{when}: {failure:?}"),
+                Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{when}: {failure:?}"),
                 // The grant was on its way, and the memory is pinned or not yet taken away.
                 Answer::Done(_) if point == "exporter:granted" => {
                     importer.ok("on-gone x");
@@ -188,7 +188,7 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
             importer.ok(&open);
             // Its answer may have been on its way.
             match within(ERROR_DEADLINE, when, || importer.ask("timeline x")) {
-                Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{when}: {failure:?}"),
+                Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{when}: {failure:?}"),
                 Answer::Done(_) => {
                     exporter.is_killed();
                     if let Answer::Done(_) = importer.ask("wait x 1") {
@@ -197,7 +197,7 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
                     eventually(
                         when,
                         true,
-                        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.variant == "ExporterGone"),
+                        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.kind == "ExporterGone"),
                     );
                 }
                 ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
@@ -214,14 +214,14 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
         "exporter:dropped" => {
             importer.ok(&open);
             importer.ok("on-gone x");
-            exporter.tell("drop x");
+            exporter.send("drop x");
             exporter.is_killed();
             within(ERROR_DEADLINE, "noticing the death", || importer.event("gone x ExporterGone"));
             // Pinned memory goes on; what is taken away says so.
             match importer.ask("touch x") {
                 Answer::Done(_) => assert!(!revokes(machine), "{when}"),
                 Answer::Failed(failure) => {
-                    assert!(revokes(machine) && failure.variant == "Vendor", "{when}: {failure:?}");
+                    assert!(revokes(machine) && failure.kind == "Vendor", "{when}: {failure:?}");
                 }
                 ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
             }
@@ -309,7 +309,7 @@ fn importers_that_die_at_any_moment_leave_nothing_behind() {
             let mut importers = [agent!(machine), agent!(machine)];
             for (index, importer) in importers.iter_mut().enumerate() {
                 importer.ok(if index == 0 { "cache 0 0" } else { "cache 8 100000000" });
-                importer.tell(&format!("open-until-error {descriptor}"));
+                importer.send(&format!("open-until-error {descriptor}"));
             }
             for importer in &mut importers {
                 random_moment(Duration::from_millis(15));
@@ -332,11 +332,11 @@ fn exporters_that_die_at_any_moment_leave_nothing_behind() {
             let when = format!("{machine} round {round}");
             let mut exporter = agent!(machine);
             let descriptor = exporter.share("x 8192");
-            importer.tell(&format!("open-until-error {descriptor}"));
+            importer.send(&format!("open-until-error {descriptor}"));
             random_moment(Duration::from_millis(15));
             exporter.kill();
-            match within(ERROR_DEADLINE, &when, || importer.hear_for(DEADLINE)) {
-                Answer::Failed(failure) if failure.variant == "ExporterGone" => {}
+            match within(ERROR_DEADLINE, &when, || importer.receive_for(DEADLINE)) {
+                Answer::Failed(failure) if failure.kind == "ExporterGone" => {}
                 // Work with memory that has been taken away says so itself, or what came behind it on its stream.
                 Answer::Failed(failure)
                     if machine == REVOKING

@@ -37,9 +37,9 @@ fn a_close_behind_an_owner_whose_drop_blocks_ends_in_time_and_blames_no_holder()
     let answer = within(SOON, "the close", || exporter.ask("close other 500"));
     match answer {
         Answer::Failed(failure) => {
-            let blames_importers = failure.variant == "StillHeld" || failure.text.contains("opened");
-            assert!(!blames_importers, "nobody holds it, and it says: {} {}", failure.variant, failure.text);
-            assert_eq!(failure.variant, "Timeout", "{}", failure.text);
+            let blames_importers = failure.kind == "StillHeld" || failure.text.contains("opened");
+            assert!(!blames_importers, "nobody holds it, and it says: {} {}", failure.kind, failure.text);
+            assert_eq!(failure.kind, "Timeout", "{}", failure.text);
         }
         other => panic!("{other:?}"),
     }
@@ -55,15 +55,15 @@ fn two_processes_that_share_with_each_other_and_drop_at_once_do_not_deadlock() {
         for round in 0..100 {
             let of_first = pair[0].share("own 4096");
             let of_second = pair[1].share("own 4096");
-            pair[0].tell(&format!("open theirs {of_second}"));
-            pair[1].tell(&format!("open theirs {of_first}"));
-            let open: Vec<_> = pair.iter_mut().map(Child::hear).collect();
+            pair[0].send(&format!("open theirs {of_second}"));
+            pair[1].send(&format!("open theirs {of_first}"));
+            let open: Vec<_> = pair.iter_mut().map(Child::receive).collect();
             assert!(open.iter().all(|answer| matches!(answer, Answer::Done(_))), "{round}: {open:?}");
             // Both wait for the other to let go, in turns with mappings that are in use and idle ones.
             let last = if round % 2 == 0 { "drop theirs own" } else { "drop own theirs" };
-            pair.iter_mut().for_each(|one| one.tell(last));
-            pair.iter_mut().for_each(|one| one.tell("shutdown 10000"));
-            for answer in pair.iter_mut().flat_map(|one| [one.hear(), one.hear()]) {
+            pair.iter_mut().for_each(|one| one.send(last));
+            pair.iter_mut().for_each(|one| one.send("shutdown 10000"));
+            for answer in pair.iter_mut().flat_map(|one| [one.receive(), one.receive()]) {
                 assert_eq!(answer, Answer::Done(String::new()), "{machine} round {round}");
             }
         }
@@ -81,17 +81,17 @@ fn a_stream_that_waits_for_a_peer_does_not_stop_the_broker_when_its_owner_frees_
     let second = near.share("second 4096");
     // The far side's bytes are ready in a while, and the near side's stream waits for that on the device.
     let late = far.share("late 4096 ready-in=1500");
-    near.ok(&format!("open-with-stream late {late}"));
+    near.ok(&format!("open late {late} place=stream:0"));
     let since = Instant::now();
     // The driver's free waits for the device, so for the stream, so for the far side.
-    near.tell("close first 15000");
+    near.send("close first 15000");
     // Which needs something of the near side first.
     within(SOON, "an open of the process that waits", || far.ok(&format!("open x {second}")));
     assert!(
         since.elapsed() < Duration::from_millis(1300),
         "the machine is too slow for this test to mean anything"
     );
-    assert_eq!(near.hear(), Answer::Done(String::new()));
+    assert_eq!(near.receive(), Answer::Done(String::new()));
     assert!(since.elapsed() > Duration::from_millis(1000), "the free was to wait for the stream");
     near.ok("sync");
     near.ok("drop late");
@@ -105,9 +105,9 @@ fn sixty_four_importers_are_counted_one_by_one() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let mut importers: Vec<_> = (0..64).map(|_| agent!(PINNING)).collect();
-    importers.iter_mut().for_each(|importer| importer.tell(&format!("open x {descriptor}")));
+    importers.iter_mut().for_each(|importer| importer.send(&format!("open x {descriptor}")));
     for importer in &mut importers {
-        assert!(matches!(importer.hear(), Answer::Done(_)));
+        assert!(matches!(importer.receive(), Answer::Done(_)));
     }
     let holders = exporter.ok("holders x");
     assert!(holders.starts_with("64 opened=64 "), "{holders}");
@@ -189,9 +189,9 @@ fn a_descriptor_that_nobody_opened_is_said_to_be_so_and_closes_at_once() {
 fn to_open_again_costs_nothing_and_a_neighbour_one_message() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
-    exporter.ok("alloc block 16384");
-    let first = exporter.share("first 4096 buffer=block");
-    let neighbour = exporter.share("neighbour 4096 buffer=block offset=8192");
+    exporter.ok("allocate block 16384");
+    let first = exporter.share("first 4096 of=block");
+    let neighbour = exporter.share("neighbour 4096 of=block offset=8192");
     let base = importer.ok(&format!("open a {first}"));
     importer.ok("drop a");
     eventually("the cache", (1, 1), || (importer.calls("open"), importer.counter("requests_total")));
@@ -354,7 +354,7 @@ fn close_names_a_stopped_importer_whose_lease_may_be_idle() {
     let text = exporter.fails("close x 200", "StillHeld");
     assert!(text.contains(&format!("process {} (broker-agent)", importer.id())), "{text}");
     assert!(text.contains("also one that is idle") && text.contains("stopped"), "{text}");
-    importer.go_on();
+    importer.resume();
     eventually("the idle lease is returned", 0, || exporter.counter("exports"));
     assert_eq!(exporter.allocated(), 0);
 }
@@ -400,7 +400,7 @@ fn a_close_that_comes_too_early_names_the_holders_and_the_memory_goes_after_the_
     assert_eq!(exporter.allocated(), 8192);
     importer.ok("touch x");
     importer.ok("drop x");
-    eventually("allocated", 0, || exporter.allocated());
+    eventually("memory-in-use", 0, || exporter.allocated());
 }
 
 #[test]
@@ -514,7 +514,7 @@ fn memory_that_revokes_can_be_freed_under_its_holders() {
     importer.ok("touch x");
     let text = exporter.fails("close x 100 free-anyway=1", "StillHeld");
     assert!(text.contains(&importer.id().to_string()), "{text}");
-    eventually("allocated", 0, || exporter.allocated());
+    eventually("memory-in-use", 0, || exporter.allocated());
     assert_eq!((exporter.counter("leases"), exporter.counter("exports")), (0, 0));
     let text = importer.fails("touch x", "Vendor");
     assert!(text.contains("Revoked") || text.contains("Cancelled"), "{text}");
@@ -555,7 +555,7 @@ fn an_export_of_memory_in_ones_own_process_gives_the_original_address() {
     assert_eq!((process.calls("open"), process.counter("leases")), (0, 2));
     process.fails("close x 50", "StillHeld");
     process.ok("drop a b");
-    eventually("allocated", 0, || process.allocated());
+    eventually("memory-in-use", 0, || process.allocated());
 }
 
 #[test]
@@ -563,11 +563,11 @@ fn memory_that_is_shared_again_at_once_is_not_taken_from_its_new_importers() {
     let mut exporter = agent!(REVOKING);
     let mut importer = agent!(REVOKING);
     importer.ok("cache 0 0");
-    exporter.ok("alloc block 4096");
-    exporter.share("x 4096 buffer=block");
+    exporter.ok("allocate block 4096");
+    exporter.share("x 4096 of=block");
     // The handle of the first export is taken back on another thread; any moment of that will do.
     for round in 0..3000 {
-        let text = exporter.ok(&format!("share-again x 4096 buffer=block after={}", round % 60));
+        let text = exporter.ok(&format!("share x 4096 of=block after-drop={}", round % 60));
         match importer.ask(&format!("open x {text}")) {
             Answer::Done(_) => {}
             other => panic!("round {round}: {other:?}"),

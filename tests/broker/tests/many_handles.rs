@@ -30,7 +30,11 @@ fn a_region_over_more_allocations_than_a_packet_takes_descriptors_is_one_range()
         let mut another = agent!(machine);
         another.ok(&format!("open x {descriptor}"));
         assert_eq!(another.ok("touch x"), "2");
-        assert_eq!(another.ok("last-float x"), "2", "the end of the region lies in the last allocation");
+        assert_eq!(
+            another.ok("float last=1 name=x"),
+            "2",
+            "the end of the region lies in the last allocation"
+        );
         importer.ok("drop x");
         importer.ok("close-unused 10000");
         eventually("descriptors are closed", descriptors(&before, &importer.census()), || {
@@ -82,10 +86,10 @@ fn descriptors_that_the_kernel_does_not_take_now_are_sent_later() {
     for connection in &silent {
         connection.send(&open_request(&target, 1)).expect("the exporter reads");
     }
-    importer.tell(&format!("open x {descriptor}"));
+    importer.send(&format!("open x {descriptor}"));
     importer.says_nothing_for(Duration::from_millis(200));
     drop(silent);
-    assert!(matches!(importer.hear(), Answer::Done(_)));
+    assert!(matches!(importer.receive(), Answer::Done(_)));
     importer.ok("touch x");
     importer.ok("drop x");
     exporter.ok("close x 10000");

@@ -28,16 +28,16 @@ fn permitted(through: &[&str]) -> bool {
     made.status.success()
 }
 
-fn late_bytes(exporter: &mut Child, importer: &mut Child, command: &str) {
+fn late_bytes(exporter: &mut Child, importer: &mut Child, place: &str) {
     // Neither waits for what a first use of the device takes.
-    importer.ok("alloc warm 4096");
-    importer.ok("clear warm");
+    importer.ok("allocate warm 4096");
+    importer.ok("fill warm 0");
     importer.ok("sync");
     let since = Instant::now();
     let late = exporter.share("late 4096 ready-in=700");
     let begun = Instant::now();
-    importer.ok(&format!("{command} late {late}"));
-    if command == "open-with-stream" {
+    importer.ok(&format!("open late {late} place={place}"));
+    if place == "stream:0" {
         let took = begun.elapsed();
         assert!(
             took < Duration::from_millis(600),
@@ -56,9 +56,9 @@ fn bytes_are_waited_for_where_dev_shm_is_not_shared() {
     if !permitted(OWN_SHM) {
         return;
     }
-    for command in ["open", "open-with-stream"] {
+    for place in ["home", "stream:0"] {
         let (mut exporter, mut importer) = (agent!(CUDA), agent!(CUDA, through: OWN_SHM));
-        late_bytes(&mut exporter, &mut importer, command);
+        late_bytes(&mut exporter, &mut importer, place);
     }
 }
 
@@ -72,16 +72,16 @@ fn timelines_need_no_shared_dev_shm() {
         // A driver may load a kernel, at its first use, behind work that is waiting for the other side.
         exporter.ok("warm-up");
         importer.ok("warm-up");
-        exporter.ok("alloc x 4096");
-        exporter.ok("clear x");
-        let descriptor = exporter.share("x 4096 buffer=x");
+        exporter.ok("allocate x 4096");
+        exporter.ok("fill x 0");
+        let descriptor = exporter.share("x 4096 of=x");
         importer.ok(&format!("open x {descriptor}"));
         importer.ok("timeline x");
         exporter.ok("timelines x 1 10000");
         importer.ok("rounds x 50 first=0");
         exporter.ok("rounds x 50 first=1");
         exporter.ok("wait-now x 50 20000");
-        assert_eq!(exporter.ok("first-float x"), "100");
+        assert_eq!(exporter.ok("float x"), "100");
     }
 }
 

@@ -109,7 +109,7 @@ fn exports_with_ready_events_reuse_their_slots() {
         importer.ok("cache 0 0");
         stays_flat(machine, &mut exporter, &mut importer, &mut |exporter, importer| {
             let late = exporter.share("late 4096 ready-in=8");
-            importer.ok(&format!("open-with-stream late {late}"));
+            importer.ok(&format!("open late {late} place=stream:0"));
             importer.ok("release late");
             exporter.ok("close late 10000");
         });
@@ -143,11 +143,11 @@ fn channels_leave_nothing_behind() {
     [&mut one, &mut other].into_iter().for_each(warm_up);
     one.ok(&format!("listen {under}"));
     stays_flat(PINNING, &mut one, &mut other, &mut |one, other| {
-        other.tell(&format!("connect {under} c 20000"));
+        other.send(&format!("connect {under} c 20000"));
         one.ok(&format!("accept {under} c 20000"));
-        assert!(matches!(other.hear(), Answer::Done(_)));
+        assert!(matches!(other.receive(), Answer::Done(_)));
         for _ in 0..2 {
-            one.ok("send c 5 20000 ready=1");
+            one.ok("send c 5 20000 ready-on=0");
             assert_eq!(other.ok("receive c m 20000"), "5 0");
             other.ok("discard m");
         }
@@ -194,10 +194,10 @@ fn every_timeline_of_an_exporter_ends_with_it() {
     for index in [0, 1, last] {
         importer.ok(&format!("wait x{index} 1"));
     }
-    importer.tell("sync");
+    importer.send("sync");
     importer.says_nothing_for(Duration::from_millis(50));
     exporter.kill();
-    assert_eq!(within(SOON, "the stream", || importer.hear()), Answer::Done(String::new()));
+    assert_eq!(within(SOON, "the stream", || importer.receive()), Answer::Done(String::new()));
     for index in [0, 1, last] {
         importer.fails(&format!("check x{index}"), "ExporterGone");
     }

@@ -42,10 +42,10 @@ fn two_readers_get_every_sequence_with_its_bytes() {
                 assert_eq!(reader.ok(&format!("ring-join {descriptor}")), "0", "{machine}");
             }
             writer.ok("ring-readers 2 10000");
-            readers.iter_mut().for_each(|reader| reader.tell("ring-read 30 15000"));
+            readers.iter_mut().for_each(|reader| reader.send("ring-read 30 15000"));
             writer.ok("ring-publish 30 pause=100");
             for reader in &mut readers {
-                assert_eq!(reader.hear(), Answer::Done("30".into()), "{machine}, {slots} slots");
+                assert_eq!(reader.receive(), Answer::Done("30".into()), "{machine}, {slots} slots");
                 reader.ok("ring-leave");
             }
             writer.ok("ring-close 10000");
@@ -86,12 +86,12 @@ fn a_closed_ring_gives_what_was_published_and_then_says_so() {
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
         writer.ok("ring-publish 2 pause=20000");
-        writer.tell("ring-close 15000");
+        writer.send("ring-close 15000");
         assert_eq!(reader.ok("ring-read 2 10000"), "2", "{machine}");
         let text = reader.fails("ring-read 1 10000", "RingClosed");
         assert!(text.contains(&writer.id().to_string()), "{text}");
         reader.ok("ring-leave");
-        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
         reader.fails(&format!("ring-join {descriptor}"), "ExportDropped");
     }
 }
@@ -103,13 +103,13 @@ fn a_stream_that_waits_for_a_publication_goes_on_when_the_ring_is_closed() {
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
         reader.ok("ring-next");
-        reader.tell("sync");
+        reader.send("sync");
         reader.says_nothing_for(Duration::from_millis(50));
-        writer.tell("ring-close 15000");
-        assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+        writer.send("ring-close 15000");
+        assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
         reader.fails("ring-check", "RingClosed");
         reader.ok("ring-leave");
-        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
     }
 }
 
@@ -132,16 +132,16 @@ fn a_reader_that_never_reads_is_named_and_can_be_dismissed() {
             assert!(text.contains(&idle.id().to_string()), "{text}");
         } else {
             writer.ok("ring-publish 1");
-            writer.tell("sync");
+            writer.send("sync");
             writer.says_nothing_for(Duration::from_millis(50));
             // What is submitted behind a stream that waits can be let go, as the process is not held.
             idle.ok("ring-next");
             idle.ok("ring-release");
-            assert_eq!(within(SOON, "the stream", || writer.hear()), Answer::Done(String::new()));
+            assert_eq!(within(SOON, "the stream", || writer.receive()), Answer::Done(String::new()));
         }
         let held = idle.ok("ring-next");
-        writer.tell(&format!("ring-dismiss {}", idle.id()));
-        match writer.hear() {
+        writer.send(&format!("ring-dismiss {}", idle.id()));
+        match writer.receive() {
             Answer::Done(was_there) => assert_eq!(was_there, "true"),
             other => panic!("{other:?}"),
         }
@@ -220,22 +220,22 @@ fn readers_die(machine: &str) {
             let mut lives = ready(machine, None);
             let descriptor = writer.ok("ring 2");
             assert_eq!(lives.ok(&format!("ring-join {descriptor}")), "0");
-            dies.tell(&format!("ring-join {descriptor}"));
+            dies.send(&format!("ring-join {descriptor}"));
             if !point.ends_with("joined") {
-                assert_eq!(dies.hear(), Answer::Done("0".into()), "{when}");
+                assert_eq!(dies.receive(), Answer::Done("0".into()), "{when}");
                 writer.ok("ring-readers 2 10000");
-                dies.tell("ring-read 4 10000");
+                dies.send("ring-read 4 10000");
             }
-            lives.tell("ring-read 12 15000");
-            writer.tell("ring-publish 12 pause=100");
+            lives.send("ring-read 12 15000");
+            writer.send("ring-publish 12 pause=100");
             if point.ends_with("left") {
-                assert_eq!(dies.hear(), Answer::Done("4".into()), "{when}");
-                dies.tell("ring-leave");
+                assert_eq!(dies.receive(), Answer::Done("4".into()), "{when}");
+                dies.send("ring-leave");
             }
             dies.is_killed();
-            let published = within(SOON, &when, || writer.hear());
+            let published = within(SOON, &when, || writer.receive());
             assert_eq!(published, Answer::Done(String::new()), "{when}");
-            assert_eq!(within(SOON, &when, || lives.hear()), Answer::Done("12".into()), "{when}");
+            assert_eq!(within(SOON, &when, || lives.receive()), Answer::Done("12".into()), "{when}");
             eventually(&when, "1".to_owned(), || writer.ok("ring-count"));
             lives.ok("ring-leave");
             within(SOON, &when, || writer.ok("ring-close 10000"));
@@ -268,8 +268,8 @@ fn writers_die(machine: &str) {
             let mut writer = ready(machine, Some(&format!("{point}={visit}")));
             let descriptor = writer.ok("ring 2");
             for reader in &mut readers {
-                reader.tell(&format!("ring-join {descriptor}"));
-                let joined = within(SOON, &when, || reader.hear());
+                reader.send(&format!("ring-join {descriptor}"));
+                let joined = within(SOON, &when, || reader.receive());
                 if !point.ends_with("joined") {
                     assert_eq!(joined, Answer::Done("0".into()), "{when}");
                 }
@@ -277,11 +277,11 @@ fn writers_die(machine: &str) {
             if !point.ends_with("joined") {
                 writer.ok("ring-readers 2 10000");
                 // A stream of each waits for what is not published any more.
-                readers.iter_mut().for_each(|reader| reader.tell("ring-read 8 10000"));
-                writer.tell("ring-publish 8 pause=100");
+                readers.iter_mut().for_each(|reader| reader.send("ring-read 8 10000"));
+                writer.send("ring-publish 8 pause=100");
                 if point.ends_with("closed") {
-                    assert_eq!(writer.hear(), Answer::Done(String::new()), "{when}");
-                    writer.tell("ring-close 100");
+                    assert_eq!(writer.receive(), Answer::Done(String::new()), "{when}");
+                    writer.send("ring-close 100");
                 }
                 told_of_the_writers_end(&when, &mut readers, point);
             }
@@ -297,10 +297,10 @@ fn writers_die(machine: &str) {
 /// Each reader has read all that it could, and says why no more; nothing of it was torn.
 fn told_of_the_writers_end(when: &str, readers: &mut [Child; 2], point: &str) {
     for reader in readers {
-        match within(SOON, when, || reader.hear()) {
+        match within(SOON, when, || reader.receive()) {
             Answer::Done(all) => assert!(point.ends_with("closed") && all == "8", "{when}: {all}"),
             Answer::Failed(failure) => {
-                let gone = failure.variant == "ExporterGone";
+                let gone = failure.kind == "ExporterGone";
                 // Memory that has been taken away says so itself.
                 let revoked = when.starts_with(REVOKING) && failure.text.contains("Revoked");
                 assert!(gone || revoked, "{when}: {failure:?}");
@@ -344,10 +344,10 @@ fn a_stream_that_waits_for_a_writer_that_is_killed_goes_on_and_its_slot_says_so(
         writer.ok("ring-publish 1");
         writer.ok("sync");
         assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
-        reader.tell("sync");
+        reader.send("sync");
         reader.says_nothing_for(Duration::from_millis(50));
         writer.kill();
-        assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+        assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
         // The first had been published.
         reader.ok("ring-check");
         reader.ok("ring-release");
@@ -363,16 +363,16 @@ fn reader_loop_ends_with_the_last_publication() {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
-        reader.tell("ring-consume");
+        reader.send("ring-consume");
         writer.ok("ring-publish 5");
         eventually("the reader waits for sequence 5", String::new(), || writer.ok("ring-behind"));
         reader.says_nothing_for(Duration::from_millis(50));
-        writer.tell("ring-close 15000");
-        let consumed = within(SOON, "the reader's loop", || reader.hear());
+        writer.send("ring-close 15000");
+        let consumed = within(SOON, "the reader's loop", || reader.receive());
         assert_eq!(consumed, Answer::Done("5".into()), "{machine}");
         reader.ok("ring-reader-check");
         reader.ok("ring-leave");
-        assert_eq!(writer.hear(), Answer::Done(String::new()), "{machine}");
+        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
     }
 }
 
@@ -382,12 +382,12 @@ fn reader_loop_fails_when_the_writer_is_killed() {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
-        reader.tell("ring-consume");
+        reader.send("ring-consume");
         writer.ok("ring-publish 3");
         eventually("the reader waits for sequence 3", String::new(), || writer.ok("ring-behind"));
         writer.kill();
-        match within(SOON, "the reader's loop", || reader.hear()) {
-            Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{machine}: {failure:?}"),
+        match within(SOON, "the reader's loop", || reader.receive()) {
+            Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{machine}: {failure:?}"),
             other => panic!("{machine}: {other:?}"),
         }
         reader.ok("ring-leave");
@@ -406,17 +406,17 @@ fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, 
     assert_eq!(reader.ok("ring-next"), "1", "{machine}");
     // Nothing is known of its end yet.
     reader.ok("ring-view");
-    reader.tell("sync");
+    reader.send("sync");
     reader.says_nothing_for(Duration::from_millis(50));
     ends(&mut writer);
-    assert_eq!(within(SOON, "the stream", || reader.hear()), Answer::Done(String::new()), "{machine}");
+    assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
     (writer, reader)
 }
 
 #[test]
 fn access_and_release_of_a_slot_never_published_fail() {
     let ends: [(fn(&mut Child), _); 2] =
-        [(|writer| writer.tell("ring-close 15000"), "RingClosed"), (Child::kill, "ExporterGone")];
+        [(|writer| writer.send("ring-close 15000"), "RingClosed"), (Child::kill, "ExporterGone")];
     for machine in [PINNING, CUDA] {
         for (ends, variant) in ends {
             let (_writer, mut reader) = slot_that_is_never_published(machine, ends);
@@ -448,14 +448,14 @@ fn slot_released_before_it_is_known_to_be_unpublished_is_reported() {
             writer.ok("sync");
             // Sequence 2 has been published meanwhile, and sequence 3 may still be.
             reader.ok("ring-reader-check");
-            reader.tell("sync");
+            reader.send("sync");
             reader.says_nothing_for(Duration::from_millis(50));
             if killed {
                 writer.kill();
             } else {
-                writer.tell("ring-close 15000");
+                writer.send("ring-close 15000");
             }
-            within(SOON, "the stream", || reader.hear());
+            within(SOON, "the stream", || reader.receive());
             for call in ["ring-reader-check", "ring-next"] {
                 let text = reader.fails(call, "RingUnpublished");
                 assert!(text.contains("before sequence 3 was"), "{machine}: {text}");
@@ -473,9 +473,9 @@ fn slot_dropped_unread_at_the_end_is_an_orderly_end() {
         reader.ok(&format!("ring-join {descriptor}"));
         reader.ok("ring-next");
         reader.ok("ring-drop-slots");
-        writer.tell("ring-close 15000");
-        reader.tell("sync");
-        within(SOON, "the stream", || reader.hear());
+        writer.send("ring-close 15000");
+        reader.send("sync");
+        within(SOON, "the stream", || reader.receive());
         reader.fails("ring-next", "RingClosed");
         reader.ok("ring-leave");
     }

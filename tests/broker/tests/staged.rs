@@ -19,7 +19,7 @@ const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 /// An exporter with short chunks, and a region with contents; the sum of these.
 fn exporter(machine: &str, dies_at: Option<&str>) -> (Child, Descriptor, String) {
     let mut exporter = agent!(machine, dies_at: dies_at);
-    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
+    exporter.ok(&format!("staging-limits {CHUNK} 1000000000"));
     let (descriptor, sum) = share(&mut exporter, "x");
     (exporter, descriptor, sum)
 }
@@ -28,7 +28,7 @@ fn share(exporter: &mut Child, name: &str) -> (Descriptor, String) {
     let descriptor = exporter.share(&format!("{name} {REGION}"));
     exporter.ok(&format!("open own {descriptor}"));
     exporter.ok("pattern own");
-    let sum = exporter.ok("sum own");
+    let sum = exporter.ok("checksum own");
     exporter.ok("drop own");
     (descriptor, sum)
 }
@@ -68,14 +68,20 @@ fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
     last
 }
 
+/// The command that opens a copy on device 0.
+fn copy_of(descriptor: &impl std::fmt::Display) -> String {
+    format!("open y {descriptor} place=device:0 copying=always")
+}
+
 #[test]
 fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
     for machine in built([PINNING, REVOKING, CUDA, ASCEND]) {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut importer = agent!(machine);
         let copy = |importer: &mut Child| {
-            assert_eq!(importer.ok(&format!("copy y {descriptor}")), REGION.to_string());
-            assert_eq!(importer.ok("sum y"), sum, "{machine}");
+            let opened = importer.ok(&copy_of(&descriptor));
+            assert!(opened.ends_with(&format!(" {REGION}")), "{machine}: {opened}");
+            assert_eq!(importer.ok("checksum y"), sum, "{machine}");
             importer.ok("drop y");
         };
         // What is made once is made sooner or later, some of it where a copy begins while another is taken down; what each copy
@@ -96,12 +102,12 @@ fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut living = agent!(machine);
         for _ in 0..2 {
-            living.ok(&format!("copy y {descriptor}"));
+            living.ok(&copy_of(&descriptor));
             living.ok("drop y");
         }
         let die = |point: &str| {
             let mut importer = agent!(machine, dies_at: Some(point));
-            importer.tell(&format!("copy y {descriptor}"));
+            importer.send(&copy_of(&descriptor));
             importer.is_killed();
         };
         // A driver keeps some of what it makes for the first copy that begins while another is taken down.
@@ -115,8 +121,8 @@ fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
                 eventually(&when, before.clone(), || rest(&mut exporter));
             }
         }
-        living.ok(&format!("copy y {descriptor}"));
-        assert_eq!(living.ok("sum y"), sum, "{machine}: it serves others as before");
+        living.ok(&copy_of(&descriptor));
+        assert_eq!(living.ok("checksum y"), sum, "{machine}: it serves others as before");
     }
 }
 
@@ -126,14 +132,14 @@ fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_t
         let mut importer = agent!(machine);
         let (mut living, descriptor, sum) = exporter(machine, None);
         for _ in 0..2 {
-            importer.ok(&format!("copy y {descriptor}"));
-            importer.ok("sum y");
+            importer.ok(&copy_of(&descriptor));
+            importer.ok("checksum y");
             importer.ok("drop y");
         }
         let die = |importer: &mut Child, point: &str| {
             let (mut dying, descriptor, _) = exporter(machine, Some(point));
             within(ERROR_DEADLINE, &format!("{machine} {point}"), || {
-                importer.fails(&format!("copy y {descriptor} timeout=60000"), "ExporterGone");
+                importer.fails(&(copy_of(&descriptor) + " timeout=60000"), "ExporterGone");
             });
             dying.is_killed();
         };
@@ -147,8 +153,8 @@ fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_t
                 eventually(&format!("{machine} {point}"), before.clone(), || rest(&mut importer));
             }
         }
-        importer.ok(&format!("copy y {descriptor}"));
-        assert_eq!(importer.ok("sum y"), sum, "{machine}: it copies from others as before");
+        importer.ok(&copy_of(&descriptor));
+        assert_eq!(importer.ok("checksum y"), sum, "{machine}: it copies from others as before");
         assert_eq!(living.holders("x"), 0);
     }
 }
@@ -249,8 +255,8 @@ fn chunks_out_of_order_end_the_connection_and_harm_nobody() {
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
     let mut importer = agent!(PINNING);
-    importer.ok(&format!("copy y {descriptor}"));
-    assert_eq!(importer.ok("sum y"), sum);
+    importer.ok(&copy_of(&descriptor));
+    assert_eq!(importer.ok("checksum y"), sum);
 }
 
 fn past_the_end(copy: &mut ByHand) {
@@ -278,14 +284,14 @@ fn an_export_that_is_dropped_during_a_copy_is_copied_to_the_end() {
 #[test]
 fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
     let mut exporter = agent!(PINNING);
-    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
-    exporter.ok(&format!("alloc b {REGION}"));
+    exporter.ok(&format!("staging-limits {CHUNK} 1000000000"));
+    exporter.ok(&format!("allocate b {REGION}"));
     let descriptor: Descriptor = exporter.ok("share-borrowed x b").parse().expect("a descriptor");
     let mut copy = ByHand::begin(&descriptor);
     copy.takes_the_next();
     exporter.ok("free b");
     // Another block takes its place.
-    exporter.ok(&format!("alloc c {REGION}"));
+    exporter.ok(&format!("allocate c {REGION}"));
     // The chunk that was ahead may have been copied before.
     let answers = [copy.answer(), copy.answer()];
     let stale = |answer: &FromExporter| {
@@ -294,7 +300,7 @@ fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
     assert!(stale(&answers[1]), "{answers:?}");
     copy.release();
     let mut importer = agent!(PINNING);
-    importer.fails(&format!("copy y {descriptor}"), "StaleGeneration");
+    importer.fails(&copy_of(&descriptor), "StaleGeneration");
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
     eventually("holders", 0, || exporter.holders("x"));
 }
@@ -303,23 +309,23 @@ fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
 fn a_region_over_several_allocations_is_copied_whole() {
     const MACHINE: &str = "devices=2;peers=none;neighbours=on";
     let mut exporter = agent!(MACHINE);
-    exporter.ok(&format!("copy-limits {CHUNK} 1000000000"));
+    exporter.ok(&format!("staging-limits {CHUNK} 1000000000"));
     // Allocations that are no multiple of a chunk, from the middle of the first on.
     let descriptor = exporter.ok("share-many x 5 86016 from=1001");
     exporter.ok(&format!("open x {descriptor}"));
     exporter.ok("pattern x");
-    let sum = exporter.ok("sum x");
+    let sum = exporter.ok("checksum x");
     let mut importer = agent!(MACHINE);
-    importer.ok(&format!("copy y {descriptor}"));
-    assert_eq!(importer.ok("sum y"), sum);
-    assert!(sum.starts_with(&format!("{} ", 5 * 86016 - 1001)), "{sum}");
+    let opened = importer.ok(&copy_of(&descriptor));
+    assert!(opened.ends_with(&format!(" {}", 5 * 86016 - 1001)), "{opened}");
+    assert_eq!(importer.ok("checksum y"), sum);
 }
 
 #[test]
 fn an_importer_without_memory_is_told_so_and_gives_the_lease_back() {
     let (mut exporter, descriptor, _) = exporter(PINNING, None);
     let mut importer = agent!("devices=2;memory=256KiB");
-    importer.fails(&format!("copy y {descriptor}"), "OutOfMemory");
+    importer.fails(&copy_of(&descriptor), "OutOfMemory");
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
 }
@@ -328,32 +334,32 @@ fn an_importer_without_memory_is_told_so_and_gives_the_lease_back() {
 fn an_exporter_that_stands_still_times_out_and_what_comes_late_is_given_back() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     let mut importer = agent!(PINNING);
-    importer.ok(&format!("copy y {descriptor}"));
+    importer.ok(&copy_of(&descriptor));
     importer.ok("drop y");
     exporter.stop();
-    let text = importer.fails(&format!("copy y {descriptor} timeout=300"), "Timeout");
+    let text = importer.fails(&(copy_of(&descriptor) + " timeout=300"), "Timeout");
     assert!(text.contains("300 ms") && text.contains("stopped"), "{text}");
-    exporter.go_on();
+    exporter.resume();
     eventually("holders", 0, || exporter.holders("x"));
     eventually("host memory", 0, || exporter.counter("staging_bytes"));
-    importer.ok(&format!("copy y {descriptor}"));
-    assert_eq!(importer.ok("sum y"), sum);
+    importer.ok(&copy_of(&descriptor));
+    assert_eq!(importer.ok("checksum y"), sum);
 }
 
 #[test]
 fn an_importer_that_stands_still_gives_way_to_those_who_wait() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     // Room for one.
-    exporter.ok(&format!("copy-limits {CHUNK} 1"));
+    exporter.ok(&format!("staging-limits {CHUNK} 1"));
     let mut standing = ByHand::begin(&descriptor);
     standing.takes_the_next();
     let mut importer = agent!(PINNING);
-    importer.tell(&format!("copy y {descriptor} timeout=25000"));
-    match importer.hear_for(Duration::from_secs(25)) {
+    importer.send(&(copy_of(&descriptor) + " timeout=25000"));
+    match importer.receive_for(Duration::from_secs(25)) {
         Answer::Done(_) => {}
         other => panic!("{other:?}"),
     }
-    assert_eq!(importer.ok("sum y"), sum);
+    assert_eq!(importer.ok("checksum y"), sum);
     let FromExporter::Refused { refusal: Refusal::Failed { detail }, .. } = standing.answer() else {
         panic!("it was to lose its place")
     };
@@ -376,7 +382,7 @@ fn copies_do_not_hold_up_the_worker_while_a_stream_waits_for_a_timeline() {
     exporter.ok("timelines t 1 10000");
     importer.ok("wait t 1");
     for number in 0..10 {
-        importer.ok(&format!("copy y{number} {descriptor}"));
+        importer.ok(&format!("open y{number} {descriptor} place=device:0 copying=always"));
     }
     importer.ok("close-unused 5000");
     exporter.ok("close-unused 5000");

@@ -65,7 +65,7 @@ fn each_mapping_has_what_its_own_descriptor_says_although_they_share_a_lease() {
         assert_eq!((len, place(&opened)), (4096, (base + 1024, 512)), "{machine}");
         assert_eq!(importer.ok(&format!("open again {descriptor}")), whole, "{machine}");
         for (name, expected) in [("whole", &descriptor), ("part", &part), ("again", &descriptor)] {
-            assert_eq!(importer.ok(&format!("opened-by {name}")), expected.to_string(), "{machine} {name}");
+            assert_eq!(importer.ok(&format!("descriptor {name}")), expected.to_string(), "{machine} {name}");
         }
         let guess = Forged::of(&descriptor).with_token([3; 16]).finish();
         importer.fails(&format!("open guess {guess}"), "NotPermitted");
@@ -276,9 +276,8 @@ fn a_second_copy_of_the_library_in_the_process_is_not_mistaken_for_an_ended_or_a
     let beside_own = process.ask(&format!("open x {descriptor}"));
     for answer in [before_own, beside_own] {
         if let device_ipc_broker_tests::Answer::Failed(failure) = answer {
-            let misleads =
-                ["ExportDropped", "NotPermitted", "ExporterGone"].contains(&failure.variant.as_str());
-            assert!(!misleads, "{}: {}", failure.variant, failure.text);
+            let misleads = ["ExportDropped", "NotPermitted", "ExporterGone"].contains(&failure.kind.as_str());
+            assert!(!misleads, "{}: {}", failure.kind, failure.text);
         }
     }
 }

@@ -29,7 +29,7 @@ fn an_importer_that_stands_still_delays_no_other() {
     // An export that it holds is dropped, and told to it; that waits for nobody.
     within(HONEST, "dropping what it holds", || exporter.ok("drop second"));
     eventually("holders", 2, || exporter.holders("x"));
-    stopped.go_on();
+    stopped.resume();
     stopped.ok("drop x second");
     stopped.kill();
     drop(other);
@@ -62,7 +62,7 @@ fn an_exporter_that_stands_still_costs_its_deadline_and_gets_its_late_grant_back
         within(HONEST, "an open of another exporter's", || importer.ok(&format!("open x {elsewhere}")));
         importer.ok("drop x");
     }
-    exporter.go_on();
+    exporter.resume();
     // It grants what was asked for, and nobody wants it any longer.
     eventually("the late grant", "0 opened=1".to_owned(), || exporter.ok("holders second"));
     assert_eq!(exporter.holders("first"), 1);
@@ -83,7 +83,7 @@ fn each_open_of_an_exporter_that_stands_still_has_its_own_deadline() {
     importer.ok(&format!("open held {held}"));
     exporter.stop();
     let text = importer.ok(&format!("two-opens {first} 6000 {second} 500"));
-    exporter.go_on();
+    exporter.resume();
     let words: Vec<_> = text.split_whitespace().collect();
     assert_eq!((words[0], words[2]), ("Timeout", "Timeout"), "{text}");
     let second: u64 = words[3].parse().expect("milliseconds");
@@ -103,7 +103,7 @@ fn an_exporter_that_stands_still_before_hello_costs_the_deadline() {
     for _ in 0..3 {
         within(HONEST, "the open", || importer.fails(&open, "Timeout"));
     }
-    exporter.go_on();
+    exporter.resume();
     importer.ok(&format!("open x {descriptor}"));
     assert_eq!(exporter.holders("x"), 1);
     eventually("sockets", 2, || exporter.census().of_kind("socket"));

@@ -38,7 +38,7 @@ fn of_a_user_of_its_own() -> Option<Child> {
     let mut agent = agent!(PINNING);
     let user = 1_000_000 + agent.id();
     agent.ok(&format!("become {user} {user}"));
-    agent.ok("alloc memory 4096");
+    agent.ok("allocate memory 4096");
     agent.ok("sync");
     Some(agent)
 }
@@ -49,7 +49,7 @@ fn share_where_no_thread_starts_fails_and_leaves_nothing() {
     // The first starts neither thread, the second the worker alone.
     for more in 0..2 {
         agent.ok(&format!("limit-threads {more}"));
-        let text = within(SOON, "a share", || agent.fails("share x 4096 buffer=memory", "Protocol"));
+        let text = within(SOON, "a share", || agent.fails("share x 4096 of=memory", "Io"));
         let thread = ["device-ipc-work", "device-ipc-poll"][more];
         assert!(
             text.contains(&format!("starting the thread {thread}")) && text.contains("ulimit -u"),
@@ -58,7 +58,7 @@ fn share_where_no_thread_starts_fails_and_leaves_nothing() {
         assert_eq!(agent.counter("exports"), 0);
     }
     agent.ok("limit-threads any");
-    agent.ok("share x 4096 buffer=memory");
+    agent.ok("share x 4096 of=memory");
     agent.ok("close x 10000");
     agent.ok("free memory");
     assert_eq!(agent.allocated(), 0);

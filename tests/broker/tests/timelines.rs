@@ -25,9 +25,9 @@ fn join(exporter: &mut Child, importer: &mut Child) {
     // A driver may load a kernel, at its first use, behind work that is waiting for the other side.
     exporter.ok("warm-up");
     importer.ok("warm-up");
-    exporter.ok("alloc x 4096");
-    exporter.ok("clear x");
-    let descriptor = exporter.share("x 4096 buffer=x");
+    exporter.ok("allocate x 4096");
+    exporter.ok("fill x 0");
+    let descriptor = exporter.share("x 4096 of=x");
     importer.ok(&format!("open x {descriptor}"));
     importer.ok("timeline x");
     assert_eq!(exporter.ok("timelines x 1 10000"), "1");
@@ -44,7 +44,7 @@ fn two_processes_take_turns_without_a_host_that_waits() {
             importer.ok("rounds x 40 first=0");
             exporter.ok("rounds x 40 first=1");
             exporter.ok("wait-now x 40 20000");
-            assert_eq!(exporter.ok("first-float x"), "80");
+            assert_eq!(exporter.ok("float x"), "80");
             continue;
         }
         let before = [exporter.calls("synchronize"), importer.calls("synchronize")];
@@ -54,7 +54,7 @@ fn two_processes_take_turns_without_a_host_that_waits() {
         let now = [exporter.calls("synchronize"), importer.calls("synchronize")];
         assert_eq!(now, before, "a host has waited");
         exporter.ok("wait-now x 200 20000");
-        assert_eq!(exporter.ok("first-float x"), "400");
+        assert_eq!(exporter.ok("float x"), "400");
     }
 }
 
@@ -63,10 +63,10 @@ fn a_stream_that_waits_for_an_importer_that_is_killed_goes_on_and_the_exporter_i
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (mut exporter, importer) = pair(machine);
         exporter.ok("wait x 1");
-        exporter.tell("sync");
+        exporter.send("sync");
         exporter.says_nothing_for(Duration::from_millis(50));
         drop(importer);
-        let answer = within(SOON, "the stream that waits", || exporter.hear());
+        let answer = within(SOON, "the stream that waits", || exporter.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         exporter.fails("check x", "ImporterGone");
         exporter.fails("wait x 2", "ImporterGone");
@@ -80,10 +80,10 @@ fn a_stream_that_waits_for_an_exporter_that_is_killed_goes_on_and_the_importer_i
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (exporter, mut importer) = pair(machine);
         importer.ok("wait x 1");
-        importer.tell("sync");
+        importer.send("sync");
         importer.says_nothing_for(Duration::from_millis(50));
         drop(exporter);
-        let answer = within(SOON, "the stream that waits", || importer.hear());
+        let answer = within(SOON, "the stream that waits", || importer.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         importer.fails("check x", "ExporterGone");
         importer.fails("wait x 2", "ExporterGone");
@@ -98,11 +98,11 @@ fn a_stream_that_waits_is_freed_while_a_free_waits_for_that_stream() {
         let (mut exporter, importer) = pair(machine);
         exporter.share("other 4096");
         exporter.ok("wait x 1");
-        exporter.tell("close other 15000");
+        exporter.send("close other 15000");
         // The free has begun: it is what keeps the close from coming back.
         exporter.says_nothing_for(Duration::from_millis(300));
         drop(importer);
-        let answer = within(SOON, "the free", || exporter.hear());
+        let answer = within(SOON, "the free", || exporter.receive());
         assert_eq!(answer, Answer::Done(String::new()));
         exporter.fails("check x", "ImporterGone");
     }
@@ -112,15 +112,15 @@ fn a_stream_that_waits_is_freed_while_a_free_waits_for_that_stream() {
 fn an_importer_that_lets_go_ends_its_timeline() {
     let (mut exporter, mut importer) = pair(PINNING);
     exporter.ok("wait x 1");
-    exporter.tell("sync");
+    exporter.send("sync");
     importer.ok("drop x");
-    let answer = within(SOON, "the stream that waits", || exporter.hear());
+    let answer = within(SOON, "the stream that waits", || exporter.receive());
     assert_eq!(answer, Answer::Done(String::new()));
     exporter.fails("check x", "LeaseEnded");
     eventually(
         "the importer hears of it",
         true,
-        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.variant == "LeaseEnded"),
+        || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.kind == "LeaseEnded"),
     );
     // The next mapping is a lease of its own, with a timeline that begins anew.
     let descriptor = exporter.ok("descriptor x");
@@ -143,7 +143,7 @@ fn what_a_dead_peer_had_signalled_still_counts() {
     eventually(
         "the death is noticed",
         true,
-        || matches!(exporter.ask("check x"), Answer::Failed(failure) if failure.variant == "ImporterGone"),
+        || matches!(exporter.ask("check x"), Answer::Failed(failure) if failure.kind == "ImporterGone"),
     );
 }
 
@@ -177,8 +177,8 @@ fn a_value_that_does_not_come_is_a_timeout_that_says_what_came() {
 #[test]
 fn many_importers_have_a_timeline_each() {
     let mut exporter = agent!(PINNING);
-    exporter.ok("alloc x 4096");
-    let descriptor = exporter.share("x 4096 buffer=x");
+    exporter.ok("allocate x 4096");
+    let descriptor = exporter.share("x 4096 of=x");
     let mut importers: Vec<_> = (0..8).map(|_| agent!(PINNING)).collect();
     for (index, importer) in importers.iter_mut().enumerate() {
         importer.ok(&format!("open x {descriptor}"));
@@ -196,7 +196,7 @@ fn many_importers_have_a_timeline_each() {
     eventually(
         "the death is noticed",
         true,
-        || matches!(exporter.ask("check x.3"), Answer::Failed(failure) if failure.variant == "ImporterGone"),
+        || matches!(exporter.ask("check x.3"), Answer::Failed(failure) if failure.kind == "ImporterGone"),
     );
     importers[0].ok("signal-now x 10");
     exporter.ok("wait-now x 10 10000");
@@ -210,12 +210,12 @@ const NO_OPENED_EVENTS: &str = "devices=2;fault=open_event:1:205";
 #[test]
 fn bytes_whose_event_does_not_open_are_waited_for_by_a_word() {
     // On the stream, and on the host.
-    for command in ["open-with-stream", "open"] {
+    for place in ["stream:0", "home"] {
         let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
         let since = Instant::now();
         let late = exporter.share("late 4096 ready-in=400");
-        importer.ok(&format!("{command} late {late}"));
-        if command == "open-with-stream" {
+        importer.ok(&format!("open late {late} place={place}"));
+        if place == "stream:0" {
             assert!(
                 since.elapsed() < Duration::from_millis(350),
                 "the host has waited, or the machine is too slow"
@@ -233,11 +233,11 @@ fn bytes_whose_event_does_not_open_are_waited_for_by_a_word() {
 fn bytes_that_never_get_ready_end_with_their_exporter() {
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
     let late = exporter.share("late 4096 ready-in=60000");
-    importer.tell(&format!("open late {late} timeout=30000"));
+    importer.send(&format!("open late {late} timeout=30000"));
     eventually("the importer waits", 1, || exporter.holders("late"));
     exporter.kill();
-    match within(SOON, "the wait", || importer.hear()) {
-        Answer::Failed(failure) => assert_eq!(failure.variant, "ExporterGone", "{}", failure.text),
+    match within(SOON, "the wait", || importer.receive()) {
+        Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
         other => panic!("{other:?}"),
     }
 }
@@ -249,12 +249,12 @@ fn a_stream_that_waits_for_the_bytes_of_an_exporter_that_is_killed_goes_on() {
         exporter.ok("warm-up");
         importer.ok("warm-up");
         let late = exporter.share("late 4096 ready-in=60000");
-        importer.ok(&format!("open-with-stream late {late}"));
+        importer.ok(&format!("open late {late} place=stream:0"));
         importer.ok("on-gone late");
-        importer.tell("sync");
+        importer.send("sync");
         importer.says_nothing_for(Duration::from_millis(100));
         exporter.kill();
-        let answer = within(SOON, "the stream that waits", || importer.hear());
+        let answer = within(SOON, "the stream that waits", || importer.receive());
         assert_eq!(answer, Answer::Done(String::new()), "{machine}");
         importer.event("gone late ExporterGone");
         importer.ok("drop late");
@@ -285,8 +285,8 @@ fn without_timelines_an_event_that_does_not_open_is_an_error() {
 #[test]
 fn a_signal_that_comes_after_the_end_is_taken_back() {
     let mut exporter = agent!(PINNING);
-    exporter.ok("alloc x 4096");
-    let descriptor = exporter.share("x 4096 buffer=x");
+    exporter.ok("allocate x 4096");
+    let descriptor = exporter.share("x 4096 of=x");
     let target = Forged::of(&descriptor);
     let connection = Connection::greeted(&target);
     connection.send(&open_request(&target, 1)).expect("it reads");
@@ -294,13 +294,13 @@ fn a_signal_that_comes_after_the_end_is_taken_back() {
     let (slot, page) = words_of(&connection, grant.lease);
     exporter.ok("timelines x 1 10000");
     exporter.ok("wait x 9");
-    exporter.tell("sync");
+    exporter.send("sync");
     drop(connection);
     // The end has come once the exporter has poisoned the word; then the late signal.
     let words = Words::map(page);
     words.wait_for_the_end(slot);
     words.write_importers(slot, 3);
-    let answer = within(SOON, "the stream that waits", || exporter.hear());
+    let answer = within(SOON, "the stream that waits", || exporter.receive());
     assert_eq!(answer, Answer::Done(String::new()));
     eventually("the late signal is taken back", ENDED, || words.importers(slot));
     exporter.fails("check x", "ImporterGone");

@@ -1,7 +1,7 @@
 //! What a case has to work with.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Error, HandleKindInfo, Ipc};
@@ -32,12 +32,12 @@ pub fn visible_devices() -> Option<String> {
 pub struct Context {
     address: Address,
     backend: Arc<dyn DeviceIpc>,
-    starter: Mutex<Lines>,
+    starter: Arc<Lines>,
 }
 
 impl Context {
     pub(crate) fn new(address: Address, backend: Arc<dyn DeviceIpc>, starter: Lines) -> Self {
-        Self { address, backend, starter: Mutex::new(starter) }
+        Self { address, backend, starter: Arc::new(starter) }
     }
 
     /// The bare backend.
@@ -216,7 +216,7 @@ impl Context {
     }
 
     fn start(&self, role: &str, environment: &[(&str, String)]) -> Result<Peer, Stop> {
-        Ok(Peer::start(&self.address.with_role(role), environment, None)?)
+        Ok(self.address.with_role(role).start(environment, None)?)
     }
 
     /// Sends a line to the process that started this one.
@@ -225,7 +225,7 @@ impl Context {
     ///
     /// What the system says.
     pub fn send_line(&self, line: &str) -> Result<(), Stop> {
-        Ok(self.starter().send(line)?)
+        Ok(self.starter.send(line)?)
     }
 
     /// Receives a line from the process that started this one.
@@ -234,10 +234,10 @@ impl Context {
     ///
     /// [`Stop::Failed`] where none came in time, or the process has ended.
     pub fn receive_line(&self, deadline: Duration) -> Result<String, Stop> {
-        Ok(self.starter().receive(deadline)?)
+        Ok(self.starter.receive(deadline)?)
     }
 
-    pub(crate) fn starter(&self) -> MutexGuard<'_, Lines> {
-        self.starter.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) const fn starter(&self) -> &Arc<Lines> {
+        &self.starter
     }
 }

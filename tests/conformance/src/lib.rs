@@ -97,5 +97,5 @@ pub mod wire;
 pub use case::{Body, Case};
 pub use context::{Context, PATIENCE, visible_devices};
 pub use outcome::{Outcome, Stop, fail, skip};
-pub use process::{Peer, ReceiveError};
+pub use process::{Lines, Peer, ReceiveError};
 pub use suite::Suite;

@@ -1,4 +1,4 @@
-//! Processes of the suite: started from its own binary, spoken to in lines, never left behind.
+//! Child processes of tests: each has a socket that carries lines both ways, and none outlives its test.
 
 use std::fmt;
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,9 +48,23 @@ impl Address {
     pub(crate) fn with_role(&self, role: &str) -> Self {
         Self { role: role.to_owned(), ..self.clone() }
     }
+
+    /// Runs this binary again, as a process of the case.
+    pub(crate) fn start(&self, environment: &[(&str, String)], output: Option<&File>) -> io::Result<Peer> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .env(VARIANT_VARIABLE, &self.variant)
+            .env(CASE_VARIABLE, &self.case)
+            .env(ROLE_VARIABLE, &self.role)
+            .envs(environment.iter().map(|(name, value)| (name, value)));
+        if let Some(file) = output {
+            command.stdout(file.try_clone()?).stderr(file.try_clone()?);
+        }
+        Peer::start(&self.role, command)
+    }
 }
 
-/// Another process of a case. Dropping it kills it.
+/// A child process of a test. Dropping it kills and reaps it.
 #[derive(Debug)]
 pub struct Peer {
     role: String,
@@ -58,26 +73,16 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Runs this binary again. Its standard input is a socket to this process.
-    pub(crate) fn start(
-        address: &Address,
-        environment: &[(&str, String)],
-        output: Option<&File>,
-    ) -> io::Result<Self> {
+    /// Starts a program whose standard input is a socket to this process. Errors call it the `role` process.
+    ///
+    /// # Errors
+    ///
+    /// The system's error.
+    // Takes the command by value: as long as it exists, it keeps the child's end of the socket open.
+    pub fn start(role: &str, mut command: Command) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .env(VARIANT_VARIABLE, &address.variant)
-            .env(CASE_VARIABLE, &address.case)
-            .env(ROLE_VARIABLE, &address.role)
-            .env(PARENT_VARIABLE, std::process::id().to_string())
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdin(OwnedFd::from(theirs));
-        if let Some(file) = output {
-            command.stdout(file.try_clone()?).stderr(file.try_clone()?);
-        }
-        let child = command.spawn()?;
-        Ok(Self { role: address.role.clone(), child, lines: Lines::new(ours)? })
+        command.env(PARENT_VARIABLE, std::process::id().to_string()).stdin(OwnedFd::from(theirs));
+        Ok(Self { role: role.to_owned(), child: command.spawn()?, lines: Lines::new(ours)? })
     }
 
     /// Its process id.
@@ -136,12 +141,12 @@ impl Peer {
         Ok(())
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     ///
     /// # Errors
     ///
-    /// What the system says.
-    pub fn go_on(&self) -> io::Result<()> {
+    /// The system's error.
+    pub fn resume(&self) -> io::Result<()> {
         Ok(kill_process(self.pid()?, Signal::CONT)?)
     }
 
@@ -197,14 +202,14 @@ impl Drop for Peer {
     }
 }
 
-/// In a process that was started by the suite: dies with its parent, and speaks to it by its standard input.
+/// In a process of the suite: connects to the process that started it, and dies with that process.
 pub(crate) fn attach_to_starter() -> io::Result<Lines> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let lines = Lines::of_child()?;
     let starter = std::env::var(PARENT_VARIABLE).ok().and_then(|id| id.parse().ok());
     if getppid().map(Pid::as_raw_nonzero).map(std::num::NonZero::get) != starter {
-        return Err(io::Error::other("the process that started this one has ended"));
+        return Err(io::Error::other("the process that started this one has exited"));
     }
-    Lines::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+    Ok(lines)
 }
 
 /// Describes how a process of a case ended without an answer.
@@ -273,44 +278,69 @@ impl fmt::Display for ReceiveError {
 
 impl std::error::Error for ReceiveError {}
 
-/// One end of a connection that carries lines both ways.
+/// One end of a connection that carries lines both ways. Any thread may send.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub struct Lines {
     socket: UnixStream,
-    unread: Vec<u8>,
+    sending: Mutex<()>,
+    unread: Mutex<Vec<u8>>,
 }
 
 impl Lines {
     fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(SEND_PATIENCE))?;
-        Ok(Self { socket, unread: Vec::new() })
+        Ok(Self { socket, sending: Mutex::default(), unread: Mutex::default() })
     }
 
-    pub(crate) fn send(&mut self, line: &str) -> io::Result<()> {
+    /// Returns the child's end, in a process that [`Peer::start`] started. The child is killed when the thread that
+    /// started it exits.
+    ///
+    /// # Errors
+    ///
+    /// The system's error.
+    pub fn of_child() -> io::Result<Self> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        Self::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+    }
+
+    /// Sends a line.
+    ///
+    /// # Errors
+    ///
+    /// The system's error; [`ErrorKind::BrokenPipe`] if the peer has exited.
+    pub fn send(&self, line: &str) -> io::Result<()> {
         let mut bytes = line.replace('\n', "\u{2028}").into_bytes();
         bytes.push(b'\n');
-        self.socket.write_all(&bytes)
+        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        (&self.socket).write_all(&bytes)
     }
 
-    pub(crate) fn receive(&mut self, deadline: Duration) -> Result<String, ReceiveError> {
+    /// Receives a line.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] if none arrives in time, or the peer has exited.
+    pub fn receive(&self, deadline: Duration) -> Result<String, ReceiveError> {
         let until = Instant::now() + deadline;
+        let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
         let mut chunk = [0; 16 * 1024];
         let mut searched = 0;
         loop {
-            if let Some(end) = self.unread[searched..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.unread.split_off(searched + end + 1);
-                let line = std::mem::replace(&mut self.unread, rest);
+            if let Some(end) = unread[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = unread.split_off(searched + end + 1);
+                let line = std::mem::replace(&mut *unread, rest);
                 return Ok(String::from_utf8_lossy(&line[..line.len() - 1]).replace('\u{2028}', "\n"));
             }
-            searched = self.unread.len();
+            searched = unread.len();
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ReceiveError::Timeout(deadline));
             }
-            let read = self.socket.set_read_timeout(Some(left)).and_then(|()| self.socket.read(&mut chunk));
+            let read =
+                self.socket.set_read_timeout(Some(left)).and_then(|()| (&self.socket).read(&mut chunk));
             match read {
                 Ok(0) => return Err(ReceiveError::Closed),
-                Ok(count) => self.unread.extend_from_slice(&chunk[..count]),
+                Ok(count) => unread.extend_from_slice(&chunk[..count]),
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
                     ErrorKind::ConnectionReset => return Err(ReceiveError::Closed),

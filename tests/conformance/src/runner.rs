@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::arguments::Arguments;
 use crate::case::MAIN_ROLE;
 use crate::expected::{ExpectedSkips, Mismatch, Position, Skip, as_lines};
-use crate::process::{Address, Peer, ReceiveError, describe, output_file};
+use crate::process::{Address, ReceiveError, describe, output_file};
 
 /// The case that only says how many devices there are.
 pub(crate) const PROBE: &str = "(probe)";
@@ -197,8 +197,8 @@ impl Runner {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let node = format!("case-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         let environment = [(NODE_VARIABLE, node)];
-        let started = output_file()
-            .and_then(|output| Ok((Peer::start(&address, &environment, Some(&output))?, output)));
+        let started =
+            output_file().and_then(|output| Ok((address.start(&environment, Some(&output))?, output)));
         let (mut peer, output) = match started {
             Ok(started) => started,
             Err(error) => return (Err(format!("its process could not be started: {error}")), String::new()),

@@ -110,7 +110,6 @@ impl Suite {
             eprintln!("error: there is no variant {:?}", address.variant);
             return ExitCode::FAILURE;
         };
-        let mut starter = starter;
         let backend = match make() {
             Ok(backend) => backend,
             Err(reason) => {

@@ -30,6 +30,14 @@ pub fn owned<O: Send + 'static>(owner: O, region: Region) -> OwnedRegion<O> {
     unsafe { OwnedRegion::new(owner, region) }
 }
 
+/// A share of a region that the export does not keep: for tests of what is noticed when it is freed.
+///
+/// The caller frees the region early only on backends where that harms nothing.
+pub fn share_borrowed(ipc: &Ipc, region: Region) -> ShareBuilder<'_, ()> {
+    // SAFETY: callers are tests, as above.
+    unsafe { ipc.share_borrowed(region) }
+}
+
 /// A share of a region without bytes that nobody owns.
 ///
 /// # Panics

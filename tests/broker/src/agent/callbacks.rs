@@ -1,13 +1,17 @@
-//! What an agent does in the library's callbacks.
+//! Calls that wait, made in the library's callbacks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use device_ipc_conformance::Lines;
+use device_ipc_conformance::agent::{Answer, Server};
+use device_ipc_conformance::check::Refusal;
 use device_ipc_core::{
     BundleExport, Channel, Dtype, Error, Export, Ipc, Listener, Mapping, Result, Ring, RingReader,
     TensorLayout, close_unused, shutdown,
 };
 
-use super::{Agent, Words, say, variant};
+use super::Agent;
 
 /// One of each thing that can be waited for.
 struct Waits {
@@ -46,14 +50,14 @@ impl Waits {
         })
     }
 
-    /// Makes every call that waits, and says what came of each.
-    fn make(self, time: Duration) {
+    /// Makes every call that waits and reports each result.
+    fn make(self, time: Duration, lines: &Lines) {
         let Self { closed, waited, bundle, ring, mut reader, mapping, listener, channels: [one, other] } =
             self;
         let began = Instant::now();
         let said = |call: &str, result: Result<()>| {
-            let outcome = result.as_ref().map_or_else(variant, |()| "Done".into());
-            say(&format!("event waited {call} {outcome}"));
+            let outcome = result.map_or_else(|error| Refusal::from(error).kind, |()| "Done".into());
+            Server::event(lines, &format!("waited {call} {outcome}"));
         };
         said("wait_opened", waited.wait_opened(2, time));
         said("timelines", waited.timelines(1, time).map(drop));
@@ -76,25 +80,25 @@ impl Waits {
         // What waits for no time at all only looks.
         said("look", waited.wait_released(Duration::ZERO));
         drop(other);
-        say(&format!("event all-waited {}", began.elapsed() < time));
+        Server::event(lines, &format!("all-waited {}", began.elapsed() < time));
     }
 }
 
 impl Agent {
-    /// `wait-in NAME MS`: makes every call that waits, in the next callback about an export or a mapping of this name.
-    pub(super) fn wait_in_callback(&mut self, words: &Words<'_>) -> Result<String> {
-        let (name, time) = (words.name(0), words.time(1));
-        let waits = Waits::new(self.ipc())?;
-        if let Some(mapping) = self.mappings.get(name) {
-            mapping.on_gone(move |_| waits.make(time));
+    pub(super) fn wait_in_callback(&mut self, name: &str, time: Duration) -> Result<Answer> {
+        let lines = Arc::clone(&self.lines);
+        let server = self.server();
+        let waits = Waits::new(&server.ipc)?;
+        if let Some(mapping) = server.mappings.get(name) {
+            mapping.on_gone(move |_| waits.make(time, &lines));
         } else {
             let waits = std::sync::Mutex::new(Some(waits));
-            self.exports[name].on_change(move || {
-                if let Some(waits) = waits.lock().expect("nobody panics").take() {
-                    waits.make(time);
+            server.exports[name].on_change(move || {
+                if let Some(waits) = waits.lock().expect("no thread panics").take() {
+                    waits.make(time, &lines);
                 }
             });
         }
-        Ok(String::new())
+        Ok(Answer::Done)
     }
 }

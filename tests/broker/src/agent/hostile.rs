@@ -1,25 +1,25 @@
-//! What a hostile process does, and what a kernel or a sandbox may withhold from an honest one.
+//! Hostile processes, and system calls that a kernel or a sandbox refuses to an honest one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use device_ipc_conformance::agent::Answer;
 use device_ipc_core::Result;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
 
-use super::{Agent, Words};
+use super::Agent;
 use crate::raw::{Connection, Received};
 
 /// `SO_PASSRIGHTS` of `asm-generic/socket.h`, since Linux 6.16.
 const SO_PASSRIGHTS: u32 = 83;
 
-/// `deny NAME...`: from now on these system calls fail with `ENOSYS`, in all threads. `passrights` is the socket option
-/// `SO_PASSRIGHTS`, which fails as on a kernel that does not know it.
-pub(super) fn deny(words: &Words<'_>) -> String {
+/// Makes system calls fail from now on, in all threads.
+pub(super) fn deny(names: &[String]) -> Answer {
     let mut filter = vec![load(0)];
-    for name in &words.names {
-        let number = match *name {
+    for name in names {
+        let number = match name.as_str() {
             "passrights" => libc::SYS_setsockopt,
             "memfd_create" => libc::SYS_memfd_create,
             "pidfd_open" => libc::SYS_pidfd_open,
@@ -27,9 +27,9 @@ pub(super) fn deny(words: &Words<'_>) -> String {
             "statx" => libc::SYS_statx,
             "getrandom" => libc::SYS_getrandom,
             "accept4" => libc::SYS_accept4,
-            other => panic!("nobody knows how to deny {other}"),
+            other => panic!("unknown system call {other}"),
         };
-        if *name == "passrights" {
+        if name == "passrights" {
             // The third argument of setsockopt(2), its lower half on a little-endian machine.
             filter.push(unless_equal(number as u32, 4));
             filter.push(load(32));
@@ -54,7 +54,7 @@ pub(super) fn deny(words: &Words<'_>) -> String {
         )
     };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
-    String::new()
+    Answer::Done
 }
 
 /// Loads a word of `struct seccomp_data`.
@@ -93,13 +93,11 @@ fn lingering(time: Duration) -> (OwnedFd, Vec<OwnedFd>) {
 }
 
 impl Agent {
-    /// `linger SOCKET SECONDS COUNT`: connects so often, and sends each time the last descriptor of a socket whose close takes
-    /// so long; how many of them were sent.
-    pub(super) fn linger(&mut self, words: &Words<'_>) -> Result<String> {
+    pub(super) fn linger(&mut self, socket: &str, seconds: u64, count: usize) -> Answer {
         let mut sent = 0;
-        for _ in 0..words.number(2) {
-            let Ok(connection) = Connection::to(words.name(0).as_bytes()) else { continue };
-            let (socket, others) = lingering(Duration::from_secs(words.number(1) as u64));
+        for _ in 0..count {
+            let Ok(connection) = Connection::to(socket.as_bytes()) else { continue };
+            let (socket, others) = lingering(Duration::from_secs(seconds));
             if connection.send_bytes(&[0], &[socket.as_fd()]).is_ok() {
                 sent += 1;
             } else {
@@ -110,32 +108,12 @@ impl Agent {
             self.connections.push(connection);
             self.descriptors.extend(others);
         }
-        Ok(sent.to_string())
+        Answer::Number(sent)
     }
 
-    /// `converse SOCKET HEX...`: connects and sends these packets, one after each answer; what came, as `HEX`, `closed` or
-    /// `nothing`.
-    pub(super) fn converse(&mut self, words: &Words<'_>) -> Result<String> {
-        let Ok(connection) = Connection::to(words.name(0).as_bytes()) else {
-            return Ok("no-connection".into());
-        };
-        let hex = data_encoding::HEXLOWER;
-        let mut heard = String::new();
-        for packet in &words.names[1..] {
-            // What was refused at once is closed; the answer says so.
-            let _ = connection.send_bytes(&hex.decode(packet.as_bytes()).expect("bytes in hex"), &[]);
-            heard.push_str(&match connection.receive(Duration::from_secs(2)) {
-                Received::Packet(bytes, _) => hex.encode(&bytes) + " ",
-                Received::Closed => "closed ".to_owned(),
-                Received::Nothing => "nothing ".to_owned(),
-            });
-        }
-        Ok(heard)
-    }
-
-    /// `flood-channel CHANNEL THREADS`: writes messages to the channel's socket for ever that take much longer to read than to
-    /// send, as they lie in a memory file of 32 MiB. One of them has been sent when this returns.
-    pub(super) fn flood_channel(&mut self, words: &Words<'_>) -> Result<String> {
+    /// Writes messages to the channel's socket forever that take longer to read than to send, as they lie in a memory file
+    /// of 32 MiB. Returns when one has been sent.
+    pub(super) fn flood_channel(&mut self, threads: usize) -> Answer {
         let before = std::mem::take(&mut self.sockets_before_connect);
         let socket = sockets().into_iter().find(|(_, inode)| !before.contains(inode));
         let (number, _) = socket.expect("the channel's socket is new");
@@ -150,40 +128,58 @@ impl Agent {
         // A message in a file of so many bytes, as a varint. Zeros are a head that says nothing, and bytes.
         let packet = [1, 0x80, 0x80, 0x80, 0x10];
         connection.send_bytes(&packet, &[file.as_fd()]).expect("there is room");
-        for _ in 0..words.number(1) {
+        for _ in 0..threads {
             let (connection, file) = (Arc::clone(&connection), Arc::clone(&file));
             std::thread::spawn(move || while connection.send_bytes(&packet, &[file.as_fd()]).is_ok() {});
         }
-        Ok(String::new())
+        Answer::Done
     }
 
-    /// `remember-sockets`: those that are there before a channel is connected.
-    pub(super) fn remember_sockets(&mut self) -> Result<String> {
+    pub(super) fn remember_sockets(&mut self) -> Answer {
         self.sockets_before_connect = sockets().into_iter().map(|(_, inode)| inode).collect();
-        Ok(String::new())
+        Answer::Done
     }
 
-    /// `on-change EXPORT MS`: a callback that takes so long.
-    pub(super) fn on_change(&mut self, words: &Words<'_>) -> Result<String> {
-        let time = words.time(1);
-        self.exports[words.name(0)].on_change(move || std::thread::sleep(time));
-        Ok(String::new())
+    pub(super) fn squatted(&mut self) -> Answer {
+        let visitor = self.squatted[0].accept();
+        Answer::Number(match visitor.receive(Duration::from_secs(1)) {
+            Received::Packet(bytes, _) => bytes.len() as u64,
+            _ => 0,
+        })
     }
+}
 
-    /// `alarms MICROSECONDS`: a signal every so often, with a handler that does nothing and restarts no system call.
-    pub(super) fn alarms(&mut self, words: &Words<'_>) -> Result<String> {
-        extern "C" fn nothing(_: libc::c_int) {}
-        let every = libc::timeval { tv_sec: 0, tv_usec: words.number(0) as libc::suseconds_t };
-        let timer = libc::itimerval { it_interval: every, it_value: every };
-        // SAFETY: a handler that does nothing, and a timer of this process.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
-            assert_eq!(libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()), 0);
-            assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()), 0);
-        }
-        Ok(String::new())
+/// Sends packets, one after each reply.
+pub(super) fn converse(socket: &str, packets: &[String]) -> Answer {
+    let Ok(connection) = Connection::to(socket.as_bytes()) else {
+        return Answer::Text("no-connection".into());
+    };
+    let hex = data_encoding::HEXLOWER;
+    let mut heard = String::new();
+    for packet in packets {
+        // A connection that was refused is closed; the reply says so.
+        let _ = connection.send_bytes(&hex.decode(packet.as_bytes()).expect("bytes in hex"), &[]);
+        heard.push_str(&match connection.receive(Duration::from_secs(2)) {
+            Received::Packet(bytes, _) => hex.encode(&bytes) + " ",
+            Received::Closed => "closed ".to_owned(),
+            Received::Nothing => "nothing ".to_owned(),
+        });
     }
+    Answer::Text(heard)
+}
+
+pub(super) fn alarms(every: i64) -> Answer {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let every = libc::timeval { tv_sec: 0, tv_usec: every };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: a handler that does nothing, and a timer of this process.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        assert_eq!(libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()), 0);
+        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()), 0);
+    }
+    Answer::Done
 }
 
 /// The sockets of this process: their numbers and what `/proc` calls them.
@@ -197,16 +193,14 @@ fn sockets() -> Vec<(i32, String)> {
     listed.flatten().filter_map(socket).collect()
 }
 
-/// `list MS`: which processes share something, after this long at most; and how long it took, in milliseconds.
-pub(super) fn timed_list(words: &Words<'_>) -> Result<String> {
+pub(super) fn timed_list(timeout: Duration) -> Result<Answer> {
     let begin = Instant::now();
-    let listed = device_ipc_core::list_exports(None, &device_ipc_core::AllowList::own_user(), words.time(0))?;
+    let listed = device_ipc_core::list_exports(None, &device_ipc_core::AllowList::own_user(), timeout)?;
     let pids = listed.iter().flatten().map(|process| process.pid.to_string() + " ");
-    Ok(format!("{} {}", begin.elapsed().as_millis(), pids.collect::<String>()))
+    Ok(Answer::Text(format!("{} {}", begin.elapsed().as_millis(), pids.collect::<String>())))
 }
 
-/// `fork-and-exit`: a child that exits as a program does, with its exit handlers.
-pub(super) fn fork_and_exit() -> String {
+pub(super) fn fork_and_exit() -> Answer {
     // SAFETY: the child does nothing but exit.
     match unsafe { libc::fork() } {
         // SAFETY: as above.
@@ -216,5 +210,5 @@ pub(super) fn fork_and_exit() -> String {
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
         }
     }
-    String::new()
+    Answer::Done
 }

@@ -10,9 +10,9 @@ fn missing_system_call_is_an_error_or_is_done_without() {
     for denied in ["memfd_create", "pidfd_open", "epoll_create1", "statx", "getrandom"] {
         let mut scene = Scene::new(PINNING);
         let mut exporter = agent!(PINNING);
-        exporter.ok("alloc memory 4096");
+        exporter.ok("allocate memory 4096");
         exporter.ok(&format!("deny {denied}"));
-        match exporter.ask("share x 4096 buffer=memory") {
+        match exporter.ask("share x 4096 of=memory") {
             Answer::Done(descriptor) => {
                 let mut importer = agent!(PINNING);
                 importer.ok(&format!("open x {descriptor}"));
@@ -51,7 +51,7 @@ fn signals_at_every_moment_change_nothing() {
         importer.ok("drop y");
         importer.ok("close-unused 5000");
         if round % 10 == 0 {
-            importer.ok(&format!("copy z {}", scene.descriptor));
+            importer.ok(&format!("open z {} place=device:0 copying=always", scene.descriptor));
             importer.ok("drop z");
         }
     }
@@ -66,7 +66,7 @@ fn sixteen_descriptors_are_enough_or_the_error_says_so() {
     importer.ok("limit-descriptors 16");
     match importer.ask(&format!("open y {} timeout=2000", scene.descriptor)) {
         Answer::Done(_) => drop(importer.ok("touch y")),
-        Answer::Failed(failure) => assert_eq!(failure.variant, "Io", "{}", failure.text),
+        Answer::Failed(failure) => assert_eq!(failure.kind, "Io", "{}", failure.text),
         Answer::Ended(signal) => panic!("it ended by signal {signal:?}"),
     }
     drop(importer);
@@ -92,7 +92,7 @@ fn without_proc_or_shared_memory_directory_nothing_hangs() {
         match importer.ask(&format!("open y {} timeout=2000", scene.descriptor)) {
             Answer::Done(_) => drop(importer.ok("touch y")),
             Answer::Failed(failure) => {
-                assert_eq!((what, failure.variant.as_str()), ("no /proc", "Io"), "{}", failure.text);
+                assert_eq!((what, failure.kind.as_str()), ("no /proc", "Io"), "{}", failure.text);
                 assert!(failure.text.contains("/proc"), "{}", failure.text);
             }
             Answer::Ended(signal) => panic!("{what}: it ended by signal {signal:?}"),

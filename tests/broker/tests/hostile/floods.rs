@@ -71,10 +71,10 @@ fn open_at_a_flooding_exporter_keeps_its_deadline() {
         scope.spawn(|| floods_behind_a_request(&server, &forged, &given_up, &stop));
         let _stops = Stops(&stop);
         importer.fails(&format!("open x {} timeout=100", forged.finish()), "Timeout");
-        importer.tell(&format!("open x {} timeout=500", forged.finish()));
+        importer.send(&format!("open x {} timeout=500", forged.finish()));
         given_up.wait();
-        let answer = within(Duration::from_secs(4), "an open of 500 ms", || importer.hear());
-        assert!(matches!(answer, Answer::Failed(failure) if failure.variant == "Timeout"));
+        let answer = within(Duration::from_secs(4), "an open of 500 ms", || importer.receive());
+        assert!(matches!(answer, Answer::Failed(failure) if failure.kind == "Timeout"));
     });
 }
 
@@ -106,9 +106,9 @@ fn drop_of_a_flooded_channel_returns() {
     listener.ok(&format!("listen {name}"));
     hostile.share("warm 4096");
     hostile.ok("remember-sockets");
-    listener.tell(&format!("accept {name} c 10000"));
+    listener.send(&format!("accept {name} c 10000"));
     hostile.ok(&format!("connect {name} c 10000"));
-    assert!(matches!(listener.hear(), Answer::Done(_)));
+    assert!(matches!(listener.receive(), Answer::Done(_)));
     hostile.ok("flood-channel c 2");
     within(Duration::from_secs(3), "the drop of a channel", || listener.ok("drop-channel c"));
 }
@@ -118,7 +118,7 @@ fn drop_of_a_flooded_channel_returns() {
 #[test]
 fn requests_that_wait_for_the_driver_are_bounded() {
     let mut exporter = agent!(PINNING);
-    exporter.ok("alloc memory 4096");
+    exporter.ok("allocate memory 4096");
     let forged = Forged::of(&exporter.ok("share-borrowed x memory").parse().expect("a descriptor"));
     let connection = Connection::greeted(&forged);
     connection.send(&open_request(&forged, 1)).expect("it reads");
@@ -167,7 +167,7 @@ fn changes_during_a_callback_are_reported_together() {
 fn copies_of_one_importer_leave_room_for_others() {
     let mut exporter = agent!(PINNING);
     // Eight copies of two chunks.
-    exporter.ok(&format!("copy-limits {CHUNK} {}", 16 * CHUNK));
+    exporter.ok(&format!("staging-limits {CHUNK} {}", 16 * CHUNK));
     let descriptor = exporter.share(&format!("x {}", 4 * CHUNK));
     let forged = Forged::of(&descriptor);
     // All of them are of one process.
@@ -180,7 +180,9 @@ fn copies_of_one_importer_leave_room_for_others() {
     }
     assert!(matches!(hogs[0].receive_message(), FromExporter::Staging { .. }));
     let mut importer = agent!(PINNING);
-    within(Duration::from_secs(5), "an honest copy", || importer.ok(&format!("copy y {descriptor}")));
+    within(Duration::from_secs(5), "an honest copy", || {
+        importer.ok(&format!("open y {descriptor} place=device:0 copying=always"))
+    });
     drop(hogs);
     eventually("bytes for copies", 0, || exporter.counter("staging_bytes"));
 }
@@ -188,7 +190,7 @@ fn copies_of_one_importer_leave_room_for_others() {
 #[test]
 fn copies_that_one_importer_asks_for_are_bounded() {
     let mut exporter = agent!(PINNING);
-    exporter.ok(&format!("copy-limits {CHUNK} {}", 2 * CHUNK));
+    exporter.ok(&format!("staging-limits {CHUNK} {}", 2 * CHUNK));
     let forged = Forged::of(&exporter.share(&format!("x {}", 4 * CHUNK)));
     let hog = Connection::greeted(&forged);
     let mut refused = 0;

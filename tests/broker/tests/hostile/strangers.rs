@@ -106,7 +106,7 @@ fn accept_while_other_user_sends_lingering_sockets_keeps_its_deadline() {
         let Answer::Failed(failure) = answer else { panic!("{answer:?}") };
         // One that may connect and sends descriptors to a kernel that cannot refuse them is an error of that connection.
         let variants = if user == 0 && !denied.is_empty() { ["Timeout", "Protocol"] } else { ["Timeout"; 2] };
-        assert!(variants.contains(&failure.variant.as_str()), "{failure:?}");
+        assert!(variants.contains(&failure.kind.as_str()), "{failure:?}");
     }
 }
 
@@ -194,7 +194,7 @@ fn connections_of_other_users_take_no_descriptors() {
 fn importers_leave_the_program_half_of_its_descriptors() {
     const LIMIT: usize = 160;
     let mut scene = Scene::new(PINNING);
-    scene.exporter.ok("alloc memory 4096");
+    scene.exporter.ok("allocate memory 4096");
     let before = scene.exporter.census();
     scene.exporter.ok(&format!("limit-descriptors {LIMIT}"));
     let mut swarm = agent!(PINNING);
@@ -205,7 +205,7 @@ fn importers_leave_the_program_half_of_its_descriptors() {
     assert!((20..100).contains(&opened), "{opened} processes have the export open");
     let descriptors = scene.exporter.census().all_descriptors();
     assert!(descriptors < before.all_descriptors() + LIMIT / 2, "{descriptors} descriptors");
-    scene.exporter.share("y 4096 buffer=memory");
+    scene.exporter.share("y 4096 of=memory");
     scene.exporter.ok("close y 10000");
     scene.honest.ok("touch x");
     swarm.ok("end-swarm");

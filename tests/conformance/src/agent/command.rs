@@ -1,99 +1,137 @@
-//! What an agent can be told, and what it answers.
+//! The commands of an agent.
 
 use std::time::Duration;
 
 use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
-use crate::check::Refusal;
-use crate::usage::Usage;
-
-/// Where memory of another process is to be opened.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The device on which a mapping is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// Where the bytes live.
+    /// The home device.
+    #[default]
     Home,
-    /// On the device of this position.
+    /// The device of this ordinal.
     Device(u32),
-    /// On the agent's stream of the device of this position: that one waits until the bytes are ready.
+    /// The device of this ordinal, in order with the agent's stream.
     Stream(u32),
-    /// By a device map.
+    /// The device that a device map gives.
     Map(Vec<(DeviceIdentity, u32)>),
 }
 
-/// How memory is to be opened.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Opening {
-    /// What names the memory.
-    pub descriptor: Descriptor,
-    /// Where.
-    pub place: Place,
-    /// The access to ask for, or what the exporter permits.
-    pub access: Option<Access>,
-    /// How long it may take, or the library's default.
-    pub timeout: Option<Duration>,
-    /// Whether a copy is taken.
-    pub copying: Copying,
-}
-
 /// When memory is copied instead of opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Copying {
     /// Never.
+    #[default]
     Never,
-    /// Where it cannot be opened: `or_staged`.
+    /// If it cannot be opened: `or_staged`.
     IfNeeded,
     /// Always: `staged`.
     Always,
 }
 
+/// The arguments of [`Command::Open`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Opening {
+    /// The name of the mapping.
+    pub name: String,
+    /// The descriptor of the export, which the agent parses.
+    pub descriptor: String,
+    /// The device.
+    #[serde(default)]
+    pub place: Place,
+    /// The access to request; by default the access that the exporter permits.
+    pub access: Option<Access>,
+    /// The time limit; by default the library's.
+    pub timeout: Option<Duration>,
+    /// Whether the mapping is a copy.
+    #[serde(default)]
+    pub copying: Copying,
+}
+
 impl Opening {
-    /// With the access that the exporter permits, and the library's patience.
+    /// Returns the arguments for an open with the library's defaults.
     pub fn new(descriptor: &Descriptor, place: Place) -> Self {
-        Self { descriptor: descriptor.clone(), place, access: None, timeout: None, copying: Copying::Never }
+        let (name, descriptor) = (String::new(), descriptor.to_string());
+        Self { name, descriptor, place, access: None, timeout: None, copying: Copying::Never }
     }
 
-    /// Asks for an access.
+    /// Requests an access.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// Takes a copy.
+    /// Requests a copy.
     pub const fn copying(mut self, copying: Copying) -> Self {
         self.copying = copying;
         self
     }
 
-    /// Limits the time.
+    /// Sets the time limit.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 }
 
-/// What is to be shared of a buffer.
+/// The arguments of [`Command::Share`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct Sharing {
-    /// Where the region begins, and how many bytes it has; the whole buffer unless stated.
-    pub part: Option<(u64, u64)>,
-    /// What importers may do; everything unless stated.
+    /// The name of the export. An export of that name is dropped.
+    pub name: String,
+    /// The length of the region in bytes; by default the rest of the buffer.
+    pub len: Option<u64>,
+    /// The buffer or mapping; by default a new buffer.
+    pub of: Option<String>,
+    /// The offset of the region in the buffer, in bytes.
+    #[serde(default)]
+    pub offset: u64,
+    /// The kind of handle that a new buffer is allocated for.
+    pub kind: Option<u16>,
+    /// The access of importers; by default read-write.
     pub access: Option<Access>,
-    /// The device whose stream the bytes are written on.
+    /// The device whose stream writes the bytes.
     pub ready_on: Option<u32>,
+    /// Delays the stream of device 0, which writes the bytes.
+    pub ready_in: Option<Duration>,
+    /// Whether the drop of the owner blocks until [`Command::Unblock`].
+    #[serde(default)]
+    pub blocked: bool,
+    /// Drops the export of that name this number of µs before the new export starts.
+    pub after_drop: Option<u64>,
 }
 
-/// What is to be shared as a bundle.
+/// The arguments of [`Command::ShareBundle`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BundleSharing {
-    /// The buffers, or parts of them: where they begin, and how many bytes they have.
+    /// The buffers, or an offset and a length within them in bytes.
     pub memories: Vec<(String, Option<(u64, u64)>)>,
     /// The tensors.
     pub tensors: Vec<BundledTensor>,
-    /// What importers may do; everything unless stated.
+    /// The access of importers; by default read-write.
     pub access: Option<Access>,
-    /// The devices whose streams the bytes are written on.
+    /// The devices whose streams write the bytes.
     pub ready_on: Vec<u32>,
+}
+
+/// A tensor of a bundle.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BundledTensor {
+    /// Its name.
+    pub name: String,
+    /// The index of its memory.
+    pub memory: usize,
+    /// Its offset in the memory, in bytes.
+    pub offset: u64,
+    /// The element type, by PyTorch's name.
+    pub dtype: String,
+    /// The shape.
+    pub shape: Vec<u64>,
 }
 
 /// A handle of the bare backend, for an agent to open.
@@ -103,7 +141,7 @@ pub struct BareHandle {
     pub kind: u16,
     /// The vendor's bytes.
     pub bytes: Vec<u8>,
-    /// The numbers of its descriptors, which the agent has inherited.
+    /// The numbers of its file descriptors, which the agent inherited.
     pub descriptors: Vec<i32>,
     /// The size of the allocation in bytes, as the exporter claims.
     pub size: u64,
@@ -113,218 +151,338 @@ pub struct BareHandle {
     pub exporter: ProcessIdentity,
 }
 
-/// A tensor of a bundle.
+/// A command of an agent. The caller chooses the names of buffers, exports, mappings and so on; each kind has names of its
+/// own.
+///
+/// Tests may write a command in words (see [`words`](super::words)): the fields are arguments in the order below.
+#[allow(missing_docs, reason = "the line above each command describes its fields")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BundledTensor {
-    /// Its name.
-    pub name: String,
-    /// The position of its memory.
-    pub memory: usize,
-    /// Where it lies in the memory, in bytes.
-    pub offset: u64,
-    /// The element type, as PyTorch writes it.
-    pub dtype: String,
-    /// The shape.
-    pub shape: Vec<u64>,
-}
-
-/// What an agent can be told. Things have names, which the case chooses.
-#[allow(missing_docs, reason = "the fields are what the line above each command speaks of")]
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Command {
-    /// The identities of its devices.
+    /// Does nothing.
+    Nothing,
+    /// Exits without dropping anything.
+    Exit,
+
+    /// Returns the identities of its devices.
     Devices,
-    /// Makes its stream of a device, so that later commands are quick.
-    Prepare { device: u32 },
-    /// Allocates a buffer, of a kind of handle where one is named, and writes and waits.
-    Allocate { name: String, device: u32, bytes: Vec<u8>, kind: Option<u16> },
-    /// Shares a buffer or a mapping, by another name or the same; drops what was shared by that name before.
-    Share { name: String, of: String, sharing: Sharing },
-    /// Drops an export.
-    DropExport { name: String },
-    /// Waits until nobody holds an export.
-    WaitReleased { name: String, timeout: Duration },
-    /// Opens memory of another process.
-    Open { name: String, opening: Box<Opening> },
-    /// Reads a mapping or a buffer as bytes, on its device's stream.
-    Bytes { name: String },
-    /// The CRC-32 of the bytes of a mapping or a buffer: for more bytes than are worth sending.
-    Checksum { name: String },
-    /// Reads a mapping or a buffer as floats, on its device's stream.
-    Floats { name: String },
-    /// Copies a mapping to memory of the mapping's device and reads that.
-    Copy { name: String },
-    /// Submits copying a mapping to a buffer of the same length, on the mapping's device's stream.
-    Keep { name: String, into: String },
-    /// Submits adding to every float of a mapping or a buffer.
-    Add { name: String, value: f32 },
-    /// Submits setting every byte of a mapping or a buffer.
-    Fill { name: String, byte: u8 },
-    /// Writes to a mapping behind the library's back, on the bare backend, and waits.
-    FillUnchecked { name: String, byte: u8 },
+    /// Creates the stream of a device, so that later commands are quick.
+    Prepare {
+        #[serde(default)]
+        device: u32,
+    },
+    /// Runs every operation on memory once on device 0, so that later commands are quick.
+    WarmUp,
     /// Submits a delay to a device's stream.
-    Delay { device: u32, time: Duration },
+    Delay {
+        time: Duration,
+        #[serde(default)]
+        device: u32,
+    },
     /// Waits for a device's stream.
-    Synchronize { device: u32 },
-    /// Drops a mapping.
-    Drop { name: String },
-    /// Releases a mapping on its device's stream.
-    Release { name: String },
-    /// The descriptor that a mapping was opened with.
-    Forward { name: String },
-    /// How the vendor knows the agent on a whitelist.
+    Sync {
+        #[serde(default)]
+        device: u32,
+    },
+    /// Returns the bytes of a device that are free, as the bare backend reports them.
+    FreeMemory {
+        #[serde(default)]
+        device: u32,
+    },
+    /// Returns the bytes of a device that are in use.
+    MemoryInUse {
+        #[serde(default)]
+        device: u32,
+    },
+    /// Returns the whitelist id of the agent on a device.
     PeerId { device: u32 },
-    /// Opens a handle on the bare backend, asks for the extents of the range, and closes it again.
-    BareOpen { handle: BareHandle, device: u32 },
-    /// Counts its mappings and descriptors.
+    /// Counts its mappings and file descriptors.
     Usage,
-    /// Asks the bare backend for the free memory of a device.
-    FreeMemory { device: u32 },
+    /// Returns the library's counters.
+    Counters,
+
+    /// Allocates a buffer, for a kind of handle if one is given; writes `bytes` and waits.
+    Allocate {
+        name: String,
+        len: u64,
+        #[serde(default)]
+        device: u32,
+        kind: Option<u16>,
+        bytes: Option<Vec<u8>>,
+    },
+    /// Frees a buffer.
+    Free { name: String },
+    /// Shares a buffer, a mapping or new memory.
+    Share(Box<Sharing>),
+    /// Shares one region over `count` adjacent allocations of `len` bytes, from an offset in the first to the end of the last.
+    ShareMany {
+        name: String,
+        count: u64,
+        len: u64,
+        #[serde(default)]
+        from: u64,
+    },
+    /// Shares a buffer that the export does not keep.
+    ShareBorrowed { name: String, of: String },
+    /// Lets the drop of a blocked owner continue.
+    Unblock { name: String },
+    /// Returns the descriptor of an export or a mapping.
+    Descriptor { name: String },
+    /// Returns the holders of an export.
+    Holders { name: String },
+    /// Waits until an export has no holder.
+    WaitReleased { name: String, timeout: Duration },
+    /// Closes an export of one tensor or of a bundle.
+    Close {
+        name: String,
+        timeout: Duration,
+        #[serde(default)]
+        free_anyway: bool,
+    },
+    /// Drops the exports and mappings of these names, of one tensor or of a bundle.
+    Drop { names: Vec<String> },
+
+    /// Opens an export.
+    Open(Box<Opening>),
+    /// Releases a mapping, of one tensor or of a bundle, on the stream of its device or of `device`.
+    Release { name: String, device: Option<u32> },
+    /// Reports the event `gone NAME VARIANT` when the exporter of a mapping, or the peer of a channel, has gone.
+    OnGone { name: String },
+    /// Reads a mapping or a buffer as bytes.
+    Bytes { name: String },
+    /// Returns the CRC-32 of the bytes of a mapping or a buffer.
+    Checksum { name: String },
+    /// Reads a mapping or a buffer as floats.
+    Floats { name: String },
+    /// Returns the first float of a mapping or a buffer, or the last.
+    Float {
+        name: String,
+        #[serde(default)]
+        last: bool,
+    },
+    /// Adds one to every float of a mapping and returns the first. Replaces the stream if that fails.
+    Touch { name: String },
+    /// Writes bytes to a mapping, of which neighbours differ, and waits.
+    Pattern { name: String },
+    /// Copies a mapping to memory of the mapping's device and reads that memory.
+    Copy { name: String },
+    /// Submits a copy of a mapping to a buffer of the same length.
+    Keep { name: String, into: String },
+    /// Submits an addition to every float of a mapping or a buffer.
+    Add { name: String, value: f32 },
+    /// Submits a write of every byte of a mapping or a buffer.
+    Fill { name: String, byte: u8 },
+    /// Writes to a mapping on the bare backend, without the library's checks, and waits.
+    FillUnchecked { name: String, byte: u8 },
+    /// Opens a handle on the bare backend, asks for the extents of the range, and closes the handle.
+    BareOpen { handle: BareHandle, device: u32 },
+
+    /// Sets the limits of the import cache.
+    Cache { mappings: usize, bytes: u64 },
+    /// Closes idle leases.
+    CloseUnused { timeout: Duration },
+    /// Closes all mappings of an exporter.
+    CloseMappingsOf { descriptor: Descriptor },
+    /// Closes all exports, and waits until they have no holders.
+    Shutdown { timeout: Duration },
+    /// Sets the limits of the host memory of copies.
+    StagingLimits { chunk_bytes: u64, total_bytes: u64 },
+
     /// Opens an event on the bare backend.
     OpenEvent { name: String, handle: Vec<u8>, device: u32 },
     /// Records an event on a device's stream.
     RecordEvent { name: String, device: u32 },
     /// Makes a device's stream wait for an event.
     WaitEvent { name: String, device: u32 },
-    /// Has the event been reached?
+    /// Returns whether an event has been reached.
     QueryEvent { name: String },
-    /// Waits for the event on the host.
+    /// Waits for an event on the host.
     SynchronizeEvent { name: String, timeout: Duration },
     /// Exports an event that the agent opened.
     ExportEvent { name: String },
-    /// Takes the timeline of a mapping.
-    Timeline { name: String, of: String },
-    /// Takes the only timeline of an export, once there is one.
-    ExportTimeline { name: String, of: String, timeout: Duration },
-    /// Has a device's stream signal a timeline.
-    Signal { name: String, value: u64, device: u32 },
+
+    /// Takes the timeline of a mapping; of the mapping of its own name unless `of` is given.
+    Timeline { name: String, of: Option<String> },
+    /// Waits for `count` timelines of an export and takes them. The second is called `NAME.1`.
+    Timelines { name: String, count: usize, timeout: Duration, of: Option<String> },
+    /// Drops all timelines.
+    ForgetTimelines,
+    /// Returns whether device 0 has timelines.
+    HasTimelines,
+    /// Makes a device's stream signal a timeline.
+    Signal {
+        name: String,
+        value: u64,
+        #[serde(default)]
+        device: u32,
+    },
     /// Makes a device's stream wait for a timeline.
-    Wait { name: String, value: u64, device: u32 },
+    Wait {
+        name: String,
+        value: u64,
+        #[serde(default)]
+        device: u32,
+    },
     /// Signals a timeline on the host.
     SignalNow { name: String, value: u64 },
     /// Waits for a timeline on the host.
     WaitNow { name: String, value: u64, timeout: Duration },
-    /// What the host sees of a timeline.
+    /// Returns the value of a timeline that the host sees.
     Value { name: String },
-    /// Is the other side of a timeline still there?
+    /// Checks whether the peer of a timeline still exists.
     Check { name: String },
-    /// Ends all its exports, and waits until nobody holds them.
-    Shutdown { timeout: Duration },
-    /// Ends the process without dropping anything.
-    Exit,
-    /// Limits the host memory of copies to other processes.
-    StagingLimits { chunk_bytes: u64, total_bytes: u64 },
-    /// Makes a channel, to whoever listens under a name or by listening there.
-    Channel { name: String, under: String, listens: bool, map: Vec<(u32, u32)>, timeout: Duration },
-    /// Sends bytes, exports and bundles by a channel; their tensors are ready when the stream of a device gets there.
-    Send { by: String, bytes: Vec<u8>, of: Vec<String>, ready_on: Option<u32>, timeout: Duration },
-    /// Receives a message by a channel, and tells its bytes.
-    Receive { name: String, by: String, timeout: Duration },
-    /// Opens a tensor of a message; where its channel's device map says, unless a place is named.
-    OpenReceived { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
-    /// The device that a channel's device map opens the first tensor of a message on.
-    DeviceOfReceived { of: String },
-    /// Answers a message with bytes, exports and bundles.
-    Answer { of: String, bytes: Vec<u8>, tensors: Vec<String>, timeout: Duration },
-    /// Have the tensors of a message been written, or may they still be?
-    CheckReceived { of: String },
-    /// Drops a message, and what of it has not been opened.
-    Discard { name: String },
-    /// Drops a channel; or closes it, and waits until everything has been taken.
-    CloseChannel { name: String, timeout: Option<Duration> },
-    /// Receives messages by a channel, opens what they hold and drops it, and answers each with its bytes, so many times.
-    Echo { by: String, times: u32, answers: bool, timeout: Duration },
-    /// How much it has said to brokers so far.
-    Said,
-    /// Shares buffers as a bundle; drops what was shared by that name before.
-    ShareBundle { name: String, sharing: BundleSharing },
-    /// Drops a bundle that it shares.
-    DropBundle { name: String },
-    /// Opens a bundle of another process.
-    OpenBundle { name: String, descriptor: BundleDescriptor, place: Place },
-    /// Reads a tensor of a bundle that it has open as bytes, on its device's stream.
-    TensorBytes { name: String, tensor: String },
-    /// Submits adding to every float of a tensor.
-    TensorAdd { name: String, tensor: String, value: f32 },
-    /// Releases a bundle that it has open on a device's stream.
-    ReleaseBundle { name: String, device: u32 },
-    /// Joins a ring on a device's stream; answers with the sequence that it begins with.
-    Join { descriptor: String, device: u32 },
-    /// Takes the ring's next slot on a device's stream, reads its bytes and releases it on the stream.
-    ReadNext { device: u32, timeout: Duration },
-    /// Leaves the ring.
-    LeaveRing,
+    /// Adds one to every float of a mapping or a buffer, in turns with the peer of the timeline of that name.
+    Rounds {
+        name: String,
+        count: u64,
+        #[serde(default)]
+        first: bool,
+    },
+
+    /// Listens for channels; opens what they bring by a device map of ordinals.
+    Listen {
+        under: String,
+        #[serde(default)]
+        map: Vec<(u32, u32)>,
+    },
+    /// Stops listening.
+    Unlisten { under: String },
+    /// Accepts a channel; returns the process id of the peer.
+    Accept { under: String, name: String, timeout: Duration },
+    /// Connects a channel; returns the process id of the peer.
+    Connect {
+        under: String,
+        name: String,
+        timeout: Duration,
+        user: Option<u32>,
+        #[serde(default)]
+        map: Vec<(u32, u32)>,
+    },
+    /// Sends exports and bundles by a channel with `bytes`, or with `len` bytes that count up. The stream of a device
+    /// writes the tensors. `drops` drops the exports after that.
+    Send {
+        by: String,
+        #[serde(default)]
+        len: usize,
+        timeout: Duration,
+        #[serde(default)]
+        of: Vec<String>,
+        #[serde(default)]
+        drops: bool,
+        ready_on: Option<u32>,
+        bytes: Option<Vec<u8>>,
+    },
+    /// Receives a message from a channel.
+    Receive { by: String, name: String, timeout: Duration },
+    /// Opens a tensor of a message, on the device of the channel's device map unless a place is given.
+    OpenReceived {
+        of: String,
+        name: String,
+        place: Option<Place>,
+        #[serde(default)]
+        index: usize,
+        timeout: Option<Duration>,
+        #[serde(default)]
+        copying: Copying,
+    },
     /// Opens a bundle of a message, as [`OpenReceived`](Self::OpenReceived) does a tensor.
-    OpenReceivedBundle { name: String, of: String, index: usize, place: Option<Place>, timeout: Duration },
-    /// Opens the first tensor of a message, or takes a copy of it.
-    CopyReceived { name: String, of: String, copying: Copying, place: Place },
-}
-
-/// What an agent answers, where it could do what it was told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Answer {
-    /// It is done.
-    Done,
-    /// Devices.
-    Devices(Vec<DeviceIdentity>),
-    /// A descriptor.
-    Descriptor(Box<Descriptor>),
-    /// A mapping.
-    Mapping(Mapped),
-    /// Bytes.
-    Bytes(Vec<u8>),
-    /// Floats.
-    Floats(Vec<f32>),
-    /// A number.
-    Number(u64),
-    /// What it has said to brokers.
-    Said {
-        /// Messages that are answered.
-        requests: u64,
-        /// Messages that are not.
-        releases: u64,
+    OpenReceivedBundle {
+        of: String,
+        name: String,
+        place: Option<Place>,
+        #[serde(default)]
+        index: usize,
+        timeout: Option<Duration>,
     },
-    /// Yes or no.
-    Truth(bool),
-    /// What names a bundle.
-    Bundle(BundleDescriptor),
-    /// A range that the bare backend opened, and closed again.
-    BareOpened {
-        /// Its length in bytes.
-        len: u64,
-        /// The number of extents that the backend named for it, or its error.
-        extents: Result<usize, Refusal>,
+    /// Returns the device on which a channel's device map opens the first tensor of a message.
+    DeviceOfReceived { of: String },
+    /// Replies to a message.
+    Answer { of: String, bytes: Vec<u8>, tensors: Vec<String>, timeout: Duration },
+    /// Checks whether the tensors of a message have been written, or may still be.
+    CheckReceived { of: String },
+    /// Drops a message with its unopened tensors.
+    Discard { name: String },
+    /// Closes a channel and waits until the peer has received everything.
+    CloseChannel { name: String, timeout: Duration },
+    /// Drops a channel.
+    DropChannel { name: String },
+    /// Receives `times` messages by a channel, opens and drops their tensors, and replies to each with its bytes.
+    Echo { by: String, times: u32, answers: bool, timeout: Duration },
+
+    /// Shares buffers as a bundle.
+    ShareBundle { name: String, sharing: BundleSharing },
+    /// Shares `count` allocations of `len` bytes as the tensors `t0`, `t1`, … of a bundle, on the first devices in turn.
+    /// With `neighbours` as two tensors that overlap: `a` in the first two thirds, and `b` in the last two thirds.
+    ShareBlocks { name: String, count: u64, len: u64, devices: Option<u64>, neighbours: Option<u8> },
+    /// Opens a bundle; returns the number of its tensors.
+    OpenBundle {
+        name: String,
+        descriptor: BundleDescriptor,
+        #[serde(default)]
+        place: Place,
     },
-    /// Mappings and descriptors.
-    Usage(Usage),
-}
+    /// Reads a tensor of an open bundle as bytes.
+    TensorBytes { name: String, tensor: String },
+    /// Returns the first byte of a tensor and its last.
+    TensorEnds { name: String, tensor: String },
+    /// Sets every byte of a tensor, and waits.
+    TensorFill { name: String, tensor: String, byte: u8 },
+    /// Submits an addition to every float of a tensor.
+    TensorAdd { name: String, tensor: String, value: f32 },
 
-/// A mapping of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mapped {
-    /// Its address in the agent.
-    pub address: u64,
-    /// Its length in bytes.
-    pub len: u64,
-    /// The position of its device.
-    pub device: u32,
-    /// Where the bytes live.
-    pub home: DeviceIdentity,
-    /// Is that the mapping's device?
-    pub at_home: bool,
-    /// What the agent may do.
-    pub access: Access,
-    /// The tensor's type and shape, where there is one.
-    pub tensor: Option<(String, Vec<u64>)>,
-    /// Is it a copy?
-    pub is_copy: bool,
-}
-
-/// What comes back for a command.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Reply {
-    /// How long the agent took for it.
-    pub took: Duration,
-    /// The answer, or the library's error.
-    pub result: Result<Answer, Refusal>,
+    /// Starts a ring with slots of 1024 B, whose bytes are the lowest byte of the sequence.
+    Ring { slots: u32, timeout: Option<Duration> },
+    /// Waits for `count` readers.
+    RingReaders { count: usize, timeout: Duration },
+    /// Returns the number of readers.
+    RingCount,
+    /// Publishes `count` sequences. The stream pauses within each, for a number of µs.
+    RingPublish {
+        count: u64,
+        #[serde(default)]
+        pause: u64,
+    },
+    /// Publishes `count` sequences on the host, after a stream has written them.
+    RingPublishNow { count: u64 },
+    /// Takes the next slot for writing and drops it; returns its sequence.
+    RingWrite,
+    /// Waits on the host for the next slot to write.
+    RingWritable { timeout: Duration },
+    /// Returns process and sequence of each reader that the next write waits for.
+    RingBehind,
+    /// Dismisses the reader of a process that is behind.
+    RingDismiss { pid: u32 },
+    /// Closes the ring.
+    RingClose { timeout: Duration },
+    /// Joins a ring on a device's stream; returns the sequence that it begins with.
+    RingJoin {
+        descriptor: String,
+        #[serde(default)]
+        device: u32,
+    },
+    /// Takes the next slot for reading; returns its sequence.
+    RingNext,
+    /// Waits for the next slot, reads its bytes and releases it.
+    RingNextBytes { timeout: Duration },
+    /// Releases the oldest slot taken, on the agent's stream or on another stream, which is then synchronized.
+    RingRelease {
+        #[serde(default)]
+        elsewhere: bool,
+    },
+    /// Views the oldest slot taken.
+    RingView,
+    /// Checks the oldest slot taken.
+    RingCheck,
+    /// Checks whether every released slot had been published.
+    RingReaderCheck,
+    /// Reads slots until the writer closes the ring, by the loop that the documentation shows; returns their number.
+    RingConsume,
+    /// Drops the slots taken.
+    RingDropSlots,
+    /// Leaves the ring.
+    RingLeave,
+    /// Reads `count` sequences on the stream and checks their bytes afterwards; returns the next sequence.
+    RingRead { count: u64, timeout: Duration },
+    /// Drops ring, reader and slots without waiting.
+    RingForget,
 }

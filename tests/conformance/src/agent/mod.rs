@@ -1,75 +1,122 @@
-//! A process that does as it is told: shares, opens, reads, writes, delays, releases and dies.
+//! A process that carries out commands: it shares, opens, reads, writes, delays, releases and exits.
 //!
-//! With it a case about two or three processes stands in one function, in the order in which things happen.
+//! With it a test of two or three processes is one function, in the order of its steps. The suite's cases and the tests
+//! of the broker use the same agent; the latter write its commands in [`words`] and add commands of their own.
 
-mod channels;
+mod answer;
 mod command;
 mod server;
+pub mod words;
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use device_ipc_core::{BundleDescriptor, Descriptor, DeviceIdentity, HandleKind};
+use serde::Serialize;
 
-pub use command::{
-    Answer, BareHandle, BundleSharing, BundledTensor, Command, Copying, Mapped, Opening, Place, Reply,
-    Sharing,
-};
+pub use answer::{Answer, Mapped, Reply};
+pub use command::{BareHandle, BundleSharing, BundledTensor, Command, Copying, Opening, Place, Sharing};
 pub(crate) use server::run;
+pub use server::{Rings, Server, reply, serve, touch};
 
 use crate::check::Refusal;
 use crate::context::PATIENCE;
 use crate::outcome::{Outcome, Stop, fail};
-use crate::process::Peer;
+use crate::process::{Peer, ReceiveError};
 use crate::usage::Usage;
 
-/// A process that does as it is told. Dropping it kills it.
+/// Begins a line that reports an event.
+const EVENT: &str = "event ";
+
+/// An agent, seen from the test. Dropping it kills it.
 #[derive(Debug)]
 pub struct Agent {
     peer: Peer,
+    events: VecDeque<String>,
 }
 
 impl Agent {
-    pub(crate) const fn new(peer: Peer) -> Self {
-        Self { peer }
+    /// Returns the agent that serves in this process.
+    pub const fn new(peer: Peer) -> Self {
+        Self { peer, events: VecDeque::new() }
     }
 
-    /// The process.
+    /// The process, to look at and to signal.
+    pub const fn process(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// The process, to send to, kill or wait for.
     pub const fn peer(&mut self) -> &mut Peer {
         &mut self.peer
     }
 
-    /// Tells it something, and waits for the answer.
+    /// Sends a command and waits for the reply.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where the agent has ended, or does not answer.
+    /// [`Stop::Failed`] if the agent has exited or does not reply.
     #[track_caller]
     pub fn tell(&mut self, command: &Command) -> Result<Reply, Stop> {
         self.begin(command)?;
         self.answer()
     }
 
-    /// Tells it something; [`answer`](Self::answer) is to be called later.
+    /// Sends a command; [`answer`](Self::answer) waits for the reply.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where the agent has ended.
+    /// [`Stop::Failed`] if the agent has exited.
     #[track_caller]
-    pub fn begin(&mut self, command: &Command) -> Outcome {
+    pub fn begin(&mut self, command: &impl Serialize) -> Outcome {
         Ok(self.peer.send_line(&serde_json::to_string(command)?)?)
     }
 
-    /// The answer to what it was told.
+    /// Waits for the reply to the last command.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where the agent has ended, or does not answer.
+    /// [`Stop::Failed`] if the agent has exited or does not reply.
     #[track_caller]
     pub fn answer(&mut self) -> Result<Reply, Stop> {
-        match self.peer.receive_line(PATIENCE) {
-            Ok(line) => Ok(serde_json::from_str(&line)?),
-            Err(error) => Err(self.peer.explain(&error)),
+        self.receive(PATIENCE).map_err(|error| self.peer.explain(&error))
+    }
+
+    /// Waits for the reply to the last command, with a time limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] if the agent has exited or does not reply.
+    pub fn receive(&mut self, timeout: Duration) -> Result<Reply, ReceiveError> {
+        let until = Instant::now() + timeout;
+        loop {
+            let line = self.peer.receive_line(until.saturating_duration_since(Instant::now()))?;
+            match line.strip_prefix(EVENT) {
+                Some(event) => self.events.push_back(event.to_owned()),
+                None => {
+                    return serde_json::from_str(&line).map_err(|error| ReceiveError::Io(error.to_string()));
+                }
+            }
         }
+    }
+
+    /// Waits for the next event, with a time limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] if the agent has exited or reports none.
+    pub fn event(&mut self, timeout: Duration) -> Result<String, ReceiveError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(event);
+        }
+        let line = self.peer.receive_line(timeout)?;
+        let event = line.strip_prefix(EVENT);
+        event.map(str::to_owned).ok_or_else(|| ReceiveError::Io(format!("expected an event, not {line}")))
+    }
+
+    /// Takes the events that have arrived.
+    pub fn take_events(&mut self) -> Vec<String> {
+        self.events.drain(..).collect()
     }
 
     /// Tells it something that must succeed.
@@ -120,8 +167,8 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn allocate(&mut self, name: &str, device: u32, bytes: &[u8]) -> Outcome {
-        let (name, bytes) = (name.into(), bytes.to_vec());
-        self.must(&Command::Allocate { name, device, bytes, kind: None }).map(drop)
+        let (name, len, bytes) = (name.into(), bytes.len() as u64, Some(bytes.to_vec()));
+        self.must(&Command::Allocate { name, len, device, kind: None, bytes }).map(drop)
     }
 
     /// Has it allocate a buffer for handles of this kind on device 0 with these bytes, and share all of it.
@@ -131,9 +178,9 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn export_as(&mut self, kind: HandleKind, name: &str, bytes: &[u8]) -> Result<Descriptor, Stop> {
-        let (name, bytes) = (name.to_owned(), bytes.to_vec());
-        self.must(&Command::Allocate { name: name.clone(), device: 0, bytes, kind: Some(kind.0) })?;
-        self.share(&name, Sharing::default())
+        let (len, bytes) = (bytes.len() as u64, Some(bytes.to_vec()));
+        self.must(&Command::Allocate { name: name.into(), len, device: 0, kind: Some(kind.0), bytes })?;
+        self.share(name, Sharing::default())
     }
 
     /// Has it share a buffer, or a part of it, by the buffer's name.
@@ -153,7 +200,8 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn share_as(&mut self, name: &str, of: &str, sharing: Sharing) -> Result<Descriptor, Stop> {
-        descriptor(self.must(&Command::Share { name: name.into(), of: of.into(), sharing })?)
+        let sharing = Sharing { name: name.into(), of: Some(of.into()), ..sharing };
+        descriptor(self.must(&Command::Share(Box::new(sharing)))?)
     }
 
     /// Has it allocate a buffer on device 0 with these bytes, and share all of it.
@@ -174,9 +222,8 @@ impl Agent {
     /// [`Stop::Failed`] with the library's error.
     #[track_caller]
     pub fn open(&mut self, name: &str, descriptor: &Descriptor, place: Place) -> Result<Mapped, Stop> {
-        match self
-            .must(&Command::Open { name: name.into(), opening: Box::new(Opening::new(descriptor, place)) })?
-        {
+        let opening = Opening { name: name.into(), ..Opening::new(descriptor, place) };
+        match self.must(&Command::Open(Box::new(opening)))? {
             Answer::Mapping(mapped) => Ok(mapped),
             other => wrong(&other),
         }
@@ -189,7 +236,8 @@ impl Agent {
     /// [`Stop::Failed`] where the agent has ended; the library's error is the inner one.
     #[track_caller]
     pub fn try_open(&mut self, name: &str, opening: Opening) -> Result<Result<Mapped, Refusal>, Stop> {
-        match self.tell(&Command::Open { name: name.into(), opening: Box::new(opening) })?.result {
+        let opening = Opening { name: name.into(), ..opening };
+        match self.tell(&Command::Open(Box::new(opening)))?.result {
             Ok(Answer::Mapping(mapped)) => Ok(Ok(mapped)),
             Ok(other) => wrong(&other),
             Err(refusal) => Ok(Err(refusal)),
@@ -252,7 +300,7 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn synchronize(&mut self, device: u32) -> Outcome {
-        self.must(&Command::Synchronize { device }).map(drop)
+        self.must(&Command::Sync { device }).map(drop)
     }
 
     /// Drops a mapping; says how long that took.
@@ -262,7 +310,7 @@ impl Agent {
     /// [`Stop::Failed`].
     #[track_caller]
     pub fn drop_mapping(&mut self, name: &str) -> Result<Duration, Stop> {
-        let reply = self.tell(&Command::Drop { name: name.into() })?;
+        let reply = self.tell(&Command::Drop { names: vec![name.into()] })?;
         reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
         Ok(reply.took)
     }

@@ -140,7 +140,7 @@ pub fn many_allocations(context: &Context) -> Outcome {
         same(&found, &bytes[index..index + 512], format!("the bytes of allocation {index}"))?;
     }
     mapping.release(&stream)?;
-    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()
 }
 
@@ -199,7 +199,7 @@ pub fn written_and_read_through_views(context: &Context) -> Outcome {
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
     importer.must(&Command::TensorAdd { name: "b".into(), tensor: "b".into(), value: 2.0 })?;
-    importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+    importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
     export.wait_released(SOON)?;
     let expected = [[OLD; 16].as_slice(), &[OLD + 2.0; 16], &[OLD; 32]].concat();
     same(&memory.floats()?, &expected, "all the floats after the importer wrote one tensor")
@@ -274,7 +274,7 @@ pub fn tensors_without_elements(context: &Context) -> Outcome {
             }
             let shapes: Vec<_> = export.descriptor().tensors().map(|(_, layout)| layout.shape().to_vec()).collect();
             that(shapes.ends_with(&[vec![3, 0, 2], vec![0]]), format!("{when}: the shapes are {shapes:?}"))?;
-            importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+            importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
             export.close(SOON)?;
         }
     }
@@ -435,7 +435,7 @@ pub fn dropped_bundle(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
-    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     let result = ipc.open_bundle(&descriptor).at_home();
     refused(result, "opening a dropped bundle", "InBundle", &["\"t0\"", "dropped", "new descriptor"])?;
     same(&tensor_bytes(&mapping.tensor("t1")?, &stream)?, &pattern(4097)[1..], "what is still open")?;
@@ -463,7 +463,7 @@ pub fn altered_memory_is_refused(context: &Context) -> Outcome {
     let altered = altered(&descriptor, less)?;
     refused(ipc.open_bundle(&altered).at_home(), "other memory than is open", "InBundle", &["\"t0\"", "pieces"])?;
     drop(open);
-    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()
 }
 
@@ -534,7 +534,7 @@ pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome 
     drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
     mapping.wait_ready(&streams[1])?;
     mapping.release(&streams[0])?;
-    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()?;
     // One that is mapped on the first device alone comes back from a stream of the second.
     let (_exporter, descriptor) = three_tensors(context)?;
@@ -638,7 +638,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
     refused(export.close_with(SHORT, Hanging::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
     that(dropped.recv_timeout(SHORT).is_err(), "the owner is kept for the importer")?;
-    importer.must(&Command::ReleaseBundle { name: "b".into(), device: 0 })?;
+    importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
     that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
 }
 

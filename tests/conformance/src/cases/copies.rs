@@ -110,7 +110,7 @@ pub fn memory_of_another_process(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let (mut exporter, mut last) = (context.agent()?, context.agent()?);
     exporter.allocate("e", 0, &bytes)?;
-    let descriptor = exporter.share("e", Sharing { part: Some((96, 1000)), ..Default::default() })?;
+    let descriptor = exporter.share("e", Sharing { offset: 96, len: Some(1000), ..Default::default() })?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let mapping = ipc.open(&descriptor).on(&stream)?;

@@ -51,7 +51,7 @@ pub fn another_region_costs_no_driver_call(context: &Context) -> Outcome {
     let stream = ipc.create_stream(0)?;
     let mut open = Vec::new();
     for index in 0..8_u64 {
-        let sharing = Sharing { part: Some((index * 512, 512)), ..Default::default() };
+        let sharing = Sharing { offset: index * 512, len: Some(512), ..Default::default() };
         let descriptor = exporter.share_as(&index.to_string(), "e", sharing)?;
         open.push(ipc.open(&descriptor).on(&stream)?);
     }
@@ -80,7 +80,7 @@ pub fn unused_goes_back_on_demand(context: &Context) -> Outcome {
     drop((ipc.open(&waited).at_home()?, ipc.open(&dropped).at_home()?));
     exporter.must(&Command::WaitReleased { name: "waited".into(), timeout: SOON })?;
     until("the close of what the exporter waits for", |seen| seen.driver_closes_total >= 1)?;
-    exporter.must(&Command::DropExport { name: "dropped".into() })?;
+    exporter.must(&Command::Drop { names: vec!["dropped".into()] })?;
     until("the close of what the exporter dropped", |seen| seen.driver_closes_total == 2)?;
     equal(counters().mapped_bytes, 0, "the bytes that are still mapped")
 }

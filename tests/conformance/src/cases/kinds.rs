@@ -89,7 +89,7 @@ pub fn kernels_work_in_place(context: &Context) -> Outcome {
         let share = memory.share()?;
         importer.open("m", share.descriptor(), Place::Stream(0))?;
         importer.add("m", 2.5)?;
-        importer.must(&Command::Release { name: "m".into() })?;
+        importer.must(&Command::Release { name: "m".into(), device: None })?;
         share.wait_released(SOON)?;
         same(&memory.floats()?, &[OLD + 2.5; 1024], "the floats after the importer's kernel")
     })
@@ -398,7 +398,7 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
             let memory = Memory::of_kind(context, kind.kind, &contents)?;
             let share = memory.share()?;
             importer.open("m", share.descriptor(), Place::Home)?;
-            importer.must(&Command::Release { name: "m".into() })?;
+            importer.must(&Command::Release { name: "m".into(), device: None })?;
             share.wait_released(SOON)?;
             drop(memory);
             Ok::<_, Stop>(share.close(SOON)?)

@@ -193,7 +193,7 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
         let memory = Memory::with_bytes(context, 0, &vec![7; BYTES])?;
         let share = memory.share()?;
         importer.open("m", share.descriptor(), Place::Home)?;
-        importer.must(&Command::Release { name: "m".into() })?;
+        importer.must(&Command::Release { name: "m".into(), device: None })?;
         share.wait_released(SOON)?;
         drop(memory);
         Ok::<_, Stop>(share.close(SOON)?)

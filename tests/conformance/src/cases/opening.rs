@@ -155,7 +155,7 @@ pub fn shared_on(context: &Context) -> Outcome {
     let descriptor = exporter.export("e", &pattern(5000))?;
     let mut importer = context.agent()?;
     importer.open("m", &descriptor, Place::Home)?;
-    let shared = importer.tell(&Command::Share { name: "m".into(), of: "m".into(), sharing: Sharing::default() })?;
+    let shared = importer.tell(&Command::Share(Box::new(Sharing { name: "m".into(), of: Some("m".into()), ..Default::default() })))?;
     refused(
         shared.result,
         "sharing a mapping on",

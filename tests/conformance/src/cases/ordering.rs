@@ -162,7 +162,7 @@ pub fn views_wait_for_ready(context: &Context) -> Outcome {
         drop(mapping);
         // Else its memory would be freed within the next attempt's delay, which makes some drivers wait.
         sender.must(&Command::WaitReleased { name: "e".into(), timeout: SOON })?;
-        sender.must(&Command::DropExport { name: "e".into() })?;
+        sender.must(&Command::Drop { names: vec!["e".into()] })?;
         Ok(Seen { verdict, ..seen })
     })
 }
@@ -223,7 +223,7 @@ pub fn drop_under_device_work(context: &Context) -> Outcome {
 /// The same for a release on the stream.
 pub fn release_under_device_work(context: &Context) -> Outcome {
     ends_under_device_work(context, |receiver| {
-        let reply = receiver.tell(&Command::Release { name: "m".into() })?;
+        let reply = receiver.tell(&Command::Release { name: "m".into(), device: None })?;
         reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
         Ok(reply.took)
     })
@@ -270,7 +270,7 @@ fn releases_beside(
     let mut exporter = context.agent()?;
     let ipc = context.ipc();
     let (used, busy) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
-    let part = |offset| Sharing { part: Some((offset, 1024)), ..Default::default() };
+    let part = |offset| Sharing { offset: offset, len: Some(1024), ..Default::default() };
     while_delayed("a release", |delay| {
         exporter.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
         let others = [exporter.share_as("kept", "e", part(0))?, exporter.share_as("late", "e", part(1024))?];

@@ -33,7 +33,7 @@ fn joined(context: &Context, ring: &Ring) -> Result<(Agent, u64), Stop> {
     let mut reader = context.agent()?;
     reader.prepare(0)?;
     let descriptor = ring.descriptor().to_string();
-    match reader.must(&Command::Join { descriptor, device: 0 })? {
+    match reader.must(&Command::RingJoin { descriptor, device: 0 })? {
         Answer::Number(start) => Ok((reader, start)),
         other => fail(format!("the agent answered {other:?}")),
     }
@@ -41,7 +41,7 @@ fn joined(context: &Context, ring: &Ring) -> Result<(Agent, u64), Stop> {
 
 /// What the reader's next slot held, once its stream has got there; and the slot is released.
 fn read(reader: &mut Agent, sequence: u64) -> Outcome {
-    match reader.must(&Command::ReadNext { device: 0, timeout: PATIENCE })? {
+    match reader.must(&Command::RingNextBytes { timeout: PATIENCE })? {
         Answer::Bytes(bytes) => {
             same(&bytes, &vec![sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))
         }
@@ -64,7 +64,7 @@ pub fn two_readers_get_everything(context: &Context) -> Outcome {
             }
         }
         for reader in &mut readers {
-            reader.must(&Command::LeaveRing)?;
+            reader.must(&Command::RingLeave)?;
         }
         ring.close(SOON)?;
     }
@@ -82,7 +82,7 @@ pub fn late_reader_begins_with_what_comes_next(context: &Context) -> Outcome {
     reader.prepare(0)?;
     let mut slot = ring.write(&stream)?;
     slot.view_mut::<u8, _>(&stream)?.fill_bytes(3)?;
-    let start = reader.must(&Command::Join { descriptor, device: 0 })?;
+    let start = reader.must(&Command::RingJoin { descriptor, device: 0 })?;
     that(matches!(start, Answer::Number(3)), format!("the reader should begin with 3, not {start:?}"))?;
     slot.publish(&stream)?;
     read(&mut reader, 3)
@@ -136,7 +136,7 @@ pub fn reader_killed(context: &Context) -> Outcome {
     publish(&mut ring, &stream)?;
     read(&mut lives, 1)?;
     happens_soon("a ring with one reader", || Ok(ring.readers() == 1))?;
-    lives.must(&Command::LeaveRing)?;
+    lives.must(&Command::RingLeave)?;
     Ok(ring.close(SOON)?)
 }
 
@@ -155,7 +155,7 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     that(!ring.dismiss(behind[0].lease), "it should not be one any more")?;
     publish(&mut ring, &stream)?;
     stream.synchronize()?;
-    let told = idle.tell(&Command::ReadNext { device: 0, timeout: PATIENCE })?.result;
+    let told = idle.tell(&Command::RingNextBytes { timeout: PATIENCE })?.result;
     refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
 }
 

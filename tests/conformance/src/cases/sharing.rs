@@ -64,7 +64,7 @@ pub fn tensor_without_elements(context: &Context) -> Outcome {
         equal(mapped.tensor, Some(("float32".to_owned(), vec![0, 5])), format!("{what}: type and shape of the tensor"))?;
         same(&receiver.floats("m")?, &[], format!("{what}: the elements"))?;
         receiver.add("m", 1.0)?;
-        receiver.must(&Command::Release { name: "m".into() })?;
+        receiver.must(&Command::Release { name: "m".into(), device: None })?;
         let own = memory.ipc.open(share.descriptor()).at_home()?;
         let tensor = own.tensor()?;
         equal(tensor.range().len, 0, format!("{what}: the bytes of the tensor in the own process"))?;
@@ -92,7 +92,7 @@ pub fn tensor_of_floats(context: &Context) -> Outcome {
     equal(mapped.tensor, Some(("float32".to_owned(), vec![4, 5])), "type and shape of the tensor")?;
     same(&receiver.floats("m")?, &[OLD; 20], "the elements")?;
     receiver.add("m", 1.0)?;
-    receiver.must(&Command::Release { name: "m".into() })?;
+    receiver.must(&Command::Release { name: "m".into(), device: None })?;
     share.wait_released(SOON)?;
     same(&memory.floats()?, &[OLD + 1.0; 20], "the elements after the receiver has added one")
 }
@@ -165,7 +165,7 @@ pub fn forwarded_descriptor(context: &Context) -> Outcome {
     let share = memory.share()?;
     let (mut middle, mut last) = (context.agent()?, context.agent()?);
     middle.open("m", share.descriptor(), Place::Home)?;
-    let forwarded = crate::agent::descriptor(middle.must(&Command::Forward { name: "m".into() })?)?;
+    let forwarded = crate::agent::descriptor(middle.must(&Command::Descriptor { name: "m".into() })?)?;
     last.open("m", &forwarded, Place::Home)?;
     middle.drop_mapping("m")?;
     middle.exit()?;
@@ -202,7 +202,7 @@ pub fn two_processes_export_to_each_other(context: &Context) -> Outcome {
     let mapping = memory.ipc.open(&theirs).on(&memory.stream)?;
     same(&crate::flows::bytes_of(&mapping, &memory.stream)?, &bytes, "the bytes of the other process")?;
     same(&other.bytes("ours")?, &bytes, "the bytes that the other process reads")?;
-    other.begin(&Command::DropExport { name: "theirs".into() })?;
+    other.begin(&Command::Drop { names: vec!["theirs".into()] })?;
     drop(share);
     drop(mapping);
     other.answer()?;

@@ -222,7 +222,7 @@ pub fn outlives_the_export_and_its_process(context: &Context) -> Outcome {
     let descriptor = exporter.export("e", &pattern(100_000))?;
     let mut receiver = context.agent()?;
     copied(&mut receiver, "m", always(&descriptor, Place::Device(0)))?;
-    exporter.must(&Command::DropExport { name: "e".into() })?;
+    exporter.must(&Command::Drop { names: vec!["e".into()] })?;
     same(&receiver.bytes("m")?, &pattern(100_000), "the bytes after the export was dropped")?;
     exporter.kill()?;
     same(&receiver.bytes("m")?, &pattern(100_000), "the bytes after the exporter's death")?;
@@ -234,7 +234,7 @@ pub fn outlives_the_export_and_its_process(context: &Context) -> Outcome {
 pub fn dropped_export(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(4096))?;
-    exporter.must(&Command::DropExport { name: "e".into() })?;
+    exporter.must(&Command::Drop { names: vec!["e".into()] })?;
     let mut receiver = context.agent()?;
     for opening in [always(&descriptor, Place::Device(0)), if_needed(&descriptor, Place::Device(0))] {
         refused(receiver.try_open("m", opening)?, "a copy of a dropped export", "ExportDropped", &[])?;
@@ -296,10 +296,8 @@ fn all_at_once(context: &Context, exporter: &mut Agent) -> Outcome {
         descriptors.push(exporter.export(&format!("e{number}"), &pattern(*len))?);
     }
     let mut receiver = context.agent()?;
-    receiver.begin(&Command::Open {
-        name: "m".into(),
-        opening: Box::new(always(&descriptors[1], Place::Device(0))),
-    })?;
+    let opening = Opening { name: "m".into(), ..always(&descriptors[1], Place::Device(0)) };
+    receiver.begin(&Command::Open(Box::new(opening)))?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let copy = |descriptor| bytes_of(&ipc.open(descriptor).staged().on_device(0)?, &stream);
@@ -346,7 +344,7 @@ pub fn no_timeline(context: &Context) -> Outcome {
     let share = memory.share()?;
     let mut receiver = context.agent()?;
     copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
-    let answer = receiver.tell(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+    let answer = receiver.tell(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     refused(answer.result, "the timeline of a copy", "Unsupported", &["copy", "open the export again"])
 }
 

@@ -173,7 +173,7 @@ pub fn memory_given_to_somebody_else(context: &Context) -> Outcome {
     let mapping = context.ipc().open(&old).at_home()?;
     drop(mapping);
     exporter.must(&Command::WaitReleased { name: "e".into(), timeout: SOON })?;
-    exporter.must(&Command::DropExport { name: "e".into() })?;
+    exporter.must(&Command::Drop { names: vec!["e".into()] })?;
     // Frees the old buffer, and in most allocators gets its place.
     exporter.allocate("e", 0, &[2; 4096])?;
     let new = exporter.share("e", Sharing::default())?;
@@ -196,7 +196,7 @@ pub fn exporter_does_not_answer(context: &Context) -> Outcome {
     refused(opened, "opening memory of a stopped process", "Timeout", &["within 300 ms", "stopped"])?;
     that(took >= timeout, format!("a timeout of 300 ms came after {took:?}"))?;
     that(took < SOON, format!("a timeout of 300 ms came after {took:?}"))?;
-    exporter.peer().go_on()?;
+    exporter.peer().resume()?;
     let stream = context.ipc().create_stream(0)?;
     let mapping = context.ipc().open(&descriptor).on(&stream)?;
     same(&bytes_of(&mapping, &stream)?, &pattern(4096), "the bytes, opened when the exporter goes on")?;

@@ -41,7 +41,7 @@ impl Pair {
         let memory = Memory::with_floats(context, COUNT)?;
         let share = memory.share()?;
         importer.open("m", share.descriptor(), place)?;
-        importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
         let timeline = only(share.timelines(1, PATIENCE)?)?;
         importer.must(&signal(BEGUN, device))?;
         importer.must(&wait(BEGUN, device))?;
@@ -222,7 +222,7 @@ pub fn each_importer_has_its_own(context: &Context) -> Outcome {
     }
     // In another order than that of the opens.
     for index in [2, 0, 1_usize] {
-        importers[index].must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        importers[index].must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
         importers[index].must(&signal(index as u64 + 1, 0))?;
     }
     let timelines = share.timelines(3, PATIENCE)?;
@@ -262,7 +262,7 @@ pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
     importer.open("m", share.descriptor(), Place::Home)?;
     let none = ["within 50 ms", "0 importers", "Mapping::timeline"];
     refused(share.timelines(1, SHORT).map(drop), "a timeline that nobody has asked for", "Timeout", &none)?;
-    importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+    importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     equal(share.timelines(1, SHORT)?.len(), 1, "the timelines once the importer has asked")?;
     refused(share.timelines(2, SHORT).map(drop), "a second timeline", "Timeout", &["1 importers"])
 }
@@ -394,7 +394,7 @@ pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let stream = ipc.create_stream(0)?;
     let mapping = ipc.open(&descriptor).on(&stream)?;
     let timeline = mapping.timeline()?;
-    exporter.must(&Command::ExportTimeline { name: "t".into(), of: "e".into(), timeout: PATIENCE })?;
+    exporter.must(&Command::Timelines { name: "t".into(), count: 1, of: Some("e".into()), timeout: PATIENCE })?;
     exporter.must(&signal(BEGUN, 0))?;
     timeline.wait(BEGUN, &stream)?;
     stream.synchronize()?;
@@ -425,7 +425,7 @@ pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
 /// An importer that lets go lets the exporter's streams go on; the next mapping has a timeline that begins anew.
 pub fn ends_with_the_lease(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
-    for end in [Command::Drop { name: "m".into() }, Command::Release { name: "m".into() }] {
+    for end in [Command::Drop { names: vec!["m".into()] }, Command::Release { name: "m".into(), device: None }] {
         let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
         timeline.wait(BEGUN + 1, &memory.stream)?;
         importer.must(&end)?;
@@ -436,7 +436,7 @@ pub fn ends_with_the_lease(context: &Context) -> Outcome {
             Ok(matches!(checked, Err(Refusal { kind, .. }) if kind == "LeaseEnded"))
         })?;
         importer.open("m", share.descriptor(), Place::Home)?;
-        importer.must(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+        importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
         let anew = only(share.timelines(1, PATIENCE)?)?;
         equal((anew.value()?, anew.last_signalled()), (0, 0), "the values of a new lease's timeline")?;
         importer.must(&signal(1, 0))?;
@@ -538,7 +538,7 @@ pub fn second_mapping_has_the_same(context: &Context) -> Outcome {
     let stream = ipc.create_stream(0)?;
     let (first, second) = (ipc.open(&descriptor).on(&stream)?, ipc.open(&descriptor).on(&stream)?);
     let (one, other) = (first.timeline()?, second.timeline()?);
-    exporter.must(&Command::ExportTimeline { name: "t".into(), of: "e".into(), timeout: PATIENCE })?;
+    exporter.must(&Command::Timelines { name: "t".into(), count: 1, of: Some("e".into()), timeout: PATIENCE })?;
     one.signal(3, &stream)?;
     exporter.must(&wait_now(3))?;
     equal(other.last_signalled(), 3, "what the other mapping's timeline has signalled")?;
@@ -567,7 +567,7 @@ pub fn refused_where_there_are_none(context: &Context) -> Outcome {
     refused(mapping.timeline(), "a timeline where there are none", "Unsupported", &phrases)?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
-    let asked = importer.tell(&Command::Timeline { name: "t".into(), of: "m".into() })?;
+    let asked = importer.tell(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     refused(asked.result, "the same in another process", "Unsupported", &phrases)?;
     refused(share.timelines(1, SHORT).map(drop), "waiting for one", "Timeout", &["0 importers"])?;
     same(&importer.floats("m")?, &[OLD; COUNT], "the floats of a mapping whose timeline was refused")

@@ -48,12 +48,12 @@ pub fn handed_over_again(context: &Context) -> Outcome {
         equal(counters().requests_total - requests, 1, format!("requests in round {round}"))?;
         equal(counters().driver_opens_total, opened, format!("driver's opens until round {round}"))?;
         std::mem::replace(&mut mapping, next).release(&stream)?;
-        exporter.must(&Command::DropBundle { name: std::mem::replace(&mut former, name) })?;
+        exporter.must(&Command::Drop { names: vec![std::mem::replace(&mut former, name)] })?;
         equal(counters().driver_closes_total, 0, format!("driver's closes until round {round}"))?;
         has_the_pattern(&mapping, &stream, 0)?;
     }
     mapping.release(&stream)?;
-    exporter.must(&Command::DropBundle { name: former })?;
+    exporter.must(&Command::Drop { names: vec![former] })?;
     nothing_stays_open()
 }
 
@@ -86,7 +86,7 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     same(&tensor_bytes(&mixed.tensor("t2")?, &stream)?, &pattern(4098)[2..], "one that is the same")?;
     drop((mapping, others, turned, mixed));
     for name in ["b", "other", "turned", "mixed"] {
-        exporter.must(&Command::DropBundle { name: name.into() })?;
+        exporter.must(&Command::Drop { names: vec![name.into()] })?;
     }
     nothing_stays_open()
 }
@@ -107,10 +107,10 @@ pub fn stale_although_the_memory_is_open(context: &Context) -> Outcome {
     refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
     let guessed = altered(&again, |bytes, parts| bytes[parts + 29] ^= 1)?;
     refused(ipc.open_bundle(&guessed).at_home(), "a wrong token", "InBundle", &["token"])?;
-    exporter.must(&Command::DropBundle { name: "again".into() })?;
+    exporter.must(&Command::Drop { names: vec!["again".into()] })?;
     refused(ipc.open_bundle(&again).at_home(), "a bundle that was dropped", "InBundle", &["dropped"])?;
     drop(mapping);
-    exporter.must(&Command::DropBundle { name: "b".into() })?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()
 }
 

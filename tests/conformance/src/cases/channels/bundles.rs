@@ -41,7 +41,7 @@ pub(super) fn bytes_of_tensor(index: usize) -> Vec<u8> {
 
 pub(super) fn open_bundle(agent: &mut Agent, of: &str, place: Option<Place>) -> Outcome {
     let (name, of) = (format!("{of}.b"), of.to_owned());
-    agent.must(&Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE }).map(drop)
+    agent.must(&Command::OpenReceivedBundle { name, of, index: 0, place, timeout: Some(PATIENCE) }).map(drop)
 }
 
 /// The agent has these tensors, as they were written.
@@ -58,7 +58,7 @@ pub(super) fn has_tensors(agent: &mut Agent, of: &str, count: usize) -> Outcome 
 }
 
 fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
-    agent.must(&Command::ReleaseBundle { name: format!("{of}.b"), device }).map(drop)
+    agent.must(&Command::Release { name: format!("{of}.b"), device: Some(device) }).map(drop)
 }
 
 /// `send(b); drop(b)`: the memory stays until the receiver has opened the bundle and let go.
@@ -124,7 +124,7 @@ pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     let (name, of) = ("r.b".to_owned(), "r".to_owned());
     let place = Some(Place::Device(4711));
-    let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: PATIENCE };
+    let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: Some(PATIENCE) };
     let nowhere = agent.tell(&nowhere)?.result;
     refused(nowhere, "an open on a device that is not there", "InBundle", &["4711", "t0"])?;
     is_kept(&dropped[1], "after an open that failed")?;

@@ -8,8 +8,13 @@ use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, Witness, pattern};
 use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
 
+/// The command that opens the first tensor of a message.
+fn copy_of_first(name: String, of: String, copying: Copying, place: Place) -> Command {
+    Command::OpenReceived { of, name, place: Some(place), index: 0, timeout: None, copying }
+}
+
 fn copy(agent: &mut Agent, copying: Copying, place: Place) -> Result<Mapped, Stop> {
-    match agent.must(&Command::CopyReceived { name: "copy".into(), of: "r".into(), copying, place })? {
+    match agent.must(&copy_of_first("copy".into(), "r".into(), copying, place))? {
         Answer::Mapping(mapped) => Ok(mapped),
         other => fail(format!("the agent answered {other:?}")),
     }
@@ -50,7 +55,7 @@ pub fn copied_where_it_cannot_be_opened(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     if !reaches {
         let (name, of) = ("copy".to_owned(), "r".to_owned());
-        let open = Command::CopyReceived { name, of, copying: Copying::Never, place: Place::Device(1) };
+        let open = copy_of_first(name, of, Copying::Never, Place::Device(1));
         refused(agent.tell(&open)?.result, "opening without peer access", "NoPeerAccess", &["or_staged"])?;
         is_kept(&dropped, "after an open that failed")?;
     }

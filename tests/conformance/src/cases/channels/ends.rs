@@ -38,7 +38,7 @@ pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     agent.export("x", &pattern(BYTES))?;
     send(&mut agent, b"one", &["x"], None)?;
-    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    agent.must(&Command::DropChannel { name: "c".into() })?;
     agent.exit()?;
     let one = channel.receive(PATIENCE)?;
     equal(one.bytes(), b"one", "what was sent before the end")?;
@@ -78,7 +78,7 @@ pub fn several_clients(context: &Context) -> Outcome {
     for index in 0..3_u8 {
         let mut agent = context.agent()?;
         let (under, map) = (under.clone(), Vec::new());
-        agent.begin(&Command::Channel { name: "c".into(), under, listens: false, map, timeout: PATIENCE })?;
+        agent.begin(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
         let channel = listener.accept(PATIENCE)?;
         went_well(agent.answer()?.result)?;
         equal(channel.peer().pid, agent.peer().id(), "the process at the other end")?;

@@ -42,7 +42,7 @@ pub fn unopened_tensor_goes_back(context: &Context) -> Outcome {
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
     channel.send(Message::new().tensor(&share), PATIENCE)?;
     drop(share);
-    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    agent.must(&Command::DropChannel { name: "c".into() })?;
     is_dropped(&dropped, "when the receiver has closed the channel over the message")?;
     refused(channel.send(Message::new(), PATIENCE), "a send to who has closed", "ChannelClosed", &["closed"])
 }
@@ -55,7 +55,7 @@ pub fn unopened_tensor_outlives_both_ends(context: &Context) -> Outcome {
     channel.send(Message::new().tensor(&share), PATIENCE)?;
     drop((share, channel));
     receive(&mut agent, "r")?;
-    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    agent.must(&Command::DropChannel { name: "c".into() })?;
     is_kept(&dropped, "though both ends are closed")?;
     open_at(&mut agent, "r", 0, Some(Place::Home))?;
     same(&agent.bytes("r.0")?, &bytes, "the bytes of the tensor")?;
@@ -74,7 +74,7 @@ pub fn forwarded_descriptor_has_no_grant(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     open_at(&mut agent, "r", 0, Some(Place::Home))?;
     same(&agent.bytes("r.0")?, &bytes, "the bytes of the third process")?;
-    third.must(&Command::DropExport { name: "x".into() })?;
+    third.must(&Command::Drop { names: vec!["x".into()] })?;
     receive(&mut agent, "s")?;
     let late = agent.tell(&opening("late", "s", 0, Some(Place::Home)))?.result;
     refused(late, "a descriptor whose export was dropped", "ExportDropped", &[])

@@ -62,7 +62,9 @@ pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
     agent.share("y", Sharing::default())?;
     let own = Command::Send {
         by: "c".into(),
-        bytes: Vec::new(),
+        len: 0,
+        bytes: None,
+        drops: false,
         of: vec!["y".into()],
         ready_on: None,
         timeout: PATIENCE,
@@ -105,7 +107,7 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
         let (name, of) = ("no".to_owned(), "r".to_owned());
-        let open = Command::OpenReceivedBundle { name, of, index: 0, place: Some(place), timeout: PATIENCE };
+        let open = Command::OpenReceivedBundle { name, of, index: 0, place: Some(place), timeout: Some(PATIENCE) };
         refused(agent.tell(&open)?.result, "opening where the map does not say", kind, &["device 1"])?;
     }
     open_bundle(&mut agent, "r", None)?;

@@ -33,7 +33,7 @@ pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
     send(&mut agent, b"", &["x"], None)?;
     send(&mut agent, b"", &["x"], None)?;
     let first = channel.receive(PATIENCE)?;
-    let close = |timeout| Command::CloseChannel { name: "c".into(), timeout: Some(timeout) };
+    let close = |timeout| Command::CloseChannel { name: "c".into(), timeout };
     agent.begin(&close(PATIENCE))?;
     let second = channel.receive(PATIENCE)?;
     let mapping = first.tensors()[0].open().at_home()?;
@@ -56,7 +56,7 @@ pub fn closed_after_everything_was_received(context: &Context) -> Outcome {
     for message in &sent {
         send(&mut agent, message, &[], None)?;
     }
-    agent.must(&Command::CloseChannel { name: "c".into(), timeout: None })?;
+    agent.must(&Command::DropChannel { name: "c".into() })?;
     for message in &sent {
         same(channel.receive(PATIENCE)?.bytes(), message, "a message before the end")?;
     }

@@ -21,7 +21,7 @@ pub use maps::*;
 pub use messages::*;
 pub use ready::*;
 
-use crate::agent::{Agent, Answer, Command, Mapped, Place};
+use crate::agent::{Agent, Answer, Command, Copying, Mapped, Place};
 use crate::check::{Refusal, equal, that};
 use crate::flows::{Memory, SOON, Witness};
 use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
@@ -76,22 +76,29 @@ fn tried_pair(
 ) -> Result<Both, Stop> {
     let under = name("pair");
     let listener = context.ipc().listen(&under).device_map(map(own)?).start()?;
-    let (map, listens) = (agents.to_vec(), false);
-    agent.begin(&Command::Channel { name: "c".into(), under, listens, map, timeout: PATIENCE })?;
+    let map = agents.to_vec();
+    agent.begin(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
     let channel = listener.accept(PATIENCE);
     Ok((channel, agent.answer()?.result))
 }
 
 fn receive(agent: &mut Agent, into: &str) -> Result<Vec<u8>, Stop> {
     match agent.must(&Command::Receive { name: into.into(), by: "c".into(), timeout: PATIENCE })? {
-        Answer::Bytes(bytes) => Ok(bytes),
+        Answer::Received { bytes, .. } => Ok(bytes),
         other => fail(format!("the agent answered {other:?}")),
     }
 }
 
 /// Opens the tensor at this index of a message that the agent has received.
 fn opening(name: &str, of: &str, index: usize, place: Option<Place>) -> Command {
-    Command::OpenReceived { name: name.into(), of: of.into(), index, place, timeout: PATIENCE }
+    Command::OpenReceived {
+        of: of.into(),
+        name: name.into(),
+        place,
+        index,
+        timeout: Some(PATIENCE),
+        copying: Copying::Never,
+    }
 }
 
 /// It has opened it, under the message's name, a dot and the index.
@@ -118,15 +125,14 @@ fn discard(agent: &mut Agent, name: &str) -> Outcome {
 
 fn send(agent: &mut Agent, bytes: &[u8], of: &[&str], ready_on: Option<u32>) -> Outcome {
     let of = of.iter().map(|name| (*name).to_owned()).collect();
-    agent
-        .must(&Command::Send { by: "c".into(), bytes: bytes.to_vec(), of, ready_on, timeout: PATIENCE })
-        .map(drop)
+    let (by, bytes) = ("c".into(), Some(bytes.to_vec()));
+    agent.must(&Command::Send { by, len: 0, timeout: PATIENCE, of, drops: false, ready_on, bytes }).map(drop)
 }
 
 /// What the agent has said to brokers: its requests, and what has no answer.
 fn said(agent: &mut Agent) -> Result<(u64, u64), Stop> {
-    match agent.must(&Command::Said)? {
-        Answer::Said { requests, releases } => Ok((requests, releases)),
+    match agent.must(&Command::Counters)? {
+        Answer::Counters(counters) => Ok((counters["requests_total"], counters["releases_total"])),
         other => fail(format!("the agent answered {other:?}")),
     }
 }

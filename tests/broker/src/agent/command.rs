@@ -1,0 +1,107 @@
+//! The commands of the broker's agent.
+
+use std::time::Duration;
+
+use device_ipc_conformance::agent::{Command, words};
+use device_ipc_core::Descriptor;
+use serde::{Deserialize, Serialize};
+
+/// A command to the agent of this crate.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Uses the library, as the agents of the conformance suite do.
+    Library(Command),
+    /// Concerns the agent as a process, its sockets or the sockets of others.
+    System(SystemCommand),
+}
+
+impl Request {
+    /// Parses words.
+    ///
+    /// # Panics
+    ///
+    /// Panics if they are no command.
+    #[track_caller]
+    pub fn parse(text: &str) -> Self {
+        let library = words::parse(text).unwrap_or_else(|error| panic!("{error}")).map(Self::Library);
+        let system = || words::parse(text).unwrap_or_else(|error| panic!("{error}")).map(Self::System);
+        library.or_else(system).unwrap_or_else(|| panic!("no command: {text:.60}"))
+    }
+}
+
+/// A command that concerns the agent as a process, its sockets or the sockets of others. The fields are the words behind
+/// the name, in their order.
+#[allow(missing_docs, reason = "the line above each command describes its fields")]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum SystemCommand {
+    /// Replaces the `Ipc`, and the backend if a machine is named.
+    Ipc { machine: Option<String>, allow_uid: Option<u32>, allow_gid: Option<u32>, directory: Option<String> },
+    /// Returns the operations of the mock, as `NAME=COUNT`.
+    Engine,
+    /// Shares memory by a second copy of the library in this process.
+    ShareBySecondCopy,
+    /// Lists the exports of each process, as `PID:EXPORT:BYTES:HELD_BY`.
+    List,
+    /// Lists exporting processes with a time limit; returns the ms that it took, then their ids.
+    TimedList { timeout: Duration },
+    /// Opens, uses and closes an export `rounds` times in each of `threads` threads.
+    Threads { descriptor: Descriptor, threads: usize, rounds: usize },
+    /// Opens, uses and closes an export until that fails.
+    OpenUntilError { descriptor: Descriptor },
+    /// Opens two exports at a time, the second once the first request is sent; returns the result and the ms of each.
+    TwoOpens { one: Descriptor, one_timeout: Duration, other: Descriptor, other_timeout: Duration },
+    /// Makes every call that waits, in the next callback of the export or the mapping.
+    WaitIn { name: String, time: Duration },
+    /// Registers a callback on changes of an export that takes this time.
+    OnChange { name: String, time: Duration },
+
+    /// Becomes another user, for good.
+    Become { uid: u32, gid: u32 },
+    /// Enters a new network namespace.
+    LeaveNetwork,
+    /// Drops all capabilities; before there are other threads, which would keep theirs.
+    DropCapabilities,
+    /// Returns the process identity.
+    Identity,
+    /// Limits the number of file descriptors.
+    LimitDescriptors { count: u64 },
+    /// Lets the user start this many more threads; `any` restores the limit.
+    LimitThreads { more: String },
+    /// Makes system calls fail with `ENOSYS`. `passrights` is the socket option `SO_PASSRIGHTS`, as on an older kernel.
+    Deny { names: Vec<String> },
+    /// Sends itself a signal every number of µs, whose handler restarts no system call.
+    Alarms { every: i64 },
+    /// Forks. The child tries everything with its parent's guards, reports the results as events and stays; returns its id.
+    Fork,
+    /// Forks a child that exits with its exit handlers.
+    ForkAndExit,
+    /// Runs this program again in the same process.
+    Exec,
+
+    /// Writes a number at a byte of every counter page that this process shares; returns the number of pages.
+    Scribble { byte: u64, value: u64 },
+    /// Connects to a socket `count` times and sends nothing; returns the number of connections.
+    ConnectMany { socket: String, count: usize },
+    /// Closes the connections of `connect-many`.
+    Disconnect,
+    /// Starts processes that connect `count` times each, and open an export if one is given; returns the number of
+    /// connections.
+    Swarm { socket: String, count: usize, processes: Option<usize>, open: Option<Descriptor> },
+    /// Kills the swarm.
+    EndSwarm,
+    /// Connects `count` times, and sends each time the last descriptor of a socket whose close takes `seconds`; returns the
+    /// number of descriptors sent.
+    Linger { socket: String, seconds: u64, count: usize },
+    /// Connects and sends packets in hex, each after the reply to the last; returns the replies as hex, `closed` or
+    /// `nothing`.
+    Converse { socket: String, packets: Vec<String> },
+    /// Remembers its sockets, before a channel is connected.
+    RememberSockets,
+    /// Floods the channel that was connected last with messages that take longer to read than to send.
+    FloodChannel { channel: String, threads: usize },
+    /// Listens at the address of a channel of user 0, without being one.
+    Squat { name: String },
+    /// Returns the bytes that the first visitor of the squatter sent.
+    Squatted,
+}

@@ -1,0 +1,79 @@
+//! Importers that open many times, or two exports at a time.
+
+use std::time::{Duration, Instant};
+
+use device_ipc_conformance::agent::{Answer, touch};
+use device_ipc_conformance::check::Refusal;
+use device_ipc_core::{Descriptor, Ipc, Mapping, Result, counters};
+
+use super::Agent;
+
+impl Agent {
+    pub(super) fn threads(
+        &mut self,
+        descriptor: &Descriptor,
+        threads: usize,
+        rounds: usize,
+    ) -> Result<Answer> {
+        let stream = self.server().stream(0)?;
+        let ipc = &self.server().ipc;
+        let work = |thread: usize| -> Result<()> {
+            for round in 0..rounds {
+                let mapping = ipc.open(descriptor).at_home()?;
+                if (round + thread).is_multiple_of(8) {
+                    touch(&mapping, &stream)?;
+                }
+                if (round + thread).is_multiple_of(3) { mapping.release(&stream)? } else { drop(mapping) }
+            }
+            Ok(())
+        };
+        let work = &work;
+        std::thread::scope(|scope| {
+            let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+            started.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+        })?;
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn open_until_error(&mut self, descriptor: &Descriptor) -> Result<Answer> {
+        let stream = self.server().stream(0)?;
+        for round in 0_u64.. {
+            let mapping = open(&self.server().ipc, descriptor, Duration::from_secs(5))?;
+            if round.is_multiple_of(4)
+                && let Err(error) = touch(&mapping, &stream)
+            {
+                self.server().replace_stream(stream)?;
+                return Err(error);
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn two_opens(
+        &mut self,
+        (one, one_timeout): (&Descriptor, Duration),
+        (other, other_timeout): (&Descriptor, Duration),
+    ) -> Answer {
+        let ipc = &self.server().ipc;
+        let timed = |descriptor: &Descriptor, timeout: Duration| {
+            let begin = Instant::now();
+            let result = open(ipc, descriptor, timeout).map(drop);
+            let name = result.map_or_else(|error| Refusal::from(error).kind, |()| "Opened".to_owned());
+            format!("{name} {}", begin.elapsed().as_millis())
+        };
+        let (one, other) = std::thread::scope(|scope| {
+            let asked = counters().requests_total;
+            let one = scope.spawn(|| timed(one, one_timeout));
+            while counters().requests_total == asked && !one.is_finished() {
+                std::thread::yield_now();
+            }
+            let other = timed(other, other_timeout);
+            (one.join().expect("it does not panic"), other)
+        });
+        Answer::Text(format!("{one} {other}"))
+    }
+}
+
+fn open(ipc: &Ipc, descriptor: &Descriptor, timeout: Duration) -> Result<Mapping> {
+    ipc.open(descriptor).timeout(timeout).at_home()
+}

@@ -1,0 +1,126 @@
+//! Bundles.
+
+use device_ipc_core::{
+    Access, Buffer, BundleExport, BundleMapping, DeviceOrdinal, DeviceRange, Dtype, Error, Region, Result,
+    TensorLayout,
+};
+
+use super::imports::device_map;
+use super::{Server, named};
+use crate::agent::{Answer, BundleSharing, Command, Place};
+use crate::flows::tensor_bytes;
+use crate::unchecked;
+
+impl Server {
+    pub(super) fn carry_out_bundle(&mut self, command: Command) -> Result<Answer> {
+        match command {
+            Command::ShareBundle { name, sharing } => self.share_bundle(name, &sharing),
+            Command::ShareBlocks { name, count, len, devices, neighbours } => {
+                let ipc = self.ipc.clone();
+                let devices = devices.unwrap_or(1);
+                let mut buffers: Vec<_> = (0..count)
+                    .map(|index| ipc.allocate((index % devices) as u32, len))
+                    .collect::<Result<_>>()?;
+                buffers.sort_by_key(|buffer| buffer.range().ptr);
+                let export =
+                    if neighbours.is_some() { self.neighbours(buffers) } else { self.blocks(buffers) }?;
+                Ok(self.keep_bundle_export(name, export))
+            }
+            Command::OpenBundle { name, descriptor, place } => {
+                let ipc = self.ipc.clone();
+                let builder = ipc.open_bundle(&descriptor);
+                let mapping = match place {
+                    Place::Home => builder.at_home()?,
+                    Place::Device(device) => builder.on_device(device)?,
+                    Place::Stream(device) => builder.on(&self.stream(device)?)?,
+                    Place::Map(pairs) => builder.mapped_by(&device_map(&pairs)?)?,
+                };
+                Ok(self.keep_bundle(name, mapping))
+            }
+            Command::TensorBytes { name, tensor } => Ok(Answer::Bytes(self.tensor_bytes(&name, &tensor)?)),
+            Command::TensorEnds { name, tensor } => {
+                let bytes = self.tensor_bytes(&name, &tensor)?;
+                Ok(Answer::Text(format!("{} {}", bytes[0], bytes[bytes.len() - 1])))
+            }
+            Command::TensorFill { name, tensor, byte } => {
+                let stream = self.stream_of_tensor(&name, &tensor)?;
+                let found = named(&self.open_bundles, &name).tensor(&tensor)?;
+                found.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
+                stream.synchronize().map(|()| Answer::Done)
+            }
+            Command::TensorAdd { name, tensor, value } => {
+                let stream = self.stream_of_tensor(&name, &tensor)?;
+                let found = named(&self.open_bundles, &name).tensor(&tensor)?;
+                found.view_mut::<f32, _>(&stream)?.add(value).map(|()| Answer::Done)
+            }
+            other => self.carry_out_ring(other),
+        }
+    }
+
+    fn stream_of_tensor(&mut self, name: &str, tensor: &str) -> Result<device_ipc_core::Stream> {
+        let device = named(&self.open_bundles, name).tensor(tensor)?.device();
+        self.stream(device.get())
+    }
+
+    fn tensor_bytes(&mut self, name: &str, tensor: &str) -> Result<Vec<u8>> {
+        let stream = self.stream_of_tensor(name, tensor)?;
+        tensor_bytes(&named(&self.open_bundles, name).tensor(tensor)?, &stream)
+    }
+
+    fn share_bundle(&mut self, name: String, sharing: &BundleSharing) -> Result<Answer> {
+        let streams: Result<Vec<_>> = sharing.ready_on.iter().map(|device| self.stream(*device)).collect();
+        let (streams, ipc) = (streams?, self.ipc.clone());
+        let mut bundle = ipc.bundle().access(sharing.access.unwrap_or(Access::ReadWrite));
+        let mut memories = Vec::new();
+        for (of, part) in &sharing.memories {
+            let buffer = named(&self.buffers, of);
+            let (offset, len) = part.unwrap_or((0, buffer.range().len));
+            memories.push(bundle.memory(buffer.slice(offset, len)?));
+        }
+        for tensor in &sharing.tensors {
+            let dtype = Dtype::from_name(&tensor.dtype).expect("a type of PyTorch");
+            let layout = TensorLayout::contiguous(dtype, tensor.shape.as_slice())?;
+            bundle.tensor(&tensor.name, memories[tensor.memory], tensor.offset, layout)?;
+        }
+        let export = streams.iter().fold(bundle, |bundle, stream| bundle.ready_on(stream)).start()?;
+        Ok(self.keep_bundle_export(name, export))
+    }
+
+    fn blocks(&self, buffers: Vec<Buffer>) -> Result<BundleExport> {
+        let mut bundle = self.ipc.bundle();
+        for (index, buffer) in buffers.into_iter().enumerate() {
+            let layout = TensorLayout::contiguous(Dtype::U8, [buffer.range().len])?;
+            bundle.owned::<(), Buffer>(format!("t{index}"), buffer, Some(layout)).map_err(Error::from)?;
+        }
+        Ok(bundle.start()?)
+    }
+
+    fn neighbours(&self, buffers: Vec<Buffer>) -> Result<BundleExport> {
+        let mut bundle = self.ipc.bundle();
+        let (first, count, len) = (buffers[0].range(), buffers.len() as u64, buffers[0].range().len);
+        let whole = DeviceRange::new(DeviceOrdinal::new(0), first.ptr, count * len);
+        let third = count / 3 * len;
+        let of = |offset| {
+            let range = whole.slice(offset, 2 * third).expect("it is inside");
+            Region::new(self.backend.info().name, range)
+        };
+        let layout = TensorLayout::contiguous(Dtype::U8, [2 * third])?;
+        // The first owner keeps all buffers as long as the bundle exists. The share fails unless they are adjacent.
+        let (a, b) = (unchecked::owned(buffers, of(0)), unchecked::owned((), of(third)));
+        bundle.owned("b", b, Some(layout.clone())).map_err(Error::from)?;
+        bundle.owned("a", a, Some(layout)).map_err(Error::from)?;
+        Ok(bundle.start()?)
+    }
+
+    fn keep_bundle_export(&mut self, name: String, export: BundleExport) -> Answer {
+        let descriptor = export.descriptor().clone();
+        self.bundles.insert(name, export);
+        Answer::Bundle(descriptor)
+    }
+
+    pub(super) fn keep_bundle(&mut self, name: String, mapping: BundleMapping) -> Answer {
+        let tensors = mapping.len();
+        self.open_bundles.insert(name, mapping);
+        Answer::Number(tensors as u64)
+    }
+}

@@ -1,0 +1,205 @@
+//! Rings. Slots have 1024 B, each of which is the lowest byte of the sequence.
+
+use std::time::Duration;
+
+use device_ipc_core::{Dtype, Error, Result, Ring, RingReadSlot, RingReader, TensorLayout, TensorTable};
+
+use super::Server;
+use crate::agent::{Answer, Command};
+
+/// Bytes of a slot.
+const SLOT: u64 = 1024;
+
+/// The rings of an agent.
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "the fields are called as the commands call their contents")]
+pub struct Rings {
+    pub ring: Option<Ring>,
+    pub reader: Option<RingReader>,
+    /// The slots taken for reading, the oldest first.
+    pub slots: Vec<RingReadSlot>,
+}
+
+impl Rings {
+    fn writer(&mut self) -> &mut Ring {
+        self.ring.as_mut().expect("there is no ring")
+    }
+
+    fn reader(&mut self) -> &mut RingReader {
+        self.reader.as_mut().expect("the agent has not joined a ring")
+    }
+}
+
+impl Server {
+    pub(super) fn carry_out_ring(&mut self, command: Command) -> Result<Answer> {
+        let done = |()| Answer::Done;
+        let rings = &mut self.rings;
+        match command {
+            Command::Ring { slots, timeout } => {
+                let memory = self.ipc.allocate(0, u64::from(slots) * SLOT)?;
+                let timeout = timeout.unwrap_or(Duration::from_secs(10));
+                let ring = self.ipc.ring(memory).slots(slots).timeout(timeout).start()?;
+                let descriptor = ring.descriptor().to_string();
+                rings.ring = Some(ring);
+                Ok(Answer::Text(descriptor))
+            }
+            Command::RingReaders { count, timeout } => rings.writer().wait_readers(count, timeout).map(done),
+            Command::RingCount => Ok(Answer::Number(rings.writer().readers() as u64)),
+            Command::RingPublish { count, pause } => self.publish(count, pause).map(done),
+            Command::RingPublishNow { count } => self.publish_now(count).map(done),
+            Command::RingWrite => {
+                let stream = self.stream(0)?;
+                Ok(Answer::Number(self.rings.writer().write(&stream)?.sequence()))
+            }
+            Command::RingWritable { timeout } => rings.writer().wait_writable(timeout).map(done),
+            Command::RingBehind => {
+                let behind = rings.writer().readers_behind();
+                let behind = behind.iter().map(|one| format!("{}:{}", one.pid, one.sequence));
+                Ok(Answer::Text(behind.collect::<Vec<_>>().join(" ")))
+            }
+            Command::RingDismiss { pid } => {
+                let behind = rings.writer().readers_behind();
+                let reader = behind.iter().find(|one| one.pid == pid).expect("the reader is behind");
+                Ok(Answer::Truth(rings.writer().dismiss(reader.lease)))
+            }
+            Command::RingClose { timeout } => {
+                rings.ring.take().expect("there is no ring").close(timeout).map(done).map_err(Error::from)
+            }
+            Command::RingForget => {
+                *rings = Rings::default();
+                Ok(Answer::Done)
+            }
+            other => self.carry_out_reader(other),
+        }
+    }
+
+    fn carry_out_reader(&mut self, command: Command) -> Result<Answer> {
+        let done = |()| Answer::Done;
+        let rings = &mut self.rings;
+        match command {
+            Command::RingJoin { descriptor, device } => {
+                let stream = self.stream(device)?;
+                let reader = self.ipc.open_ring(&descriptor.parse()?).on(&stream)?;
+                let start = reader.sequence();
+                self.rings.reader = Some(reader);
+                Ok(Answer::Number(start))
+            }
+            Command::RingNext => {
+                let stream = self.stream(0)?;
+                let slot = self.rings.reader().next(&stream)?;
+                let sequence = slot.sequence();
+                self.rings.slots.push(slot);
+                Ok(Answer::Number(sequence))
+            }
+            Command::RingNextBytes { timeout } => {
+                let stream = self.stream(0)?;
+                let slot = self.rings.reader().wait_next(timeout)?;
+                let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
+                slot.check()?;
+                slot.release(&stream)?;
+                Ok(Answer::Bytes(bytes))
+            }
+            Command::RingRelease { elsewhere } => {
+                let stream = if elsewhere { self.ipc.create_stream(0)? } else { self.stream(0)? };
+                self.rings.slots.remove(0).release(&stream)?;
+                if elsewhere {
+                    stream.synchronize()?;
+                }
+                Ok(Answer::Done)
+            }
+            Command::RingView => {
+                let stream = self.stream(0)?;
+                self.rings.slots[0].view::<u8, _>(&stream)?;
+                Ok(Answer::Done)
+            }
+            Command::RingCheck => rings.slots[0].check().map(done),
+            Command::RingReaderCheck => rings.reader().check().map(done),
+            Command::RingConsume => self.consume().map(Answer::Number),
+            Command::RingDropSlots => {
+                rings.slots.clear();
+                Ok(Answer::Done)
+            }
+            Command::RingLeave => {
+                rings.slots.clear();
+                rings.reader = None;
+                Ok(Answer::Done)
+            }
+            Command::RingRead { count, timeout } => self.read_slots(count, timeout).map(Answer::Number),
+            other => unreachable!("no family of commands has {other:?}"),
+        }
+    }
+
+    fn publish(&mut self, count: u64, pause: u64) -> Result<()> {
+        let stream = self.stream(0)?;
+        let half = TensorLayout::contiguous(Dtype::U8, [SLOT / 2])?;
+        let halves = TensorTable::packed(1, [("first", half.clone()), ("second", half)])?;
+        for _ in 0..count {
+            let slot = self.rings.writer().write(&stream)?;
+            let byte = slot.sequence() as u8;
+            slot.tensor(&halves, "first")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
+            stream.delay(Duration::from_micros(pause))?;
+            slot.tensor(&halves, "second")?.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
+            slot.publish(&stream)?;
+        }
+        Ok(())
+    }
+
+    fn publish_now(&mut self, count: u64) -> Result<()> {
+        let stream = self.stream(0)?;
+        for _ in 0..count {
+            self.rings.writer().wait_writable(Duration::from_secs(10))?;
+            let mut slot = self.rings.writer().write(&stream)?;
+            let byte = slot.sequence() as u8;
+            slot.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
+            stream.synchronize()?;
+            slot.publish_now()?;
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self) -> Result<u64> {
+        let stream = self.stream(0)?;
+        let mut read = || -> Result<(u64, Vec<u8>)> {
+            let slot = self.rings.reader().next(&stream)?;
+            let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
+            let sequence = slot.sequence();
+            slot.release(&stream)?;
+            Ok((sequence, bytes))
+        };
+        let mut count = 0_u64;
+        loop {
+            match read() {
+                Ok((sequence, bytes)) => {
+                    check_bytes(sequence, &bytes)?;
+                    count += 1;
+                }
+                Err(Error::RingClosed { .. }) => return Ok(count),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn read_slots(&mut self, count: u64, timeout: Duration) -> Result<u64> {
+        let stream = self.stream(0)?;
+        let mut copies = Vec::new();
+        for _ in 0..count {
+            let copy = self.ipc.allocate(0, SLOT)?;
+            let slot = self.rings.reader().wait_next(timeout)?;
+            copy.view_mut::<u8>(&stream)?.copy_from_device(&slot.view::<u8, _>(&stream)?)?;
+            copies.push((slot.sequence(), copy));
+            slot.release(&stream)?;
+        }
+        stream.synchronize()?;
+        for (sequence, copy) in copies {
+            check_bytes(sequence, &copy.view::<u8>(&stream)?.to_vec()?)?;
+        }
+        Ok(self.rings.reader().sequence())
+    }
+}
+
+fn check_bytes(sequence: u64, bytes: &[u8]) -> Result<()> {
+    match bytes.iter().find(|byte| **byte != sequence as u8) {
+        None => Ok(()),
+        Some(byte) => Err(Error::Protocol(format!("sequence {sequence} has a byte {byte}"))),
+    }
+}
