@@ -41,6 +41,8 @@ pub enum Answer {
 }
 
 /// An agent. Dropping it kills it.
+///
+/// Every method panics if the agent does otherwise than it says, or not in time.
 #[derive(Debug)]
 pub struct Child {
     agent: Agent,
@@ -48,10 +50,6 @@ pub struct Child {
 
 impl Child {
     /// Starts an agent and waits until it has its machine.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it cannot be started.
     #[track_caller]
     pub fn start(setup: &Setup<'_>) -> Self {
         let mut words = setup.through.iter().chain(std::iter::once(&setup.program));
@@ -97,20 +95,12 @@ impl Child {
     }
 
     /// Waits for the answer to the last command.
-    ///
-    /// # Panics
-    ///
-    /// Panics if none arrives in time.
     #[track_caller]
     pub fn receive(&mut self) -> Answer {
         self.receive_for(DEADLINE)
     }
 
     /// Waits for the answer to the last command, with a time limit.
-    ///
-    /// # Panics
-    ///
-    /// Panics if none arrives in time.
     #[track_caller]
     pub fn receive_for(&mut self, timeout: Duration) -> Answer {
         match self.agent.receive(timeout) {
@@ -133,10 +123,6 @@ impl Child {
     }
 
     /// Sends a command and waits for the answer.
-    ///
-    /// # Panics
-    ///
-    /// Panics if none arrives in time.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> Answer {
         self.send(command);
@@ -144,10 +130,6 @@ impl Child {
     }
 
     /// Sends a command that succeeds; returns the answer.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it fails.
     #[track_caller]
     pub fn ok(&mut self, command: &str) -> String {
         match self.ask(command) {
@@ -157,10 +139,6 @@ impl Child {
     }
 
     /// Sends a command that fails with this variant; returns the error's text.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it succeeds, or fails in another way.
     #[track_caller]
     pub fn fails(&mut self, command: &str, variant: &str) -> String {
         match self.ask(command) {
@@ -170,10 +148,6 @@ impl Child {
     }
 
     /// Asserts that neither an answer nor an event arrives within this time.
-    ///
-    /// # Panics
-    ///
-    /// Panics if one does, or if the agent exits.
     #[track_caller]
     pub fn says_nothing_for(&mut self, time: Duration) {
         let received = self.agent.event(time);
@@ -181,10 +155,6 @@ impl Child {
     }
 
     /// Waits for the next event.
-    ///
-    /// # Panics
-    ///
-    /// Panics if none arrives in time, or one with another beginning.
     #[track_caller]
     pub fn event(&mut self, begins: &str) -> String {
         let event = self.agent.event(DEADLINE).expect("an event");
@@ -200,10 +170,6 @@ impl Child {
     }
 
     /// Waits until it is killed.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it answers, exits in another way, or not in time.
     #[track_caller]
     pub fn is_killed(&mut self) {
         let answer = self.receive();
@@ -217,19 +183,11 @@ impl Child {
     }
 
     /// Stops it; returns when every thread is stopped.
-    ///
-    /// # Panics
-    ///
-    /// Panics if that fails.
     pub fn stop(&self) {
         self.agent.process().stop().expect("it can be signalled");
     }
 
     /// Waits until it has stopped itself at a point of the protocol.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it does not.
     #[track_caller]
     pub fn has_stopped(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
@@ -240,19 +198,11 @@ impl Child {
     }
 
     /// Resumes it.
-    ///
-    /// # Panics
-    ///
-    /// Panics if that fails.
     pub fn resume(&self) {
         self.agent.process().resume().expect("it can be signalled");
     }
 
     /// Returns a counter of the library (`leases`, `mapped_bytes`, …).
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such counter.
     #[track_caller]
     pub fn counter(&mut self, name: &str) -> u64 {
         let counts = self.ok("counters");
@@ -266,10 +216,6 @@ impl Child {
     }
 
     /// Returns the number of calls of an operation of its machine (`open`, `close`, `export`, …).
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such operation.
     #[track_caller]
     pub fn calls(&mut self, operation: &str) -> u64 {
         let counts = self.ok("engine");

@@ -41,14 +41,12 @@ pub struct Opening {
     /// The descriptor of the export, which the agent parses.
     pub descriptor: String,
     /// The device.
-    #[serde(default)]
     pub place: Place,
     /// The access to request; by default the access that the exporter permits.
     pub access: Option<Access>,
     /// The time limit; by default the library's.
     pub timeout: Option<Duration>,
     /// Whether the mapping is a copy.
-    #[serde(default)]
     pub copying: Copying,
 }
 
@@ -89,7 +87,6 @@ pub struct Sharing {
     /// The buffer or mapping; by default a new buffer.
     pub of: Option<String>,
     /// The offset of the region in the buffer, in bytes.
-    #[serde(default)]
     pub offset: u64,
     /// The kind of handle that a new buffer is allocated for.
     pub kind: Option<u16>,
@@ -100,7 +97,6 @@ pub struct Sharing {
     /// Delays the stream of device 0, which writes the bytes.
     pub ready_in: Option<Duration>,
     /// Whether the drop of the owner blocks until [`Command::Unblock`].
-    #[serde(default)]
     pub blocked: bool,
     /// Drops the export of that name this number of µs before the new export starts.
     pub after_drop: Option<u64>,
@@ -167,33 +163,17 @@ pub enum Command {
     /// Returns the identities of its devices.
     Devices,
     /// Creates the stream of a device, so that later commands are quick.
-    Prepare {
-        #[serde(default)]
-        device: u32,
-    },
+    Prepare { device: u32 },
     /// Runs every operation on memory once on device 0, so that later commands are quick.
     WarmUp,
     /// Submits a delay to a device's stream.
-    Delay {
-        time: Duration,
-        #[serde(default)]
-        device: u32,
-    },
+    Delay { time: Duration, device: u32 },
     /// Waits for a device's stream.
-    Sync {
-        #[serde(default)]
-        device: u32,
-    },
+    Sync { device: u32 },
     /// Returns the bytes of a device that are free, as the bare backend reports them.
-    FreeMemory {
-        #[serde(default)]
-        device: u32,
-    },
+    FreeMemory { device: u32 },
     /// Returns the bytes of a device that are in use.
-    MemoryInUse {
-        #[serde(default)]
-        device: u32,
-    },
+    MemoryInUse { device: u32 },
     /// Returns the whitelist id of the agent on a device.
     PeerId { device: u32 },
     /// Counts its mappings and file descriptors.
@@ -202,26 +182,13 @@ pub enum Command {
     Counters,
 
     /// Allocates a buffer, for a kind of handle if one is given; writes `bytes` and waits.
-    Allocate {
-        name: String,
-        len: u64,
-        #[serde(default)]
-        device: u32,
-        kind: Option<u16>,
-        bytes: Option<Vec<u8>>,
-    },
+    Allocate { name: String, len: u64, device: u32, kind: Option<u16>, bytes: Option<Vec<u8>> },
     /// Frees a buffer.
     Free { name: String },
     /// Shares a buffer, a mapping or new memory.
     Share(Box<Sharing>),
     /// Shares one region over `count` adjacent allocations of `len` bytes, from an offset in the first to the end of the last.
-    ShareMany {
-        name: String,
-        count: u64,
-        len: u64,
-        #[serde(default)]
-        from: u64,
-    },
+    ShareMany { name: String, count: u64, len: u64, from: u64 },
     /// Shares a buffer that the export does not keep.
     ShareBorrowed { name: String, of: String },
     /// Lets the drop of a blocked owner continue.
@@ -233,12 +200,7 @@ pub enum Command {
     /// Waits until an export has no holder.
     WaitReleased { name: String, timeout: Duration },
     /// Closes an export of one tensor or of a bundle.
-    Close {
-        name: String,
-        timeout: Duration,
-        #[serde(default)]
-        free_anyway: bool,
-    },
+    Close { name: String, timeout: Duration, free_anyway: bool },
     /// Drops the exports and mappings of these names, of one tensor or of a bundle.
     Drop { names: Vec<String> },
 
@@ -255,11 +217,7 @@ pub enum Command {
     /// Reads a mapping or a buffer as floats.
     Floats { name: String },
     /// Returns the first float of a mapping or a buffer, or the last.
-    Float {
-        name: String,
-        #[serde(default)]
-        last: bool,
-    },
+    Float { name: String, last: bool },
     /// Adds one to every float of a mapping and returns the first. Replaces the stream if that fails.
     Touch { name: String },
     /// Writes bytes to a mapping, of which neighbours differ, and waits.
@@ -310,19 +268,9 @@ pub enum Command {
     /// Returns whether device 0 has timelines.
     HasTimelines,
     /// Makes a device's stream signal a timeline.
-    Signal {
-        name: String,
-        value: u64,
-        #[serde(default)]
-        device: u32,
-    },
+    Signal { name: String, value: u64, device: u32 },
     /// Makes a device's stream wait for a timeline.
-    Wait {
-        name: String,
-        value: u64,
-        #[serde(default)]
-        device: u32,
-    },
+    Wait { name: String, value: u64, device: u32 },
     /// Signals a timeline on the host.
     SignalNow { name: String, value: u64 },
     /// Waits for a timeline on the host.
@@ -332,42 +280,23 @@ pub enum Command {
     /// Checks whether the peer of a timeline still exists.
     Check { name: String },
     /// Adds one to every float of a mapping or a buffer, in turns with the peer of the timeline of that name.
-    Rounds {
-        name: String,
-        count: u64,
-        #[serde(default)]
-        first: bool,
-    },
+    Rounds { name: String, count: u64, first: bool },
 
     /// Listens for channels; opens what they bring by a device map of ordinals.
-    Listen {
-        under: String,
-        #[serde(default)]
-        map: Vec<(u32, u32)>,
-    },
+    Listen { under: String, map: Vec<(u32, u32)> },
     /// Stops listening.
     Unlisten { under: String },
     /// Accepts a channel; returns the process id of the peer.
     Accept { under: String, name: String, timeout: Duration },
     /// Connects a channel; returns the process id of the peer.
-    Connect {
-        under: String,
-        name: String,
-        timeout: Duration,
-        user: Option<u32>,
-        #[serde(default)]
-        map: Vec<(u32, u32)>,
-    },
+    Connect { under: String, name: String, timeout: Duration, user: Option<u32>, map: Vec<(u32, u32)> },
     /// Sends exports and bundles by a channel with `bytes`, or with `len` bytes that count up. The stream of a device
     /// writes the tensors. `drops` drops the exports after that.
     Send {
         by: String,
-        #[serde(default)]
         len: usize,
         timeout: Duration,
-        #[serde(default)]
         of: Vec<String>,
-        #[serde(default)]
         drops: bool,
         ready_on: Option<u32>,
         bytes: Option<Vec<u8>>,
@@ -379,10 +308,8 @@ pub enum Command {
         of: String,
         name: String,
         place: Option<Place>,
-        #[serde(default)]
         index: usize,
         timeout: Option<Duration>,
-        #[serde(default)]
         copying: Copying,
     },
     /// Opens a bundle of a message, as [`OpenReceived`](Self::OpenReceived) does a tensor.
@@ -390,7 +317,6 @@ pub enum Command {
         of: String,
         name: String,
         place: Option<Place>,
-        #[serde(default)]
         index: usize,
         timeout: Option<Duration>,
     },
@@ -415,12 +341,7 @@ pub enum Command {
     /// With `neighbours` as two tensors that overlap: `a` in the first two thirds, and `b` in the last two thirds.
     ShareBlocks { name: String, count: u64, len: u64, devices: Option<u64>, neighbours: Option<u8> },
     /// Opens a bundle; returns the number of its tensors.
-    OpenBundle {
-        name: String,
-        descriptor: BundleDescriptor,
-        #[serde(default)]
-        place: Place,
-    },
+    OpenBundle { name: String, descriptor: BundleDescriptor, place: Place },
     /// Reads a tensor of an open bundle as bytes.
     TensorBytes { name: String, tensor: String },
     /// Returns the first byte of a tensor and its last.
@@ -437,11 +358,7 @@ pub enum Command {
     /// Returns the number of readers.
     RingCount,
     /// Publishes `count` sequences. The stream pauses within each, for a number of µs.
-    RingPublish {
-        count: u64,
-        #[serde(default)]
-        pause: u64,
-    },
+    RingPublish { count: u64, pause: u64 },
     /// Publishes `count` sequences on the host, after a stream has written them.
     RingPublishNow { count: u64 },
     /// Takes the next slot for writing and drops it; returns its sequence.
@@ -455,20 +372,13 @@ pub enum Command {
     /// Closes the ring.
     RingClose { timeout: Duration },
     /// Joins a ring on a device's stream; returns the sequence that it begins with.
-    RingJoin {
-        descriptor: String,
-        #[serde(default)]
-        device: u32,
-    },
+    RingJoin { descriptor: String, device: u32 },
     /// Takes the next slot for reading; returns its sequence.
     RingNext,
     /// Waits for the next slot, reads its bytes and releases it.
     RingNextBytes { timeout: Duration },
     /// Releases the oldest slot taken, on the agent's stream or on another stream, which is then synchronized.
-    RingRelease {
-        #[serde(default)]
-        elsewhere: bool,
-    },
+    RingRelease { elsewhere: bool },
     /// Views the oldest slot taken.
     RingView,
     /// Checks the oldest slot taken.

@@ -25,10 +25,23 @@ use crate::outcome::{Outcome, Stop, fail};
 use crate::process::{Peer, ReceiveError};
 use crate::usage::Usage;
 
+/// Returns the value of an answer of this variant.
+macro_rules! value_of {
+    ($answer:expr, $variant:ident) => {
+        match $answer {
+            Answer::$variant(value) => Ok(value),
+            other => wrong(&other),
+        }
+    };
+}
+
 /// Begins a line that reports an event.
 const EVENT: &str = "event ";
 
 /// An agent, seen from the test. Dropping it kills it.
+///
+/// A method that returns a [`Stop`] fails if the agent has exited or does not reply, or if the library's error is not a
+/// part of its return type.
 #[derive(Debug)]
 pub struct Agent {
     peer: Peer,
@@ -52,10 +65,6 @@ impl Agent {
     }
 
     /// Sends a command and waits for the reply.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] if the agent has exited or does not reply.
     #[track_caller]
     pub fn tell(&mut self, command: &Command) -> Result<Reply, Stop> {
         self.begin(command)?;
@@ -63,20 +72,12 @@ impl Agent {
     }
 
     /// Sends a command; [`answer`](Self::answer) waits for the reply.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] if the agent has exited.
     #[track_caller]
     pub fn begin(&mut self, command: &impl Serialize) -> Outcome {
         Ok(self.peer.send_line(&serde_json::to_string(command)?)?)
     }
 
     /// Waits for the reply to the last command.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] if the agent has exited or does not reply.
     #[track_caller]
     pub fn answer(&mut self) -> Result<Reply, Stop> {
         self.receive(PATIENCE).map_err(|error| self.peer.explain(&error))
@@ -120,10 +121,6 @@ impl Agent {
     }
 
     /// Tells it something that must succeed.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the library's error.
     #[track_caller]
     pub fn must(&mut self, command: &Command) -> Result<Answer, Stop> {
         match self.tell(command)?.result {
@@ -138,33 +135,18 @@ impl Agent {
     }
 
     /// The identities of the devices that it sees.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn devices(&mut self) -> Result<Vec<DeviceIdentity>, Stop> {
-        match self.must(&Command::Devices)? {
-            Answer::Devices(devices) => Ok(devices),
-            other => wrong(&other),
-        }
+        value_of!(self.must(&Command::Devices)?, Devices)
     }
 
     /// Has it make its stream of a device, so that what comes next is quick.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn prepare(&mut self, device: u32) -> Outcome {
         self.must(&Command::Prepare { device }).map(drop)
     }
 
     /// Has it allocate a buffer with these bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn allocate(&mut self, name: &str, device: u32, bytes: &[u8]) -> Outcome {
         let (name, len, bytes) = (name.into(), bytes.len() as u64, Some(bytes.to_vec()));
@@ -172,10 +154,6 @@ impl Agent {
     }
 
     /// Has it allocate a buffer for handles of this kind on device 0 with these bytes, and share all of it.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn export_as(&mut self, kind: HandleKind, name: &str, bytes: &[u8]) -> Result<Descriptor, Stop> {
         let (len, bytes) = (bytes.len() as u64, Some(bytes.to_vec()));
@@ -184,20 +162,12 @@ impl Agent {
     }
 
     /// Has it share a buffer, or a part of it, by the buffer's name.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn share(&mut self, name: &str, sharing: Sharing) -> Result<Descriptor, Stop> {
         self.share_as(name, name, sharing)
     }
 
     /// Has it share a buffer, or a part of it, by a name of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn share_as(&mut self, name: &str, of: &str, sharing: Sharing) -> Result<Descriptor, Stop> {
         let sharing = Sharing { name: name.into(), of: Some(of.into()), ..sharing };
@@ -205,10 +175,6 @@ impl Agent {
     }
 
     /// Has it allocate a buffer on device 0 with these bytes, and share all of it.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn export(&mut self, name: &str, bytes: &[u8]) -> Result<Descriptor, Stop> {
         self.allocate(name, 0, bytes)?;
@@ -216,24 +182,13 @@ impl Agent {
     }
 
     /// Has it open memory.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the library's error.
     #[track_caller]
     pub fn open(&mut self, name: &str, descriptor: &Descriptor, place: Place) -> Result<Mapped, Stop> {
         let opening = Opening { name: name.into(), ..Opening::new(descriptor, place) };
-        match self.must(&Command::Open(Box::new(opening)))? {
-            Answer::Mapping(mapped) => Ok(mapped),
-            other => wrong(&other),
-        }
+        value_of!(self.must(&Command::Open(Box::new(opening)))?, Mapping)
     }
 
     /// Has it try to open memory.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] where the agent has ended; the library's error is the inner one.
     #[track_caller]
     pub fn try_open(&mut self, name: &str, opening: Opening) -> Result<Result<Mapped, Refusal>, Stop> {
         let opening = Opening { name: name.into(), ..opening };
@@ -245,23 +200,12 @@ impl Agent {
     }
 
     /// The bytes of a mapping or a buffer.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>, Stop> {
-        match self.must(&Command::Bytes { name: name.into() })? {
-            Answer::Bytes(bytes) => Ok(bytes),
-            other => wrong(&other),
-        }
+        value_of!(self.must(&Command::Bytes { name: name.into() })?, Bytes)
     }
 
     /// The CRC-32 of the bytes of a mapping or a buffer.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn checksum(&mut self, name: &str) -> Result<u32, Stop> {
         match self.must(&Command::Checksum { name: name.into() })? {
@@ -271,43 +215,24 @@ impl Agent {
     }
 
     /// The floats of a mapping or a buffer.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn floats(&mut self, name: &str) -> Result<Vec<f32>, Stop> {
-        match self.must(&Command::Floats { name: name.into() })? {
-            Answer::Floats(floats) => Ok(floats),
-            other => wrong(&other),
-        }
+        value_of!(self.must(&Command::Floats { name: name.into() })?, Floats)
     }
 
     /// Submits adding to every float of a mapping or a buffer.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn add(&mut self, name: &str, value: f32) -> Outcome {
         self.must(&Command::Add { name: name.into(), value }).map(drop)
     }
 
     /// Waits for its stream of a device.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn synchronize(&mut self, device: u32) -> Outcome {
         self.must(&Command::Sync { device }).map(drop)
     }
 
     /// Drops a mapping; says how long that took.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn drop_mapping(&mut self, name: &str) -> Result<Duration, Stop> {
         let reply = self.tell(&Command::Drop { names: vec![name.into()] })?;
@@ -317,10 +242,6 @@ impl Agent {
 
     /// Has it open a handle on the bare backend and close it again. Returns the length of the range in bytes, and how the
     /// backend answered the question for the extents of that range; or the error of the open.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     #[allow(clippy::type_complexity, reason = "two results, of the backend and of the agent")]
     pub fn bare_open(
@@ -336,23 +257,12 @@ impl Agent {
     }
 
     /// Counts its mappings and descriptors.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn usage(&mut self) -> Result<Usage, Stop> {
-        match self.must(&Command::Usage)? {
-            Answer::Usage(usage) => Ok(usage),
-            other => wrong(&other),
-        }
+        value_of!(self.must(&Command::Usage)?, Usage)
     }
 
     /// Has it end at once, without dropping anything, and reaps it.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn exit(mut self) -> Outcome {
         self.begin(&Command::Exit)?;
@@ -360,10 +270,6 @@ impl Agent {
     }
 
     /// Kills it, and reaps it.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`].
     #[track_caller]
     pub fn kill(mut self) -> Outcome {
         self.peer.kill()?;
@@ -373,23 +279,12 @@ impl Agent {
 }
 
 /// The bundle that was answered with.
-///
-/// # Errors
-///
-/// [`Stop::Failed`] where it is something else.
 #[track_caller]
 pub fn bundle(answer: Answer) -> Result<BundleDescriptor, Stop> {
-    match answer {
-        Answer::Bundle(descriptor) => Ok(descriptor),
-        other => wrong(&other),
-    }
+    value_of!(answer, Bundle)
 }
 
 /// The descriptor that was answered with.
-///
-/// # Errors
-///
-/// [`Stop::Failed`] where it is something else.
 #[track_caller]
 pub fn descriptor(answer: Answer) -> Result<Descriptor, Stop> {
     match answer {

@@ -1,14 +1,15 @@
 //! Commands in words: `open m DESCRIPTOR timeout=500` is [`Command::Open`](super::Command::Open).
 //!
-//! The first word names the variant. The next words are its fields in their order; `field=value` sets a field out of order,
-//! and fields with a default may be left out. Times are in milliseconds. `stream:0` is a variant with a value. A list
-//! takes all remaining words, or one word with commas.
+//! The first word names the variant. The next words are its fields in their order; `field=value` sets a field out of order.
+//! Flags, numbers, lists, options and enums may be left out: they are false, zero, empty, `None` and their first variant.
+//! Times are in ms. `stream:0` is a variant with a value. A list takes all remaining words, or one word with commas.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
+use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer, SeqDeserializer};
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, IntoDeserializer, MapAccess,
     VariantAccess, Visitor,
@@ -21,36 +22,108 @@ use serde::forward_to_deserialize_any;
 ///
 /// An error if the other words are not the variant's fields.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
-    let mut positional = VecDeque::new();
-    let mut keyed = BTreeMap::new();
-    let mut words = text.split_whitespace();
-    let variant = words.next().unwrap_or_default();
-    for word in words {
+    let mut all = text.split_whitespace();
+    let mut words = Words { command: all.next().unwrap_or_default(), ..Words::default() };
+    for word in all {
         match word.split_once('=') {
-            Some((key, value)) => drop(keyed.insert(key, value)),
-            None => positional.push_back(word),
+            Some((key, value)) => drop(words.keyed.insert(key, value)),
+            None => words.positional.push_back(word),
         }
     }
-    let mut known = true;
-    let words = Words { variant, positional, keyed, known: &mut known };
-    match T::deserialize(words) {
-        Err(_) if !known => Ok(None),
-        result => result.map(Some).map_err(|error| Error::custom(format_args!("{variant}: {error}"))),
+    match T::deserialize(&mut words) {
+        Err(_) if words.unknown => Ok(None),
+        result => result.map(Some).map_err(|error| Error::custom(format_args!("{}: {error}", words.command))),
     }
 }
 
-struct Words<'a, 'k> {
-    variant: &'a str,
+#[derive(Default)]
+struct Words<'a> {
+    command: &'a str,
+    /// Whether the variant has been found, so that enums are values of fields.
+    started: bool,
+    unknown: bool,
+    /// The fields that have no value yet.
+    names: VecDeque<&'static str>,
     positional: VecDeque<&'a str>,
     keyed: BTreeMap<&'a str, &'a str>,
-    known: &'k mut bool,
+    /// The value of the current field, if it is out of order.
+    value: Option<&'a str>,
 }
 
-impl<'de> Deserializer<'de> for Words<'de, '_> {
+impl<'a> Words<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        self.value.take().or_else(|| self.positional.pop_front())
+    }
+
+    fn word(&mut self) -> Result<&'a str, Error> {
+        self.next().ok_or_else(|| Error::custom("a word is missing"))
+    }
+
+    fn number<T: FromStr<Err: Display> + Default>(&mut self) -> Result<T, Error> {
+        let Some(word) = self.next() else { return Ok(T::default()) };
+        word.parse().map_err(|error| Error::custom(format_args!("{word:?}: {error}")))
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        match self.positional.front().or_else(|| self.keyed.keys().next()) {
+            None => Ok(()),
+            Some(word) => Err(Error::custom(format_args!("unexpected {word:?}"))),
+        }
+    }
+}
+
+macro_rules! numbers {
+    ($($method:ident $visit:ident,)*) => {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+            visitor.$visit(self.number()?)
+        })*
+    };
+}
+
+impl<'de> Deserializer<'de> for &mut Words<'de> {
     type Error = Error;
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
-        Err(Error::custom("words are a command, which is an enum"))
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_borrowed_str(self.word()?)
+    }
+
+    numbers! {
+        deserialize_u8 visit_u8, deserialize_u16 visit_u16, deserialize_u32 visit_u32, deserialize_u64 visit_u64,
+        deserialize_i32 visit_i32, deserialize_i64 visit_i64, deserialize_f32 visit_f32,
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_bool(self.number::<u8>()? != 0)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        if self.value.is_none() && self.positional.is_empty() {
+            return visitor.visit_none();
+        }
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        let words: Vec<_> = match self.value.take() {
+            Some(list) => list.split(',').collect(),
+            None => self.positional.drain(..).collect(),
+        };
+        visitor.visit_seq(SeqDeserializer::new(words.into_iter()))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        names: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        if name == "Duration" {
+            let time = Duration::from_millis(self.word()?.parse().map_err(Error::custom)?);
+            let parts = [time.as_secs(), time.subsec_nanos().into()];
+            return visitor.visit_seq(SeqDeserializer::new(parts.into_iter()));
+        }
+        self.names = names.iter().copied().collect();
+        visitor.visit_map(self)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -59,54 +132,35 @@ impl<'de> Deserializer<'de> for Words<'de, '_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        *self.known = variants.contains(&self.variant);
-        visitor.visit_enum(self)
+        if !self.started {
+            self.started = true;
+            self.unknown = !variants.contains(&self.command);
+            return visitor.visit_enum(self);
+        }
+        let word = self.next().unwrap_or(variants[0]);
+        let Some((variant, value)) = word.split_once(':') else {
+            return visitor.visit_enum(word.into_deserializer());
+        };
+        let value: u32 = value.parse().map_err(Error::custom)?;
+        let pair = MapDeserializer::new([(variant, value)].into_iter());
+        visitor.visit_enum(MapAccessDeserializer::new(pair))
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq
-        tuple tuple_struct map struct identifier ignored_any
+        i8 i16 f64 char str string bytes byte_buf unit unit_struct newtype_struct tuple tuple_struct map identifier ignored_any
     }
 }
 
-impl<'de> EnumAccess<'de> for Words<'de, '_> {
+impl<'de> EnumAccess<'de> for &mut Words<'de> {
     type Error = Error;
-    type Variant = Fields<'de>;
+    type Variant = Self;
 
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Fields<'de>), Error> {
-        let variant = seed.deserialize(self.variant.into_deserializer())?;
-        Ok((variant, Fields { names: [].iter(), positional: self.positional, keyed: self.keyed, next: None }))
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self), Error> {
+        Ok((seed.deserialize(self.command.into_deserializer())?, self))
     }
 }
 
-/// The words behind the first, as the fields of a variant or of the struct in it.
-struct Fields<'a> {
-    names: std::slice::Iter<'static, &'static str>,
-    positional: VecDeque<&'a str>,
-    keyed: BTreeMap<&'a str, &'a str>,
-    /// The value of the field that was named last, unless it is positional.
-    next: Option<&'a str>,
-}
-
-impl<'a> Fields<'a> {
-    fn finish(&self) -> Result<(), Error> {
-        match self.positional.front().or_else(|| self.keyed.keys().next()) {
-            None => Ok(()),
-            Some(word) => Err(Error::custom(format_args!("unexpected {word:?}"))),
-        }
-    }
-
-    fn visit<V: Visitor<'a>>(
-        mut self,
-        names: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        self.names = names.iter();
-        visitor.visit_map(self)
-    }
-}
-
-impl<'de> VariantAccess<'de> for Fields<'de> {
+impl<'de> VariantAccess<'de> for &mut Words<'de> {
     type Error = Error;
 
     fn unit_variant(self) -> Result<(), Error> {
@@ -126,148 +180,21 @@ impl<'de> VariantAccess<'de> for Fields<'de> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        self.visit(names, visitor)
+        self.deserialize_struct("", names, visitor)
     }
 }
 
-impl<'de> Deserializer<'de> for Fields<'de> {
-    type Error = Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
-        Err(Error::custom("a variant without named fields holds a struct"))
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        names: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        self.visit(names, visitor)
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq
-        tuple tuple_struct map enum identifier ignored_any
-    }
-}
-
-impl<'de> MapAccess<'de> for Fields<'de> {
+impl<'de> MapAccess<'de> for &mut Words<'de> {
     type Error = Error;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
-        for name in self.names.by_ref() {
-            self.next = self.keyed.remove(name);
-            if self.next.is_some() || !self.positional.is_empty() {
-                return seed.deserialize(name.into_deserializer()).map(Some);
-            }
-        }
-        self.finish().map(|()| None)
+        let Some(name) = self.names.pop_front() else { return self.finish().map(|()| None) };
+        self.value = self.keyed.remove(name);
+        seed.deserialize(name.into_deserializer()).map(Some)
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        seed.deserialize(Value { word: self.next.take(), rest: &mut self.positional })
-    }
-}
-
-/// The value of a field: a word, or the next of the words in order.
-struct Value<'a, 'r> {
-    word: Option<&'a str>,
-    rest: &'r mut VecDeque<&'a str>,
-}
-
-impl<'a> Value<'a, '_> {
-    fn word(self) -> Result<&'a str, Error> {
-        self.word.or_else(|| self.rest.pop_front()).ok_or_else(|| Error::custom("a word is missing"))
-    }
-
-    fn parse<T: std::str::FromStr<Err: Display>>(self) -> Result<T, Error> {
-        let word = self.word()?;
-        word.parse().map_err(|error| Error::custom(format_args!("{word:?}: {error}")))
-    }
-}
-
-macro_rules! numbers {
-    ($($method:ident $visit:ident;)*) => {
-        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-            visitor.$visit(self.parse()?)
-        })*
-    };
-}
-
-impl<'de> Deserializer<'de> for Value<'de, '_> {
-    type Error = Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_borrowed_str(self.word()?)
-    }
-
-    numbers! {
-        deserialize_u8 visit_u8;
-        deserialize_u16 visit_u16;
-        deserialize_u32 visit_u32;
-        deserialize_u64 visit_u64;
-        deserialize_i32 visit_i32;
-        deserialize_i64 visit_i64;
-        deserialize_f32 visit_f32;
-    }
-
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_bool(self.parse::<u8>()? != 0)
-    }
-
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_some(self)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        visitor.visit_newtype_struct(self)
-    }
-
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let words: Vec<_> = match self.word {
-            Some(list) => list.split(',').collect(),
-            None => self.rest.drain(..).collect(),
-        };
-        visitor.visit_seq(SeqDeserializer::new(words.into_iter()))
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        _: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        if name != "Duration" {
-            return Err(Error::custom(format_args!("{name} cannot be written as a word")));
-        }
-        let time = Duration::from_millis(self.parse()?);
-        visitor.visit_seq(SeqDeserializer::new([time.as_secs(), time.subsec_nanos().into()].into_iter()))
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        _: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        let word = self.word()?;
-        match word.split_once(':') {
-            None => visitor.visit_enum(word.into_deserializer()),
-            Some((variant, value)) => {
-                let value: u32 = value.parse().map_err(Error::custom)?;
-                let pair = MapDeserializer::new([(variant, value)].into_iter());
-                visitor.visit_enum(serde::de::value::MapAccessDeserializer::new(pair))
-            }
-        }
-    }
-
-    forward_to_deserialize_any! {
-        i8 i16 f64 char str string bytes byte_buf unit unit_struct tuple tuple_struct map identifier ignored_any
+        seed.deserialize(&mut **self)
     }
 }
 
@@ -300,7 +227,9 @@ mod tests {
     #[test]
     fn words_that_fit_no_field_are_rejected() {
         assert!(parse::<Command>("frobnicate x").expect("no error").is_none());
-        for wrong in ["free", "free x y", "free x colour=blue", "signal t many", "nothing more"] {
+        for wrong in
+            ["free", "free x y", "free x colour=blue", "signal t many", "nothing more", "wait-now t 1"]
+        {
             assert!(parse::<Command>(wrong).is_err(), "{wrong}");
         }
     }
