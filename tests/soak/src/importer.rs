@@ -1,23 +1,27 @@
-//! The importing process: reads commands from standard input, answers each on standard output.
+//! The importing process: carries out the commands of the exporter and answers each.
 
-use std::io::{BufRead, Write, stdin, stdout};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
 use device_ipc::{Descriptor, Error, Ipc, Mapping, Stream, close_unused};
+use device_ipc_conformance::Lines;
 
 use crate::TIMEOUT;
 use crate::rows::{ELEMENTS, ipc};
 use crate::sizes::Sizes;
 
-/// Serves until standard input ends.
+/// Time that an importer waits for the next command; its exporter kills it long before.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Carries out commands until the exporter closes the connection.
 pub(crate) fn serve(device: u32) -> Result<()> {
     let ipc = ipc()?;
     let stream = ipc.create_stream(device)?;
     let mut held = Vec::new();
-    println!("ok");
-    for line in stdin().lock().lines() {
-        let line = line?;
+    let lines = Lines::of_child()?;
+    lines.send("ok")?;
+    while let Ok(line) = lines.receive(FOREVER) {
         let (command, arguments) = line.split_once(' ').unwrap_or((&line, ""));
         let answer = match command {
             "sizes" => {
@@ -31,10 +35,9 @@ pub(crate) fn serve(device: u32) -> Result<()> {
             _ => carry_out(&ipc, &stream, command, arguments).map(|()| String::new()),
         };
         match answer {
-            Ok(text) => println!("ok {text}"),
-            Err(error) => println!("error {error:#}"),
+            Ok(text) => lines.send(&format!("ok {text}"))?,
+            Err(error) => lines.send(&format!("error {error:#}"))?,
         }
-        stdout().flush()?;
     }
     Ok(())
 }
