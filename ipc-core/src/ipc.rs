@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "takes memory on trust that it does not own")]
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::interop::{DeviceOwner, Region};
@@ -12,12 +12,12 @@ use crate::backend::stream::AsStream;
 use crate::backend::{Buffer, Stream};
 use crate::backend::{DeviceIpc, HandleKind};
 use crate::model::address::DeviceRange;
-use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
-use crate::model::error::{Error, Result};
-use crate::model::placement::{DeviceMap, DeviceName};
+use crate::model::device::{DeviceInfo, DeviceOrdinal};
+use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
+use crate::sharing::Session;
 use crate::sharing::bundle::{BundleBuilder, BundleOpenBuilder};
 use crate::sharing::export::{ShareBuilder, check_backend, copy_and_wait};
 use crate::sharing::import::OpenBuilder;
@@ -35,17 +35,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Cheap to make and to clone. Making one creates no context on a device and starts no thread.
 #[derive(Clone, Debug)]
 pub struct Ipc {
-    backend: Arc<dyn DeviceIpc>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    /// Asked for once: what a process sees does not change while it runs.
-    devices: OnceLock<Vec<DeviceInfo>>,
-    socket_directory: Option<PathBuf>,
-    allow: AllowList,
-    timeout: Duration,
+    session: Session,
 }
 
 impl Ipc {
@@ -84,7 +74,7 @@ impl Ipc {
 
     /// The backend.
     pub fn backend(&self) -> &Arc<dyn DeviceIpc> {
-        &self.backend
+        self.session.backend()
     }
 
     /// The devices that this process sees. Creates no context.
@@ -93,11 +83,7 @@ impl Ipc {
     ///
     /// The vendor's.
     pub fn devices(&self) -> Result<&[DeviceInfo]> {
-        if let Some(devices) = self.shared.devices.get() {
-            return Ok(devices);
-        }
-        let devices = self.backend.devices()?;
-        Ok(self.shared.devices.get_or_init(|| devices))
+        self.session.devices()
     }
 
     /// Shares memory. The owner is kept until the last importer has let go, and then dropped on a thread of the library with the
@@ -107,7 +93,7 @@ impl Ipc {
     /// `CudaSlice`), or any raw address with what keeps it allocated ([`OwnedRegion`](crate::OwnedRegion)).
     pub fn share<M, O: DeviceOwner<M>>(&self, owner: O) -> ShareBuilder<'_, O> {
         let region = owner.region();
-        ShareBuilder::new(self, owner, region)
+        ShareBuilder::new(&self.session, owner, region)
     }
 
     /// Shares many named tensors at once, in any number of allocations on any of the devices.
@@ -125,12 +111,12 @@ impl Ipc {
     /// # }
     /// ```
     pub fn bundle(&self) -> BundleBuilder<'_> {
-        BundleBuilder::new(self)
+        BundleBuilder::new(&self.session)
     }
 
     /// Opens all tensors of a bundle of another process, on the devices that the builder's last call says, or none of them.
     pub fn open_bundle<'a>(&'a self, descriptor: &'a BundleDescriptor) -> BundleOpenBuilder<'a> {
-        BundleOpenBuilder::new(self, descriptor, self.shared.timeout)
+        BundleOpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
 
     /// Shares memory whose owner the library cannot keep: that of an engine with an allocator of its own.
@@ -144,7 +130,7 @@ impl Ipc {
     /// The region stays allocated, and is not given to anybody else, until the export has been closed
     /// ([`Export::close`](crate::Export::close) returned without an error).
     pub unsafe fn share_borrowed(&self, region: Region) -> ShareBuilder<'_, ()> {
-        ShareBuilder::new(self, (), region).borrowed()
+        ShareBuilder::new(&self.session, (), region).borrowed()
     }
 
     /// Shares a copy of memory that cannot travel itself ([`Error::NotShareable`]), or should not. The copy is made behind
@@ -161,43 +147,43 @@ impl Ipc {
     ) -> Result<ShareBuilder<'_, Buffer>> {
         let region = owner.region();
         let stream = stream.as_stream();
-        check_backend("the memory", region.backend, self.backend.info().name)?;
-        check_backend("the stream", stream.backend(), self.backend.info().name)?;
+        check_backend("the memory", region.backend, self.backend().info().name)?;
+        check_backend("the stream", stream.backend(), self.backend().info().name)?;
         let len = region.range.len;
         let copy = self.allocate(region.range.device, len.max(1))?;
         if len > 0 {
-            copy_and_wait(self, copy.range(), region.range, Some(stream))?;
+            copy_and_wait(&self.session, copy.range(), region.range, Some(stream))?;
         }
         let range = DeviceRange { len, ..copy.range() };
         let shared = Region { range, allocation: Some(copy.range()), ..region };
-        Ok(ShareBuilder::new(self, copy, shared))
+        Ok(ShareBuilder::new(&self.session, copy, shared))
     }
 
     /// Opens memory of another process, or of this one.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
-        OpenBuilder::new(self, descriptor, self.shared.timeout)
+        OpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
 
     /// Shares memory as a ring of slots that are written again and again, and that several processes read.
     pub fn ring<M, O: DeviceOwner<M>>(&self, owner: O) -> RingBuilder<'_, O> {
         let region = owner.region();
-        let share = ShareBuilder::new(self, owner, region);
-        RingBuilder::new(share, &self.backend, region, self.shared.timeout)
+        let share = ShareBuilder::new(&self.session, owner, region);
+        RingBuilder::new(share, self.backend(), region, self.session.patience())
     }
 
     /// Takes part in a ring of another process, or of this one, as a reader.
     pub fn open_ring<'a>(&'a self, descriptor: &'a RingDescriptor) -> RingOpenBuilder<'a> {
-        RingOpenBuilder::new(self.open(descriptor.memory()), descriptor, self.shared.timeout)
+        RingOpenBuilder::new(self.open(descriptor.memory()), descriptor, self.session.patience())
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).
     pub fn listen<'a>(&'a self, name: &'a str) -> ListenBuilder<'a> {
-        ListenBuilder::new(self, name)
+        ListenBuilder::new(&self.session, name)
     }
 
     /// Connects to whoever listens under a name; see [`Channel`](crate::Channel).
     pub fn connect<'a>(&'a self, name: &'a str) -> ConnectBuilder<'a> {
-        ConnectBuilder::new(self, name, self.shared.timeout)
+        ConnectBuilder::new(&self.session, name, self.session.patience())
     }
 
     /// Allocates memory that can be shared, for those who have no allocator of their own.
@@ -206,7 +192,7 @@ impl Ipc {
     ///
     /// [`Error::OutOfMemory`], [`Error::NoSuchDevice`], [`Error::InvalidRegion`] for zero bytes, else the vendor's.
     pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
-        Buffer::allocate(Arc::clone(&self.backend), device.into(), bytes)
+        Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes)
     }
 
     /// Allocates memory that can be shared by a handle of this kind ([`DeviceIpc::handle_kinds`]), for those who need what
@@ -221,7 +207,7 @@ impl Ipc {
         bytes: u64,
         kind: HandleKind,
     ) -> Result<Buffer> {
-        Buffer::allocate_as(Arc::clone(&self.backend), device.into(), bytes, kind)
+        Buffer::allocate_as(Arc::clone(self.backend()), device.into(), bytes, kind)
     }
 
     /// Creates a stream, for those who have none of their own.
@@ -230,47 +216,11 @@ impl Ipc {
     ///
     /// [`Error::NoSuchDevice`], else the vendor's.
     pub fn create_stream(&self, device: impl Into<DeviceOrdinal>) -> Result<Stream> {
-        Stream::create(Arc::clone(&self.backend), device.into())
+        Stream::create(Arc::clone(self.backend()), device.into())
     }
 
-    pub(crate) fn identity_of(&self, ordinal: DeviceOrdinal) -> Result<DeviceIdentity> {
-        let devices = self.devices()?;
-        devices.get(ordinal.index()).map(|device| device.identity).ok_or_else(|| Error::NoSuchDevice {
-            backend: self.backend.info().name,
-            ordinal,
-            count: devices.len(),
-        })
-    }
-
-    /// Where this process sees a device that a map names by its identity.
-    /// The device that a map names for memory that lives on `home`.
-    pub(crate) fn mapped_device(&self, map: &DeviceMap, home: DeviceIdentity) -> Result<DeviceOrdinal> {
-        match map.device_for(home)? {
-            DeviceName::Ordinal(ordinal) => Ok(ordinal),
-            DeviceName::Identity(identity) => self.ordinal_of(identity),
-        }
-    }
-
-    pub(crate) fn ordinal_of(&self, identity: DeviceIdentity) -> Result<DeviceOrdinal> {
-        let found = self.devices()?.iter().find(|device| device.identity == identity);
-        found.map(|device| device.ordinal).ok_or_else(|| {
-            Error::InvalidDeviceMap(format!(
-                "it names device {identity}, which this process does not see; add it to {}",
-                self.backend.visible_devices_variable()
-            ))
-        })
-    }
-
-    pub(crate) fn patience(&self) -> Duration {
-        self.shared.timeout
-    }
-
-    pub(crate) fn socket_directory(&self) -> Option<PathBuf> {
-        self.shared.socket_directory.clone()
-    }
-
-    pub(crate) fn allow_list(&self) -> &AllowList {
-        &self.shared.allow
+    pub(crate) const fn session(&self) -> &Session {
+        &self.session
     }
 }
 
@@ -341,13 +291,9 @@ impl IpcBuilder {
     /// Takes a backend that the caller made.
     pub fn with_backend(self, backend: Arc<dyn DeviceIpc>) -> Ipc {
         let from_environment = || nonempty_variable(SOCKET_DIR_VARIABLE).map(PathBuf::from);
-        let shared = Shared {
-            devices: OnceLock::new(),
-            socket_directory: self.socket_directory.or_else(from_environment),
-            allow: self.allow,
-            timeout: self.timeout.unwrap_or(DEFAULT_TIMEOUT),
-        };
-        Ipc { backend, shared: Arc::new(shared) }
+        let socket_directory = self.socket_directory.or_else(from_environment);
+        let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        Ipc { session: Session::new(backend, socket_directory, self.allow, timeout) }
     }
 
     fn choices(&self) -> Backends {

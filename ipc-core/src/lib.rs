@@ -22,6 +22,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+mod compat;
 mod control;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -42,6 +43,8 @@ pub use backend::{
     DeviceStream, DeviceTimelines, Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo,
     Opened, ReceivedHandle, Stream, View, ViewMut,
 };
+#[doc(hidden)]
+pub use compat::{BundleError, ReleaseError, RingReleaseError, ShareError};
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };
@@ -62,14 +65,12 @@ pub use patterns::channel::{
     ReceivedBundle, ReceivedTensor,
 };
 pub use patterns::ring::{
-    ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders,
-    RingReleaseError, RingWriteSlot,
+    ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
-pub use sharing::bundle::{
-    BundleBuilder, BundleError, BundleExport, BundleMapping, BundleOpenBuilder, MemoryId,
-};
-pub use sharing::export::{Export, Exposing, Exposure, Hanging, ShareBuilder, ShareError};
-pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, ReleaseError, Tensor};
+pub use sharing::ErrorWith;
+pub use sharing::bundle::{BundleBuilder, BundleExport, BundleMapping, BundleOpenBuilder, MemoryId};
+pub use sharing::export::{Export, Exposing, Exposure, Hanging, ShareBuilder};
+pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};
 pub use transport::{AllowList, Counters, ListedProcess, list_exports};

@@ -34,7 +34,6 @@ impl<T> DeviceBound<T> {
     }
 
     /// Binds a value to no device.
-    #[cfg(test)]
     pub(crate) fn unbound(value: T) -> Self {
         Self { value: Some(value), place: None, process: Owner::current() }
     }

@@ -124,9 +124,10 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use crate::model::access::Access;
 pub(crate) use bound::DeviceBound;
 pub use buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
-pub use capabilities::{Access, Capabilities, HandleKind, HandleKindInfo, Lifetime};
+pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub use test_kernels::TestKernels;

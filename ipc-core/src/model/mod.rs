@@ -1,8 +1,11 @@
 //! Values without input or output: devices, addresses, element types, tensors, leases, errors. They know nothing of the layers above.
 
+pub(crate) mod access;
 pub(crate) mod address;
+pub(crate) mod availability;
 pub mod device;
 pub(crate) mod error;
+pub(crate) mod layout;
 pub(crate) mod lease;
 pub(crate) mod placement;
 pub(crate) mod printable;

@@ -7,9 +7,11 @@ pub(crate) mod kill;
 mod pace;
 pub(crate) mod process;
 pub(crate) mod received_file;
+mod recent;
 mod thread;
 
 pub(crate) use condvar::Condvar;
 pub(crate) use fork::{ClosedByFork, generation};
 pub(crate) use pace::{Look, Pace, SPIN};
+pub(crate) use recent::Recent;
 pub(crate) use thread::spawn_without_signals;

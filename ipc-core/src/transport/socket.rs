@@ -26,6 +26,7 @@ use super::closer::close_elsewhere;
 use crate::os::ClosedByFork;
 use crate::os::process::Owner;
 use crate::wire::BrokerAddress;
+use crate::wire::channel::PacketFiles;
 
 /// The most file descriptors that the kernel takes in one message (`SCM_MAX_FD`).
 pub(crate) const MAX_FDS: usize = 253;
@@ -65,6 +66,20 @@ impl ReceivedFds {
     /// Claims the first of them.
     pub(crate) fn take_first(mut self) -> Option<OwnedFd> {
         (!self.0.is_empty()).then(|| self.0.remove(0))
+    }
+}
+
+impl PacketFiles for ReceivedFds {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn first(&self) -> Option<&OwnedFd> {
+        self.first()
+    }
+
+    fn take_first(self) -> Option<OwnedFd> {
+        self.take_first()
     }
 }
 

@@ -14,8 +14,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::model::error::{Error, Result};
 use crate::os::received_file;
-use crate::sharing::import::MOST_WAITING;
-use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
 use crate::wire::bundle::{BundleDescriptor, MAX_BUNDLE_PARTS};
 use crate::wire::descriptor::{Descriptor, ExportId};
@@ -25,6 +23,17 @@ pub const MAX_MESSAGE_TENSORS: usize = 1024;
 
 /// The longest packet in bytes. A message that is longer travels in a memory file.
 pub(crate) const MAX_PACKET_BYTES: usize = 64 * 1024;
+
+/// Maximum number of ended grants that wait to be reported to one exporter.
+pub(crate) const MAX_ENDED_GRANTS: usize = 64;
+
+/// The file descriptors that arrive with a packet. Unclaimed ones are closed on drop.
+pub(crate) trait PacketFiles {
+    fn len(&self) -> usize;
+    fn first(&self) -> Option<&OwnedFd>;
+    /// Claims the first of them.
+    fn take_first(self) -> Option<OwnedFd>;
+}
 
 /// How a packet begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +130,7 @@ macro_rules! bounded {
     };
 }
 
-bounded!(at_most_waiting, MOST_WAITING);
+bounded!(at_most_waiting, MAX_ENDED_GRANTS);
 bounded!(at_most_tensors, MAX_MESSAGE_TENSORS);
 bounded!(at_most_parts, MAX_BUNDLE_PARTS);
 
@@ -255,7 +264,7 @@ impl Payload {
 ///
 /// [`Error::Protocol`] for what is no message; [`Error::Io`] where the file did not come, as this process can have no more
 /// descriptors.
-pub(crate) fn read(packet: Vec<u8>, fds: ReceivedFds, limit: u64) -> Result<Incoming> {
+pub(crate) fn read(packet: Vec<u8>, fds: impl PacketFiles, limit: u64) -> Result<Incoming> {
     let garbage = |error: postcard::Error| Error::Protocol(format!("its packet is no message: {error}"));
     let misfit = |why: &str| Err(Error::Protocol(why.to_owned()));
     let (frame, rest) = postcard::take_from_bytes::<Frame>(&packet).map_err(garbage)?;
@@ -278,7 +287,7 @@ pub(crate) fn read(packet: Vec<u8>, fds: ReceivedFds, limit: u64) -> Result<Inco
     }
 }
 
-fn read_file(fds: ReceivedFds, bytes: u64) -> Result<Vec<u8>> {
+fn read_file(fds: impl PacketFiles, bytes: u64) -> Result<Vec<u8>> {
     if fds.len() > 1 {
         return Err(Error::Protocol(format!("it sent {} descriptors for one memory file", fds.len())));
     }

@@ -10,13 +10,14 @@ pub mod descriptor;
 mod properties;
 pub(crate) mod protocol;
 pub(crate) mod ring;
+pub(crate) mod tensors;
 mod token;
 
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub(crate) use protocol::{
     AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, Refusal, Reply, Request, RequestId,
-    WireHandle, short_name,
+    Returned, WireHandle, short_name,
 };
 pub use protocol::{ListedExport, ListedHolder};
 pub(crate) use token::{Token, random_bytes};

@@ -12,7 +12,6 @@ use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
 use crate::model::printable::printable;
 use crate::os::process::ProcessIdentity;
-use crate::sharing::timeline::Returned;
 use crate::wire::descriptor::ExportId;
 
 /// The protocol that this library speaks. A server answers a client of another version with its own, and closes.
@@ -87,6 +86,17 @@ impl Request {
     pub(crate) const fn has_an_answer(&self) -> bool {
         !matches!(self, Self::Release { .. } | Self::EndGrants { .. })
     }
+}
+
+/// An importer's report on a slot that it has finished with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Returned {
+    /// The largest value of the exporter's counter, or of the ready word, that one of its streams was made to wait for.
+    pub(crate) awaited: u64,
+    /// The largest value that it has signalled, or submitted to a stream.
+    pub(crate) signalled: u64,
+    /// The exporter's counter when the importer ended the timeline.
+    pub(crate) seen: u64,
 }
 
 /// From a broker to an importer.

@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use device_ipc_core::{BundleError, DescriptorError, Error, ShareError};
+use device_ipc_core::{DescriptorError, Error, ErrorWith};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Outcome, fail};
@@ -37,14 +37,8 @@ impl From<DescriptorError> for Refusal {
     }
 }
 
-impl From<BundleError> for Refusal {
-    fn from(error: BundleError) -> Self {
-        Self::from(error.error())
-    }
-}
-
-impl<O> From<ShareError<O>> for Refusal {
-    fn from(error: ShareError<O>) -> Self {
+impl<T> From<ErrorWith<T>> for Refusal {
+    fn from(error: ErrorWith<T>) -> Self {
         Self::from(error.error())
     }
 }

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use device_ipc_core::{
-    BundleError, DescriptorError, Error, LayoutError, ReleaseError, RingReleaseError, ShareError, Unavailable,
-};
+use device_ipc_core::{DescriptorError, Error, ErrorWith, LayoutError, Unavailable};
 
 use crate::process::ReceiveError;
 
@@ -69,30 +67,9 @@ failures! {
     serde_json::Error, " of a message";
 }
 
-impl<M> From<ReleaseError<M>> for Stop {
+impl<T> From<ErrorWith<T>> for Stop {
     #[track_caller]
-    fn from(error: ReleaseError<M>) -> Self {
-        Self::failed(format_args!("unexpected error of a release: {error}"))
-    }
-}
-
-impl From<BundleError> for Stop {
-    #[track_caller]
-    fn from(error: BundleError) -> Self {
-        Self::failed(format_args!("unexpected error of a bundle: {error}"))
-    }
-}
-
-impl From<RingReleaseError> for Stop {
-    #[track_caller]
-    fn from(error: RingReleaseError) -> Self {
-        Self::failed(format_args!("unexpected error of a release: {error}"))
-    }
-}
-
-impl<O> From<ShareError<O>> for Stop {
-    #[track_caller]
-    fn from(error: ShareError<O>) -> Self {
-        Self::failed(format_args!("unexpected error of a share: {error}"))
+    fn from(error: ErrorWith<T>) -> Self {
+        Self::failed(format_args!("unexpected error: {error}"))
     }
 }

@@ -1,11 +1,11 @@
 //! Looking for a backend, and remembering what was found.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::DeviceIpc;
-use crate::backend::select::{Rank, Registration, Unavailable};
+use crate::backend::select::{Rank, Registration};
+use crate::model::availability::{BackendStatus, Unavailable};
 use crate::model::device::DeviceInfo;
 use crate::model::error::{Error, Result};
 use crate::os::environment::nonempty_variable;
@@ -98,24 +98,6 @@ impl Backends {
             return Err(Error::UnknownBackend { name: name.to_owned(), known });
         };
         load(one).map_err(|reason| Error::BackendUnavailable { backend: name.to_owned(), reason })
-    }
-}
-
-/// A backend, and what there is of it.
-#[derive(Clone, Debug)]
-pub struct BackendStatus {
-    /// The backend's name.
-    pub name: &'static str,
-    /// Its devices, at least one, or why it cannot be used.
-    pub state: Result<Vec<DeviceInfo>, Unavailable>,
-}
-
-impl fmt::Display for BackendStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.state {
-            Ok(devices) => write!(f, "{}: {} device(s)", self.name, devices.len()),
-            Err(reason) => write!(f, "{}: {reason}", self.name),
-        }
     }
 }
 

@@ -2,11 +2,10 @@
 
 mod choose;
 mod registry;
-mod unavailable;
 
-pub use choose::{BACKEND_VARIABLE, BackendStatus, Backends};
+pub use crate::model::availability::{BackendStatus, Unavailable};
+pub use choose::{BACKEND_VARIABLE, Backends};
 pub use registry::{Rank, Registration};
-pub use unavailable::Unavailable;
 
 #[doc(hidden)]
 pub use inventory;

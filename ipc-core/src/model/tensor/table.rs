@@ -1,30 +1,11 @@
 //! Which tensors lie where in one region: what a sender says of a bucket that it fills again and again.
 
-use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::name::NameIndex;
-use super::record::{LEAST_RECORD_BYTES, ReadTensor, check_name};
-use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout};
-use crate::model::error::{Error, Result};
-use crate::wire::descriptor::{CHECKSUM_BYTES, DescriptorError, Form, FormatVersion, Preamble, close};
+use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout, check_name};
+use crate::model::error::{DescriptorError, Error, Result};
 
-const FORM: Form = Form {
-    magic: *b"DIPT",
-    version: FormatVersion { major: 1, minor: 0 },
-    what: "table of tensors",
-    most_bytes: MAX_TABLE_BYTES,
-    known_flags: 0,
-    otherwise: DescriptorError::NotTable,
-};
-
-/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Head {
-    preamble: Preamble,
-    tensors: U32,
-}
+/// The bytes of a table's binary form beside its records; at least as many.
+pub(crate) const ENVELOPE_BYTES: usize = 64;
 
 /// Named tensors in one region: for each its place in bytes from the region's start, and its layout from there on.
 ///
@@ -142,7 +123,7 @@ impl TensorTable {
 
     /// The table, unless its binary form is too large.
     fn checked(self) -> Result<Self, DescriptorError> {
-        let found = self.encoded_bytes();
+        let found = ENVELOPE_BYTES + self.tensors().map(|tensor| tensor.record_bytes()).sum::<usize>();
         if found > MAX_TABLE_BYTES { Err(DescriptorError::TooLarge { found }) } else { Ok(self) }
     }
 
@@ -230,51 +211,4 @@ impl TensorTable {
     pub(crate) fn tensors(&self) -> impl ExactSizeIterator<Item = NamedTensor<'_>> {
         self.records.iter().map(|record| self.named(record))
     }
-
-    fn encoded_bytes(&self) -> usize {
-        let records: usize = self.tensors().map(|tensor| tensor.record_bytes()).sum();
-        size_of::<Head>() + records + CHECKSUM_BYTES
-    }
-
-    /// The binary form; `docs/spec/bundle.md` specifies it.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let total = self.encoded_bytes();
-        let mut bytes = Vec::with_capacity(total);
-        let head = Head { preamble: FORM.preamble(0, total), tensors: U32::new(self.records.len() as u32) };
-        bytes.extend_from_slice(head.as_bytes());
-        self.tensors().for_each(|tensor| tensor.write(&mut bytes));
-        close(&mut bytes);
-        bytes
-    }
-
-    /// Reads the binary form. The bytes may come from anybody.
-    ///
-    /// # Errors
-    ///
-    /// [`DescriptorError`] with what is wrong.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let (head, mut body) = FORM.checked_parts::<Head>(bytes)?;
-        let count = head.tensors.get() as usize;
-        let mut table = Self::with_room_for(checked_count(count, body)?);
-        for _ in 0..count {
-            table.read_one(&mut body)?;
-        }
-        Ok(table)
-    }
-
-    /// Reads one more, and passes behind it. The bytes may come from anybody.
-    pub(crate) fn read_one(&mut self, body: &mut &[u8]) -> Result<NamedTensor<'_>, DescriptorError> {
-        let ReadTensor { name, offset, layout } = ReadTensor::read(body)?;
-        self.push(name, offset, layout)?;
-        Ok(self.at(self.len() - 1))
-    }
-}
-
-/// So many tensors, where there are bytes for them.
-pub(crate) fn checked_count(count: usize, body: &[u8]) -> Result<usize, DescriptorError> {
-    if count <= MAX_TENSORS && count <= body.len() / LEAST_RECORD_BYTES {
-        return Ok(count);
-    }
-    let why = format!("{count} of them do not fit {} bytes, or are more than {MAX_TENSORS}", body.len());
-    Err(DescriptorError::BadField { field: "tensors", why })
 }

@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use super::connection::{Agreed, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
-use crate::ipc::Ipc;
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
+use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
@@ -22,11 +22,11 @@ use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 const LOOK: Duration = Duration::from_millis(1);
 const SELDOM: Duration = Duration::from_millis(32);
 
-/// A channel in the making; see [`Ipc::connect`].
+/// A channel in the making; see [`Ipc::connect`](crate::Ipc::connect).
 #[must_use = "nothing is connected before ConnectBuilder::start"]
 #[derive(Debug)]
 pub struct ConnectBuilder<'a> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     name: &'a str,
     map: DeviceMap,
     limit: u64,
@@ -35,7 +35,7 @@ pub struct ConnectBuilder<'a> {
 }
 
 impl<'a> ConnectBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Ipc, name: &'a str, timeout: Duration) -> Self {
+    pub(crate) const fn new(ipc: &'a Session, name: &'a str, timeout: Duration) -> Self {
         Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT, timeout, user: None }
     }
 

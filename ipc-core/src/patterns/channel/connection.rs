@@ -13,12 +13,12 @@ use super::maps::Maps;
 use super::receive::Receiving;
 use super::send::Sending;
 use crate::backend::stream::BorrowedStream;
-use crate::ipc::Ipc;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::SPIN;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
+use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
 use crate::sharing::timeline::{ENDED, End, OwnCounter, Place, Side, Timeline, Word, WordPage, timelines_of};
 use crate::transport::socket::{self, PeerSocket};
@@ -74,7 +74,7 @@ pub(super) struct Agreed {
 /// One end of a channel. The guard, and what was received and has not been opened, hold it together.
 pub(super) struct Connection {
     pub(super) id: ChannelId,
-    pub(super) ipc: Ipc,
+    pub(super) ipc: Session,
     pub(super) socket: PeerSocket,
     pub(super) peer: Peer,
     /// The same for the table of exports.
@@ -107,7 +107,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A channel of which both ends have said hello.
-    pub(super) fn begin(ipc: &Ipc, socket: PeerSocket, pid: u32, agreed: Agreed) -> Result<Arc<Self>> {
+    pub(super) fn begin(ipc: &Session, socket: PeerSocket, pid: u32, agreed: Agreed) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let Agreed { own, peer, maps, page, side } = agreed;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));

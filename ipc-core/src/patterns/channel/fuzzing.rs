@@ -39,7 +39,7 @@ fn message(packet: Vec<u8>, fds: ReceivedFds) {
     let by_itself =
         outgoing.message().map(|message| read_message(message.to_vec()).expect("it was just written"));
     let Outgoing { packet, file, .. } = outgoing;
-    let again = read(packet, file.into_iter().collect(), LIMIT).expect("it was just written");
+    let again = read(packet, file.into_iter().collect::<ReceivedFds>(), LIMIT).expect("it was just written");
     let Incoming::Message { head: again, bytes: again_bytes } = again else { panic!("it was a message") };
     assert_eq!(again_bytes.bytes(), bytes.bytes());
     assert_eq!(written(&again), written(&head));

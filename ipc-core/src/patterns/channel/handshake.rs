@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::maps::{End, Maps};
-use crate::ipc::Ipc;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 use crate::os::process::ProcessIdentity;
+use crate::sharing::Session;
 use crate::transport::{PeerCredentials, program_name};
 use crate::wire::short_name;
 
@@ -53,7 +53,7 @@ pub(super) enum Greeting {
 
 impl Hello {
     /// This process.
-    pub(super) fn own(ipc: &Ipc, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
+    pub(super) fn own(ipc: &Session, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
         let devices = ipc.devices()?.iter().map(|device| device.identity).collect();
         Ok(Self::new(ipc.backend().info().name, process, devices, map, limit))
     }

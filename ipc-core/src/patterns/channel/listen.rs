@@ -11,12 +11,12 @@ use super::connection::{Agreed, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::name::{self, Listening};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT};
-use crate::ipc::Ipc;
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
+use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::check_may_wait;
 use crate::transport::socket::PeerSocket;
@@ -31,18 +31,18 @@ const MAX_SILENT: usize = 64;
 /// Maximum number of connections accepted before those that have spoken are answered.
 const ACCEPTED_PER_TURN: usize = 16;
 
-/// A listener in the making; see [`Ipc::listen`].
+/// A listener in the making; see [`Ipc::listen`](crate::Ipc::listen).
 #[must_use = "nobody listens before ListenBuilder::start"]
 #[derive(Debug)]
 pub struct ListenBuilder<'a> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     name: &'a str,
     map: DeviceMap,
     limit: u64,
 }
 
 impl<'a> ListenBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Ipc, name: &'a str) -> Self {
+    pub(crate) const fn new(ipc: &'a Session, name: &'a str) -> Self {
         Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT }
     }
 
@@ -88,7 +88,7 @@ impl<'a> ListenBuilder<'a> {
 /// the name free; channels that were accepted go on.
 #[derive(Debug)]
 pub struct Listener {
-    ipc: Ipc,
+    ipc: Session,
     name: String,
     own: Hello,
     address: BrokerAddress,

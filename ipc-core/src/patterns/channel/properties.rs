@@ -10,10 +10,10 @@ use super::fuzzing::{self, head, hello};
 use super::handshake::Greeting;
 use crate::fuzzing::{plain_bundle, plain_descriptor};
 use crate::model::error::Error;
-use crate::sharing::import::MOST_WAITING;
 use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
 use crate::wire::bundle::MAX_BUNDLE_PARTS;
+use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
 use crate::wire::channel::{
     BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read,
@@ -42,7 +42,7 @@ fn tensor() -> impl Strategy<Value = Item<'static>> {
 }
 
 fn heads() -> impl Strategy<Value = Head<'static>> {
-    let ended = vec(any::<(u64, [u8; 16])>(), 0..=MOST_WAITING);
+    let ended = vec(any::<(u64, [u8; 16])>(), 0..=MAX_ENDED_GRANTS);
     (any::<bool>(), any::<u64>(), ended, vec(item(), 0..20)).prop_map(|(reply, ready, ended, items)| {
         let ended = ended.into_iter().map(|(export, token)| (ExportId(export), Token::from_bytes(token)));
         Head { reply, ready, ended: ended.collect(), items }
@@ -63,7 +63,7 @@ proptest! {
         prop_assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
         let whole = encoded(&head).len() + bytes.len() < MAX_PACKET_BYTES;
         prop_assert_eq!(outgoing.file.is_none(), whole);
-        let read = read(outgoing.packet, outgoing.file.into_iter().collect(), 1 << 20).unwrap();
+        let read = read(outgoing.packet, outgoing.file.into_iter().collect::<ReceivedFds>(), 1 << 20).unwrap();
         let Incoming::Message { head: again, bytes: read } = read else { panic!("it is a message") };
         prop_assert_eq!(encoded(&again), encoded(&head));
         prop_assert_eq!(read.bytes(), bytes.as_slice());

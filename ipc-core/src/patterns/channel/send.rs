@@ -105,9 +105,9 @@ impl Connection {
         let ready = self.signal_ready(message, &mut sending)?;
         kill_point!("sender:channel-signalled");
         unsent.ended = runtime.imports.take_ended(&self.peer.process, self.id);
-        let ended = unsent.ended.iter().take(crate::sharing::import::MOST_WAITING).copied().collect();
+        let ended = unsent.ended.iter().take(crate::wire::channel::MAX_ENDED_GRANTS).copied().collect();
         // Those beyond are few, and told another time.
-        let later = unsent.ended.split_off(unsent.ended.len().min(crate::sharing::import::MOST_WAITING));
+        let later = unsent.ended.split_off(unsent.ended.len().min(crate::wire::channel::MAX_ENDED_GRANTS));
         runtime.imports.put_back_ended(&self.peer.process, self.id, later);
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));

@@ -13,7 +13,8 @@ use crate::backend::{Access, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
-use crate::sharing::export::{ShareBuilder, ShareError, check_backend};
+use crate::sharing::ErrorWith;
+use crate::sharing::export::{ShareBuilder, check_backend};
 use crate::sharing::import::{Mapping, OpenBuilder};
 use crate::sharing::timeline::OwnCounter;
 use crate::wire::ring::ALIGNMENT;
@@ -65,9 +66,9 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
     ///
     /// # Errors
     ///
-    /// [`ShareError`], which holds the owner and the reason: [`Error::InvalidRegion`] where the memory is too small for the
+    /// [`ErrorWith`], which holds the owner and the reason: [`Error::InvalidRegion`] where the memory is too small for the
     /// slots, or there are none or too many of them; else those of [`ShareBuilder::start`](crate::ShareBuilder::start).
-    pub fn start(self) -> Result<Ring, ShareError<O>> {
+    pub fn start(self) -> Result<Ring, ErrorWith<O>> {
         let (slots, own) = match self.checked() {
             Ok(checked) => checked,
             Err(error) => return Err(self.share.refuse(error)),

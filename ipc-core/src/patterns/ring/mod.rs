@@ -29,6 +29,6 @@ mod writer;
 
 pub use builder::{RingBuilder, RingOpenBuilder};
 pub use members::ReaderPosition;
-pub use read_slot::{RingReadSlot, RingReleaseError};
+pub use read_slot::RingReadSlot;
 pub use reader::RingReader;
 pub use writer::{Ring, RingReaders, RingWriteSlot};

@@ -1,6 +1,5 @@
 //! A slot that is being read.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,8 +7,9 @@ use super::reader::Inner;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
-use crate::model::error::{Error, Result};
+use crate::model::error::Result;
 use crate::model::tensor::{Element, TensorTable};
+use crate::sharing::ErrorWith;
 use crate::sharing::import::{Keeper, Tensor};
 
 /// A slot that is being read. It keeps the memory mapped.
@@ -66,8 +66,8 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`Error::ExporterGone`] or [`Error::RingClosed`] where it was never published, [`Error::DismissedFromRing`] where it may have
-    /// been written over, [`Error::Forked`].
+    /// [`Error::ExporterGone`](crate::Error::ExporterGone) or [`Error::RingClosed`](crate::Error::RingClosed) where it was never published, [`Error::DismissedFromRing`](crate::Error::DismissedFromRing) where it may have
+    /// been written over, [`Error::Forked`](crate::Error::Forked).
     pub fn check(&self) -> Result<()> {
         self.is_published().map(drop)
     }
@@ -77,7 +77,7 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check); [`Error::WrongStream`] for a stream of another device than the reader's; [`Error::Layout`]
+    /// As [`check`](Self::check); [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device than the reader's; [`Error::Layout`](crate::Error::Layout)
     /// where the bytes are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
@@ -89,7 +89,7 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check); [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
+    /// As [`check`](Self::check); [`Error::NoSuchTensor`](crate::Error::NoSuchTensor); [`Error::Descriptor`](crate::Error::Descriptor) for one that does not fit the slot.
     pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
         self.check()?;
         Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
@@ -104,11 +104,11 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`RingReleaseError`], which gives the slot back: [`Error::RingClosed`] or [`Error::ExporterGone`] where it was never
-    /// published, so that what was read from it is not data; [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
-    /// [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one that has
+    /// [`ErrorWith`], which gives the slot back: [`Error::RingClosed`](crate::Error::RingClosed) or [`Error::ExporterGone`](crate::Error::ExporterGone) where it was never
+    /// published, so that what was read from it is not data; [`Error::DismissedFromRing`](crate::Error::DismissedFromRing); [`Error::WrongBackend`](crate::Error::WrongBackend);
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing); [`Error::Unsupported`](crate::Error::Unsupported) for a stream of a device without timelines, in a ring of one that has
     /// them; else what the vendor says.
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), RingReleaseError> {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
         self.end(|inner, sequence| inner.release_on(sequence, stream.as_stream()))
     }
 
@@ -122,13 +122,13 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// [`RingReleaseError`], which gives the slot back: [`Error::RingNotYet`] where a stream has yet to get to the release of
+    /// [`ErrorWith`], which gives the slot back: [`Error::RingNotYet`](crate::Error::RingNotYet) where a stream has yet to get to the release of
     /// another slot; as [`check`](Self::check).
-    pub fn release_now(self) -> Result<(), RingReleaseError> {
+    pub fn release_now(self) -> Result<(), ErrorWith<Self>> {
         self.end(|inner, sequence| inner.release_now(sequence))
     }
 
-    fn end(mut self, release: impl FnOnce(&Arc<Inner>, u64) -> Result<()>) -> Result<(), RingReleaseError> {
+    fn end(mut self, release: impl FnOnce(&Arc<Inner>, u64) -> Result<()>) -> Result<(), ErrorWith<Self>> {
         let released = self.is_published().and_then(|published| {
             release(&self.inner, self.sequence)?;
             Ok(published)
@@ -141,7 +141,7 @@ impl RingReadSlot {
                 }
                 Ok(())
             }
-            Err(error) => Err(RingReleaseError { error, slot: Box::new(self) }),
+            Err(error) => Err(ErrorWith::new(error, self)),
         }
     }
 
@@ -161,48 +161,5 @@ impl Drop for RingReadSlot {
             self.note_if_accessed();
         }
         self.inner.let_go(self.sequence);
-    }
-}
-
-/// Why a slot was not released on a stream, and the slot.
-pub struct RingReleaseError {
-    error: Error,
-    slot: Box<RingReadSlot>,
-}
-
-impl RingReleaseError {
-    /// Why.
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives the slot back.
-    pub fn into_slot(self) -> RingReadSlot {
-        *self.slot
-    }
-}
-
-impl fmt::Debug for RingReleaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl fmt::Display for RingReleaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl std::error::Error for RingReleaseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-/// The slot is released as by a plain drop.
-impl From<RingReleaseError> for Error {
-    fn from(failed: RingReleaseError) -> Self {
-        failed.error
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::draft::{Draft, Made};
 use super::export::BundleExport;
@@ -12,24 +12,23 @@ use crate::backend::Buffer;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound};
-use crate::ipc::Ipc;
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{LayoutError, MAX_TABLE_BYTES, NamedTensor, TensorLayout};
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
 use crate::sharing::export::{
-    Handles, NewExport, Published, ShareError, Shared, check_backend, check_read_only, ready_event, stand_in,
+    Handles, NewExport, Published, Shared, check_backend, check_read_only, ready_event, stand_in,
 };
+use crate::sharing::{ErrorWith, Runtime, Session};
 use crate::wire::BrokerAddress;
 use crate::wire::bundle::encoded_bytes;
 use crate::wire::bundle::{BundleDescriptor, Contents, Part};
 use crate::wire::descriptor::{DescriptorError, ExportId};
 
-/// A bundle in the making; see [`Ipc::bundle`].
+/// A bundle in the making; see [`Ipc::bundle`](crate::Ipc::bundle).
 #[must_use = "nothing is shared before BundleBuilder::start"]
 pub struct BundleBuilder<'a> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     draft: Draft,
     ready: Vec<BorrowedStream<'a>>,
 }
@@ -42,8 +41,13 @@ pub struct MemoryId {
 }
 
 impl<'a> BundleBuilder<'a> {
-    pub(crate) fn new(ipc: &'a Ipc) -> Self {
+    pub(crate) fn new(ipc: &'a Session) -> Self {
         Self { ipc, draft: Draft::new(ipc.backend()), ready: Vec::new() }
+    }
+
+    /// Continues with what was put in before.
+    pub(crate) const fn with_draft(ipc: &'a Session, draft: Draft) -> Self {
+        Self { ipc, draft, ready: Vec::new() }
     }
 
     /// Puts memory in, for tensors to lie in. The owner is kept until the last importer has let go.
@@ -77,14 +81,14 @@ impl<'a> BundleBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// As [`tensor`](Self::tensor), and [`LayoutError::NoDtype`] where neither says the element type; in a [`ShareError`]
+    /// As [`tensor`](Self::tensor), and [`LayoutError::NoDtype`] where neither says the element type; in a [`ErrorWith`]
     /// that gives the owner back.
     pub fn owned<M, O: DeviceOwner<M>>(
         &mut self,
         name: impl AsRef<str>,
         owner: O,
         layout: Option<TensorLayout>,
-    ) -> Result<MemoryId, ShareError<O>> {
+    ) -> Result<MemoryId, ErrorWith<O>> {
         let region = owner.region();
         let layout = layout.map_or_else(|| layout_of(&region), Ok);
         let added = layout.and_then(|layout| {
@@ -95,7 +99,7 @@ impl<'a> BundleBuilder<'a> {
             Ok(()) => Ok(self.memory(owner)),
             Err(error) => {
                 let owner = DeviceBound::of_region(self.ipc.backend(), &region, owner);
-                Err(ShareError::new(error, owner))
+                Err(ErrorWith::bound(error, owner))
             }
         }
     }
@@ -120,12 +124,12 @@ impl<'a> BundleBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`BundleError`], which holds everything that was put in and the reason: [`Error::InBundle`] with the first tensor in
+    /// [`ErrorWith`], which holds everything that was put in and the reason: [`Error::InBundle`] with the first tensor in
     /// memory that cannot be shared; a bundle without tensors; two streams of one device. Nothing is shared then.
-    pub fn start(self) -> Result<BundleExport, BundleError> {
+    pub fn start(self) -> Result<BundleExport, ErrorWith<Draft>> {
         match self.prepare() {
             Ok(prepared) => Ok(prepared.finish(self.draft)),
-            Err(error) => Err(BundleError { error, draft: Mutex::new(Box::new(self.draft)) }),
+            Err(error) => Err(ErrorWith::new(error, self.draft)),
         }
     }
 
@@ -315,50 +319,5 @@ impl fmt::Debug for BundleBuilder<'_> {
             .field("memories", &self.draft.memories.len())
             .field("tensors", &self.draft.tensors())
             .finish_non_exhaustive()
-    }
-}
-
-/// Why no bundle was shared, and what had been put in.
-pub struct BundleError {
-    error: Error,
-    /// In a mutex so that the error can be sent and shared whatever the owners are.
-    draft: Mutex<Box<Draft>>,
-}
-
-impl BundleError {
-    /// Why.
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives back the builder with everything that was put in; the streams of
-    /// [`ready_on`](BundleBuilder::ready_on) are to be named again.
-    pub fn into_builder(self, ipc: &Ipc) -> BundleBuilder<'_> {
-        let draft = self.draft.into_inner().unwrap_or_else(PoisonError::into_inner);
-        BundleBuilder { ipc, draft: *draft, ready: Vec::new() }
-    }
-}
-
-impl fmt::Debug for BundleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl fmt::Display for BundleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl std::error::Error for BundleError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-impl From<BundleError> for Error {
-    fn from(failed: BundleError) -> Self {
-        failed.error
     }
 }

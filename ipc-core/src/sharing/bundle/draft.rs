@@ -12,12 +12,12 @@ use crate::backend::{Access, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_alignment, check_name};
+use crate::os::Recent;
 use crate::sharing::export::{Allocation, Handles};
-use crate::sharing::recent::Recent;
 use crate::wire::bundle::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
 
 /// What was put in so far.
-pub(super) struct Draft {
+pub struct Draft {
     /// Tells the memories of one bundle from another's.
     number: u64,
     pub(super) access: Access,

@@ -4,7 +4,8 @@ use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
-use crate::sharing::import::{Held, ReleaseError, Tensor};
+use crate::sharing::ErrorWith;
+use crate::sharing::import::{Held, Tensor};
 use crate::wire::bundle::BundleDescriptor;
 
 /// A bundle of another process, opened: all of its tensors.
@@ -115,19 +116,19 @@ impl BundleMapping {
     ///
     /// # Errors
     ///
-    /// [`ReleaseError`], which gives the mapping back: [`Error::WrongStream`] for a stream of a device on which nothing is
+    /// [`ErrorWith`], which gives the mapping back: [`Error::WrongStream`] for a stream of a device on which nothing is
     /// mapped; else as [`Mapping::release`](crate::Mapping::release).
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ReleaseError<Self>> {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
         let stream = stream.as_stream();
         if let Err(error) = self.check_stream(stream) {
-            return Err(ReleaseError::new(error, self));
+            return Err(ErrorWith::new(error, self));
         }
         let mut events = Vec::with_capacity(self.parts.len());
         for held in &self.parts {
             let here = held.device() == stream.device();
             match if here { held.released_event(stream) } else { Ok(None) } {
                 Ok(event) => events.push(event),
-                Err(error) => return Err(ReleaseError::new(error, self)),
+                Err(error) => return Err(ErrorWith::new(error, self)),
             }
         }
         // All that can fail has been done.

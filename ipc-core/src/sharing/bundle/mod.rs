@@ -12,7 +12,8 @@ mod mapping;
 mod open;
 mod owners;
 
-pub use builder::{BundleBuilder, BundleError, MemoryId};
+pub use builder::{BundleBuilder, MemoryId};
+pub(crate) use draft::Draft;
 pub use export::BundleExport;
 pub use mapping::BundleMapping;
 pub use open::BundleOpenBuilder;

@@ -5,20 +5,20 @@ use std::time::Duration;
 use super::mapping::BundleMapping;
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::ipc::Ipc;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
+use crate::sharing::Session;
 use crate::sharing::export::check_backend;
 use crate::sharing::import::{Held, HeldGrant, OpenExport, Patience};
 use crate::wire::bundle::{BundleDescriptor, Contents};
 use crate::wire::descriptor::Regions;
 
-/// A bundle's mapping in the making; see [`Ipc::open_bundle`]. It is made by the method that says where.
+/// A bundle's mapping in the making; see [`Ipc::open_bundle`](crate::Ipc::open_bundle). It is made by the method that says where.
 #[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
 pub struct BundleOpenBuilder<'a> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     descriptor: &'a BundleDescriptor,
     access: Option<Access>,
     timeout: Duration,
@@ -30,7 +30,7 @@ pub struct BundleOpenBuilder<'a> {
 type Place = (Option<DeviceOrdinal>, DeviceOrdinal);
 
 impl<'a> BundleOpenBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a BundleDescriptor, timeout: Duration) -> Self {
+    pub(crate) const fn new(ipc: &'a Session, descriptor: &'a BundleDescriptor, timeout: Duration) -> Self {
         Self { ipc, descriptor, access: None, timeout, grants: &[] }
     }
 

@@ -10,7 +10,7 @@ mod table;
 pub use exposure::{Exposing, Exposure};
 pub use guard::{Export, Hanging};
 pub(crate) use guard::{Published, close_all, still_held};
-pub use share::{ShareBuilder, ShareError};
+pub use share::ShareBuilder;
 
 pub(crate) use borrowed::BorrowedMemory;
 pub(crate) use share::{

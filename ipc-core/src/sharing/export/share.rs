@@ -4,7 +4,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::BorrowedMemory;
 use super::exposure::{Exposing, Exposure};
@@ -15,19 +15,18 @@ use crate::backend::Buffer;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
-use crate::ipc::Ipc;
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
+use crate::sharing::{ErrorWith, Runtime, Session};
 use crate::wire::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 
-/// An export in the making; see [`Ipc::share`].
+/// An export in the making; see [`Ipc::share`](crate::Ipc::share).
 #[must_use = "nothing is shared before ShareBuilder::start"]
 pub struct ShareBuilder<'a, O> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     owner: DeviceBound<O>,
     region: Region,
     dtype: Option<Dtype>,
@@ -41,7 +40,7 @@ pub struct ShareBuilder<'a, O> {
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
-    pub(crate) fn new(ipc: &'a Ipc, owner: O, region: Region) -> Self {
+    pub(crate) fn new(ipc: &'a Session, owner: O, region: Region) -> Self {
         Self {
             ipc,
             owner: DeviceBound::of_region(ipc.backend(), &region, owner),
@@ -116,11 +115,11 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     ///
     /// # Errors
     ///
-    /// [`ShareError`], which holds the owner and the reason: memory that cannot be shared
+    /// [`ErrorWith`], which holds the owner and the reason: memory that cannot be shared
     /// ([`Error::NotShareable`], with the remedy), a layout that does not fit, a region that does not begin at a multiple of
     /// the element size ([`LayoutError::Unaligned`]), memory that was itself opened from another
     /// process ([`Error::SharedOn`]), or what the vendor says.
-    pub fn start(self) -> Result<Export, ShareError<O>> {
+    pub fn start(self) -> Result<Export, ErrorWith<O>> {
         if self.region.range.len == 0 {
             return self.start_without_bytes();
         }
@@ -132,18 +131,18 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
                     drop(self.owner);
                     prepared.finish(Box::new(copy))
                 }
-                Err(error) => Err(ShareError::new(error, self.owner)),
+                Err(error) => Err(ErrorWith::bound(error, self.owner)),
             },
-            Err(error) => Err(ShareError::new(error, self.owner)),
+            Err(error) => Err(ErrorWith::bound(error, self.owner)),
         }
     }
 
-    fn start_without_bytes(mut self) -> Result<Export, ShareError<O>> {
+    fn start_without_bytes(mut self) -> Result<Export, ErrorWith<O>> {
         // What is shared is the library's own.
         self.borrowed = false;
         match self.prepare_without_bytes() {
             Ok((prepared, stand_in)) => prepared.finish(Box::new((Mutex::new(self.owner), stand_in))),
-            Err(error) => Err(ShareError::new(error, self.owner)),
+            Err(error) => Err(ErrorWith::bound(error, self.owner)),
         }
     }
 
@@ -158,8 +157,8 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     /// Makes no export, for this reason.
-    pub(crate) fn refuse(self, error: Error) -> ShareError<O> {
-        ShareError::new(error, self.owner)
+    pub(crate) fn refuse(self, error: Error) -> ErrorWith<O> {
+        ErrorWith::bound(error, self.owner)
     }
 
     /// The export of a copy that importers reach alone.
@@ -273,7 +272,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn finish<O>(mut self, owner: Box<dyn Any + Send + Sync>) -> Result<Export, ShareError<O>> {
+    fn finish<O>(mut self, owner: Box<dyn Any + Send + Sync>) -> Result<Export, ErrorWith<O>> {
         self.export.shared.owner = Some(owner);
         self.descriptor.export = self.runtime.exports.insert(self.export);
         kill_point!("exporter:published");
@@ -297,7 +296,7 @@ fn no_bytes() -> Error {
 
 /// One byte that stands in for the memory of a tensor without elements, in memory of a kind that permits this access. `alone`
 /// asks for a kind whose handles give access to nothing else, where there is one.
-pub(crate) fn stand_in(ipc: &Ipc, device: DeviceOrdinal, access: Access, alone: bool) -> Result<Buffer> {
+pub(crate) fn stand_in(ipc: &Session, device: DeviceOrdinal, access: Access, alone: bool) -> Result<Buffer> {
     let backend = Arc::clone(ipc.backend());
     let fits = |kind: &HandleKindInfo| (access.is_writable() || kind.read_only) && (!alone || kind.isolated);
     let any = access.is_writable() && !alone;
@@ -372,7 +371,7 @@ pub(crate) fn extents_by_driver(
 }
 
 /// The event that importers wait for, or `None` where the stream has been waited for on the host.
-pub(crate) fn ready_event(ipc: &Ipc, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+pub(crate) fn ready_event(ipc: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
     let backend = ipc.backend();
     check_backend("the stream", stream.backend(), backend.info().name)?;
     if !backend.capabilities(stream.device())?.ipc_events {
@@ -402,7 +401,7 @@ pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocati
 
 /// A copy of the region in memory that importers reach alone: as long as the region, so that nothing lies beside it. Waits
 /// until it has been made, behind what the stream has to do before.
-fn isolated_copy(ipc: &Ipc, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
+fn isolated_copy(ipc: &Session, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
     let backend = ipc.backend();
     let kind =
         backend.handle_kinds().into_iter().find(|kind| kind.isolated).ok_or_else(|| Error::Unsupported {
@@ -417,7 +416,7 @@ fn isolated_copy(ipc: &Ipc, region: Region, after: Option<BorrowedStream<'_>>) -
 }
 
 /// What an allocation was rounded up by may hold what was there before.
-fn clear_behind(ipc: &Ipc, range: DeviceRange) -> Result<()> {
+fn clear_behind(ipc: &Session, range: DeviceRange) -> Result<()> {
     let memory = ipc.backend().memory();
     let extents = ipc.backend().extents_of(range, None)?;
     let Some(last) = extents.last().map(|extent| extent.allocation) else { return Ok(()) };
@@ -432,7 +431,7 @@ fn clear_behind(ipc: &Ipc, range: DeviceRange) -> Result<()> {
 
 /// Copies on the stream, or on one of its own, and waits on the host.
 pub(crate) fn copy_and_wait(
-    ipc: &Ipc,
+    ipc: &Session,
     dst: DeviceRange,
     src: DeviceRange,
     stream: Option<BorrowedStream<'_>>,
@@ -464,52 +463,4 @@ pub(crate) fn offset_in(range: DeviceRange, extents: &[Extent]) -> Result<u64> {
         return Err(misfit());
     }
     Ok(offset)
-}
-
-/// Why nothing was shared, and the owner of the memory, which is dropped with this error unless it is
-/// [taken](Self::into_owner).
-pub struct ShareError<O> {
-    error: Error,
-    /// In a mutex so that the error can be sent and shared whatever the owner is.
-    owner: Box<Mutex<DeviceBound<O>>>,
-}
-
-impl<O> ShareError<O> {
-    pub(crate) fn new(error: Error, owner: DeviceBound<O>) -> Self {
-        Self { error, owner: Box::new(Mutex::new(owner)) }
-    }
-
-    /// Why.
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives the owner back.
-    pub fn into_owner(self) -> O {
-        (*self.owner).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()
-    }
-}
-
-impl<O> fmt::Debug for ShareError<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<O> fmt::Display for ShareError<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<O> std::error::Error for ShareError<O> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-impl<O> From<ShareError<O>> for Error {
-    fn from(failed: ShareError<O>) -> Self {
-        failed.error
-    }
 }

@@ -17,11 +17,9 @@ use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::export::ChannelId;
 use crate::transport::{AllowList, Deadline, Link};
+use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::descriptor::{ExportId, NamedExport};
 use crate::wire::{BrokerAddress, Token};
-
-/// So many grants that are over may wait to be told to an exporter.
-pub(crate) const MOST_WAITING: usize = 64;
 
 /// So many are told at a time.
 const MOST_TOLD: usize = 1024;
@@ -84,7 +82,7 @@ impl HeldGrant {
         let mut all = imports.lock_ended();
         let waiting = all.entry(self.exporter).or_default();
         waiting.push(ended);
-        waiting.len().is_multiple_of(MOST_WAITING)
+        waiting.len().is_multiple_of(MAX_ENDED_GRANTS)
     }
 }
 

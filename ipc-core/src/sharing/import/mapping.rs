@@ -1,7 +1,5 @@
 //! The receiver's guard.
 
-use std::fmt;
-
 use super::held::Held;
 use super::keeper::Keeper;
 use super::table::Described;
@@ -13,6 +11,7 @@ use crate::model::address::DeviceRange;
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{Element, LayoutError, TensorLayout, TensorTable};
+use crate::sharing::ErrorWith;
 use crate::sharing::timeline::Timeline;
 use crate::wire::descriptor::Descriptor;
 
@@ -177,13 +176,13 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`ReleaseError`], which gives the mapping back: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture
+    /// [`ErrorWith`], which gives the mapping back: [`Error::WrongStream`]; [`Error::StreamCapturing`], and the capture
     /// is intact as long as the mapping is kept (a plain drop waits for the device, which CUDA permits in no capture);
     /// else what the vendor says.
-    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ReleaseError> {
+    pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
         match self.held.released_event(stream.as_stream()) {
             Ok(event) => self.held.end_at(event),
-            Err(error) => return Err(ReleaseError::new(error, self)),
+            Err(error) => return Err(ErrorWith::new(error, self)),
         }
         Ok(())
     }
@@ -208,51 +207,4 @@ pub(super) fn region_of(held: &Held, descriptor: &Descriptor) -> Result<DeviceRa
             "the descriptor names {len} bytes at offset {offset}, and the driver mapped {mapped} bytes"
         ))
     })
-}
-
-/// Why a mapping was not released on a stream, and the mapping.
-pub struct ReleaseError<M = Mapping> {
-    error: Error,
-    mapping: Box<M>,
-}
-
-impl<M> ReleaseError<M> {
-    pub(crate) fn new(error: Error, mapping: M) -> Self {
-        Self { error, mapping: Box::new(mapping) }
-    }
-
-    /// Why.
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives the mapping back.
-    pub fn into_mapping(self) -> M {
-        *self.mapping
-    }
-}
-
-impl<M> fmt::Debug for ReleaseError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> fmt::Display for ReleaseError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> std::error::Error for ReleaseError<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-/// The mapping ends as by a plain drop.
-impl<M> From<ReleaseError<M>> for Error {
-    fn from(failed: ReleaseError<M>) -> Self {
-        failed.error
-    }
 }

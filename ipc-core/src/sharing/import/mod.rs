@@ -14,11 +14,11 @@ mod table;
 mod tensor;
 
 pub use cache::CacheLimits;
-pub use mapping::{Mapping, ReleaseError};
+pub use mapping::Mapping;
 pub use open::OpenBuilder;
 pub use tensor::Tensor;
 
-pub(crate) use grant::{HeldGrant, MOST_WAITING};
+pub(crate) use grant::HeldGrant;
 pub(crate) use held::Held;
 pub(crate) use keeper::Keeper;
 pub(crate) use open::{OpenExport, Patience, Staging, is_out_of_reach};

@@ -11,12 +11,12 @@ use super::mapping::{Mapping, region_of};
 use super::table::{HeldLease, Wanted};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::ipc::Ipc;
 use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
+use crate::sharing::Session;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::sharing::staging::{Incoming, copy_in, copy_within};
 use crate::sharing::timeline::End;
@@ -24,11 +24,11 @@ use crate::transport::{Deadline, socket};
 use crate::wire::descriptor::{Descriptor, NamedExport};
 use crate::wire::{BrokerAddress, Refusal};
 
-/// A mapping in the making; see [`Ipc::open`]. It is made by the method that says where.
+/// A mapping in the making; see [`Ipc::open`](crate::Ipc::open). It is made by the method that says where.
 #[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
 pub struct OpenBuilder<'a> {
-    ipc: &'a Ipc,
+    ipc: &'a Session,
     descriptor: &'a Descriptor,
     access: Option<Access>,
     timeout: Duration,
@@ -47,7 +47,7 @@ pub(crate) enum Staging {
 }
 
 impl<'a> OpenBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Ipc, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+    pub(crate) const fn new(ipc: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
         Self { ipc, descriptor, access: None, timeout, grant: None, alone: false, staging: Staging::Never }
     }
 
@@ -230,7 +230,7 @@ impl Patience {
 
 /// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
 pub(crate) struct OpenExport<'a> {
-    pub(crate) ipc: &'a Ipc,
+    pub(crate) ipc: &'a Session,
     pub(crate) named: NamedExport<'a>,
     pub(crate) device: DeviceOrdinal,
     /// The home among this process's devices.

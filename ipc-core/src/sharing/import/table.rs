@@ -36,10 +36,10 @@ use crate::backend::{Access, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
+use crate::os::Recent;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
-use crate::sharing::recent::Recent;
 use crate::transport::AllowList;
 use crate::wire::descriptor::NamedExport;
 

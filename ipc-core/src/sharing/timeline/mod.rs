@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) use crate::wire::Returned;
 pub(crate) use own::{OwnCounter, drop_unused_own_pages, note_own_slot, return_own_slot, take_own_slot};
 pub(crate) use page::{SLOTS, Word, WordPage};
-pub(crate) use slots::{Place, Returned, Slots};
+pub(crate) use slots::{Place, Slots};
 
 use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};

@@ -6,13 +6,14 @@
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use super::slots::{Place, Returned, Slots};
+use super::slots::{Place, Slots};
 use super::{End, Ends, Side, Timeline};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::Result;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
+use crate::wire::Returned;
 
 /// The slots of this process alone, by the address of their timeline's state.
 static OWN: LazyLock<Mutex<Slots<usize>>> = LazyLock::new(|| Mutex::new(Slots::new(false)));

@@ -34,11 +34,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use serde::{Deserialize, Serialize};
-
 use super::{ENDED, Ends, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
 use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
+use crate::wire::Returned;
 
 /// Maximum number of pages of one [`Slots`].
 const MAX_PAGES: usize = 256;
@@ -79,17 +78,6 @@ impl Place {
             self.page.word(self.slot, word).store(ENDED, Ordering::Release);
         }
     }
-}
-
-/// An importer's report on a slot that it has finished with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Returned {
-    /// The largest value of the exporter's counter, or of the ready word, that one of its streams was made to wait for.
-    pub(crate) awaited: u64,
-    /// The largest value that it has signalled, or submitted to a stream.
-    pub(crate) signalled: u64,
-    /// The exporter's counter when the importer ended the timeline.
-    pub(crate) seen: u64,
 }
 
 /// The slots of one peer, by a key of their users.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use zerocopy::FromBytes as _;
 use zerocopy::little_endian::U32;
 
-use crate::model::tensor::{TensorTable, checked_count};
-use crate::sharing::recent::Recent;
+use crate::model::tensor::TensorTable;
+use crate::os::Recent;
 use crate::wire::descriptor::{DescriptorError, bad, take};
+use crate::wire::tensors::checked_count;
 
 /// Larger lists are not remembered.
 pub(crate) const MOST_REMEMBERED_BYTES: usize = 1 << 20;

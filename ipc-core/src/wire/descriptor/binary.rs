@@ -1,12 +1,14 @@
 //! The binary form. `docs/spec/descriptor.md` is its specification; the two change together.
 
-use std::fmt;
 use std::os::unix::ffi::OsStringExt;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CHECKSUM_BYTES, DescribedExtent, Descriptor, DescriptorError, ExportId, Form, Preamble, close};
+use super::{
+    CHECKSUM_BYTES, DescribedExtent, Descriptor, DescriptorError, ExportId, Form, FormatVersion, Preamble,
+    close,
+};
 use crate::backend::Access;
 use crate::model::device::{DeviceIdentity, HostId};
 use crate::model::tensor::{Dtype, MAX_DIMENSIONS, TensorLayout};
@@ -21,21 +23,6 @@ pub const MAX_EXTENTS: usize = 2048;
 
 /// The format that this library writes.
 pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
-
-/// The version of a layout. A reader of the same major version reads every minor one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FormatVersion {
-    /// Another number: another layout.
-    pub major: u8,
-    /// A higher number: more fields at the end, which an older reader passes over.
-    pub minor: u8,
-}
-
-impl fmt::Display for FormatVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 const FORM: Form = Form {
     magic: *b"DIPC",

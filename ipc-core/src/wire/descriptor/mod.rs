@@ -8,7 +8,6 @@
 
 mod binary;
 mod envelope;
-mod error;
 #[cfg(test)]
 pub(crate) mod properties;
 mod regions;
@@ -24,12 +23,12 @@ use crate::model::tensor::TensorLayout;
 use crate::os::process::ProcessIdentity;
 use crate::wire::{BrokerAddress, Token};
 
+pub use crate::model::error::{DescriptorError, FormatVersion};
 pub(crate) use binary::{
     ExtentEntry, address_kind, bad, home_fields, read_address, read_backend, read_extents, read_home, take,
 };
-pub use binary::{FORMAT_VERSION, FormatVersion, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+pub use binary::{FORMAT_VERSION, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
 pub(crate) use envelope::{CHECKSUM_BYTES, Form, Preamble, close};
-pub use error::DescriptorError;
 pub(crate) use regions::{DescribedRegions, Regions};
 pub use text::TEXT_PREFIX;
 pub(crate) use text::text_and_serde;

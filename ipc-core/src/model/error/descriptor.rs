@@ -1,14 +1,15 @@
 //! Why some bytes are not a descriptor.
 
-use crate::model::tensor::LayoutError;
-use crate::wire::descriptor::{FormatVersion, MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use std::fmt;
+
+use crate::model::layout::LayoutError;
 
 /// Why bytes or a text are not a descriptor that this version can read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
     /// The text does not begin as a descriptor does.
-    #[error("this text is no device-ipc descriptor: one begins with {TEXT_PREFIX:?}")]
+    #[error("not a device-ipc descriptor: expected the prefix \"dipc.\"")]
     NotText,
     /// A character that no descriptor holds.
     #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
@@ -53,11 +54,7 @@ pub enum DescriptorError {
         extra: usize,
     },
     /// Larger than any descriptor.
-    #[error(
-        "{found} bytes are more than any descriptor has ({MAX_DESCRIPTOR_BYTES}, a ring's {}, a bundle's or a table's {})",
-        crate::wire::ring::MAX_RING_BYTES,
-        crate::model::tensor::MAX_TABLE_BYTES
-    )]
+    #[error("{found} B is more than a descriptor of this kind can have")]
     TooLarge {
         /// How many bytes.
         found: usize,
@@ -77,16 +74,13 @@ pub enum DescriptorError {
     #[error("the descriptor's tensor makes no sense: {0}")]
     Layout(LayoutError),
     /// The text does not begin as the descriptor of a ring does.
-    #[error("this text is no ring's descriptor: one begins with {:?}", crate::wire::ring::RING_TEXT_PREFIX)]
+    #[error("not the descriptor of a ring: expected the prefix \"dipcr.\"")]
     NotRingText,
     /// The bytes do not begin as the descriptor of a ring does.
     #[error("these bytes are no ring's descriptor; that of an export alone goes to Ipc::open")]
     NotRing,
     /// The bytes or the text are no bundle's descriptor.
-    #[error(
-        "this is no device-ipc bundle: its text begins with {:?}, its bytes with \"DIPB\"",
-        crate::wire::bundle::BUNDLE_TEXT_PREFIX
-    )]
+    #[error("this is no device-ipc bundle: its text begins with \"dipcb.\", its bytes with \"DIPB\"")]
     NotBundle,
     /// The bytes are no table of tensors.
     #[error("these bytes are no device-ipc table of tensors: one begins with \"DIPT\"")]
@@ -112,5 +106,20 @@ pub enum DescriptorError {
 impl From<LayoutError> for DescriptorError {
     fn from(cause: LayoutError) -> Self {
         Self::Layout(cause)
+    }
+}
+
+/// The version of a layout. A reader of the same major version reads every minor one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatVersion {
+    /// Another number: another layout.
+    pub major: u8,
+    /// A higher number: more fields at the end, which an older reader passes over.
+    pub minor: u8,
+}
+
+impl fmt::Display for FormatVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
     }
 }

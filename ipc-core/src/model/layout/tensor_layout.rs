@@ -70,7 +70,7 @@ impl TensorLayout {
     }
 
     /// From the sizes of the dimensions and behind them the strides, as many as there are places for, and the offset.
-    pub(super) fn from_numbers(
+    pub(crate) fn from_numbers(
         dtype: Dtype,
         dimensions: usize,
         values: impl Iterator<Item = u64>,

@@ -1,4 +1,26 @@
-//! Why a backend cannot be used here.
+//! The state of a backend: its devices, or the reason why it cannot be used.
+
+use std::fmt;
+
+use super::device::DeviceInfo;
+
+/// A backend, and what there is of it.
+#[derive(Clone, Debug)]
+pub struct BackendStatus {
+    /// The backend's name.
+    pub name: &'static str,
+    /// Its devices, at least one, or why it cannot be used.
+    pub state: Result<Vec<DeviceInfo>, Unavailable>,
+}
+
+impl fmt::Display for BackendStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            Ok(devices) => write!(f, "{}: {} device(s)", self.name, devices.len()),
+            Err(reason) => write!(f, "{}: {reason}", self.name),
+        }
+    }
+}
 
 /// Why a backend cannot be used on this machine or by this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,14 +1,19 @@
 //! What can go wrong, a variant for each thing that a caller can do something about.
 
+#[cfg(test)]
+mod chains;
+mod descriptor;
+
 use std::time::Duration;
 
-use crate::backend::Access;
-use crate::backend::select::{BackendStatus, Unavailable};
-use crate::model::address::DevicePtr;
-use crate::model::device::{DeviceIdentity, DeviceOrdinal};
-use crate::model::lease::Holders;
-use crate::model::tensor::LayoutError;
-use crate::wire::descriptor::DescriptorError;
+use super::access::Access;
+use super::address::DevicePtr;
+use super::availability::{BackendStatus, Unavailable};
+use super::device::{DeviceIdentity, DeviceOrdinal};
+use super::layout::LayoutError;
+use super::lease::Holders;
+
+pub use descriptor::{DescriptorError, FormatVersion};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -289,9 +294,8 @@ pub enum Error {
 
     /// The exporter's socket cannot be reached from this network namespace.
     #[error(
-        "the exporter listens on an abstract socket of another network namespace; set {} to a directory that both \
-         containers mount, in both",
-        crate::wire::SOCKET_DIR_VARIABLE
+        "the exporter listens on an abstract socket of another network namespace; set DEVICE_IPC_SOCKET_DIR to a \
+         directory that both containers mount, in both"
     )]
     OtherNetworkNamespace,
 
@@ -588,6 +592,3 @@ fn list(statuses: &[BackendStatus]) -> String {
     }
     statuses.iter().map(|status| format!("\n  {status}")).collect()
 }
-
-#[cfg(test)]
-mod chains;

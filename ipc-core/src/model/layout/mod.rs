@@ -1,0 +1,15 @@
+//! Element types, and the layout of a tensor in a region.
+//!
+//! A layout counts in elements from the start of a region. Every number of it may come from another process, so all arithmetic
+//! is checked.
+
+mod dtype;
+mod error;
+mod numbers;
+mod tensor_layout;
+
+pub use dtype::{Dtype, Element};
+pub use error::LayoutError;
+pub use tensor_layout::{MAX_DIMENSIONS, TensorLayout};
+
+pub(crate) use tensor_layout::check_alignment;

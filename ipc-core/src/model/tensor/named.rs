@@ -1,0 +1,62 @@
+//! A tensor under its name.
+
+use super::{LayoutError, TensorLayout};
+use crate::model::error::DescriptorError;
+
+/// The longest name of a tensor in bytes.
+pub const MAX_NAME_BYTES: usize = 1024;
+
+/// The most tensors of a table or a bundle.
+pub const MAX_TENSORS: usize = 1 << 20;
+
+/// The largest table or bundle in bytes.
+pub const MAX_TABLE_BYTES: usize = 64 * 1024 * 1024;
+
+/// The bytes of a tensor in the binary form of a table, beside its name and the numbers of its layout.
+pub(crate) const RECORD_HEAD_BYTES: usize = 20;
+
+/// A tensor under its name. Its region begins `offset` bytes behind the start of what holds them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamedTensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) offset: u64,
+    pub(crate) layout: &'a TensorLayout,
+}
+
+impl NamedTensor<'_> {
+    /// The end of the last element, in bytes behind the start of what holds them all.
+    pub(crate) fn end(&self) -> Result<u64, LayoutError> {
+        self.offset.checked_add(self.layout.span_bytes()?).ok_or(LayoutError::Overflow)
+    }
+
+    /// Checks that the tensor lies inside a region of so many bytes.
+    pub(crate) fn check_fits(&self, region_bytes: u64) -> Result<(), DescriptorError> {
+        let fits = self.end().and_then(|needed| {
+            let too_large = LayoutError::TooLarge { needed, region: region_bytes };
+            if needed <= region_bytes { Ok(()) } else { Err(too_large) }
+        });
+        fits.map_err(|cause| self.senseless(cause))
+    }
+
+    /// The bytes of the tensor in the binary form of a table.
+    pub(crate) fn record_bytes(&self) -> usize {
+        RECORD_HEAD_BYTES + self.name.len() + self.layout.shape().len() * 16
+    }
+
+    pub(crate) fn senseless(&self, cause: LayoutError) -> DescriptorError {
+        DescriptorError::Tensor { name: self.name.to_owned(), cause }
+    }
+}
+
+/// As much of a bad name as is shown.
+pub(crate) const SHOWN_BYTES: usize = 64;
+
+pub(crate) fn check_name(name: &str) -> Result<(), DescriptorError> {
+    let why = match name.len() {
+        0 => "a name has at least one byte",
+        1..=MAX_NAME_BYTES => return Ok(()),
+        _ => "a name has at most 1024 bytes",
+    };
+    let shown = name.char_indices().take_while(|(start, _)| *start < SHOWN_BYTES);
+    Err(DescriptorError::TensorName { name: shown.map(|(_, character)| character).collect(), why })
+}

@@ -1,0 +1,79 @@
+//! Errors that give a value back.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use crate::backend::DeviceBound;
+use crate::model::error::Error;
+
+/// The error of an operation that takes a value, with that value: the owner that was not shared, the mapping or the slot that
+/// was not released. The value is dropped with the error unless it is [taken](Self::into_inner).
+///
+/// Converts into [`Error`], so that `?` drops the value.
+pub struct ErrorWith<T> {
+    error: Error,
+    /// In a mutex so that the error can be sent and shared whatever the value is.
+    value: Box<Mutex<DeviceBound<T>>>,
+}
+
+impl<T> ErrorWith<T> {
+    /// With a value that is dropped in its device's context.
+    pub(crate) fn bound(error: Error, value: DeviceBound<T>) -> Self {
+        Self { error, value: Box::new(Mutex::new(value)) }
+    }
+
+    pub(crate) fn new(error: Error, value: T) -> Self {
+        Self::bound(error, DeviceBound::unbound(value))
+    }
+
+    /// Returns the reason.
+    pub const fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Returns the value.
+    pub fn into_inner(self) -> T {
+        (*self.value).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()
+    }
+}
+
+impl<T> fmt::Debug for ErrorWith<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> fmt::Display for ErrorWith<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for ErrorWith<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> From<ErrorWith<T>> for Error {
+    fn from(failed: ErrorWith<T>) -> Self {
+        failed.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn error_with_value_has_text_and_source_of_its_error() {
+        let end = || Box::new(Error::RingClosed { pid: 7 });
+        let error = || Error::RingUnpublished { first: 3, last: 4, source: end() };
+        let failed = ErrorWith::new(error(), 5);
+        assert_eq!(failed.to_string(), error().to_string());
+        assert_eq!(failed.source().map(ToString::to_string), Some(end().to_string()));
+        assert_eq!(failed.into_inner(), 5);
+    }
+}

@@ -1,0 +1,93 @@
+//! The settings that every export and every open of an [`Ipc`](crate::Ipc) shares.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::backend::DeviceIpc;
+use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::model::error::{Error, Result};
+use crate::model::placement::{DeviceMap, DeviceName};
+use crate::transport::AllowList;
+
+/// A backend with its devices, the permitted users, the socket directory and the default timeout.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    backend: Arc<dyn DeviceIpc>,
+    settings: Arc<Settings>,
+}
+
+#[derive(Debug)]
+struct Settings {
+    /// Listed once: the devices that a process sees do not change while it runs.
+    devices: OnceLock<Vec<DeviceInfo>>,
+    socket_directory: Option<PathBuf>,
+    allow: AllowList,
+    timeout: Duration,
+}
+
+impl Session {
+    pub(crate) fn new(
+        backend: Arc<dyn DeviceIpc>,
+        socket_directory: Option<PathBuf>,
+        allow: AllowList,
+        timeout: Duration,
+    ) -> Self {
+        let settings = Settings { devices: OnceLock::new(), socket_directory, allow, timeout };
+        Self { backend, settings: Arc::new(settings) }
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
+    /// Returns the devices that this process sees. Creates no context.
+    pub(crate) fn devices(&self) -> Result<&[DeviceInfo]> {
+        if let Some(devices) = self.settings.devices.get() {
+            return Ok(devices);
+        }
+        let devices = self.backend.devices()?;
+        Ok(self.settings.devices.get_or_init(|| devices))
+    }
+
+    /// Returns the identity of the device at this position.
+    pub(crate) fn identity_of(&self, ordinal: DeviceOrdinal) -> Result<DeviceIdentity> {
+        let devices = self.devices()?;
+        devices.get(ordinal.index()).map(|device| device.identity).ok_or_else(|| Error::NoSuchDevice {
+            backend: self.backend.info().name,
+            ordinal,
+            count: devices.len(),
+        })
+    }
+
+    /// The device that a map names for memory that lives on `home`.
+    pub(crate) fn mapped_device(&self, map: &DeviceMap, home: DeviceIdentity) -> Result<DeviceOrdinal> {
+        match map.device_for(home)? {
+            DeviceName::Ordinal(ordinal) => Ok(ordinal),
+            DeviceName::Identity(identity) => self.ordinal_of(identity),
+        }
+    }
+
+    /// Returns the position of a device in this process.
+    fn ordinal_of(&self, identity: DeviceIdentity) -> Result<DeviceOrdinal> {
+        let found = self.devices()?.iter().find(|device| device.identity == identity);
+        found.map(|device| device.ordinal).ok_or_else(|| {
+            Error::InvalidDeviceMap(format!(
+                "it names device {identity}, which this process does not see; add it to {}",
+                self.backend.visible_devices_variable()
+            ))
+        })
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    pub(crate) fn socket_directory(&self) -> Option<PathBuf> {
+        self.settings.socket_directory.clone()
+    }
+
+    pub(crate) fn allow_list(&self) -> &AllowList {
+        &self.settings.allow
+    }
+}
