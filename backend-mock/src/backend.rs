@@ -1,4 +1,4 @@
-//! The backend: the engine in the words of [`DeviceIpc`].
+//! The backend: implements [`DeviceIpc`] on the engine.
 
 use std::sync::Arc;
 
@@ -19,36 +19,36 @@ use crate::memory::MockMemory;
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
 
-/// For [`Backends::with`](device_ipc_core::Backends::with). The machine is what `DEVICE_IPC_MOCK` describes.
+/// The registration for [`Backends::with`](device_ipc_core::Backends::with). `DEVICE_IPC_MOCK` describes the machine.
 pub const REGISTRATION: Registration = Registration::new(NAME, Rank::SIMULATED, || {
     let spec = environment::variable(MACHINE_VARIABLE).unwrap_or_default();
     Ok(MockBackend::from_spec(&spec.to_string_lossy())?)
 });
 
-/// Devices in shared memory.
+/// A backend whose devices are simulated in shared memory.
 #[derive(Debug)]
 pub struct MockBackend {
     machine: Arc<Machine>,
     memory: MockMemory,
-    /// `None` where the machine was described without.
+    /// `None` with `timelines=off`.
     timelines: Option<MockTimelines>,
-    /// May a region lie in several allocations?
+    /// Whether a region may extend over several allocations.
     neighbours: bool,
     form: HandleForm,
     info: BackendInfo,
 }
 
 impl MockBackend {
-    /// The backend on the machine that the text describes.
+    /// Creates the backend on the machine that `spec` describes.
     ///
     /// # Errors
     ///
-    /// [`Unavailable::Failed`] that names the key, the value and what is accepted.
+    /// [`Unavailable::Failed`] with the key, the value and the accepted values.
     pub fn from_spec(spec: &str) -> Result<Arc<Self>, Unavailable> {
         Ok(Self::with(spec::parse(spec)?))
     }
 
-    /// The backend on this machine.
+    /// Creates the backend on a machine of this configuration.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
         let (timelines, neighbours, pinned) = (true, false, true);
         Self::with(spec::Parsed { config, form, timelines, neighbours, pinned })
@@ -70,7 +70,7 @@ impl MockBackend {
         })
     }
 
-    /// The engine's machine: to inject faults and to count calls.
+    /// Returns the engine's machine, for fault injection and call counters.
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
@@ -98,12 +98,12 @@ impl MockBackend {
         }
     }
 
-    /// The allocation at an address of a device.
+    /// Returns the allocation at an address of a device.
     fn extent_at(&self, ptr: DevicePtr, device: DeviceOrdinal) -> Result<Extent> {
         let found = self.machine.range_of(Address::new(ptr.get())).map_err(|error| match error {
             EngineError::UnknownAddress { .. } => Error::NotDeviceMemory {
                 ptr,
-                why: "the mock has allocated nothing there (is it host memory?)".into(),
+                why: "the mock has no allocation at this address (host memory?)".into(),
             },
             other => engine("range_of")(other),
         })?;
@@ -112,7 +112,9 @@ impl MockBackend {
         }
         let home = DeviceOrdinal::new(found.device as u32);
         if home != device {
-            return Err(Error::InvalidRegion(format!("{ptr} lies on device {home}, not on device {device}")));
+            return Err(Error::InvalidRegion(format!(
+                "{ptr} is memory of device {home}, not of device {device}"
+            )));
         }
         let allocation = DeviceRange::new(home, DevicePtr::new(found.base.get()), found.size);
         Ok(Extent { allocation, generation: found.generation.map(Generation) })
@@ -165,7 +167,7 @@ impl DeviceIpc for MockBackend {
         let known = first.allocation;
         if let Some(stated) = stated_base.filter(|stated| stated.ptr != known.ptr || stated.len > known.len) {
             return Err(Error::InvalidRegion(format!(
-                "the allocation of {} has {} bytes at {}, and {} bytes at {} were stated",
+                "the allocation of {} is {} bytes at {}, but {} bytes at {} were stated",
                 range.ptr, known.len, known.ptr, stated.len, stated.ptr
             )));
         }
@@ -177,7 +179,7 @@ impl DeviceIpc for MockBackend {
             let next = next.and_then(|ptr| self.extent_at(ptr, range.device).ok());
             extents.push(next.ok_or_else(|| {
                 Error::InvalidRegion(format!(
-                    "{} bytes at {} leave their allocation of {} bytes at {}",
+                    "{} bytes at {} exceed their allocation of {} bytes at {}",
                     range.len, range.ptr, last.len, last.ptr
                 ))
             })?);
@@ -217,7 +219,7 @@ impl DeviceIpc for MockBackend {
             if handle.fds.len() != expected {
                 let found = handle.fds.len();
                 return Err(Error::Protocol(format!(
-                    "a handle came with {found} descriptors instead of {expected}"
+                    "a handle has {found} file descriptors instead of {expected}"
                 )));
             }
             parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
@@ -229,7 +231,7 @@ impl DeviceIpc for MockBackend {
         let base = self.machine.open_contiguous(parts, on.index(), access).map_err(engine("open"))?;
         let mut len = 0;
         for _ in &handles {
-            // Parts lie side by side, each rounded to whole pages but the last.
+            // The parts are contiguous, each rounded up to whole pages except for the last.
             let part = self.machine.range_of(base.add(len)).map_err(engine("range_of"))?;
             len = part.base.get() - base.get() + part.size;
         }
@@ -275,5 +277,5 @@ impl DeviceIpc for MockBackend {
 }
 
 fn no_events() -> Error {
-    unsupported("share events", "the machine was described with events=off")
+    unsupported("share events", "the machine is configured with events=off")
 }

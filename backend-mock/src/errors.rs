@@ -1,4 +1,4 @@
-//! The engine's errors in the words of core.
+//! Conversion of the engine's errors.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::kinds::NAME;
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: i32 = 208;
 
-/// An error of the engine's call `call`.
+/// Returns the conversion of an error of the engine's call `call`.
 pub(crate) fn engine(call: &'static str) -> impl FnOnce(EngineError) -> Error {
     move |error| match error {
         EngineError::InvalidDevice { ordinal, count } => {
@@ -22,7 +22,7 @@ pub(crate) fn engine(call: &'static str) -> impl FnOnce(EngineError) -> Error {
             detail: error.to_string(),
         },
         EngineError::Forked => Error::Forked,
-        // A fault of the engine with CUDA's number plays what the engine itself has no reason to do.
+        // A fault with CUDA's number plays an error that the engine itself never returns.
         EngineError::Injected { operation: Operation::Open, code: ALREADY_MAPPED } => {
             Error::OverlapsInUse { detail: error.to_string() }
         }
@@ -60,6 +60,6 @@ pub(crate) fn timeout(what: &str, after: Duration) -> Error {
 pub(crate) fn unknown_kind(kind: HandleKind) -> Error {
     unsupported(
         format!("use a handle of kind {}", kind.0),
-        "it knows kinds 1 (bytes) and 2 (file descriptor)",
+        "it supports kinds 1 (bytes) and 2 (file descriptor)",
     )
 }

@@ -1,4 +1,4 @@
-//! Events on the engine.
+//! Events of the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use device_ipc_mock_engine::{EventId, Machine};
 use crate::errors::{engine, timeout, unsupported};
 use crate::stream::stream_of;
 
-/// An event, created here or opened from another process.
+/// An event that this process created, or opened from another process.
 #[derive(Debug)]
 pub(crate) struct MockEvent {
     pub(crate) machine: Arc<Machine>,
@@ -27,7 +27,7 @@ impl DeviceEvent for MockEvent {
         if self.opened {
             return Err(unsupported(
                 "export an event of another process",
-                "forward the handle it was opened by",
+                "forward the handle by which it was opened",
             ));
         }
         let bytes = self.machine.export_event(self.event).map_err(engine("export_event"))?;
@@ -63,7 +63,7 @@ impl DeviceEvent for MockEvent {
 
 impl Drop for MockEvent {
     fn drop(&mut self) {
-        // Fails only in a forked child, whose events are the parent's.
+        // Fails only in a forked child; the events belong to the parent.
         let _ = self.machine.destroy_event(self.event);
     }
 }

@@ -1,7 +1,6 @@
-//! Host memory that others allocated, made known to the engine: the words of timelines lie in it, and copies go to and from
-//! it.
+//! Registered host memory, for the counters of timelines and for asynchronous copies.
 
-#![allow(unsafe_code, reason = "host memory is handed to the engine")]
+#![allow(unsafe_code, reason = "host memory is passed to the engine")]
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -12,7 +11,7 @@ use device_ipc_mock_engine::{Address, Machine};
 
 use crate::errors::engine;
 
-/// How often each page has been registered: the engine takes it once, for all devices.
+/// Registration counts of host pages. The engine registers a page once, for all devices.
 #[derive(Debug)]
 pub(crate) struct HostPages {
     machine: Arc<Machine>,
@@ -28,9 +27,11 @@ impl HostPages {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Registers pages, or increments their count.
+    ///
     /// # Safety
     ///
-    /// The pages stay mapped and writable until they have been unregistered as often.
+    /// The pages stay mapped and writable until they were unregistered the same number of times.
     pub(crate) unsafe fn register(
         &self,
         device: DeviceOrdinal,
@@ -49,6 +50,7 @@ impl HostPages {
         Ok(DevicePtr::new(number))
     }
 
+    /// Decrements the count of pages, and unregisters them at 0.
     pub(crate) fn unregister(&self, pages: NonNull<u8>) -> Result<()> {
         let number = address_of(pages).get();
         let mut registered = self.lock();
@@ -63,7 +65,7 @@ impl HostPages {
     }
 }
 
-/// The engine knows memory of the host by its own address.
+/// Returns the engine's address of host memory, which is its host address.
 pub(crate) fn address_of(pages: NonNull<u8>) -> Address {
     Address::new(pages.as_ptr().expose_provenance() as u64)
 }

@@ -5,7 +5,7 @@ use device_ipc_core::HandleKind;
 /// The backend's name.
 pub const NAME: &str = "mock";
 
-/// Handles that are bytes alone.
+/// Handles of bytes without a file descriptor.
 pub(crate) const BYTES: HandleKind = HandleKind(1);
 /// Handles with a file descriptor.
 pub(crate) const FD: HandleKind = HandleKind(2);

@@ -1,4 +1,4 @@
-//! Memory and streams on the engine.
+//! Device memory and test kernels of the engine.
 
 #![allow(
     unsafe_code,
@@ -21,18 +21,20 @@ use crate::host_pages::{HostPages, address_of};
 use crate::kinds::{BYTES, FD};
 use crate::stream::{MockStream, stream_of};
 
-/// The engine's memory.
+/// The device memory of the engine.
 #[derive(Debug)]
 pub(crate) struct MockMemory {
     pub(crate) machine: Arc<Machine>,
-    /// `None` where the machine was described without.
+    /// `None` with `pinned=off`.
     pub(crate) pinned: Option<Arc<HostPages>>,
 }
 
 impl MockMemory {
     fn pinned(&self) -> Result<&HostPages> {
-        let why = "the machine was described with pinned=off";
-        self.pinned.as_deref().ok_or_else(|| unsupported("copy to and from host memory of others", why))
+        let why = "the machine is configured with pinned=off";
+        self.pinned
+            .as_deref()
+            .ok_or_else(|| unsupported("copy asynchronously between device and host memory", why))
     }
 }
 
@@ -44,19 +46,21 @@ fn same_length(device: u64, host: u64) -> Result<()> {
     if device == host {
         return Ok(());
     }
-    Err(Error::InvalidRegion(format!("a copy between {device} bytes and {host} bytes")))
+    Err(Error::InvalidRegion(format!(
+        "cannot copy between {device} bytes and {host} bytes: the lengths must be equal"
+    )))
 }
 
 impl DeviceMemory for MockMemory {
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
         if bytes == 0 {
-            return Err(Error::InvalidRegion("an allocation has at least one byte".into()));
+            return Err(Error::InvalidRegion("cannot allocate 0 bytes".into()));
         }
         let base = self.machine.allocate(device.index(), bytes).map_err(engine("allocate"))?;
         Ok(DeviceRange::new(device, DevicePtr::new(base.get()), bytes))
     }
 
-    /// Both forms of handle are made of the same memory.
+    /// Both kinds of handle apply to the same memory.
     fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
         match kind {
             BYTES | FD => self.allocate(device, bytes),
@@ -65,7 +69,7 @@ impl DeviceMemory for MockMemory {
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {
-        // The engine waits for the device of the memory only, and streams of the others may use it.
+        // The engine waits only for the device of the memory, and streams of other devices may use the memory.
         self.machine.wait_for_streams().map_err(engine("wait_for_streams"))?;
         self.machine.free(address(range)).map_err(engine("free"))
     }
@@ -154,7 +158,7 @@ impl TestKernels for MockMemory {
     unsafe fn add_f32(&self, range: DeviceRange, value: f32, stream: BorrowedStream<'_>) -> Result<()> {
         if !range.len.is_multiple_of(4) || !range.ptr.get().is_multiple_of(4) {
             return Err(Error::InvalidRegion(format!(
-                "{} bytes at {} are not whole floats",
+                "{} bytes at {} are not whole, aligned 32-bit floats",
                 range.len, range.ptr
             )));
         }

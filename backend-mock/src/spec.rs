@@ -1,36 +1,36 @@
-//! What machine to play, in one line of text.
+//! The text form of the backend's configuration.
 
 use device_ipc_core::Unavailable;
 use device_ipc_mock_engine::MachineConfig;
 
-/// Describes the machine for a backend that is taken by name.
+/// The environment variable that describes the machine of a backend that is selected by name.
 pub const MACHINE_VARIABLE: &str = "DEVICE_IPC_MOCK";
 
-/// How handles travel: `handles=bytes` or `handles=fds`.
+/// The form of handles: `handles=bytes` or `handles=fds`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HandleForm {
-    /// As bytes alone, like CUDA's legacy handles and Ascend's keys.
+    /// Bytes only, like CUDA's legacy handles and Ascend's keys.
     #[default]
     Bytes,
-    /// With a file descriptor, like memory of the vendors' virtual memory management; importers pin it.
+    /// Bytes and a file descriptor, like the vendors' virtual memory management; importers pin the memory.
     Fds,
 }
 
-/// What the text describes.
+/// A parsed configuration.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) config: MachineConfig,
     pub(crate) form: HandleForm,
-    /// `timelines=on|off`: can streams write and wait on words? On unless said otherwise.
+    /// `timelines=on|off`: whether streams can write and wait for words. Default: on.
     pub(crate) timelines: bool,
-    /// `neighbours=on|off`: may a region lie in several allocations, as with virtual memory management? Off unless said
-    /// otherwise.
+    /// `neighbours=on|off`: whether a region may extend over several allocations, as with virtual memory management.
+    /// Default: off.
     pub(crate) neighbours: bool,
-    /// `pinned=on|off`: can streams copy to and from host memory that others allocated? On unless said otherwise.
+    /// `pinned=on|off`: whether streams can copy to and from registered host memory. Default: on.
     pub(crate) pinned: bool,
 }
 
-/// Takes out what is the backend's and leaves the rest to the engine.
+/// Parses the keys of the backend, and passes the others to the engine.
 pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
     let (mut form, mut timelines, mut neighbours) = (HandleForm::default(), true, false);
     let mut pinned = true;
@@ -41,7 +41,7 @@ pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
             Some(("handles", "fds")) => form = HandleForm::Fds,
             Some(("handles", other)) => {
                 return Err(invalid(format!(
-                    "'{other}' is no value for 'handles': accepted is 'bytes' or 'fds'"
+                    "invalid value '{other}' for 'handles': expected 'bytes' or 'fds'"
                 )));
             }
             Some(("timelines", value)) => timelines = switch("timelines", value)?,
@@ -58,14 +58,12 @@ fn switch(key: &str, value: &str) -> Result<bool, Unavailable> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
-        other => Err(invalid(format!("'{other}' is no value for '{key}': accepted is 'on' or 'off'"))),
+        other => Err(invalid(format!("invalid value '{other}' for '{key}': expected 'on' or 'off'"))),
     }
 }
 
 fn invalid(detail: String) -> Unavailable {
-    Unavailable::Failed {
-        detail: format!("the mock's machine cannot be made ({MACHINE_VARIABLE}): {detail}"),
-    }
+    Unavailable::Failed { detail: format!("invalid machine description in {MACHINE_VARIABLE}: {detail}") }
 }
 
 #[cfg(test)]
@@ -73,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_are_taken_out_and_the_rest_is_the_engines() {
+    fn backend_keys_are_parsed_and_others_passed_to_engine() {
         let parsed =
             parse("devices=3; handles = fds ;events=off;timelines=off;neighbours=on;pinned=off").unwrap();
         assert_eq!(
@@ -87,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_description_is_told_with_the_variable() {
+    fn invalid_description_error_names_variable() {
         for spec in
             ["handles=none", "timelines=maybe", "neighbours=2", "pinned=no", "colour=red", "devices=many"]
         {

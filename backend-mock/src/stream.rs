@@ -9,7 +9,7 @@ use device_ipc_mock_engine::{Machine, StreamId};
 
 use crate::kinds::NAME;
 
-/// The engine's stream behind one of core's.
+/// Returns the engine's stream of a borrowed one.
 pub(crate) fn stream_of(stream: BorrowedStream<'_>) -> Result<StreamId> {
     if stream.backend() != NAME {
         let (found, expected) = (stream.backend().to_owned(), NAME.to_owned());
@@ -35,7 +35,7 @@ impl DeviceStream for MockStream {
 
 impl Drop for MockStream {
     fn drop(&mut self) {
-        // Fails only in a forked child, whose streams are the parent's.
+        // Fails only in a forked child; the streams belong to the parent.
         let _ = self.machine.destroy_stream(self.stream);
     }
 }

@@ -1,6 +1,6 @@
-//! Words in host memory that the engine's streams write and wait on.
+//! Timelines: 64-bit words in host memory that the engine's streams write and wait for.
 
-#![allow(unsafe_code, reason = "host memory is handed to the engine")]
+#![allow(unsafe_code, reason = "host memory is passed to the engine")]
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::errors::engine;
 use crate::host_pages::HostPages;
 use crate::stream::stream_of;
 
-/// The engine's words.
+/// The timelines of the engine.
 #[derive(Debug)]
 pub(crate) struct MockTimelines {
     machine: Arc<Machine>,

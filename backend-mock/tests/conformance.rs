@@ -1,4 +1,4 @@
-//! Runs the conformance suite on the mock, as each of the machines that it can play.
+//! The conformance suite on the mock, with each of its machines.
 
 #[macro_use]
 #[path = "support/delegate.rs"]
@@ -14,7 +14,7 @@ use device_ipc_mock::MockBackend;
 
 use restricted::Restricted;
 
-/// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and what may be missing on each.
+/// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and machines without optional features.
 const VARIANTS: [(&str, &str); 9] = [
     ("default", "devices=2"),
     ("fds", "devices=2;handles=fds"),
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     suite.variant("restricted", || Ok(Restricted::new(machine("devices=2")?))).run()
 }
 
-/// The machine of this description, with the devices that this process is to see.
+/// Creates the machine of this description, with the devices that are visible to this process.
 fn machine(spec: &str) -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     let spec = match visible_devices() {
         Some(visible) => format!("{spec};visible={visible}"),

@@ -1,8 +1,7 @@
-//! Rings, with readers that come and go in any order: whatever happens when, nobody sees a slot that is being written or has
-//! been written over.
+//! Rings with random sequences of steps: no reader ever reads a slot that is being written or was overwritten.
 //!
-//! The streams run late, and each slot is written and read in two halves with a pause between them, so that a missing wait is
-//! seen in the bytes.
+//! The streams run with a delay, and each slot is written and read in two halves with a pause between them, so that a
+//! missing wait shows in the bytes.
 
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::channel;
@@ -15,32 +14,32 @@ use device_ipc_mock::MockBackend;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Bytes of a slot, and the numbers in it.
+/// Size of a slot in bytes.
 const SLOT: u64 = 512;
 const NUMBERS: usize = SLOT as usize / 4;
 const HALF: u64 = SLOT / 2;
 
-const MOST_READERS: usize = 4;
+const MAX_READERS: usize = 4;
 
-/// How long everything may take that was submitted.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit of submitted work.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is tried, one after the other, by one thread.
+/// A step of the test thread.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes the next slot, and publishes it on the same stream or the other, or gives it back after half of it.
-    Publish { stream: usize, pause: u64, give_back: bool },
-    /// Writes the next slot, and has the host publish it when the stream has got there.
+    /// Writes the next slot and publishes it on the stream, or drops the slot after the first half.
+    Publish { stream: usize, pause: u64, drop_slot: bool },
+    /// Writes the next slot, and publishes it from the host after the stream.
     PublishNow { stream: usize, pause: u64 },
-    /// One more reader.
+    /// Joins another reader.
     Join,
-    /// A reader takes the next slot, on one of its two streams, and copies it in two halves.
+    /// Takes the next slot of a reader on one of its two streams, and copies it in two halves.
     Next { reader: usize, stream: usize, pause: u64 },
-    /// A reader releases one of the slots that it has.
+    /// Releases one slot that a reader holds, on a stream.
     Release { reader: usize, which: usize },
-    /// A reader's host releases one of the slots that it has, when the streams have got there.
+    /// Releases one slot that a reader holds, from the host after the streams.
     ReleaseNow { reader: usize, which: usize },
-    /// A reader leaves; the slots that it has are released before.
+    /// Releases the slots of a reader and drops the reader.
     Leave { reader: usize },
 }
 
@@ -48,29 +47,29 @@ fn step() -> impl Strategy<Value = Step> {
     let pause = || prop_oneof![Just(0), 0..400_u64];
     prop_oneof![
         6 => (0..2_usize, pause(), prop::bool::weighted(0.1))
-            .prop_map(|(stream, pause, give_back)| Step::Publish { stream, pause, give_back }),
+            .prop_map(|(stream, pause, drop_slot)| Step::Publish { stream, pause, drop_slot }),
         3 => (0..2_usize, pause()).prop_map(|(stream, pause)| Step::PublishNow { stream, pause }),
         1 => Just(Step::Join),
-        8 => (0..MOST_READERS, 0..2_usize, pause())
+        8 => (0..MAX_READERS, 0..2_usize, pause())
             .prop_map(|(reader, stream, pause)| Step::Next { reader, stream, pause }),
-        8 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::Release { reader, which }),
-        4 => (0..MOST_READERS, 0..8_usize).prop_map(|(reader, which)| Step::ReleaseNow { reader, which }),
-        1 => (0..MOST_READERS).prop_map(|reader| Step::Leave { reader }),
+        8 => (0..MAX_READERS, 0..8_usize).prop_map(|(reader, which)| Step::Release { reader, which }),
+        4 => (0..MAX_READERS, 0..8_usize).prop_map(|(reader, which)| Step::ReleaseNow { reader, which }),
+        1 => (0..MAX_READERS).prop_map(|reader| Step::Leave { reader }),
     ]
 }
 
-/// What lies in a slot.
+/// Returns the tensor table of a slot.
 fn halves() -> TensorTable {
     let half = TensorLayout::contiguous(Dtype::U32, [NUMBERS as u64 / 2]).expect("it is small");
     TensorTable::packed(1, [("first", half.clone()), ("second", half)]).expect("two names")
 }
 
-/// A reader, what it has, and what it has copied.
-struct Member {
+/// A reader with its streams and the slots that it holds.
+struct ReaderState {
     reader: RingReader,
     streams: [Stream; 2],
     held: Vec<(RingReadSlot, usize)>,
-    /// The first sequence that it has not released.
+    /// The first sequence that the reader has not released.
     released: u64,
 }
 
@@ -79,11 +78,11 @@ struct Model {
     ring: Ring,
     slots: u64,
     writers: [Stream; 2],
-    /// The stream on which a slot was half written that was given back.
+    /// The stream on which a dropped slot was half written.
     unfinished: Option<usize>,
-    readers: Vec<Member>,
-    /// All copies of halves that were submitted, with the sequence that they are of.
-    /// Left alone where a test fails: freeing them would wait for streams that may wait for ever.
+    readers: Vec<ReaderState>,
+    /// The submitted copies of halves, with their sequences. Not dropped when a test fails: a free would wait for
+    /// streams that may never complete.
     copies: ManuallyDrop<Vec<(u64, Buffer)>>,
     streams: Vec<Stream>,
 }
@@ -101,7 +100,7 @@ impl Model {
 
     fn run(&mut self, step: &Step) -> Result<(), Error> {
         match *step {
-            Step::Publish { stream, pause, give_back } => self.publish(stream, pause, give_back),
+            Step::Publish { stream, pause, drop_slot } => self.publish(stream, pause, drop_slot),
             Step::PublishNow { stream, pause } => self.publish_now(stream, pause),
             Step::Join => self.join(),
             Step::Next { reader, stream, pause } => self.next(reader, stream, pause),
@@ -111,10 +110,10 @@ impl Model {
         }
     }
 
-    fn publish(&mut self, stream: usize, pause: u64, give_back: bool) -> Result<(), Error> {
+    fn publish(&mut self, stream: usize, pause: u64, drop_slot: bool) -> Result<(), Error> {
         let sequence = self.ring.sequence();
         if self.ring.waits_on_host() {
-            // This thread would wait for itself.
+            // The write would wait for a release of this thread.
             let before = sequence.checked_sub(self.slots);
             if before.is_some_and(|before| self.readers.iter().any(|reader| reader.released <= before)) {
                 return Ok(());
@@ -125,11 +124,11 @@ impl Model {
         let halves = halves();
         let slot = self.ring.write(stream)?;
         assert_eq!(slot.sequence(), sequence);
-        let written = sequence as u32 + u32::from(give_back) * 1_000_000;
+        let written = sequence as u32 + u32::from(drop_slot) * 1_000_000;
         slot.tensor(&halves, "first")?.view_mut::<u32, _>(stream)?.copy_from(&[written; NUMBERS / 2])?;
         stream.delay(Duration::from_micros(pause))?;
-        if give_back {
-            // What is written to the slot next comes behind this.
+        if drop_slot {
+            // The next write of the slot is on the same stream.
             self.unfinished = Some(index);
             return Ok(());
         }
@@ -141,7 +140,7 @@ impl Model {
         let sequence = self.ring.sequence();
         let before = sequence.checked_sub(self.slots);
         if before.is_some_and(|before| self.readers.iter().any(|reader| reader.released <= before)) {
-            // This thread has yet to release it.
+            // This thread has not released the slot yet.
             if !self.ring.waits_on_host() {
                 let refused = self.ring.write(&self.writers[stream])?.publish_now();
                 assert!(matches!(refused, Err(Error::RingNotYet { .. })), "{refused:?}");
@@ -158,10 +157,10 @@ impl Model {
         stream.delay(Duration::from_micros(pause))?;
         synchronize(&stream);
         match slot.publish_now() {
-            // The other stream publishes the one before.
+            // The other stream publishes the previous sequence.
             Err(Error::RingNotYet { .. }) => {
                 self.writers.iter().for_each(synchronize);
-                assert_eq!(self.ring.sequence(), sequence, "it has not been published");
+                assert_eq!(self.ring.sequence(), sequence, "the sequence is not published");
                 self.ring.write(&stream)?.publish_now()
             }
             published => published,
@@ -169,16 +168,16 @@ impl Model {
     }
 
     fn join(&mut self) -> Result<(), Error> {
-        if self.readers.len() == MOST_READERS {
+        if self.readers.len() == MAX_READERS {
             return Ok(());
         }
         let streams = [self.ipc.create_stream(0)?, self.ipc.create_stream(0)?];
         self.streams.extend(streams.iter().cloned());
         let reader = self.ipc.open_ring(self.ring.descriptor()).on(&streams[0])?;
-        assert_eq!(reader.sequence(), self.ring.sequence(), "a reader begins with what comes next");
-        self.ring.wait_readers(self.readers.len() + 1, PATIENCE)?;
+        assert_eq!(reader.sequence(), self.ring.sequence(), "a reader starts at the next publication");
+        self.ring.wait_readers(self.readers.len() + 1, TIMEOUT)?;
         let released = reader.sequence();
-        self.readers.push(Member { reader, streams, held: Vec::new(), released });
+        self.readers.push(ReaderState { reader, streams, held: Vec::new(), released });
         Ok(())
     }
 
@@ -198,7 +197,7 @@ impl Model {
             }
             taken => taken?,
         };
-        assert!(!held, "a slot that is held is not taken again");
+        assert!(!held, "a reader does not take a slot that it holds");
         assert_eq!(slot.sequence(), sequence);
         for half in ["first", "second"] {
             let copy = self.ipc.allocate(0, HALF)?;
@@ -225,7 +224,7 @@ impl Model {
         let Some(member) = self.readers.get_mut(reader) else { return Ok(()) };
         let last = member.reader.sequence().checked_sub(1);
         let taken_last = member.held.iter().find(|(slot, _)| Some(slot.sequence()) == last);
-        // Else its streams may wait for what this thread has yet to publish.
+        // Otherwise its streams may wait for a publication of this thread.
         if !taken_last.is_some_and(|(slot, _)| slot.is_published().unwrap_or(false)) {
             return Ok(());
         }
@@ -233,7 +232,7 @@ impl Model {
         synchronize(&member.streams[stream]);
         if let Err(refused) = slot.release_now() {
             assert!(matches!(refused.error(), Error::RingNotYet { .. }), "{refused}");
-            // The other stream has released another one.
+            // The other stream releases another slot.
             member.streams.iter().for_each(synchronize);
             refused.into_slot().release_now()?;
         }
@@ -255,14 +254,14 @@ impl Model {
         Ok(())
     }
 
-    /// Everybody leaves, the ring is closed, and all that was published and copied is what it should be.
+    /// Drops the readers, closes the ring, and checks all copies of published slots.
     fn finish(mut self) -> Result<(), Error> {
         while !self.readers.is_empty() {
             self.leave(0)?;
         }
         let published = self.ring.sequence();
         let Self { ring, streams, copies, .. } = self;
-        ring.close(PATIENCE)?;
+        ring.close(TIMEOUT)?;
         for stream in &streams {
             synchronize(stream);
         }
@@ -276,22 +275,22 @@ impl Model {
     }
 }
 
-/// Waits for a stream, on another thread: one that waits for ever would keep the test from saying so.
+/// Synchronizes a stream on another thread, so that a stream that never completes fails the test.
 fn synchronize(stream: &Stream) {
-    let (done, told) = channel();
+    let (done, result) = channel();
     let waiting = stream.clone();
     std::thread::spawn(move || done.send(waiting.synchronize()));
-    let synchronized = told.recv_timeout(PATIENCE).expect("no stream waits for ever");
-    synchronized.expect("nothing that was submitted fails");
+    let synchronized = result.recv_timeout(TIMEOUT).expect("the stream completes");
+    synchronized.expect("submitted work succeeds");
 }
 
-fn holds(machine: &str, slots: u32, steps: &[Step]) {
+fn check(machine: &str, slots: u32, steps: &[Step]) {
     let mut model = Model::new(machine, slots);
     for step in steps {
         model.run(step).unwrap_or_else(|error| panic!("{step:?}: {error}"));
     }
     if let Err(error) = model.finish() {
-        // A stream that waits for ever holds up every other case of this process too: there is nothing to be shrunk.
+        // A stream that never completes blocks every other case of this process, so shrinking is not possible.
         eprintln!("{machine}, {slots} slots, {steps:#?}: {error}");
         std::process::exit(1);
     }
@@ -301,46 +300,49 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_nobody_reads_another_sequence(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
-        holds("devices=1", slots, &steps);
+    fn readers_see_only_their_sequence(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
+        check("devices=1", slots, &steps);
     }
 
     #[test]
-    fn nor_where_hosts_wait(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
-        holds("devices=1;timelines=off", slots, &steps);
+    fn readers_see_only_their_sequence_without_timelines(slots in 1..=4_u32, steps in vec(step(), 1..60)) {
+        check("devices=1;timelines=off", slots, &steps);
     }
 
     #[test]
-    fn nor_where_there_are_no_events_either(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
-        holds("devices=1;timelines=off;events=off", slots, &steps);
+    fn readers_see_only_their_sequence_without_timelines_and_events(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
+        check("devices=1;timelines=off;events=off", slots, &steps);
     }
 
     #[test]
-    fn nor_where_there_are_timelines_and_no_events(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
-        holds("devices=1;events=off", slots, &steps);
+    fn readers_see_only_their_sequence_without_events(slots in 1..=4_u32, steps in vec(step(), 1..40)) {
+        check("devices=1;events=off", slots, &steps);
     }
 }
 
-/// The stream that releases a slot, or publishes one, may be another device's: it is told in its turn.
+/// A slot can be released and published on a stream of another device, in the order of that stream.
 #[test]
-fn streams_of_another_device_take_their_turn() {
+fn streams_of_another_device_are_ordered() {
     for machine in ["devices=2", "devices=2;timelines=off"] {
         let ipc = Ipc::with_backend(MockBackend::from_spec(machine).expect("a machine"));
         let [near, far] = [0, 1].map(|device| ipc.create_stream(device).expect("a stream"));
         let mut ring = ipc.ring(ipc.allocate(0, SLOT).expect("memory")).slots(1).start().expect("a ring");
         let mut reader = ipc.open_ring(ring.descriptor()).on(&near).expect("joined");
         ring.write(&near).expect("a slot").publish(&near).expect("published");
-        let slot = reader.wait_next(PATIENCE).expect("taken");
+        let slot = reader.wait_next(TIMEOUT).expect("taken");
         far.delay(Duration::from_millis(600)).expect("submitted");
         slot.release(&far).expect("released");
         let early = ring.wait_writable(Duration::from_millis(1));
-        assert!(matches!(early, Err(Error::Timeout { .. })), "{machine}: the far stream is late: {early:?}");
-        ring.wait_writable(PATIENCE).expect("released");
+        assert!(
+            matches!(early, Err(Error::Timeout { .. })),
+            "{machine}: the far stream is delayed: {early:?}"
+        );
+        ring.wait_writable(TIMEOUT).expect("released");
         far.delay(Duration::from_millis(600)).expect("submitted");
         ring.write(&near).expect("a slot").publish(&far).expect("published");
-        assert!(reader.try_next().expect("asked").is_none(), "{machine}: the far stream is late");
-        assert_eq!(reader.wait_next(PATIENCE).expect("taken").sequence(), 1, "{machine}");
+        assert!(reader.try_next().expect("asked").is_none(), "{machine}: the far stream is delayed");
+        assert_eq!(reader.wait_next(TIMEOUT).expect("taken").sequence(), 1, "{machine}");
         drop(reader);
-        ring.close(PATIENCE).expect("everybody has left");
+        ring.close(TIMEOUT).expect("no reader is left");
     }
 }

@@ -1,34 +1,31 @@
-//! A machine with several accelerators, acted out by the CPU.
+//! A machine with several accelerators, simulated on the CPU.
 //!
-//! Why: the code that shares device memory between processes breaks where two
-//! real processes meet: one dies, frees, forgets to wait, opens a handle that
-//! has gone stale. None of that needs an accelerator, all of it needs real
-//! processes, real shared memory and work that runs *later*. This crate gives
-//! exactly that, so that the mock backend, and simulators of vendor libraries,
-//! can be wrong in the ways in which vendors' drivers are wrong, and fail on
-//! demand.
+//! Code that shares device memory between processes fails where two real processes interact: one exits, frees
+//! memory, does not wait, or opens a stale handle. Testing that needs no accelerator, but real processes, real
+//! shared memory and asynchronous work. The engine provides these to the mock backend and to the simulators of
+//! vendor libraries, which play the vendors' lifetimes and failures with it.
 //!
-//! What a [`Machine`] has:
+//! A [`Machine`] has:
 //!
-//! * **devices**, of which the process sees those that its [`MachineConfig`]
-//!   makes visible, with a [`PeerMatrix`] between them;
-//! * **memory**: one sealed memory file per allocation. An [`Address`] is where
-//!   it is mapped in this process, and nothing outside the engine dereferences
-//!   it. It travels as 64 bytes alone, or as a file descriptor and 64 bytes;
-//! * **virtual memory management**: blocks of physical memory without an address,
-//!   ranges of addresses without memory, and access by device to what is mapped;
-//! * **streams**: a queue and a thread each. Work starts late on purpose
-//!   ([`MachineConfig::latency`]), so that a forgotten wait shows;
-//! * **events** whose state lies in shared memory, and 64-bit words that streams
-//!   write and wait on;
+//! * **devices**: the process sees those that its [`MachineConfig`] makes visible, with a [`PeerMatrix`] between them;
+//! * **memory**: one sealed memory file per allocation. An [`Address`] is where it is mapped in this process, and only the
+//!   engine dereferences it. A handle is 64 bytes, alone or with a file descriptor;
+//! * **virtual memory management**: blocks of physical memory without an address, reserved addresses without memory, and
+//!   access by device to mappings;
+//! * **streams**: a queue and a thread each. Work starts with a delay ([`MachineConfig::latency`]), so that a missing wait
+//!   is detected;
+//! * **events** whose state lies in shared memory, and 64-bit words that streams write and wait for;
 //! * **faults** that are injected by name, and **counters** of calls.
 //!
-//! Two lifetimes are played ([`Lifetime`]): importers pin the memory, as with
-//! CUDA, or the exporter's end revokes it, as with Ascend.
+//! There are two lifetimes ([`Lifetime`]): importers pin the memory, as with CUDA, or the exporter's termination
+//! revokes it, as with Ascend.
 //!
-//! The engine needs `/proc`, keeps nothing in a file system, and leaves nothing
-//! behind when a process is killed. `fork` without `exec` is not supported: in
-//! the child every call returns [`EngineError::Forked`].
+//! The engine needs `/proc`, stores nothing in a file system, and leaves nothing behind when a process is killed.
+//! `fork` without `exec` is not supported: in the child every call returns [`EngineError::Forked`].
+//!
+//! The modules are layers, each of which uses only those below it: `machine` (the calls), `memory` and `streams`
+//! (tables of a process), `shared` (objects of several processes), `system` (the operating system), `model`
+//! (values).
 //!
 //! ```
 //! use device_ipc_mock_engine::{Machine, MachineConfig};

@@ -1,11 +1,11 @@
-//! The machine in one line of text, and what its errors say.
+//! The text form of a machine's configuration, and its errors.
 
 use std::time::Duration;
 
 use device_ipc_mock_engine::{ConfigError, Fault, Lifetime, Machine, MachineConfig, Operation, PeerMatrix};
 
 #[test]
-fn every_key_is_understood() {
+fn every_key_is_parsed() {
     let config = MachineConfig::from_spec(
         " devices=3; memory=64MiB; visible=2,0; peers=0>1,1>0; lifetime=revoking; generations=off; \
          check_generation=on; events=off; latency=1ms; fault=open:3,close:1:-7; ",
@@ -28,7 +28,7 @@ fn every_key_is_understood() {
 }
 
 #[test]
-fn bad_values_name_the_key_the_value_and_what_is_accepted() {
+fn invalid_value_error_names_key_value_and_expected() {
     for (key, value, accepted) in [
         ("devices", "many", "from 0 to 64"),
         ("devices", "65", "from 0 to 64"),
@@ -58,7 +58,7 @@ fn bad_values_name_the_key_the_value_and_what_is_accepted() {
 }
 
 #[test]
-fn unknown_keys_and_things_that_are_no_pairs_are_named() {
+fn unknown_key_and_missing_value_are_rejected() {
     let unknown = MachineConfig::from_spec("device=2").unwrap_err();
     assert_eq!(unknown, ConfigError::UnknownKey { key: "device".into() });
     assert!(unknown.to_string().contains("'device'") && unknown.to_string().contains("devices, memory"));
@@ -67,7 +67,7 @@ fn unknown_keys_and_things_that_are_no_pairs_are_named() {
 }
 
 #[test]
-fn identities_are_the_same_in_every_process_and_differ_by_device() {
+fn device_identity_is_stable_and_unique() {
     let [one, two] = [MachineConfig::default(), MachineConfig::from_spec("devices=2;visible=1").unwrap()];
     let (one, two) = (Machine::new(one).devices(), Machine::new(two).devices());
     assert_ne!(one[0].uuid, one[1].uuid);

@@ -1,4 +1,4 @@
-//! What becomes of opened memory when its exporter frees it, withdraws it, or dies.
+//! Opened memory after a free, a revocation, and the death of its exporter.
 
 mod support;
 
@@ -14,7 +14,7 @@ const INVALID_HANDLE: i32 = 10;
 const EXPORTER_GONE: i32 = 12;
 const REVOKED: i32 = 16;
 
-/// A peer with a block of 4096 bytes, all of them 7: address and handle.
+/// Spawns a peer with an allocation of 4096 bytes of value 7. Returns the peer, the address and the handle.
 fn exporter(spec: &str) -> (Peer, u64, Vec<u8>) {
     let peer = Peer::spawn(spec);
     let block = peer.address("allocate 0 4096");
@@ -26,7 +26,7 @@ fn exporter(spec: &str) -> (Peer, u64, Vec<u8>) {
 }
 
 #[test]
-fn a_pinning_mapping_survives_the_exporters_free_and_death() {
+fn pinning_mapping_survives_exporter_free_and_death() {
     let ours = machine("");
     let (mut peer, block, handle) = exporter("");
     let stream = ours.create_stream(0).unwrap();
@@ -45,7 +45,7 @@ fn a_pinning_mapping_survives_the_exporters_free_and_death() {
 }
 
 #[test]
-fn withdrawing_changes_nothing_where_importers_pin() {
+fn unexport_with_pinning_lifetime_has_no_effect() {
     let ours = machine("");
     let (peer, block, handle) = exporter("");
     peer.ok(&format!("unexport {block}"));
@@ -53,7 +53,7 @@ fn withdrawing_changes_nothing_where_importers_pin() {
 }
 
 #[test]
-fn the_death_of_a_revoking_exporter_takes_the_memory_away() {
+fn death_of_revoking_exporter_revokes_mapping() {
     let ours = machine("");
     let (mut peer, _, handle) = exporter("lifetime=revoking");
     let stream = ours.create_stream(0).unwrap();
@@ -63,15 +63,15 @@ fn the_death_of_a_revoking_exporter_takes_the_memory_away() {
 
     peer.kill();
     let revoked = EngineError::Revoked { address: opened, why: Revocation::ExporterExited };
-    let refused = || assert_eq!(ours.synchronize(stream), Err(revoked.clone()));
+    let assert_revoked = || assert_eq!(ours.synchronize(stream), Err(revoked.clone()));
     ours.add_u8(opened, 1, 1, stream).unwrap();
-    refused();
+    assert_revoked();
     ours.copy(own, opened, 4096, stream).unwrap();
-    refused();
+    assert_revoked();
     ours.fill(opened, 1, 1, stream).unwrap();
-    refused();
+    assert_revoked();
     ours.wait_value64(stream, opened, u64::MAX).unwrap();
-    refused();
+    assert_revoked();
     assert_eq!(ours.read_to_host(opened, 1, stream), Err(revoked.clone()));
     assert_eq!(code(ours.open(&handle, None, 1, Access::ReadWrite)), EXPORTER_GONE);
     ours.close(opened).unwrap();
@@ -79,7 +79,7 @@ fn the_death_of_a_revoking_exporter_takes_the_memory_away() {
 }
 
 #[test]
-fn the_free_of_a_revoking_exporter_takes_the_memory_away() {
+fn free_by_revoking_exporter_revokes_mapping() {
     let ours = machine("");
     let (peer, block, handle) = exporter("lifetime=revoking");
     let stream = ours.create_stream(0).unwrap();
@@ -92,12 +92,12 @@ fn the_free_of_a_revoking_exporter_takes_the_memory_away() {
     assert_eq!(
         code(ours.open(&handle, None, 1, Access::ReadWrite)),
         INVALID_HANDLE,
-        "a revoking exporter's handle never opens another block"
+        "a revoking exporter's stale handle never opens another allocation"
     );
 }
 
 #[test]
-fn a_withdrawn_export_is_refused_and_a_new_one_opens() {
+fn revoked_export_is_rejected_and_new_export_opens() {
     let ours = machine("");
     let (peer, block, handle) = exporter("lifetime=revoking");
     let stream = ours.create_stream(0).unwrap();
@@ -114,7 +114,7 @@ fn a_withdrawn_export_is_refused_and_a_new_one_opens() {
 }
 
 #[test]
-fn nothing_is_written_after_a_withdrawal_has_returned() {
+fn unexport_waits_for_running_importer_work() {
     let ours = machine("lifetime=revoking");
     const SIZE: u64 = 1 << 20;
     let block = ours.allocate(0, SIZE).unwrap();
@@ -128,13 +128,13 @@ fn nothing_is_written_after_a_withdrawal_has_returned() {
     ours.synchronize(stream).unwrap();
     ours.unexport(block).unwrap();
     let at_once = ours.read_to_host(block, SIZE, stream).unwrap();
-    assert_eq!(peer.fails(&format!("synchronize {their_stream}")), REVOKED, "it was still at work");
+    assert_eq!(peer.fails(&format!("synchronize {their_stream}")), REVOKED, "its work was still running");
     assert!(at_once == ours.read_to_host(block, SIZE, stream).unwrap());
-    assert!(at_once.iter().all(|&byte| byte == at_once[0]), "the running kernel was let finish");
+    assert!(at_once.iter().all(|&byte| byte == at_once[0]), "the running kernel completed");
 }
 
 #[test]
-fn a_waiting_stream_does_not_keep_a_revoking_exporter_from_freeing() {
+fn waiting_importer_stream_does_not_block_free() {
     let ours = machine("");
     let (peer, block, handle) = exporter("lifetime=revoking");
     let stream = ours.create_stream(0).unwrap();
@@ -146,7 +146,7 @@ fn a_waiting_stream_does_not_keep_a_revoking_exporter_from_freeing() {
 }
 
 #[test]
-fn a_descriptor_pins_also_where_bytes_are_revoked() {
+fn descriptor_pins_memory_with_revoking_lifetime() {
     let ours = machine("");
     let (mut peer, block, _) = exporter("lifetime=revoking");
     let (handle, fd) = peer.ok_with(&format!("export_fd {block}"), None);
@@ -162,7 +162,7 @@ fn a_descriptor_pins_also_where_bytes_are_revoked() {
 }
 
 #[test]
-fn an_exporter_that_ended_is_gone_also_for_events() {
+fn open_event_after_exporter_exit_fails() {
     let ours = machine("");
     let mut peer = Peer::spawn("");
     let event = peer.ok("event 0");

@@ -1,4 +1,4 @@
-//! Memory between two processes: what opens, where, and what is refused.
+//! Memory shared between two processes: open, close, and rejected handles.
 
 mod support;
 
@@ -22,7 +22,7 @@ const NO_PEER_ACCESS: i32 = 14;
 const READ_ONLY: i32 = 15;
 
 #[test]
-fn writes_are_seen_both_ways_by_bytes() {
+fn bytes_handle_shares_writes_both_ways() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 100).unwrap();
@@ -40,7 +40,7 @@ fn writes_are_seen_both_ways_by_bytes() {
 }
 
 #[test]
-fn writes_are_seen_both_ways_by_descriptor() {
+fn descriptor_handle_shares_writes_both_ways() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(1, 64).unwrap();
@@ -58,7 +58,7 @@ fn writes_are_seen_both_ways_by_descriptor() {
 }
 
 #[test]
-fn a_second_open_shares_the_mapping_of_the_same_device_and_access() {
+fn second_open_with_same_device_and_access_shares_mapping() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
     let handle = from_hex(&peer.ok(&format!("export {block}")));
@@ -78,7 +78,7 @@ fn a_second_open_shares_the_mapping_of_the_same_device_and_access() {
 }
 
 #[test]
-fn the_last_close_waits_for_the_streams_of_the_device() {
+fn last_close_waits_for_streams_of_device() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
     let handle = from_hex(&peer.ok(&format!("export {block}")));
@@ -104,7 +104,7 @@ fn the_last_close_waits_for_the_streams_of_the_device() {
 }
 
 #[test]
-fn own_and_opened_memory_are_not_confused() {
+fn free_close_and_export_check_owner_of_memory() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let own = ours.allocate(0, 8192).unwrap();
     let handle = from_hex(&peer.ok(&format!("export {}", peer.address("allocate 0 4096"))));
@@ -121,7 +121,7 @@ fn own_and_opened_memory_are_not_confused() {
 }
 
 #[test]
-fn the_own_process_cannot_open_its_handles() {
+fn open_of_own_handle_fails() {
     let ours = machine("");
     let block = ours.allocate(0, 1).unwrap();
     let handle = ours.export_bytes(block).unwrap();
@@ -131,7 +131,7 @@ fn the_own_process_cannot_open_its_handles() {
 }
 
 #[test]
-fn garbage_is_an_invalid_handle() {
+fn garbage_is_rejected_as_invalid_handle() {
     let ours = machine("");
     let mut state = 0x1234_5678_9abc_def0_u64;
     let mut random = || {
@@ -166,7 +166,7 @@ fn garbage_is_an_invalid_handle() {
 }
 
 #[test]
-fn a_foreign_descriptor_is_an_invalid_handle() {
+fn foreign_descriptor_is_rejected() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let first = peer.address("allocate 0 4096");
     let second = peer.address("allocate 0 4096");
@@ -182,7 +182,7 @@ fn some_file() -> OwnedFd {
 }
 
 #[test]
-fn a_stale_handle_opens_the_block_that_took_the_place() {
+fn stale_handle_opens_replacement_unless_generations_checked() {
     let (ours, careful, peer) = (machine(""), machine("check_generation=on"), Peer::spawn(""));
     let first = peer.address("allocate 0 4096");
     let stale = peer.ok(&format!("export {first}"));
@@ -205,7 +205,7 @@ fn a_stale_handle_opens_the_block_that_took_the_place() {
 }
 
 #[test]
-fn generations_are_never_reused_and_can_be_switched_off() {
+fn generations_are_unique_and_optional() {
     let (told, silent) = (machine(""), machine("generations=off"));
     let first = told.allocate(0, 1).unwrap();
     let generation = told.range_of(first).unwrap().generation.unwrap();
@@ -218,7 +218,7 @@ fn generations_are_never_reused_and_can_be_switched_off() {
 }
 
 #[test]
-fn the_peer_matrix_is_by_physical_device_and_has_a_direction() {
+fn peer_matrix_is_physical_and_directed() {
     let ours = machine("devices=2;visible=1,0;peers=1>0");
     let peer = Peer::spawn("devices=2");
     let open = |home: usize, device| {
@@ -236,7 +236,7 @@ fn the_peer_matrix_is_by_physical_device_and_has_a_direction() {
 }
 
 #[test]
-fn memory_of_a_device_that_is_not_visible_opens_where_a_peer_is() {
+fn memory_of_hidden_device_opens_on_peer() {
     let ours = machine("devices=3;visible=2;peers=2>0");
     let peer = Peer::spawn("devices=3");
     let handle = |home: usize| {
@@ -247,7 +247,7 @@ fn memory_of_a_device_that_is_not_visible_opens_where_a_peer_is() {
 }
 
 #[test]
-fn read_only_memory_refuses_writes_and_lets_everything_else_through() {
+fn read_only_mapping_rejects_only_writes() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = peer.address("allocate 0 4096");
     let handle = from_hex(&peer.ok(&format!("export {block}")));
@@ -280,7 +280,7 @@ fn maps_line(address: u64) -> String {
 }
 
 #[test]
-fn several_blocks_open_side_by_side() {
+fn several_allocations_open_contiguously() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let their_stream = peer.ok("stream 0");
     let handles: Vec<_> = (1..=3)
@@ -318,7 +318,7 @@ fn several_blocks_open_side_by_side() {
 }
 
 #[test]
-fn open_and_close_leave_no_descriptor_behind() {
+fn open_and_close_leak_no_descriptor() {
     let exporter = Peer::spawn("");
     let revoking = Peer::spawn("lifetime=revoking");
     let importer = Peer::spawn("");
@@ -344,7 +344,7 @@ fn open_and_close_leave_no_descriptor_behind() {
 }
 
 #[test]
-fn memory_is_counted_and_runs_out() {
+fn allocation_beyond_free_memory_fails() {
     let ours = machine("devices=1;memory=1MiB");
     assert_eq!(ours.memory_info(0), Ok((1 << 20, 1 << 20)));
     let half = ours.allocate(0, 1 << 19).unwrap();
@@ -359,7 +359,7 @@ fn memory_is_counted_and_runs_out() {
 }
 
 #[test]
-fn another_user_is_refused() {
+fn open_by_another_user_is_not_permitted() {
     let ours = machine("");
     let block = ours.allocate(0, 4096).unwrap();
     let handle = to_hex(&ours.export_bytes(block).unwrap());
@@ -371,7 +371,7 @@ fn another_user_is_refused() {
 }
 
 #[test]
-fn the_soft_limit_of_descriptors_is_no_limit_of_allocations_or_of_mappings() {
+fn soft_descriptor_limit_does_not_limit_allocations() {
     let (exporter, importer) = (Peer::spawn("lifetime=revoking"), Peer::spawn(""));
     exporter.ok("limit 100");
     importer.ok("limit 100");
@@ -382,7 +382,7 @@ fn the_soft_limit_of_descriptors_is_no_limit_of_allocations_or_of_mappings() {
 }
 
 #[test]
-fn an_aligned_allocation_begins_at_a_multiple_and_wastes_no_addresses() {
+fn aligned_allocation_wastes_no_addresses() {
     let machine = machine("devices=1;memory=64MiB");
     let small = machine.allocate(0, 4096).expect("memory");
     let huge = machine.allocate_aligned(0, 4 << 20, 2 << 20).expect("memory");
@@ -392,13 +392,13 @@ fn an_aligned_allocation_begins_at_a_multiple_and_wastes_no_addresses() {
     assert_eq!(next.get(), small.get() + 4096);
     assert_eq!(code(machine.allocate_aligned(0, 4096, 3 << 20)), 2);
     machine.free(huge).expect("freed");
-    assert!(machine.is_set_aside(huge), "the addresses stay the device's");
-    assert!(!machine.is_set_aside(Address::new(&raw const machine as u64)));
+    assert!(machine.is_device_address(huge), "the addresses stay reserved for the device");
+    assert!(!machine.is_device_address(Address::new(&raw const machine as u64)));
     assert_eq!(machine.allocate_aligned(0, 4 << 20, 2 << 20), Ok(huge));
 }
 
 #[test]
-fn an_unawaited_free_returns_at_once_and_fails_the_work_that_is_queued() {
+fn free_without_waiting_fails_queued_work() {
     let machine = machine("devices=1");
     let stream = machine.create_stream(0).expect("a stream");
     let block = machine.allocate(0, 4096).expect("memory");
@@ -407,13 +407,13 @@ fn an_unawaited_free_returns_at_once_and_fails_the_work_that_is_queued() {
         .host_fn(Box::new(move || wait.recv_timeout(DEADLINE).expect("told to go on")), stream)
         .expect("queued");
     machine.fill(block, 4096, 7, stream).expect("queued");
-    machine.free_unawaited(block).expect("freed while the stream stands still");
+    machine.free_without_waiting(block).expect("freed while the stream waits");
     go.send(()).expect("the stream waits");
     assert_eq!(code(machine.synchronize(stream)), 17);
 }
 
 #[test]
-fn a_process_opens_its_own_handles_where_the_machine_allows_it() {
+fn own_handles_open_if_machine_allows() {
     let mut config = MachineConfig::from_spec("latency=0;lifetime=revoking").expect("a machine");
     config.own_handles = true;
     let machine = Machine::new(config);
@@ -427,13 +427,13 @@ fn a_process_opens_its_own_handles_where_the_machine_allows_it() {
     machine.unexport(block).expect("withdrawn");
     machine.fill(again, 4096, 1, stream).expect("queued");
     assert_eq!(code(machine.synchronize(stream)), 16);
-    machine.close_unawaited(again).expect("closed");
-    assert_eq!(code(machine.close_unawaited(block)), 7);
+    machine.close_without_waiting(again).expect("closed");
+    assert_eq!(code(machine.close_without_waiting(block)), 7);
     machine.free(block).expect("freed");
 }
 
 #[test]
-fn clearing_many_bytes_clears_those_and_no_others() {
+fn fill_with_zero_clears_exactly_its_range() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let len = 3 << 20;
@@ -446,7 +446,7 @@ fn clearing_many_bytes_clears_those_and_no_others() {
 }
 
 #[test]
-fn separate_exports_are_opened_and_withdrawn_each_by_itself() {
+fn separate_exports_are_revoked_separately() {
     let mut config = MachineConfig::from_spec("latency=0;lifetime=revoking").expect("a machine");
     config.own_handles = true;
     let machine = Machine::new(config);

@@ -1,4 +1,4 @@
-//! Order between the streams of two processes: events and 64-bit words.
+//! Ordering of the streams of two processes by events and 64-bit words.
 
 mod support;
 
@@ -16,11 +16,11 @@ const INVALID_HANDLE: i32 = 10;
 const OWN_PROCESS: i32 = 11;
 const NOT_SUPPORTED: i32 = 20;
 
-/// A gate on one's own stream: it stands until the word is set from another stream.
+/// The value of a word that opens a gate: a stream waits until another stream writes it.
 const GATE: u64 = 1;
 
 #[test]
-fn a_wait_on_an_event_orders_another_process_behind_late_work() {
+fn event_wait_orders_other_process_behind_delayed_work() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let (block, gate) = (ours.allocate(0, 4096).unwrap(), ours.allocate(0, 8).unwrap());
     let (stream, opener) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
@@ -49,7 +49,7 @@ fn a_wait_on_an_event_orders_another_process_behind_late_work() {
 }
 
 #[test]
-fn either_side_records_and_a_wait_means_the_latest_record() {
+fn wait_captures_latest_record_of_either_process() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let event = ours.create_event(0, true).unwrap();
     let their_event = peer.ok(&format!("open_event {} 0", to_hex(&ours.export_event(event).unwrap())));
@@ -68,14 +68,14 @@ fn either_side_records_and_a_wait_means_the_latest_record() {
     ours.record(event, other).unwrap();
     assert_eq!(ours.synchronize_event(event, Some(DEADLINE)), Ok(true), "the latest record is ours");
     ours.write_value64(other, own_gate, GATE).unwrap();
-    let a_while = Duration::from_millis(50);
-    assert_eq!(ours.synchronize_timeout(stream, a_while), Ok(false), "the wait captured theirs");
+    let short = Duration::from_millis(50);
+    assert_eq!(ours.synchronize_timeout(stream, short), Ok(false), "the wait captured the peer's record");
     peer.ok(&format!("write_value {} {gate} {GATE}", peer.ok("stream 0")));
     ours.synchronize(stream).unwrap();
 }
 
 #[test]
-fn waiting_on_the_host_ends_with_its_limit() {
+fn host_wait_returns_after_limit() {
     let ours = machine("");
     let (stream, opener) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
     let gate = ours.allocate(0, 8).unwrap();
@@ -97,7 +97,7 @@ fn waiting_on_the_host_ends_with_its_limit() {
 }
 
 #[test]
-fn a_waiter_is_told_that_the_recorder_died() {
+fn wait_after_death_of_recorder_fails() {
     let (ours, mut peer) = (machine(""), Peer::spawn(""));
     let event = ours.create_event(0, true).unwrap();
     let their_event = peer.ok(&format!("open_event {} 0", to_hex(&ours.export_event(event).unwrap())));
@@ -113,11 +113,11 @@ fn a_waiter_is_told_that_the_recorder_died() {
     assert_eq!(ours.synchronize(stream), Err(lost.clone()));
     assert_eq!(ours.synchronize_event(event, None), Err(lost));
     ours.record(event, stream).unwrap();
-    assert_eq!(ours.synchronize_event(event, None), Ok(true), "a new record makes it good again");
+    assert_eq!(ours.synchronize_event(event, None), Ok(true), "a new record replaces the lost one");
 }
 
 #[test]
-fn a_waiter_is_told_that_the_work_before_the_record_failed() {
+fn wait_for_record_behind_failed_work_fails() {
     let (ours, peer) = (machine(""), Peer::spawn("fault=run:1"));
     let event = peer.ok("event 0");
     let handle = peer.ok(&format!("export_event {event}"));
@@ -132,7 +132,7 @@ fn a_waiter_is_told_that_the_work_before_the_record_failed() {
 }
 
 #[test]
-fn events_that_cannot_be_opened_say_why() {
+fn invalid_event_handles_are_rejected() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let event = ours.create_event(0, true).unwrap();
     assert_eq!(code(ours.open_event(&ours.export_event(event).unwrap(), 0)), OWN_PROCESS);
@@ -147,7 +147,7 @@ fn events_that_cannot_be_opened_say_why() {
     peer.ok(&format!("destroy_event {theirs}"));
     assert_eq!(code(ours.open_event(&handle, 0)), INVALID_HANDLE);
     peer.ok("event 0");
-    assert_eq!(code(ours.open_event(&handle, 0)), INVALID_HANDLE, "stale handles of events are refused");
+    assert_eq!(code(ours.open_event(&handle, 0)), INVALID_HANDLE, "stale handles of events are rejected");
     peer.ok("allocate 0 4096");
 
     let without = machine("events=off");
@@ -157,7 +157,7 @@ fn events_that_cannot_be_opened_say_why() {
 }
 
 #[test]
-fn words_order_two_processes_and_play_ping_pong() {
+fn words_order_streams_of_two_processes() {
     let (ours, peer) = (machine(""), Peer::spawn(""));
     let block = ours.allocate(0, 4096).unwrap();
     let (ping, pong, data) = (block, block.add(8), block.add(64));
@@ -179,7 +179,7 @@ fn words_order_two_processes_and_play_ping_pong() {
 }
 
 #[test]
-fn a_large_value_frees_a_stream_whose_peer_will_never_write() {
+fn maximum_value_releases_stream_that_waits_for_dead_peer() {
     let (ours, mut peer) = (machine(""), Peer::spawn(""));
     let word = peer.address("allocate 0 8");
     let handle = from_hex(&peer.ok(&format!("export {word}")));

@@ -1,4 +1,4 @@
-//! Streams of one process: late work, failures, faults and counters.
+//! Streams of one process: asynchronous work, failures, faults and counters.
 
 mod support;
 
@@ -9,7 +9,7 @@ use device_ipc_mock_engine::{EngineError, Machine, MachineConfig, Operation};
 use support::{DEADLINE, code, machine};
 
 #[test]
-fn work_runs_later_than_its_call() {
+fn work_runs_after_submission() {
     let ours = Machine::new(MachineConfig { latency: Duration::from_millis(20), ..MachineConfig::default() });
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 4).unwrap();
@@ -21,7 +21,7 @@ fn work_runs_later_than_its_call() {
 }
 
 #[test]
-fn work_is_done_in_order_and_bytes_of_the_host_are_taken_at_the_call() {
+fn work_runs_in_order_and_host_bytes_are_read_at_submission() {
     let ours = machine("");
     let stream = ours.default_stream(0).unwrap();
     assert_eq!(ours.default_stream(0), Ok(stream));
@@ -40,7 +40,7 @@ fn work_is_done_in_order_and_bytes_of_the_host_are_taken_at_the_call() {
 }
 
 #[test]
-fn free_waits_for_the_streams_of_the_device() {
+fn free_waits_for_streams_of_device() {
     let ours = machine("");
     let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(0).unwrap());
     let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
@@ -62,7 +62,7 @@ fn free_waits_for_the_streams_of_the_device() {
 }
 
 #[test]
-fn free_waits_for_a_destroyed_stream_too() {
+fn free_waits_for_destroyed_stream() {
     let ours = machine("");
     let (stream, rescue) = (ours.create_stream(0).unwrap(), ours.create_stream(1).unwrap());
     let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
@@ -76,7 +76,7 @@ fn free_waits_for_a_destroyed_stream_too() {
 }
 
 #[test]
-fn a_failure_is_kept_until_it_is_read_and_drops_the_work_behind_it() {
+fn failure_drops_later_work_until_taken() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 8).unwrap();
@@ -93,7 +93,7 @@ fn a_failure_is_kept_until_it_is_read_and_drops_the_work_behind_it() {
     ours.synchronize(stream).unwrap();
 }
 
-/// Blocks the thread that drops it until the sender has gone.
+/// Blocks the thread that drops it until the sender is dropped.
 struct SlowToDrop(mpsc::Receiver<()>);
 
 impl Drop for SlowToDrop {
@@ -103,7 +103,7 @@ impl Drop for SlowToDrop {
 }
 
 #[test]
-fn work_that_was_queued_before_the_failure_was_read_is_dropped_after_it_too() {
+fn work_queued_before_failure_was_taken_is_dropped() {
     let ours = machine("fault=run:1");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 8).unwrap();
@@ -121,7 +121,7 @@ fn work_that_was_queued_before_the_failure_was_read_is_dropped_after_it_too() {
 }
 
 #[test]
-fn a_kernel_reaches_a_peer_only_where_the_matrix_allows() {
+fn kernel_access_requires_peer_access() {
     let ours = machine("peers=0>1");
     let (on_zero, on_one) = (ours.allocate(0, 8).unwrap(), ours.allocate(1, 8).unwrap());
     let (zero, one) = (ours.create_stream(0).unwrap(), ours.create_stream(1).unwrap());
@@ -134,7 +134,7 @@ fn a_kernel_reaches_a_peer_only_where_the_matrix_allows() {
 }
 
 #[test]
-fn queued_work_on_memory_that_was_freed_fails() {
+fn queued_work_on_freed_memory_fails() {
     let ours = machine("");
     let (gate, block) = (ours.allocate(1, 8).unwrap(), ours.allocate(0, 8).unwrap());
     let (stream, rescue) = (ours.create_stream(1).unwrap(), ours.create_stream(1).unwrap());
@@ -146,7 +146,7 @@ fn queued_work_on_memory_that_was_freed_fails() {
 }
 
 #[test]
-fn arguments_are_checked_at_the_call() {
+fn invalid_arguments_fail_at_submission() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 100).unwrap();
@@ -174,7 +174,7 @@ fn arguments_are_checked_at_the_call() {
 }
 
 #[test]
-fn a_host_function_cannot_wait_for_streams_and_its_panic_fails_the_stream() {
+fn host_function_cannot_wait_and_its_panic_fails_stream() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 8).unwrap();
@@ -196,7 +196,7 @@ fn a_host_function_cannot_wait_for_streams_and_its_panic_fails_the_stream() {
 }
 
 #[test]
-fn faults_fail_the_nth_call_once_and_calls_are_counted() {
+fn fault_fails_nth_call_once() {
     let ours = machine("fault=allocate:2:-3,query:1");
     let before = ours.counters();
     let block = ours.allocate(0, 8).unwrap();
@@ -223,7 +223,7 @@ fn faults_fail_the_nth_call_once_and_calls_are_counted() {
 }
 
 #[test]
-fn dropping_the_machine_ends_streams_that_wait_for_ever() {
+fn machine_drop_cancels_waiting_streams() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 8).unwrap();
@@ -235,7 +235,7 @@ fn dropping_the_machine_ends_streams_that_wait_for_ever() {
 }
 
 #[test]
-fn a_stream_has_a_thread_only_once_it_has_work() {
+fn stream_thread_starts_with_first_work() {
     let threads = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let name =
@@ -253,7 +253,7 @@ fn a_stream_has_a_thread_only_once_it_has_work() {
 }
 
 #[test]
-fn a_forked_child_is_refused() {
+fn calls_in_forked_child_fail() {
     unsafe extern "C" {
         fn fork() -> i32;
         fn _exit(code: i32) -> !;
@@ -281,7 +281,7 @@ fn a_forked_child_is_refused() {
 }
 
 #[test]
-fn a_wait_for_a_word_compares_as_asked_and_takes_what_it_waited_for() {
+fn word_wait_compares_and_replaces() {
     let machine = machine("devices=1");
     let (waiter, writer) =
         (machine.create_stream(0).expect("a stream"), machine.create_stream(0).expect("a stream"));
@@ -303,7 +303,7 @@ fn a_wait_for_a_word_compares_as_asked_and_takes_what_it_waited_for() {
 }
 
 #[test]
-fn an_abandoned_stream_drops_what_is_queued_and_goes_on() {
+fn discard_queued_drops_work_and_stream_continues() {
     let machine = machine("devices=1");
     let stream = machine.create_stream(0).expect("a stream");
     let block = machine.allocate(0, 1).expect("memory");
@@ -311,7 +311,7 @@ fn an_abandoned_stream_drops_what_is_queued_and_goes_on() {
     let hold = move || wait.recv_timeout(DEADLINE).expect("told to go on");
     machine.host_fn(Box::new(hold), stream).expect("queued");
     machine.fill(block, 1, 1, stream).expect("queued");
-    machine.abandon(stream).expect("it is there");
+    machine.discard_queued(stream).expect("the stream exists");
     go.send(()).expect("it waits");
     machine.synchronize(stream).expect("nothing failed");
     assert_eq!(machine.read_to_host(block, 1, stream), Ok(vec![0]));

@@ -1,5 +1,4 @@
-//! Physical memory apart from addresses: blocks, reservations, mappings, access by device; memory of the host, and
-//! kernels that are not the engine's.
+//! Virtual memory management: blocks, reserved ranges, mappings, access by device; registered host memory and kernels.
 
 mod support;
 
@@ -26,7 +25,7 @@ const READ_ONLY: i32 = 15;
 const ILLEGAL_ADDRESS: i32 = 17;
 const INVALID_BLOCK: i32 = 29;
 
-/// Maps a whole block for device 0 to read and write.
+/// Maps a whole block with read-write access of device 0.
 fn map(machine: &Machine, block: BlockId) -> Address {
     let size = machine.block_info(block).unwrap().size;
     let address = machine.reserve(size, 0).unwrap();
@@ -52,7 +51,7 @@ fn fill(
 }
 
 #[test]
-fn a_block_shows_the_same_bytes_wherever_it_is_mapped() {
+fn mappings_of_one_block_share_bytes() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.create_block(0, MIB).unwrap();
@@ -74,7 +73,7 @@ fn a_block_shows_the_same_bytes_wherever_it_is_mapped() {
 }
 
 #[test]
-fn blocks_that_are_mapped_side_by_side_are_one_range() {
+fn adjacent_mappings_form_one_range() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let space = ours.reserve(2 * MIB, 0).unwrap();
@@ -91,7 +90,7 @@ fn blocks_that_are_mapped_side_by_side_are_one_range() {
 }
 
 #[test]
-fn memory_is_used_until_the_last_handle_and_the_last_mapping_have_gone() {
+fn block_counts_as_used_until_last_handle_and_mapping() {
     let ours = machine("memory=4MiB");
     let free = || ours.memory_info(0).unwrap().0;
     let block = ours.create_block(0, 4 * MIB).unwrap();
@@ -122,7 +121,7 @@ fn memory_is_used_until_the_last_handle_and_the_last_mapping_have_gone() {
 }
 
 #[test]
-fn what_is_not_whole_or_not_there_is_refused() {
+fn partial_pages_and_unknown_ranges_are_rejected() {
     let ours = machine("");
     for size in [0, 1, MIB + 1] {
         assert_eq!(code(ours.create_block(0, size)), INVALID_VALUE);
@@ -158,7 +157,7 @@ fn what_is_not_whole_or_not_there_is_refused() {
 }
 
 #[test]
-fn each_device_has_the_access_that_it_was_given() {
+fn access_is_set_by_device() {
     let ours = machine("devices=3;peers=1>0");
     let block = ours.create_block(0, MIB).unwrap();
     let address = ours.reserve(MIB, 0).unwrap();
@@ -185,7 +184,7 @@ fn each_device_has_the_access_that_it_was_given() {
 }
 
 #[test]
-fn work_that_is_queued_when_the_memory_goes_fails_and_harms_nobody() {
+fn queued_work_fails_after_unmap() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.create_block(0, MIB).unwrap();
@@ -201,7 +200,7 @@ fn work_that_is_queued_when_the_memory_goes_fails_and_harms_nobody() {
 }
 
 #[test]
-fn a_descriptor_shares_a_block_and_keeps_it_after_its_makers_death() {
+fn block_descriptor_survives_exporter_death() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let mut peer = Peer::spawn("");
@@ -229,7 +228,7 @@ fn a_descriptor_shares_a_block_and_keeps_it_after_its_makers_death() {
 }
 
 #[test]
-fn a_process_can_import_its_own_block_by_descriptor_only() {
+fn own_block_imports_by_descriptor_only() {
     let ours = machine("");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.create_block(0, MIB).unwrap();
@@ -243,7 +242,7 @@ fn a_process_can_import_its_own_block_by_descriptor_only() {
 }
 
 #[test]
-fn a_number_shares_a_block_while_its_maker_has_it() {
+fn block_number_imports_while_exporter_has_block() {
     let ours = machine("");
     let mut peer = Peer::spawn("");
     let theirs = peer.ok(&format!("create_block 0 {MIB}"));
@@ -272,7 +271,7 @@ fn a_number_shares_a_block_while_its_maker_has_it() {
 }
 
 #[test]
-fn streams_work_on_memory_of_the_host_while_it_is_registered() {
+fn streams_access_registered_host_memory() {
     let ours = machine("");
     let stream = ours.create_stream(1).unwrap();
     let words: Vec<std::sync::atomic::AtomicU64> = (0..512).map(Into::into).collect();
@@ -300,7 +299,7 @@ fn streams_work_on_memory_of_the_host_while_it_is_registered() {
 }
 
 #[test]
-fn a_kernel_sees_pages_and_is_stopped_where_there_are_none() {
+fn kernel_access_outside_of_pages_fails() {
     let ours: Arc<Machine> = machine("devices=2;peers=none");
     let stream = ours.create_stream(0).unwrap();
     let block = ours.allocate(0, 100).unwrap();
@@ -336,7 +335,7 @@ fn a_kernel_sees_pages_and_is_stopped_where_there_are_none() {
 }
 
 #[test]
-fn an_event_opens_by_descriptor_and_is_waited_for() {
+fn event_opens_by_descriptor() {
     let ours = machine("");
     let peer = Peer::spawn("");
     let (theirs, their_stream) = (peer.ok("event 0"), peer.ok("stream 0"));
@@ -355,7 +354,7 @@ fn an_event_opens_by_descriptor_and_is_waited_for() {
 }
 
 #[test]
-fn access_can_be_granted_where_there_is_no_peer_access_for_copies() {
+fn grant_access_without_peer_access_permits_copies() {
     let ours = machine("devices=2;peers=none");
     let address = map(&ours, ours.create_block(0, MIB).unwrap());
     assert_eq!(code(ours.set_access(address, MIB, 1, Some(Access::ReadWrite))), NO_PEER_ACCESS);

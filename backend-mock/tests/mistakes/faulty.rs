@@ -19,7 +19,7 @@ use device_ipc_core::{
 use device_ipc_mock::MockBackend;
 use device_ipc_mock::engine::Address;
 
-/// What it does wrong.
+/// The mistake that the backend makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake {
     /// `free` frees under pending work.
@@ -28,39 +28,39 @@ pub(crate) enum Mistake {
     FreeUnmapsAtOnce,
     /// The range of `open` is a page longer than the mapping.
     OpenIsOnePageTooLong,
-    /// The range of `open` has the length that the exporter claims.
+    /// The range of `open` has the length that the exporter states.
     OpenReturnsTheClaimedSize,
     /// `close` closes nothing.
     CloseDoesNothing,
-    /// `unexport` forgets the handle.
+    /// `unexport` leaks the handle.
     UnexportLeaks,
-    /// `extents_of` does not look at the stated allocation.
+    /// `extents_of` ignores the stated allocation.
     StatedBaseIsIgnored,
-    /// `extents_of` does not look at the end of the range.
+    /// `extents_of` ignores the end of the range.
     ExtentsEndBeforeTheRange,
-    /// `extents_of` names extents for opened memory.
+    /// `extents_of` returns extents for opened memory.
     OpenedMemoryHasExtents,
-    /// Streams of other backends are used as its own.
+    /// Streams of other backends are accepted.
     ForeignStreamsAreAccepted,
     /// `write` reads the caller's bytes when the stream reaches the write.
     WriteKeepsTheBuffer,
-    /// `memory_info` counts the process's own allocations.
+    /// `memory_info` counts only allocations of the process.
     MemoryInfoIsOfTheProcess,
     /// Work on zero bytes is an error.
     EmptyRangesAreRefused,
-    /// Submitting work waits for it.
+    /// Submitting work waits for the work.
     SubmittingWaits,
 }
 
-/// See the [module documentation](self).
+/// The mock with at most one mistake.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     mock: Arc<MockBackend>,
     mistake: Option<Mistake>,
     allocated: Mutex<HashMap<u64, u64>>,
-    /// Bytes that were to be written, and have not been yet: where to, and where the caller's are.
-    unwritten: Mutex<Vec<(DeviceRange, usize)>>,
-    /// Used where a stream of another backend is accepted.
+    /// Deferred writes: the destination, and the address of the caller's bytes.
+    deferred_writes: Mutex<Vec<(DeviceRange, usize)>>,
+    /// The stream that replaces a stream of another backend.
     own_stream: Box<dyn DeviceStream>,
 }
 
@@ -69,8 +69,8 @@ impl Faulty {
         let mock = MockBackend::from_spec(spec)?;
         let stream = mock.memory().create_stream(DeviceOrdinal::new(0));
         let own_stream = stream.map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
-        let (allocated, unwritten) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { mock, mistake, allocated, unwritten, own_stream }))
+        let (allocated, deferred_writes) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { mock, mistake, allocated, deferred_writes, own_stream }))
     }
 
     fn kernels(&self) -> &dyn TestKernels {
@@ -90,7 +90,7 @@ impl Faulty {
         }
     }
 
-    /// What comes after every piece of work.
+    /// Returns `result`, after waiting for the work if that is the mistake.
     fn submitted(&self, stream: BorrowedStream<'_>, result: Result<()>) -> Result<()> {
         if self.makes(Mistake::SubmittingWaits) {
             self.mock.memory().synchronize(stream)?;
@@ -105,10 +105,10 @@ impl Faulty {
         Ok(())
     }
 
-    /// Writes what was to be written earlier, as it is in the caller's buffer now.
-    fn write_late(&self, stream: BorrowedStream<'_>) -> Result<()> {
-        for (range, address) in lock(&self.unwritten).drain(..) {
-            // SAFETY: the case keeps the buffer until it has waited for the stream.
+    /// Submits the deferred writes, with the bytes that are in the caller's buffers now.
+    fn submit_deferred_writes(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        for (range, address) in lock(&self.deferred_writes).drain(..) {
+            // SAFETY: the case keeps the buffer until it has synchronized the stream.
             let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, range.len as usize) };
             // SAFETY: as the caller of `write` promised.
             unsafe { self.mock.memory().write(range, bytes, stream) }?;
@@ -190,11 +190,11 @@ impl DeviceMemory for Faulty {
         lock(&self.allocated).remove(&range.ptr.get());
         match self.mistake {
             Some(Mistake::FreeDoesNotWait) => {
-                let freed = self.mock.machine().free_unawaited(Address::new(range.ptr.get()));
+                let freed = self.mock.machine().free_without_waiting(Address::new(range.ptr.get()));
                 freed.map_err(|error| Error::Protocol(error.to_string()))
             }
             Some(Mistake::FreeUnmapsAtOnce) => {
-                // SAFETY: none. Pending work reads from there, which is the mistake.
+                // SAFETY: none. Pending work reads this memory, which is the mistake.
                 let unmapped = unsafe { rustix::mm::munmap(range.ptr.get() as *mut _, range.len as usize) };
                 unmapped.map_err(|error| Error::io("munmap", error))
             }
@@ -221,7 +221,7 @@ impl DeviceMemory for Faulty {
         let stream = self.stream(stream);
         self.refuse_empty(dst)?;
         if self.makes(Mistake::WriteKeepsTheBuffer) {
-            lock(&self.unwritten).push((dst, bytes.as_ptr() as usize));
+            lock(&self.deferred_writes).push((dst, bytes.as_ptr() as usize));
             return Ok(());
         }
         // SAFETY: as the caller promised.
@@ -231,14 +231,14 @@ impl DeviceMemory for Faulty {
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()> {
         let stream = self.stream(stream);
         self.refuse_empty(src)?;
-        self.write_late(stream)?;
+        self.submit_deferred_writes(stream)?;
         // SAFETY: as the caller promised.
         unsafe { self.mock.memory().read(src, bytes, stream) }
     }
 
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()> {
         let stream = self.stream(stream);
-        self.write_late(stream)?;
+        self.submit_deferred_writes(stream)?;
         self.mock.memory().synchronize(stream)
     }
 

@@ -1,6 +1,6 @@
-//! Each mistake that a backend can make fails a case of the conformance suite, with a message that says what to mend.
+//! Each mistake of a backend fails a case of the conformance suite, with a message that names the remedy.
 //!
-//! The mock with one deliberate mistake runs the case that is there for it. Without the mistake the same case passes.
+//! The mock with one deliberate mistake runs the case that detects it. Without the mistake the same case passes.
 
 #[macro_use]
 #[path = "../support/delegate.rs"]
@@ -15,10 +15,10 @@ use device_ipc_conformance::Suite;
 
 use faulty::{Faulty, Mistake};
 
-/// Names the mistake to the processes of a run.
+/// The environment variable with the mistake, for the processes of a run.
 const MISTAKE_VARIABLE: &str = "DEVICE_IPC_TEST_MISTAKE";
 
-/// The mistake, the variant, the case that it fails, and a part of the message.
+/// The mistakes, each with the variant, the case that fails, and a part of the message.
 const TABLE: &[(Mistake, &str, &str, &str)] = &[
     (
         Mistake::FreeDoesNotWait,
@@ -167,15 +167,15 @@ fn name_of((mistake, variant, case, _): &(Mistake, &str, &str, &str)) -> String 
     format!("{mistake:?}/{variant}/{case}")
 }
 
-/// With the mistake the case fails and says what to mend; without it the case passes.
+/// Checks that the case fails with the mistake and names the remedy, and passes without it.
 fn check((mistake, variant, case, remedy): &(Mistake, &str, &str, &str)) -> Result<(), String> {
     let name = format!("{mistake:?}");
     let (passed, output) = run(&name, variant, case)?;
     if passed || !output.contains(&format!("FAILED   faulty/{variant}/{case}")) {
-        return Err(format!("the case did not notice the mistake:\n{output}"));
+        return Err(format!("the case did not detect the mistake:\n{output}"));
     }
     if !output.contains(remedy) {
-        return Err(format!("the message does not say {remedy:?}:\n{output}"));
+        return Err(format!("the message does not contain {remedy:?}:\n{output}"));
     }
     let (passed, output) = run("none", variant, case)?;
     if passed && output.contains("1 passed") {

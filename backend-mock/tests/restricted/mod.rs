@@ -1,8 +1,8 @@
-//! The mock with the restrictions that vendors' handles have, each of them enforced.
+//! The mock with the restrictions of vendors' handles.
 //!
-//! The mock's own handles can do everything: be mapped read-only, reach nothing beside their allocation, be opened on any
-//! number of devices by whoever has them. CUDA's legacy handles cannot do the first two, Ascend's keys not the others. Here
-//! is one kind that can do none of it, so that what core has for such kinds is run without a vendor's library.
+//! The mock's handles map read-only, expose only their allocation, and open on any number of devices in any
+//! process. CUDA's legacy handles do not have the first two properties, Ascend's keys not the others. This kind of
+//! handle has none of them, so that core's code for such kinds runs without a vendor's library.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,23 +18,23 @@ use device_ipc_core::{
     HandleKindInfo, Opened, ReceivedHandle, Result,
 };
 
-/// What an importer's device work reaches of the exporter's memory: whole pages of this size.
+/// Size of the pages that an importer maps, in bytes.
 const PAGE: u64 = 2 << 20;
 
-/// Bytes behind those of the mock's handle: where the list of permitted processes is.
+/// Size of the suffix of a handle that locates the list of permitted processes.
 const PERMITS_BYTES: usize = 8;
 
-/// See the [module documentation](self).
+/// The mock with restricted handles.
 pub(crate) struct Restricted {
     mock: Arc<dyn DeviceIpc>,
-    /// The permitted processes of each export, by the number of the file that holds their ids.
+    /// The permitted processes of each export, by the descriptor number of the file with their ids.
     permits: Mutex<HashMap<i32, File>>,
     /// The handles that are open in this process, by the cookie of the mapping.
     open: Mutex<HashMap<u64, Vec<HandleBytes>>>,
 }
 
 impl Restricted {
-    /// With the restrictions on the handles of this machine.
+    /// Restricts the handles of `mock`.
     pub(crate) fn new(mock: Arc<dyn DeviceIpc>) -> Arc<Self> {
         Arc::new(Self { mock, permits: Mutex::default(), open: Mutex::default() })
     }
@@ -43,7 +43,7 @@ impl Restricted {
         Error::Unsupported { backend: self.mock.info().name, what: what.into(), why: why.into() }
     }
 
-    /// The mock's bytes, once this process has been found among those that may open them.
+    /// Returns the bytes of the mock's handle, after checking that this process may open it.
     fn check_permit(&self, bytes: &[u8]) -> Result<HandleBytes> {
         let (handle, permits) = bytes
             .split_last_chunk::<PERMITS_BYTES>()
@@ -52,11 +52,11 @@ impl Restricted {
         let path = format!("/proc/{}/fd/{}", number(&permits[..4]), number(&permits[4..]));
         let mut permitted = Vec::new();
         let read = File::open(path).and_then(|mut file| file.read_to_end(&mut permitted));
-        read.map_err(|error| Error::io("reading who may open a handle", error))?;
+        read.map_err(|error| Error::io("reading the list of permitted processes", error))?;
         if permitted.chunks_exact(4).any(|id| number(id) == std::process::id()) {
             return Ok(HandleBytes::new(handle));
         }
-        Err(self.refusal("open a handle", "its exporter has not permitted this process to"))
+        Err(self.refusal("open a handle", "its exporter has not permitted this process"))
     }
 }
 
@@ -100,7 +100,7 @@ impl DeviceIpc for Restricted {
             std::fs::remove_file(&path)?;
             Ok(file)
         });
-        let file = made.map_err(|error| Error::io("making the list of permitted processes", error))?;
+        let file = made.map_err(|error| Error::io("creating the list of permitted processes", error))?;
         let number = file.as_raw_fd();
         let mut bytes = exported.bytes.as_slice().to_vec();
         bytes.extend(std::process::id().to_ne_bytes());
@@ -127,9 +127,9 @@ impl DeviceIpc for Restricted {
         let mut permits = lock(&self.permits);
         let file = permits
             .get_mut(&permits_of(exported))
-            .ok_or_else(|| self.refusal("permit a process to open a handle", "there is no such handle"))?;
+            .ok_or_else(|| self.refusal("permit a process to open a handle", "the handle does not exist"))?;
         let written = file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(peer));
-        written.map_err(|error| Error::io("noting a permitted process", error))
+        written.map_err(|error| Error::io("adding a permitted process", error))
     }
 
     fn local_peer_id(&self, _on: DeviceOrdinal) -> Result<Vec<u8>> {
@@ -137,14 +137,14 @@ impl DeviceIpc for Restricted {
     }
 
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
-        // Refuses an ordinal beyond the end.
+        // Rejects an invalid ordinal.
         self.mock.capabilities(on)?;
         if !access.is_writable() {
             return Err(self.refusal("map memory read-only", "its handles have no such access"));
         }
         let known = self.mock.handle_kinds();
         if handles.iter().any(|handle| known.iter().all(|kind| kind.kind != handle.kind)) {
-            return Err(self.refusal("open a handle", "it is of an unknown kind"));
+            return Err(self.refusal("open a handle", "its kind is unknown"));
         }
         let bytes: Vec<_> = handles.iter().map(|handle| handle.bytes.clone()).collect();
         let mut open = lock(&self.open);
@@ -160,7 +160,7 @@ impl DeviceIpc for Restricted {
     }
 
     fn close(&self, opened: Opened) -> Result<()> {
-        // Held until it is closed: the address, which is the cookie, may be given to another mapping.
+        // Locked until the close returns: another open may get the same address, which is the cookie.
         let mut open = lock(&self.open);
         open.remove(&opened.cookie);
         self.mock.close(opened)

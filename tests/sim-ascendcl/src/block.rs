@@ -139,7 +139,7 @@ impl Simulator {
     /// That addresses which are no known memory may be the host's: not a device's that was freed, and not none at all.
     fn require_host_memory(&self, address: u64, len: u64) -> Outcome {
         let text = || format!("there is no memory of {len} bytes at {address:#x}; was it freed, or closed?");
-        if self.machine.is_set_aside(Address::new(address)) || !is_mapped(address, len) {
+        if self.machine.is_device_address(Address::new(address)) || !is_mapped(address, len) {
             return refuse(Status::RT_PARAM_INVALID, text());
         }
         Ok(())

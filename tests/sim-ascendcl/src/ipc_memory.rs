@@ -317,7 +317,7 @@ impl Simulator {
         state.imports.remove(key);
         state.blocks.remove(&base);
         drop(state);
-        Ok(self.machine.close_unawaited(Address::new(base))?)
+        Ok(self.machine.close_without_waiting(Address::new(base))?)
     }
 
     /// Ends a key of this process; those who have it open lose the memory, whatever other keys there are for it.

@@ -102,7 +102,8 @@ impl Simulator {
         state.blocks.remove(&base);
         drop(state);
         let address = Address::new(in_pages(base));
-        let freed = if wait { self.machine.free(address) } else { self.machine.free_unawaited(address) };
+        let freed =
+            if wait { self.machine.free(address) } else { self.machine.free_without_waiting(address) };
         Ok(freed?)
     }
 
@@ -125,9 +126,9 @@ impl Simulator {
         for block in found {
             let address = Address::new(in_pages(block.base));
             if block.origin == Origin::Own {
-                self.machine.free_unawaited(address)?;
+                self.machine.free_without_waiting(address)?;
             } else {
-                self.machine.close_unawaited(address)?;
+                self.machine.close_without_waiting(address)?;
             }
         }
         Ok(())

@@ -153,9 +153,9 @@ calls! {
             return refuse(Status::RT_INVALID_HANDLE, "no such notify");
         };
         let ended = if found.is_own {
-            sim.machine.free_unawaited(found.word)
+            sim.machine.free_without_waiting(found.word)
         } else {
-            sim.machine.close_unawaited(found.word)
+            sim.machine.close_without_waiting(found.word)
         };
         Ok(ended?)
     }

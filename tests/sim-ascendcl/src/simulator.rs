@@ -243,7 +243,7 @@ impl Simulator {
             let text = format!("physical devices {own} and {home} are on the same chip");
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
-        if !self.config.machine.peers.reaches(own, home) {
+        if !self.config.machine.peers.allows(own, home) {
             let text = format!("no link from physical device {own} to {home}");
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }

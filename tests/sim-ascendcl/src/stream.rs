@@ -256,7 +256,7 @@ calls! {
     /// Drops the work that is queued on a stream.
     run fn aclrtStreamAbort(sim, stream: Handle) {
         let stream = sim.any_stream(stream)?;
-        Ok(sim.machine.abandon(stream)?)
+        Ok(sim.machine.discard_queued(stream)?)
     }
 
     /// As `aclrtStreamAbort`, for a stream that was made for use by the device (0x20).
@@ -265,7 +265,7 @@ calls! {
             return refuse(Status::RT_PARAM_INVALID, "the stream was not made with ACL_STREAM_DEVICE_USE_ONLY");
         }
         let stream = sim.any_stream(stream)?;
-        Ok(sim.machine.abandon(stream)?)
+        Ok(sim.machine.discard_queued(stream)?)
     }
 
     /// The default stream of the current context.

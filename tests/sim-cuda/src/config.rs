@@ -127,7 +127,7 @@ mod tests {
                 .expect("it is right");
         assert_eq!((config.machine.devices.len(), config.version, config.imex), (3, 12_020, true));
         assert_eq!(config.faults[0], Fault { function: "cuMemFree".into(), call: 1, status: 4242 });
-        assert!(!config.machine.peers.reaches(0, 1));
+        assert!(!config.machine.peers.allows(0, 1));
         for wrong in
             ["device=2", "driver=new", "fault=open:1:1", "fault=cuInit:0:1", "devices=x", "lifetime=revoking"]
         {

@@ -1,8 +1,8 @@
-//! Physical memory and addresses, managed apart from each other.
+//! Virtual memory management: reserved addresses, mappings of blocks, and access by device.
 //!
-//! Why: both vendors let a program make blocks of physical memory, set addresses aside, and put the one into
-//! the other. Such memory has rules of its own: a block travels as a file descriptor or as a number, lives as
-//! long as anybody has a handle or a mapping of it, and each device gets its access separately, or none.
+//! Both vendors let a program create blocks of physical memory, reserve addresses, and map the blocks there. A
+//! block is shared as a file descriptor or as a number, exists while any process has a handle or a mapping of it,
+//! and each device gets access separately.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::model::{Access, Address, BlockId, EngineError, Operation};
 use crate::shared::Page;
 use crate::system::{lock, page_size, whole_pages};
 
-/// How long a new mapping waits for work that was queued for the one before it at its addresses.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a new mapping waits for queued work that uses the previous mapping at its addresses.
+const RETIRED_MAPPING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A block that is mapped.
+/// A mapping of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedBlock {
     /// The block.
@@ -28,15 +28,15 @@ pub struct MappedBlock {
     pub base: Address,
     /// Size of the mapping in bytes.
     pub size: u64,
-    /// First byte of the block that is mapped.
+    /// Offset of the mapping in the block, in bytes.
     pub offset: u64,
-    /// The reservation in which the mapping lies: first address and size.
+    /// The reserved range that contains the mapping: first address and size in bytes.
     pub reservation: (Address, u64),
 }
 
 impl Machine {
-    /// Sets `size` bytes of addresses aside, whole pages, from a multiple of `alignment` on (a power of two; less
-    /// than a page is a page). Uses no memory.
+    /// Reserves `size` bytes of addresses, whole pages, at a multiple of `alignment` (a power of two, rounded up to
+    /// a page). Uses no memory.
     ///
     /// # Errors
     /// `InvalidValue`, `System`.
@@ -49,7 +49,7 @@ impl Machine {
         };
         if !whole || !alignment.is_power_of_two() {
             return Err(EngineError::invalid_value(
-                "a range of whole pages has an alignment of a power of two",
+                "a size that is not whole pages, or an alignment that is not a power of two",
             ));
         }
         let space = Arc::new(Reservation::aligned(len, alignment)?);
@@ -59,31 +59,33 @@ impl Machine {
         Ok(Address::new(base))
     }
 
-    /// Gives a whole reservation back.
+    /// Releases a reserved range.
     ///
     /// # Errors
-    /// `UnknownAddress`; `InvalidValue` for a part of one, and while something is mapped in it.
+    /// `UnknownAddress`; `InvalidValue` for a part of a range, and while a block is mapped in it.
     pub fn unreserve(&self, address: Address, size: u64) -> Result<(), EngineError> {
         self.enter(Operation::Unreserve)?;
         let mut memory = lock(&self.memory);
         let range = memory.blocks.range_mut(address, size)?;
         if range.space.base() as u64 != address.get() || range.space.len() as u64 != size {
-            return Err(EngineError::invalid_value("a part of a reservation cannot be given back"));
+            return Err(EngineError::invalid_value(
+                "a part of a reserved range: only the whole range can be released",
+            ));
         }
         if !range.mapped.is_empty() {
-            return Err(EngineError::invalid_value("something is mapped in the reservation"));
+            return Err(EngineError::invalid_value("a reserved range in which a block is mapped"));
         }
-        // Work that is queued keeps what it was queued for, and that the addresses.
+        // Queued work keeps its mappings alive, and those the addresses.
         memory.blocks.ranges.remove(&address.get());
         Ok(())
     }
 
-    /// Maps `size` bytes of a block, from `offset` on, at an address of a reservation; all are whole pages. No
-    /// device may access it yet.
+    /// Maps `size` bytes of a block from `offset` on at an address of a reserved range, all in whole pages. No
+    /// device has access to the mapping yet.
     ///
     /// # Errors
-    /// `InvalidBlock`; `UnknownAddress` outside a reservation; `InvalidValue` for bytes that the block does not have,
-    /// parts of pages, and where something is mapped, or work queued that will still access it; `System`.
+    /// `InvalidBlock`; `UnknownAddress` outside of reserved ranges; `InvalidValue` for bytes beyond the block,
+    /// parts of pages, addresses with another mapping, and while queued work uses the previous mapping; `System`.
     pub fn map_block(
         &self,
         address: Address,
@@ -99,13 +101,13 @@ impl Machine {
         let inside = offset.checked_add(size).is_some_and(|end| end <= identity.size);
         let whole = |bytes| whole_pages(bytes) == Some(bytes);
         if !inside || !whole(offset) || !whole(size) || !whole(address.get()) {
-            return Err(EngineError::invalid_value("a mapping is of whole pages that the block has"));
+            return Err(EngineError::invalid_value("a mapping that is not whole pages of the block"));
         }
         let device = self.describe(block.get(), found).device.unwrap_or(0);
         let range = memory.blocks.range_mut(address, size)?;
         let overlaps = range.mapped.range(..address.get() + size).next_back();
         if overlaps.is_some_and(|(base, placed)| base + placed.mapping.size() > address.get()) {
-            return Err(EngineError::invalid_value("something is mapped there"));
+            return Err(EngineError::invalid_value("addresses at which a block is mapped"));
         }
         let at = (address.get() - range.space.base() as u64) as usize;
         let slice =
@@ -121,9 +123,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Waits until the work that was queued for what was mapped there has let go.
+    /// Waits until no queued work uses previous mappings at these addresses.
     fn wait_for_retired(&self, address: Address, size: u64) -> Result<(), EngineError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RETIRED_MAPPING_TIMEOUT;
         let end = address.get().saturating_add(size);
         loop {
             let in_use = {
@@ -137,13 +139,14 @@ impl Machine {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err(EngineError::invalid_value("work is queued for what was mapped there"));
+                return Err(EngineError::invalid_value("addresses that queued work uses"));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// Takes whole mappings away that fill these bytes. Work that is queued for them fails; none is waited for.
+    /// Removes the whole mappings that cover these bytes, without waiting for streams. Queued work that uses them
+    /// fails.
     ///
     /// # Errors
     /// `UnknownAddress`; `InvalidValue` for parts of mappings, and gaps.
@@ -169,7 +172,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Says what a device may do with whole mappings that fill these bytes. It also holds for work that is queued.
+    /// Sets the access of a device to the whole mappings that cover these bytes. It also applies to queued work.
     ///
     /// # Errors
     /// `InvalidDevice`; `UnknownAddress`; `InvalidValue` for parts of mappings, and gaps; `NoPeerAccess`.
@@ -183,11 +186,11 @@ impl Machine {
         self.change_access(address, size, device, access, true)
     }
 
-    /// As [`set_access`](Self::set_access), also for a device without peer access: for those who play a driver that
-    /// carries copies over, and look themselves at what kernels reach.
+    /// Sets the access of a device that may have no peer access, for simulators of drivers that stage copies and
+    /// check the access of kernels themselves.
     ///
     /// # Errors
-    /// As `set_access`, without `NoPeerAccess`.
+    /// As [`set_access`](Self::set_access), without `NoPeerAccess`.
     pub fn grant_access(
         &self,
         address: Address,
@@ -204,7 +207,7 @@ impl Machine {
         size: u64,
         device: usize,
         access: Option<Access>,
-        as_peer: bool,
+        check_peers: bool,
     ) -> Result<(), EngineError> {
         self.enter(Operation::SetAccess)?;
         let physical = self.device(device)?.physical;
@@ -212,7 +215,7 @@ impl Machine {
         let (range, bases) = memory.blocks.mappings_covering(address, size)?;
         let homes = || bases.iter().filter_map(|base| range.mapped.get(base));
         for home in homes().map(|placed| placed.mapping.identity.physical as usize) {
-            if as_peer && access.is_some() && !self.config.peers.reaches(physical, home) {
+            if check_peers && access.is_some() && !self.config.peers.allows(physical, home) {
                 return Err(EngineError::NoPeerAccess { from: physical, to: home });
             }
         }
@@ -224,7 +227,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a device may do with the mapped byte at an address.
+    /// Returns the access of a device to the block that is mapped at an address.
     ///
     /// # Errors
     /// `InvalidDevice`; `UnknownAddress` where no block is mapped.
@@ -235,7 +238,7 @@ impl Machine {
         Ok(placed.mapping.grants.as_ref().and_then(|grants| grants.of(device)))
     }
 
-    /// The mapped block at an address; `None` if no block is mapped there: the address may be other memory, or none.
+    /// Returns the mapping of a block at an address; `None` for other memory and other addresses.
     pub fn mapped_block(&self, address: Address) -> Option<MappedBlock> {
         let memory = lock(&self.memory);
         let (range, placed) = memory.blocks.mapping_at(address)?;
@@ -249,7 +252,7 @@ impl Machine {
         })
     }
 
-    /// The reservation in which an address lies: first address and size.
+    /// Returns the reserved range that contains an address: first address and size in bytes.
     pub fn reservation_of(&self, address: Address) -> Option<(Address, u64)> {
         let memory = lock(&self.memory);
         memory.blocks.range_at(address).map(ReservedRange::bounds)

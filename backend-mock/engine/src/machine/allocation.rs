@@ -1,7 +1,7 @@
-//! Memory of this process's own: allocate, free, and what an address belongs to.
+//! Allocations of this process, and queries of addresses.
 //!
-//! Why `free` waits: a driver's free waits for the streams of the device, which is
-//! how programs come to hang in a destructor; a mock that returned at once would hide it.
+//! `free` waits for the streams of the device, as a driver's free does. Programs hang in destructors because of
+//! that, which an engine whose free returns at once would hide.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::model::{Address, EngineError, Lifetime, Operation};
 use crate::shared::{Identity, Object, ObjectKind, node};
 use crate::system::{lock, page_size, whole_pages};
 
-/// The address space of a device is larger than its memory, so that gaps do not matter.
+/// Ratio of the address space of a device to its memory, so that fragmentation does not matter.
 const ADDRESSES_PER_BYTE: u64 = 4;
 
-/// What is known of the range around an address.
+/// The range that contains an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeInfo {
-    /// Ordinal of the device in whose address space the range is. For opened memory that is the device it was
-    /// opened on; where the bytes live is not told, as with CUDA.
+    /// Ordinal of the device in whose address space the range is. For opened memory that is the device that it was
+    /// opened on; the home device is not reported, as with CUDA.
     pub device: usize,
     /// First address of the allocation or mapping.
     pub base: Address,
-    /// Its size in bytes, as asked for at the allocation.
+    /// Size in bytes, as requested at the allocation.
     pub size: u64,
     /// A number that no other allocation of the exporting process has had;
     /// `None` if [`MachineConfig::generations`](crate::MachineConfig::generations) is off.
@@ -33,9 +33,10 @@ pub struct RangeInfo {
 }
 
 impl Machine {
-    /// Allocates `size` bytes on a device; the base is aligned to a page, the contents are zero. Blocks that
-    /// are allocated one after the other are neighbours if their sizes are whole pages, and a block of the same
-    /// size as the one freed before lands at its address.
+    /// Allocates `size` bytes on a device. The base is aligned to a page, and the contents are zero.
+    ///
+    /// Consecutive allocations are adjacent if their sizes are whole pages. An allocation of the size of the one
+    /// that was freed before gets its address.
     ///
     /// # Errors
     /// `InvalidDevice`; `InvalidValue` for 0 bytes; `OutOfMemory`; `System`.
@@ -43,11 +44,10 @@ impl Machine {
         self.allocate_aligned(device, size, 1)
     }
 
-    /// As [`allocate`](Self::allocate), from a multiple of `alignment` bytes on (a power of two; less than a page is
-    /// a page).
+    /// Allocates `size` bytes at a multiple of `alignment` bytes (a power of two, rounded up to a page).
     ///
     /// # Errors
-    /// As `allocate`, and `InvalidValue` for another alignment.
+    /// As [`allocate`](Self::allocate), and `InvalidValue` for another alignment.
     pub fn allocate_aligned(&self, device: usize, size: u64, alignment: u64) -> Result<Address, EngineError> {
         self.enter(Operation::Allocate)?;
         let alignment = usize::try_from(alignment).ok().filter(|alignment| alignment.is_power_of_two());
@@ -83,8 +83,8 @@ impl Machine {
         Ok(Address::new(base))
     }
 
-    /// Frees an own allocation, after all work of this process's streams on its device, also work that has
-    /// nothing to do with it. With [`Lifetime::Revoking`] importers lose the memory; otherwise they keep it.
+    /// Frees an allocation of this process, after all work of its streams on the device, also unrelated work. With
+    /// [`Lifetime::Revoking`] importers lose the memory; otherwise they keep it.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `Imported`; `NotPermitted` from a host function.
@@ -95,11 +95,11 @@ impl Machine {
         self.release_allocation(address)
     }
 
-    /// As [`free`](Self::free), but waits for no stream of this process: work that is queued for the memory fails.
+    /// Frees an allocation without waiting for streams of this process: queued work that uses the memory fails.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `Imported`.
-    pub fn free_unawaited(&self, address: Address) -> Result<(), EngineError> {
+    pub fn free_without_waiting(&self, address: Address) -> Result<(), EngineError> {
         self.enter(Operation::Free)?;
         self.release_allocation(address)
     }
@@ -117,17 +117,17 @@ impl Machine {
         mapping.mark_closed();
         mapping.page.mark_freed();
         if self.config.lifetime == Lifetime::Revoking {
-            // Others may go on allocating meanwhile, but must not get this file's number yet.
+            // Other threads may allocate meanwhile, but must not get the descriptor number of this file yet.
             drop(memory);
             wait_for_importers(&file);
         }
         Ok(())
     }
 
-    /// The range in which an address lies, which need not be its first.
+    /// Returns the range that contains an address.
     ///
     /// # Errors
-    /// `UnknownAddress` for host memory, null, and memory that was freed or closed.
+    /// `UnknownAddress` for host memory that is not registered, null, and memory that was freed or closed.
     pub fn range_of(&self, address: Address) -> Result<RangeInfo, EngineError> {
         self.enter(Operation::RangeOf)?;
         let memory = lock(&self.memory);
@@ -141,8 +141,8 @@ impl Machine {
         })
     }
 
-    /// Whether an address is set aside for device memory, with or without memory behind it at present.
-    pub fn is_set_aside(&self, address: Address) -> bool {
+    /// Returns whether an address is in a range that is reserved for device memory, also where no memory is mapped.
+    pub fn is_device_address(&self, address: Address) -> bool {
         let in_arena = self.devices.iter().any(|device| {
             let arena = lock(&device.arena);
             arena.as_ref().is_some_and(|arena| {
@@ -153,8 +153,10 @@ impl Machine {
         in_arena || self.reservation_of(address).is_some()
     }
 
-    /// Free and total bytes of a device. All processes of the [node](crate::NODE_VARIABLE) count where this one names a
-    /// node, and this process alone where it does not. What can be allocated is limited for each process alone.
+    /// Returns the free and the total bytes of a device.
+    ///
+    /// Memory of all processes of the [node](crate::NODE_VARIABLE) counts as used if this process names a node,
+    /// else only its own. The limit of allocations applies to each process separately.
     ///
     /// # Errors
     /// `InvalidDevice`.
@@ -168,7 +170,7 @@ impl Machine {
         Ok((found.memory_bytes.saturating_sub(used), found.memory_bytes))
     }
 
-    /// The end of the name of a file of a device's memory.
+    /// Returns the suffix of the name of a memory file of a device.
     pub(crate) fn tag(&self, device: &Device, bytes: u64) -> String {
         let uuid = self.config.devices[device.physical].uuid;
         self.node.as_deref().map_or_else(String::new, |node| node::tag(node, uuid, bytes))

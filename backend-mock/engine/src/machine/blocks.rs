@@ -1,4 +1,4 @@
-//! Blocks of physical memory: make, export, import, release.
+//! Blocks of physical memory: create, export, import, release.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,44 +9,46 @@ use crate::model::{Address, BlockId, EngineError, Lifetime, Operation};
 use crate::shared::{ExportEpoch, Handle, HandleKind, Identity, Object, ObjectKind, refuse_own};
 use crate::system::{ProcessId, duplicate, lock, whole_pages};
 
-/// A number of a block holds the exporter's pid, the number of its descriptor (`fs.nr_open` is 2^20 by default)
-/// and a check, from the highest bit to the lowest.
+/// The number of a block has the exporter's pid, the descriptor number (`fs.nr_open` is 2^20 by default) and a check,
+/// from the highest bit to the lowest.
 const FD_BITS: u32 = 20;
 const CHECK_BITS: u32 = 22;
 const PID_SHIFT: u32 = FD_BITS + CHECK_BITS;
 
-/// What is known of a block.
+/// The properties of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockInfo {
     /// The block.
     pub block: BlockId,
-    /// Ordinal of the device on which it lies; `None` if this process does not see that device.
+    /// Ordinal of the home device; `None` if the device is not visible to this process.
     pub device: Option<usize>,
-    /// Its size in bytes, whole pages.
+    /// Size in bytes, whole pages.
     pub size: u64,
-    /// A number that no other memory of the process that made it has had.
+    /// A number that no other memory of the creating process has had.
     pub generation: u64,
-    /// Whether another process made it, or it was imported into the process that did.
+    /// Whether the block was imported, also into the process that created it.
     pub imported: bool,
-    /// Whether it is one of [`Machine::create_sparse_block`].
+    /// Whether [`Machine::create_sparse_block`] created it.
     pub sparse: bool,
 }
 
 impl Machine {
-    /// Makes a block of physical memory of `size` bytes, whole pages, all zero. It counts as used until its last
-    /// handle is released and its last mapping taken away.
+    /// Creates a block of physical memory of `size` bytes, whole pages, all zeros.
+    ///
+    /// The block counts as used memory until its last handle is released and its last mapping is removed.
     ///
     /// # Errors
-    /// `InvalidDevice`; `InvalidValue` for a size that is 0 or no whole pages; `OutOfMemory`; `System`.
+    /// `InvalidDevice`; `InvalidValue` for a size that is 0 or not whole pages; `OutOfMemory`; `System`.
     pub fn create_block(&self, device: usize, size: u64) -> Result<BlockId, EngineError> {
         self.make_block(device, size, true)
     }
 
-    /// As [`create_block`](Self::create_block), a block that does not count as used, and takes memory only
-    /// where it is written: for those who hand out its parts and keep count themselves.
+    /// Creates a block that does not count as used memory and takes memory only where it is written.
+    ///
+    /// For simulators of pools, which allocate from the block and do their own accounting.
     ///
     /// # Errors
-    /// As `create_block`.
+    /// As [`create_block`](Self::create_block).
     pub fn create_sparse_block(&self, device: usize, size: u64) -> Result<BlockId, EngineError> {
         self.make_block(device, size, false)
     }
@@ -55,7 +57,7 @@ impl Machine {
         self.enter(Operation::CreateBlock)?;
         let home = self.device(device)?;
         if size == 0 || whole_pages(size) != Some(size) {
-            return Err(EngineError::invalid_value("a block that is not of whole pages"));
+            return Err(EngineError::invalid_value("a block whose size is not whole pages"));
         }
         let mut memory = lock(&self.memory);
         let free = home.memory_bytes.saturating_sub(memory.used[device]);
@@ -93,7 +95,7 @@ impl Machine {
         BlockId::new(id)
     }
 
-    /// Lets go of one handle of a block. Its mappings keep it.
+    /// Releases one handle of a block. Mappings of the block keep it alive.
     ///
     /// # Errors
     /// `InvalidBlock`.
@@ -106,7 +108,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What is known of a block.
+    /// Returns the properties of a block.
     ///
     /// # Errors
     /// `InvalidBlock`.
@@ -127,8 +129,8 @@ impl Machine {
         }
     }
 
-    /// Exports a block as a file descriptor, to be passed on by whatever road. It keeps the memory as a
-    /// mapping does, also after the end of this process.
+    /// Exports a block as a file descriptor, which can be sent over any transport and keeps the memory alive, also
+    /// after the termination of this process.
     ///
     /// # Errors
     /// `InvalidBlock`; `InvalidValue` for an imported one; `System`.
@@ -137,8 +139,8 @@ impl Machine {
         duplicate(&*self.own_block(block)?.0)
     }
 
-    /// Exports a block as a number that another process of the same user, in the same pid namespace, can import
-    /// while this process lives and has the block.
+    /// Exports a block as a number, which another process of the same user and pid namespace can import while this
+    /// process is alive and has the block.
     ///
     /// # Errors
     /// `InvalidBlock`; `InvalidValue` for an imported one.
@@ -147,7 +149,7 @@ impl Machine {
         let (file, identity) = self.own_block(block)?;
         let slot = Object::slot(&file);
         if slot >= 1 << FD_BITS {
-            return Err(EngineError::invalid_value("a block whose descriptor has no room in a number"));
+            return Err(EngineError::invalid_value("a block whose descriptor number exceeds 20 bits"));
         }
         let check = check_of(identity.owner, identity.id);
         Ok(u64::from(identity.owner.pid) << PID_SHIFT | u64::from(slot) << CHECK_BITS | check)
@@ -157,13 +159,13 @@ impl Machine {
         let memory = lock(&self.memory);
         let found = memory.blocks.block(block)?;
         if found.imported {
-            return Err(EngineError::invalid_value("export of a block that was imported"));
+            return Err(EngineError::invalid_value("an imported block: only its creator can export it"));
         }
         Ok((found.file.clone(), found.identity))
     }
 
-    /// Imports a block by the file descriptor of [`export_block_fd`](Self::export_block_fd). Also the process that
-    /// made it can, and has the same memory by two handles then.
+    /// Imports a block by the file descriptor of [`export_block_fd`](Self::export_block_fd). The process that
+    /// created it can do so too, and then has two handles of the same memory.
     ///
     /// # Errors
     /// `InvalidHandle` for a descriptor of something else; `System`.
@@ -179,7 +181,7 @@ impl Machine {
     /// Imports a block by the number of [`export_block_number`](Self::export_block_number).
     ///
     /// # Errors
-    /// `InvalidHandle` for a number that names nothing (any more); `OwnProcess`; `ExporterGone`; `PermissionDenied`;
+    /// `InvalidHandle` for an invalid or stale number; `OwnProcess`; `ExporterGone`; `PermissionDenied`;
     /// `System`.
     pub fn import_block_number(&self, number: u64) -> Result<BlockId, EngineError> {
         self.enter(Operation::ImportBlock)?;
@@ -189,19 +191,19 @@ impl Machine {
         let fd = (number >> CHECK_BITS) as u32 & ((1 << FD_BITS) - 1);
         let handle =
             Handle { kind: HandleKind::Bytes, exporter, fd, id: 0, epoch: ExportEpoch::default(), size: 0 };
-        let Object { file, identity, .. } = Object::reach(&handle, ObjectKind::Block, true)?;
+        let Object { file, identity, .. } = Object::open(&handle, ObjectKind::Block, true)?;
         if number & ((1 << CHECK_BITS) - 1) != check_of(exporter, identity.id) {
-            return Err(EngineError::InvalidHandle { reason: "its exporter has released the block" });
+            return Err(EngineError::InvalidHandle { reason: "the exporter has released the block" });
         }
         Ok(self.add_block(&mut lock(&self.memory), file, identity, true, None))
     }
 
-    /// The process that made a block, as its number of [`export_block_number`](Self::export_block_number) says.
+    /// Returns the pid of the exporter in a number of [`export_block_number`](Self::export_block_number).
     pub fn exporter_of_number(number: u64) -> u32 {
         (number >> PID_SHIFT) as u32
     }
 
-    /// One more handle of the block that is mapped at an address, to be released as well.
+    /// Returns an additional handle of the block that is mapped at an address. It must be released too.
     ///
     /// # Errors
     /// `UnknownAddress` where no block is mapped.
@@ -214,7 +216,7 @@ impl Machine {
     }
 }
 
-/// Tells a block from others that come to have its number in the same or a later process.
+/// Returns bits that distinguish a block from later ones with its descriptor number and pid.
 fn check_of(owner: ProcessId, generation: u64) -> u64 {
     let mixed = (owner.start ^ generation.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed >> (u64::BITS - CHECK_BITS)

@@ -1,8 +1,6 @@
 //! Events of a machine: record, wait, share.
 //!
-//! Why the record is submitted during the call: whoever is told of it a moment later, in another process,
-//! must find it submitted, or would take the event for complete. Vendors say so in small print; here it is
-//! what happens.
+//! A record is submitted during the call: another process that is notified afterwards must not find the event complete.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,11 +15,11 @@ use crate::shared::{
 };
 use crate::system::{duplicate, lock};
 
-/// Numbers that go into handles: also two machines in one process never use one twice.
+/// The next number for handles, of all machines of this process.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 impl Machine {
-    /// Makes an event, complete until it is first recorded.
+    /// Creates an event, which is complete until it is first recorded.
     ///
     /// # Errors
     /// `InvalidDevice`; `NotSupported` for an interprocess event if the machine has none; `System`.
@@ -41,26 +39,25 @@ impl Machine {
         Ok(self.add_event(event))
     }
 
-    /// Exports an event that was made to be shared. Another process of the same user can open it while it exists.
+    /// Exports an event that was created for sharing, as bytes. Another process of the same user can open it while
+    /// it exists.
     ///
     /// # Errors
-    /// `InvalidEvent`; `InvalidValue` for one that was not made to be shared, or was opened.
+    /// `InvalidEvent`; `InvalidValue` for an event that was not created for sharing, or was opened.
     pub fn export_event(&self, event: EventId) -> Result<[u8; HANDLE_BYTES], EngineError> {
         self.enter(Operation::ExportEvent)?;
         let events = lock(&self.events);
         let event = events.get(&event.get()).ok_or(EngineError::InvalidEvent { event: event.get() })?;
         let Some((file, id)) = &event.shared else {
-            return Err(EngineError::invalid_value(
-                "export of an event that this process did not make for sharing",
-            ));
+            return Err(EngineError::invalid_value("an event that this process did not create for sharing"));
         };
         let (kind, fd) = (HandleKind::Event, Object::slot(file));
         Ok(Handle { kind, exporter: self.process, fd, id: *id, epoch: ExportEpoch::default(), size: 0 }
             .encode())
     }
 
-    /// Opens an event of another process, on a device. Both sides may record it, also after the other has destroyed
-    /// it or ended.
+    /// Opens an event of another process on a device. Both processes may record it, also after the other one has
+    /// destroyed it or exited.
     ///
     /// # Errors
     /// `InvalidDevice`, `InvalidHandle`, `OwnProcess`, `ExporterGone`, `PermissionDenied`, `NotSupported`, `System`.
@@ -71,17 +68,17 @@ impl Machine {
         let invalid = |reason| EngineError::InvalidHandle { reason };
         let handle = Handle::decode(handle)?;
         if handle.kind != HandleKind::Event {
-            return Err(invalid("it names memory, not an event"));
+            return Err(invalid("the handle names memory, not an event"));
         }
         refuse_own(handle.exporter, self.process)?;
-        let Object { page, identity, .. } = Object::reach(&handle, ObjectKind::Event, true)?;
+        let Object { page, identity, .. } = Object::open(&handle, ObjectKind::Event, true)?;
         if identity.id != handle.id || page.revocation(handle.epoch).is_some() {
-            return Err(invalid("its exporter has destroyed the event"));
+            return Err(invalid("the exporter has destroyed the event"));
         }
         Ok(self.add_event(Event { cell: Arc::new(EventStorage::Shared(page)), device, shared: None }))
     }
 
-    /// Exports such an event as a file descriptor, to be passed on by whatever road.
+    /// Exports an event that was created for sharing, as a file descriptor.
     ///
     /// # Errors
     /// As [`export_event`](Self::export_event), and `System`.
@@ -91,14 +88,12 @@ impl Machine {
         let event = events.get(&event.get()).ok_or(EngineError::InvalidEvent { event: event.get() })?;
         match &event.shared {
             Some((file, _)) => duplicate(file),
-            None => Err(EngineError::invalid_value(
-                "export of an event that this process did not make for sharing",
-            )),
+            None => Err(EngineError::invalid_value("an event that this process did not create for sharing")),
         }
     }
 
-    /// Opens an event by the descriptor of [`export_event_fd`](Self::export_event_fd), also where the two processes do
-    /// not see each other. A wait for a record of a process that is not to be seen does not end with that process.
+    /// Opens an event by the descriptor of [`export_event_fd`](Self::export_event_fd), also between pid namespaces.
+    /// A wait for its records does not detect the death of the recorder.
     ///
     /// # Errors
     /// `InvalidDevice`; `InvalidHandle` for a descriptor of something else; `NotSupported`; `System`.
@@ -110,7 +105,7 @@ impl Machine {
         Ok(self.add_event(Event { cell: Arc::new(EventStorage::Foreign(page)), device, shared: None }))
     }
 
-    /// Destroys an event, or lets go of one that was opened. Work that was queued with it goes on.
+    /// Destroys an event, or closes an opened one. Queued work that uses it continues.
     ///
     /// # Errors
     /// `InvalidEvent`.
@@ -124,7 +119,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Records an event behind all work of a stream of its device. It counts as submitted, in every process,
+    /// Records an event behind all work of a stream of its device. In every process the record counts as submitted
     /// when the call returns.
     ///
     /// # Errors
@@ -147,11 +142,11 @@ impl Machine {
         })
     }
 
-    /// Makes a stream, of whichever device, wait for the record that was submitted last, by whichever process,
-    /// at the time of this call. Without any it does not wait.
+    /// Makes a stream of any device wait for the record that any process submitted last before this call. Without a
+    /// record the stream does not wait.
     ///
     /// # Errors
-    /// `InvalidEvent`, `InvalidStream`. On the stream: `PeerLost` if the recorder's process ended before, and
+    /// `InvalidEvent`, `InvalidStream`. On the stream: `PeerLost` if the recording process exited before,
     /// `RecordFailed` if its stream failed.
     pub fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EngineError> {
         self.enter(Operation::Wait)?;
@@ -159,12 +154,12 @@ impl Machine {
         let queue = self.stream(stream)?;
         let record = cell.latest();
         queue.enqueue(|| {
-            let seen = cell.sees_recorders();
-            Box::new(move |stream| cell.wait(record, None, seen, || stream.is_cancelled()).map(|_| ()))
+            let visible = cell.recorder_visible();
+            Box::new(move |stream| cell.wait(record, None, visible, || stream.is_cancelled()).map(|_| ()))
         })
     }
 
-    /// Whether the record that was submitted last is complete.
+    /// Returns whether the record that was submitted last is complete.
     ///
     /// # Errors
     /// `InvalidEvent`, `RecordFailed`.
@@ -174,8 +169,8 @@ impl Machine {
         cell.is_complete(cell.latest())
     }
 
-    /// Waits on the host for the record that was submitted last, for at most `limit`; `Ok(false)` if it was not
-    /// complete by then.
+    /// Waits on the host, at most `limit`, for the record that was submitted last; returns `Ok(false)` if it is not
+    /// complete.
     ///
     /// # Errors
     /// `InvalidEvent`, `PeerLost`, `RecordFailed`; `NotPermitted` from a host function.
@@ -183,7 +178,7 @@ impl Machine {
         self.enter_waiting(Operation::SynchronizeEvent)?;
         let (cell, _) = self.event(event)?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        cell.wait(cell.latest(), deadline, cell.sees_recorders(), || false)
+        cell.wait(cell.latest(), deadline, cell.recorder_visible(), || false)
     }
 
     fn event(&self, event: EventId) -> Result<(Arc<EventStorage>, usize), EngineError> {
@@ -202,7 +197,7 @@ impl Machine {
         if self.config.events {
             Ok(())
         } else {
-            Err(EngineError::NotSupported { what: "events that are shared between processes" })
+            Err(EngineError::NotSupported { what: "events shared between processes (events=off)" })
         }
     }
 }

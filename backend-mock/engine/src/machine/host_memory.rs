@@ -1,7 +1,4 @@
-//! Memory of the host that devices may access.
-//!
-//! Why: drivers let a program make memory of its own known to the devices ("pinning" it), and streams then
-//! read and write it, later. Without this, a simulator would have to copy it aside, and take its bytes too early.
+//! Registered ("pinned") host memory, which streams read and write when they reach the work.
 
 use std::sync::Arc;
 
@@ -12,18 +9,19 @@ use crate::shared::{Identity, Object, ObjectKind};
 use crate::system::lock;
 
 impl Machine {
-    /// Makes `len` bytes of the host's memory known, at their own address; all devices may access them.
+    /// Registers `len` bytes of host memory at their own address. All devices may access them.
     ///
     /// # Errors
-    /// `InvalidValue` for 0 bytes, or if any of them is known already; `System`.
+    /// `InvalidValue` for 0 bytes, and for bytes that are registered already; `System`.
     ///
     /// # Safety
-    /// The bytes stay mapped and writable until they are unregistered and all work on them has ended. Nobody holds
-    /// a Rust reference to them while work may access them.
+    /// The bytes stay mapped and writable until they are unregistered and all work on them is complete. No Rust
+    /// reference to them exists while work may access them.
     pub unsafe fn register_host(&self, address: Address, len: u64) -> Result<(), EngineError> {
         self.enter(Operation::RegisterHost)?;
         let end = address.get().checked_add(len).filter(|_| len > 0 && address.get() != 0);
-        let end = end.ok_or_else(|| EngineError::invalid_value("no memory of the host"))?;
+        let end =
+            end.ok_or_else(|| EngineError::invalid_value("a range of host memory that is empty or invalid"))?;
         let identity = Identity {
             kind: ObjectKind::Block,
             owner: self.process,
@@ -35,7 +33,7 @@ impl Machine {
         let Object { file, page, .. } = Object::create(identity, 0, "")?;
         let mut memory = lock(&self.memory);
         if memory.ranges.overlaps(address.get(), end) {
-            return Err(EngineError::invalid_value("memory that is known already"));
+            return Err(EngineError::invalid_value("memory that is registered already"));
         }
         let grants = Some(DeviceAccess::new(self.devices.len(), Some(Access::ReadWrite)));
         let slice = MappedPart { start: 0, size: len, grants };
@@ -46,7 +44,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends that. Work that is queued for the bytes fails; work that is running is waited for, and all before it.
+    /// Unregisters host memory. Queued work that uses the bytes fails; the call waits for all submitted work.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`; `NotPermitted` from a host function.

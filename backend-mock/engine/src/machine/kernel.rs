@@ -1,7 +1,7 @@
-//! Kernels that are not the engine's own.
+//! Kernels of callers.
 //!
-//! Why: a simulator runs programs that bring their kernels along. A kernel meets memory an address at a time,
-//! when it runs: it sees whole pages, not blocks, and what it may not touch is an error of the stream.
+//! A simulator runs programs with their own kernels. A kernel checks each address when it accesses it, by whole pages
+//! instead of allocations, and an illegal access fails the stream.
 
 use std::sync::{Arc, Weak};
 
@@ -10,23 +10,23 @@ use crate::memory::Mapping;
 use crate::model::{Address, EngineError, Operation, StreamId};
 use crate::system::lock;
 
-/// All memory, as a kernel on one device may access it.
+/// The memory that a kernel on one device may access.
 #[derive(Debug)]
 pub struct KernelMemory {
     machine: Arc<Machine>,
     device: usize,
-    /// Where the last access was: most kernels stay in one or two blocks.
+    /// The mappings of recent accesses. Most kernels access one or two.
     recent: [Option<Arc<Mapping>>; 2],
-    turn: usize,
+    next_slot: usize,
 }
 
 impl KernelMemory {
-    /// Ordinal of the device that runs the kernel.
+    /// Returns the ordinal of the device that runs the kernel.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Reads up to 8 bytes, of which the first is the lowest.
+    /// Loads `len` bytes (1, 2, 4 or 8) as a little-endian number.
     ///
     /// # Errors
     /// `IllegalAddress`, `Misaligned`, `Revoked`.
@@ -37,7 +37,7 @@ impl KernelMemory {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes the lowest bytes of `value`, up to 8.
+    /// Stores the lowest `len` bytes (1, 2, 4 or 8) of `value` as a little-endian number.
     ///
     /// # Errors
     /// `IllegalAddress`, `Misaligned`, `ReadOnly`, `Revoked`.
@@ -51,25 +51,25 @@ impl KernelMemory {
         if !address.get().is_multiple_of(len) {
             return Err(EngineError::Misaligned { address, alignment: len });
         }
-        let recent = self.recent.iter().flatten().find(|mapping| mapping.shows(address));
+        let recent = self.recent.iter().flatten().find(|mapping| mapping.contains_page_of(address));
         if let Some(mapping) = recent {
             return Ok(mapping.clone());
         }
         let illegal = EngineError::IllegalAddress { address, device: self.device };
         let mapping =
             lock(&self.machine.memory).ranges.page_at(address).cloned().ok_or_else(|| illegal.clone())?;
-        if !self.machine.mapping_in_reach(&mapping, self.device)? {
+        if !self.machine.may_access(&mapping, self.device)? {
             return Err(illegal);
         }
-        self.turn = 1 - self.turn;
-        self.recent[self.turn] = Some(mapping.clone());
+        self.next_slot = 1 - self.next_slot;
+        self.recent[self.next_slot] = Some(mapping.clone());
         Ok(mapping)
     }
 }
 
 impl Machine {
-    /// Runs a kernel on a stream. What it may access is found out when it runs; an error that it
-    /// returns fails the stream. It is dropped unrun if the stream fails before.
+    /// Submits a kernel to a stream. Its accesses are checked when it runs, and an error that it returns fails the
+    /// stream. It is dropped without being called if the stream fails before.
     ///
     /// # Errors
     /// `InvalidStream`.
@@ -79,13 +79,13 @@ impl Machine {
         stream: StreamId,
     ) -> Result<(), EngineError> {
         self.enter(Operation::Kernel)?;
-        // Not an `Arc`: work that waits in a queue must not keep the machine that would cancel it.
+        // Not an `Arc`: queued work must not keep the machine alive, whose drop cancels it.
         let machine: Weak<Self> = Arc::downgrade(self);
         self.stream(stream)?.enqueue(|| {
             Box::new(move |stream| {
                 let machine = machine.upgrade().ok_or(EngineError::Cancelled)?;
                 let mut memory =
-                    KernelMemory { machine, device: stream.device, recent: [None, None], turn: 0 };
+                    KernelMemory { machine, device: stream.device, recent: [None, None], next_slot: 0 };
                 kernel(&mut memory)
             })
         })

@@ -1,8 +1,7 @@
-//! Memory of another process: export, open, close.
+//! Sharing of allocations between processes: export, open, close.
 //!
-//! Why two kinds of handle: the vendors have both. Bytes alone can be copied, kept too long and opened
-//! by whoever reads them; a file descriptor cannot, and it pins what it names. Core has to be right
-//! about either.
+//! There are two kinds of handles, as with the vendors. Bytes can be copied, kept after a free, and opened by any
+//! process that reads them; a file descriptor cannot, and it pins the memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,24 +20,26 @@ use crate::shared::{
 };
 use crate::system::{duplicate, lock, whole_pages, with_more_descriptors};
 
-/// What opens one allocation: the handle, and the descriptor if it is of that kind.
+/// A received handle: the bytes, and the descriptor if the handle has one.
 #[derive(Debug)]
 pub struct Part<'a> {
     /// The bytes of [`Machine::export_bytes`] or [`Machine::export_fd`].
     pub handle: &'a [u8],
-    /// The descriptor of [`Machine::export_fd`], passed on by whatever road.
+    /// The descriptor of [`Machine::export_fd`], received over any transport.
     pub fd: Option<OwnedFd>,
 }
 
-/// An object that another process exported, and the lease if its exporter revokes.
+/// An object that another process exported.
 struct ImportedObject {
     object: Object,
+    /// The pidfd of an exporter that can revoke the memory, and the epoch of the export.
     exporter: Option<(OwnedFd, ExportEpoch)>,
 }
 
 impl Machine {
-    /// Exports an own allocation as bytes that another process of the same user can open while it exists.
-    /// The same bytes come back until the allocation is freed or [`unexport`](Self::unexport)ed.
+    /// Exports an allocation as bytes, which another process of the same user can open while the allocation exists.
+    ///
+    /// Repeated calls return the same bytes until the allocation is freed or [`unexport`](Self::unexport)ed.
     ///
     /// # Errors
     /// `UnknownAddress`; `NotBase` for an interior address; `Imported`.
@@ -49,24 +50,28 @@ impl Machine {
         Ok(handle_of(mapping, &owned.file, HandleKind::Bytes, 0).encode())
     }
 
-    /// As [`export_bytes`](Self::export_bytes), as an export of its own: it has another handle than all others, is opened
-    /// at an address of its own, and is withdrawn by its number. One allocation has 256 of them at a time.
+    /// Exports an allocation as bytes that are revoked separately, by the returned number.
+    ///
+    /// The handle differs from all others and opens at a separate address. One allocation has at most 256 separate
+    /// exports at a time.
     ///
     /// # Errors
-    /// As `export_bytes`; `InvalidValue` for too many.
+    /// As [`export_bytes`](Self::export_bytes); `InvalidValue` for too many exports.
     pub fn export_separately(&self, address: Address) -> Result<([u8; HANDLE_BYTES], u32), EngineError> {
         self.enter(Operation::Export)?;
         let mut memory = lock(&self.memory);
         memory.own(address)?;
         let owned = memory.owned.get_mut(&address.get()).ok_or(EngineError::UnknownAddress { address })?;
         let free = (1..=SEPARATE_EXPORTS as u32).find(|number| !owned.separate.contains(number));
-        let number = free.ok_or_else(|| EngineError::invalid_value("more exports of one allocation"))?;
+        let number = free
+            .ok_or_else(|| EngineError::invalid_value("more than 256 separate exports of one allocation"))?;
         owned.separate.insert(number);
         let (mapping, owned) = memory.own(address)?;
         Ok((handle_of(mapping, &owned.file, HandleKind::Bytes, number).encode(), number))
     }
 
-    /// Withdraws an export of [`export_separately`](Self::export_separately), as [`unexport`](Self::unexport) withdraws all.
+    /// Revokes an export of [`export_separately`](Self::export_separately), as [`unexport`](Self::unexport) revokes
+    /// all.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `Imported`; `InvalidValue` for a number that is not in use.
@@ -76,7 +81,7 @@ impl Machine {
         memory.own(address)?;
         let owned = memory.owned.get_mut(&address.get()).ok_or(EngineError::UnknownAddress { address })?;
         if !owned.separate.remove(&number) {
-            return Err(EngineError::invalid_value("no export has this number"));
+            return Err(EngineError::invalid_value("a number that no export has"));
         }
         let (mapping, owned) = memory.own(address)?;
         if self.config.lifetime == Lifetime::Revoking {
@@ -86,8 +91,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Exports an own allocation as a file descriptor, to be passed by SCM_RIGHTS, and the bytes that go with it.
-    /// The descriptor pins the memory, with either lifetime, and can be opened also after the exporter's end.
+    /// Exports an allocation as a file descriptor, to be passed by SCM_RIGHTS, and bytes.
+    ///
+    /// The descriptor pins the memory, with either lifetime, and can be opened after the exporter's termination.
     ///
     /// # Errors
     /// As [`export_bytes`](Self::export_bytes), and `System`.
@@ -99,9 +105,10 @@ impl Machine {
         Ok((duplicate(&owned.file)?, handle))
     }
 
-    /// Withdraws all bytes exported so far and keeps the memory. With [`Lifetime::Revoking`] importers lose their
-    /// mappings, and their running work on them has ended when this returns. With [`Lifetime::Pinning`] nothing
-    /// happens, as with CUDA.
+    /// Revokes all bytes exported so far and keeps the memory.
+    ///
+    /// With [`Lifetime::Revoking`] importers lose their mappings, and their running work on them is complete when this
+    /// returns. With [`Lifetime::Pinning`] the call has no effect, as with CUDA.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `Imported`.
@@ -115,11 +122,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Opens an allocation of another process in the address space of a device. A second open of the same
-    /// allocation with the same device and access gives the same address, and is to be closed as well.
+    /// Opens an allocation of another process in the address space of a device.
+    ///
+    /// A second open of the same allocation with the same device and access returns the same address, and is closed
+    /// separately.
     ///
     /// # Errors
-    /// `InvalidDevice`; `InvalidHandle` for bytes that name nothing (any more); `OwnProcess`; `ExporterGone`;
+    /// `InvalidDevice`; `InvalidHandle` for an invalid or stale handle; `OwnProcess`; `ExporterGone`;
     /// `PermissionDenied`; `NoPeerAccess`; `System`.
     pub fn open(
         &self,
@@ -131,12 +140,13 @@ impl Machine {
         self.open_contiguous(vec![Part { handle, fd }], device, access)
     }
 
-    /// Opens several allocations of other processes side by side, in the order given, into one range of
-    /// addresses. All but the last must have a size of whole pages. The address that comes back closes all of
-    /// them; several parts are mapped anew at every call.
+    /// Opens several allocations of other processes in one contiguous range, in the given order.
+    ///
+    /// All sizes but the last must be whole pages. The returned address closes all parts. Each call with several parts
+    /// creates new mappings.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `InvalidValue` for no parts, and for a part that would leave a gap.
+    /// As [`open`](Self::open); `InvalidValue` for no parts, and for a part behind which a gap would remain.
     pub fn open_contiguous(
         &self,
         parts: Vec<Part<'_>>,
@@ -145,16 +155,16 @@ impl Machine {
     ) -> Result<Address, EngineError> {
         self.enter(Operation::Open)?;
         let physical = self.device(device)?.physical;
-        let mut reached = Vec::with_capacity(parts.len());
+        let mut imported = Vec::with_capacity(parts.len());
         for part in parts {
-            let part = self.reach(part, access)?;
+            let part = self.import(part, access)?;
             let home = part.object.identity.physical as usize;
-            if !self.config.peers.reaches(physical, home) {
+            if !self.config.peers.allows(physical, home) {
                 return Err(EngineError::NoPeerAccess { from: physical, to: home });
             }
-            reached.push(part);
+            imported.push(part);
         }
-        let key = match &reached[..] {
+        let key = match &imported[..] {
             [only] => Some(ImportKey {
                 owner: only.object.identity.owner,
                 generation: only.object.identity.id,
@@ -172,7 +182,7 @@ impl Machine {
             import.opens += 1;
             return Ok(Address::new(base));
         }
-        let mappings = map_side_by_side(reached, device, access)?;
+        let mappings = map_contiguous(imported, device, access)?;
         let bases: Vec<u64> = mappings.iter().map(Mapping::base).collect();
         let base = bases[0];
         if let Some(key) = key {
@@ -185,8 +195,8 @@ impl Machine {
         Ok(Address::new(base))
     }
 
-    /// Closes once what was opened once. The last close waits for all work of this process's streams on the
-    /// device, as [`free`](Self::free) does, and unmaps.
+    /// Closes one open. The last close waits for all work of this process's streams on the device, as
+    /// [`free`](Self::free) does, and unmaps the memory.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `NotImported`; `NotPermitted` from a host function.
@@ -208,11 +218,11 @@ impl Machine {
         self.release_import(address)
     }
 
-    /// As [`close`](Self::close), but waits for no stream: work that is queued for the memory fails with the last close.
+    /// Closes one open without waiting for streams: after the last close, queued work that uses the memory fails.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`, `NotImported`.
-    pub fn close_unawaited(&self, address: Address) -> Result<(), EngineError> {
+    pub fn close_without_waiting(&self, address: Address) -> Result<(), EngineError> {
         self.enter(Operation::Close)?;
         {
             let memory = lock(&self.memory);
@@ -226,7 +236,7 @@ impl Machine {
 
     fn release_import(&self, address: Address) -> Result<(), EngineError> {
         let mut memory = lock(&self.memory);
-        // Meanwhile another thread may have opened it again, or closed it.
+        // Another thread may have opened it again, or closed it.
         let imports = &mut memory.imports;
         let Some(import) = imports.open.get_mut(&address.get()) else {
             return Err(EngineError::UnknownAddress { address });
@@ -248,51 +258,51 @@ impl Machine {
         Ok(())
     }
 
-    /// Finds the object behind a handle and checks that it may be opened.
-    fn reach(&self, part: Part<'_>, access: Access) -> Result<ImportedObject, EngineError> {
+    /// Opens the object that a handle names, after checking that it may be opened.
+    fn import(&self, part: Part<'_>, access: Access) -> Result<ImportedObject, EngineError> {
         let invalid = |reason| EngineError::InvalidHandle { reason };
         let handle = Handle::decode(part.handle)?;
         if !self.config.own_handles {
             refuse_own(handle.exporter, self.process)?;
         }
         match (handle.kind, part.fd) {
-            (HandleKind::Bytes, None) => self.reach_by_bytes(&handle, access),
+            (HandleKind::Bytes, None) => self.import_by_bytes(&handle, access),
             (HandleKind::Descriptor, Some(fd)) => {
                 let object = Object::adopt(fd, ObjectKind::Memory, false)?;
                 let identity = &object.identity;
                 if (identity.owner, identity.id, identity.size) != (handle.exporter, handle.id, handle.size) {
-                    return Err(invalid("handle and file descriptor name different memory"));
+                    return Err(invalid("the bytes and the file descriptor name different memory"));
                 }
                 Ok(ImportedObject { object, exporter: None })
             }
-            (HandleKind::Bytes, Some(_)) => Err(invalid("a handle of bytes takes no file descriptor")),
-            (HandleKind::Descriptor, None) => Err(invalid("this handle needs the file descriptor beside it")),
-            (HandleKind::Event, _) => Err(invalid("it names an event, not memory")),
+            (HandleKind::Bytes, Some(_)) => Err(invalid("a handle of bytes has no file descriptor")),
+            (HandleKind::Descriptor, None) => Err(invalid("the file descriptor of the handle is missing")),
+            (HandleKind::Event, _) => Err(invalid("the handle names an event, not memory")),
         }
     }
 
-    fn reach_by_bytes(&self, handle: &Handle, access: Access) -> Result<ImportedObject, EngineError> {
+    fn import_by_bytes(&self, handle: &Handle, access: Access) -> Result<ImportedObject, EngineError> {
         let invalid = |reason| EngineError::InvalidHandle { reason };
         let pid = handle.exporter.pid;
         let gone = EngineError::ExporterGone { pid };
-        // Before the look at the process, so that it is this one's and not that of a later one with its pid.
+        // Opened before the process is checked, so that it is not the pidfd of a later process with this pid.
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| gone.clone())?;
         let watch = || pidfd_open(raw, PidfdFlags::empty());
         let exporter = with_more_descriptors(watch).map_err(|errno| match errno {
             Errno::SRCH | Errno::INVAL => gone,
             errno => EngineError::System { call: "pidfd_open", errno: errno.raw_os_error() },
         })?;
-        let object = Object::reach(handle, ObjectKind::Memory, access == Access::ReadWrite)?;
+        let object = Object::open(handle, ObjectKind::Memory, access == Access::ReadWrite)?;
         let revoking = object.identity.lifetime == Lifetime::Revoking;
         if object.identity.id != handle.id && (revoking || self.config.check_generation) {
             return Err(invalid(
-                "it is stale: its exporter has freed the memory, and another block is there",
+                "the handle is stale: the exporter has freed the memory and allocated other memory in its place",
             ));
         }
         match object.page.revocation(handle.epoch) {
             None => {}
-            Some(Revocation::Unexported) => return Err(invalid("its exporter has withdrawn it")),
-            Some(_) => return Err(invalid("its exporter has freed the memory")),
+            Some(Revocation::Unexported) => return Err(invalid("the exporter has revoked it")),
+            Some(_) => return Err(invalid("the exporter has freed the memory")),
         }
         Ok(ImportedObject { object, exporter: revoking.then_some((exporter, handle.epoch)) })
     }
@@ -309,7 +319,7 @@ fn handle_of(mapping: &Mapping, file: &OwnedFd, kind: HandleKind, separate: u32)
     }
 }
 
-fn map_side_by_side(
+fn map_contiguous(
     parts: Vec<ImportedObject>,
     device: usize,
     access: Access,
@@ -320,7 +330,8 @@ fn map_side_by_side(
         let rounded = whole_pages(size).and_then(|rounded| usize::try_from(rounded).ok());
         let rounded = rounded.ok_or_else(|| EngineError::invalid_value("a part that is too large"))?;
         if rounded as u64 != size && index + 1 < parts.len() {
-            let what = format!("part {index} of {size} bytes would leave a gap: not a multiple of the page");
+            let what =
+                format!("part {index} of {size} bytes: a part that another one follows must be whole pages");
             return Err(EngineError::invalid_value(what));
         }
         lengths.push(rounded);
@@ -336,7 +347,7 @@ fn map_side_by_side(
         let content = MappedObject { file: &file, page, identity, device, writable, imported: true };
         let mapping = Mapping::new(AddressSource::Reservation(space.clone()), offset, length, content)?;
         let lease = part.exporter.map(|(exporter, epoch)| Lease::new(file, exporter, epoch));
-        mappings.push(mapping.tied_by(lease));
+        mappings.push(mapping.with_lease(lease));
         offset += length;
     }
     Ok(mappings)

@@ -1,7 +1,7 @@
-//! The machine as one process sees it.
+//! The state of a machine, as one process sees it.
 //!
-//! Why one value: several machines in one process (a test that plays two programs, a
-//! backend beside a simulator) must not share ordinals, counters or faults.
+//! Several machines in one process (a test with two programs, a backend beside a simulator) share no ordinals, counters
+//! or faults.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,19 +16,19 @@ use crate::system::{ProcessId, lock};
 /// A visible device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number in this process.
+    /// The number of the device in this process.
     pub ordinal: usize,
-    /// Its number in the machine, the same in every process.
+    /// The number of the device in the machine, equal in every process.
     pub physical: usize,
-    /// The name shown to people.
+    /// The display name.
     pub name: String,
-    /// The identity, the same in every process.
+    /// The identity, equal in every process.
     pub uuid: [u8; 16],
-    /// Size of its memory, in bytes.
+    /// Size of the memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// A visible device, and the addresses of its memory once there are any.
+/// A visible device, and its arena after the first allocation.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) physical: usize,
@@ -36,15 +36,15 @@ pub(crate) struct Device {
     pub(crate) arena: Mutex<Option<Arc<Arena>>>,
 }
 
-/// Devices, memory, streams and events of this process.
+/// The devices, memory, streams and events of a process.
 ///
-/// All calls may be made from any thread. Dropping the machine ends its streams after the work that is
-/// running, drops what is still queued, and frees and closes all memory.
+/// All methods may be called from any thread. Dropping the machine cancels its streams, drops their queued work, and
+/// frees and closes all memory.
 #[derive(Debug)]
 pub struct Machine {
     pub(crate) config: MachineConfig,
     pub(crate) process: ProcessId,
-    /// `None`: the memory of other processes does not count.
+    /// The node, for memory accounting. `None`: only this process counts.
     pub(crate) node: Option<String>,
     pub(crate) calls: Arc<Instrumentation>,
     pub(crate) devices: Vec<Device>,
@@ -55,7 +55,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine that `config` describes. Starts no thread and takes no memory.
+    /// Creates the machine that `config` describes. Starts no thread and allocates no device memory.
     pub fn new(config: MachineConfig) -> Arc<Self> {
         let devices: Vec<Device> = config
             .physical_order()
@@ -79,12 +79,12 @@ impl Machine {
         })
     }
 
-    /// The configuration it was made with.
+    /// Returns the configuration.
     pub fn config(&self) -> &MachineConfig {
         &self.config
     }
 
-    /// The visible devices, by ordinal.
+    /// Returns the visible devices, by ordinal.
     pub fn devices(&self) -> Vec<DeviceInfo> {
         self.devices
             .iter()
@@ -102,34 +102,34 @@ impl Machine {
             .collect()
     }
 
-    /// Whether device `from` may access memory of device `to`, both by ordinal.
+    /// Returns whether device `from` may access memory of device `to`, both by ordinal.
     ///
     /// # Errors
     /// `InvalidDevice`.
     pub fn peer_access(&self, from: usize, to: usize) -> Result<bool, EngineError> {
-        Ok(self.config.peers.reaches(self.device(from)?.physical, self.device(to)?.physical))
+        Ok(self.config.peers.allows(self.device(from)?.physical, self.device(to)?.physical))
     }
 
-    /// Makes the `after`-th call of `operation` from now on fail once with
-    /// [`EngineError::Injected`]. 1 is the next call; 0 means the same.
+    /// Arms a fault: the `after`th call of `operation` from now on fails once with [`EngineError::Injected`]. 1 and
+    /// 0 are the next call.
     pub fn inject(&self, operation: Operation, after: u32, code: i32) {
         self.calls.arm(Fault { operation, after, code });
     }
 
-    /// How often each operation was called.
+    /// Returns the number of calls of each operation.
     pub fn counters(&self) -> Counters {
         self.calls.snapshot()
     }
 
-    /// Begins a call: counts it, and refuses it in a forked child or if a fault is due.
+    /// Begins a call: counts it, and fails in a forked child or if a fault is due.
     pub(crate) fn enter(&self, operation: Operation) -> Result<(), EngineError> {
         if self.is_forked() {
             return Err(EngineError::Forked);
         }
-        self.calls.call(operation)
+        self.calls.on_call(operation)
     }
 
-    /// Begins a call that may wait for streams, which a stream's own thread cannot do.
+    /// Begins a call that may wait for streams, and fails on a stream's thread.
     pub(crate) fn enter_waiting(&self, operation: Operation) -> Result<(), EngineError> {
         self.enter(operation)?;
         if on_stream_thread() { Err(EngineError::NotPermitted { operation }) } else { Ok(()) }
@@ -139,7 +139,7 @@ impl Machine {
         self.devices.get(ordinal).ok_or(EngineError::InvalidDevice { ordinal, count: self.devices.len() })
     }
 
-    /// Returns a number that no other memory of this process has had, of whichever machine.
+    /// Returns a generation that no other memory of this process has had, of any machine.
     pub(crate) fn next_generation(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)

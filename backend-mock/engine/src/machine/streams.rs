@@ -1,7 +1,7 @@
-//! The streams of a machine: make, wait, destroy.
+//! The streams of a machine: create, synchronize, destroy.
 //!
-//! Why failures are read here: work fails long after the call that queued it. The stream keeps the
-//! first failure until somebody synchronises with it or asks, and drops the work behind it.
+//! Work fails long after the call that submitted it. The stream keeps the first failure until a caller synchronizes
+//! with it or queries it, and drops later work.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::streams::{Stream, StreamTable};
 use crate::system::lock;
 
 impl Machine {
-    /// Makes a stream. Its thread starts with its first work.
+    /// Creates a stream. Its thread starts with its first work.
     ///
     /// # Errors
     /// `InvalidDevice`.
@@ -23,8 +23,8 @@ impl Machine {
         Ok(self.add_stream(&mut lock(&self.streams), device))
     }
 
-    /// States whether work behind a failure runs all the same, as on Ascend by default. Otherwise it is dropped until the
-    /// failure has been read.
+    /// Sets whether work behind a failure still runs, as on Ascend by default. Otherwise work is dropped until the
+    /// failure is returned to a caller.
     ///
     /// # Errors
     /// `InvalidStream`.
@@ -33,8 +33,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The device's default stream, made when first asked for. It is a stream like any other, but for
-    /// that it cannot be destroyed.
+    /// Returns the device's default stream, and creates it at the first call. It cannot be destroyed.
     ///
     /// # Errors
     /// `InvalidDevice`.
@@ -50,8 +49,8 @@ impl Machine {
         Ok(id)
     }
 
-    /// Destroys a stream. What is queued is still run, and is waited for by [`free`](Self::free) and
-    /// [`synchronize_device`](Self::synchronize_device); a failure of it that nobody read is lost.
+    /// Destroys a stream. Queued work still runs, and [`free`](Self::free) and
+    /// [`synchronize_device`](Self::synchronize_device) wait for it; its failure is lost.
     ///
     /// # Errors
     /// `InvalidStream`; `InvalidValue` for a default stream.
@@ -69,16 +68,16 @@ impl Machine {
         Ok(())
     }
 
-    /// Drops the work that is queued on a stream. What is running goes on.
+    /// Drops the queued work of a stream. Running work continues.
     ///
     /// # Errors
     /// `InvalidStream`.
-    pub fn abandon(&self, stream: StreamId) -> Result<(), EngineError> {
-        self.stream(stream)?.abandon();
+    pub fn discard_queued(&self, stream: StreamId) -> Result<(), EngineError> {
+        self.stream(stream)?.discard_queued();
         Ok(())
     }
 
-    /// Ordinal of the device that a stream belongs to.
+    /// Returns the ordinal of the stream's device.
     ///
     /// # Errors
     /// `InvalidStream`.
@@ -86,10 +85,10 @@ impl Machine {
         self.stream(stream).map(|stream| stream.device)
     }
 
-    /// Waits until all work queued before the call is done.
+    /// Waits until all work submitted before the call is complete.
     ///
     /// # Errors
-    /// `InvalidStream`; the failure of the work, which is thereby read; `NotPermitted` from a host function.
+    /// `InvalidStream`; the failure of the stream, which the stream then forgets; `NotPermitted` from a host function.
     pub fn synchronize(&self, stream: StreamId) -> Result<(), EngineError> {
         self.enter_waiting(Operation::Synchronize)?;
         let stream = self.stream(stream)?;
@@ -97,10 +96,10 @@ impl Machine {
         stream.take_failure()
     }
 
-    /// As [`synchronize`](Self::synchronize), for at most `limit`; `Ok(false)` if it was not done by then.
+    /// Waits at most `limit` until all work submitted before the call is complete; returns `Ok(false)` if it is not.
     ///
     /// # Errors
-    /// As `synchronize`.
+    /// As [`synchronize`](Self::synchronize).
     pub fn synchronize_timeout(&self, stream: StreamId, limit: Duration) -> Result<bool, EngineError> {
         self.enter_waiting(Operation::Synchronize)?;
         let stream = self.stream(stream)?;
@@ -111,19 +110,18 @@ impl Machine {
         Ok(done)
     }
 
-    /// Waits until all work queued before the call, in all of this process's streams of the device, is done.
+    /// Waits until all work submitted before the call to this process's streams of the device is complete.
     ///
     /// # Errors
-    /// `InvalidDevice`; the first failure met, others stay to be read from their streams;
-    /// `NotPermitted` from a host function.
+    /// `InvalidDevice`; the first failure, while other streams keep theirs; `NotPermitted` from a host function.
     pub fn synchronize_device(&self, device: usize) -> Result<(), EngineError> {
         self.enter_waiting(Operation::Synchronize)?;
         self.device(device)?;
         self.wait_for_device(device).iter().try_for_each(|stream| stream.take_failure())
     }
 
-    /// Waits until all work queued before the call, in all of this process's streams of all devices, is done. A failure of
-    /// the work stays to be read from its stream.
+    /// Waits until all work submitted before the call to this process's streams of all devices is complete. Streams
+    /// keep their failures.
     ///
     /// # Errors
     /// `NotPermitted` from a host function.
@@ -135,10 +133,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether all queued work is done.
+    /// Returns whether all submitted work is complete.
     ///
     /// # Errors
-    /// `InvalidStream`; the failure of work, which is thereby read.
+    /// `InvalidStream`; the failure of the stream, which the stream then forgets.
     pub fn query(&self, stream: StreamId) -> Result<bool, EngineError> {
         self.enter(Operation::Query)?;
         let stream = self.stream(stream)?;
@@ -151,7 +149,7 @@ impl Machine {
         found.ok_or(EngineError::InvalidStream { stream: stream.get() })
     }
 
-    /// Waits for the device's streams and reads no failure. Returns the streams.
+    /// Waits for the device's streams and returns them, with their failures.
     pub(crate) fn wait_for_device(&self, device: usize) -> Vec<Arc<Stream>> {
         let streams = lock(&self.streams).of_device(device);
         let numbers: Vec<u64> = streams.iter().map(|stream| stream.submitted()).collect();

@@ -1,22 +1,21 @@
-//! Waits for 64-bit words that are more than "this value or above".
+//! Waits for 64-bit words with a predicate, a replacement value and a timeout.
 //!
-//! Why: vendors' streams compare in several ways, give up after a time, and take a word that they have waited
-//! for, so that the next wait is for the next one.
+//! Vendors' streams compare in several ways, time out, and reset a word that they have waited for.
 
 use std::time::{Duration, Instant};
 
 use super::state::Machine;
 use crate::model::{Address, EngineError, Operation, StreamId};
 
-/// A word that has not come is looked at this often.
-const POLL: Duration = Duration::from_micros(50);
+/// Poll interval of a wait.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Machine {
-    /// Makes a stream wait until a 64-bit word is as `ready` asks, and then, in the same instant, puts `then` in its
-    /// place, if that is given.
+    /// Makes a stream wait until `ready` returns true for a 64-bit word, and then atomically replaces the word by
+    /// `then`, if that is given.
     ///
     /// # Errors
-    /// As [`write_value64`](Self::write_value64). On the stream also `TimedOut`, when the work has waited for `limit`.
+    /// As [`write_value64`](Self::write_value64). On the stream also `TimedOut` after `limit`.
     pub fn wait_word(
         &self,
         stream: StreamId,
@@ -27,7 +26,7 @@ impl Machine {
     ) -> Result<(), EngineError> {
         self.enter(Operation::WaitValue)?;
         let (span, queue) = self.word_on(stream, address)?;
-        let reachable = self.in_reach(&span, queue.device);
+        let reachable = self.check_access(&span, queue.device);
         queue.enqueue(|| {
             Box::new(move |stream| {
                 reachable?;
@@ -47,7 +46,7 @@ impl Machine {
                     if limit.is_some_and(|limit| begun.elapsed() >= limit) {
                         return Err(EngineError::TimedOut);
                     }
-                    std::thread::sleep(POLL);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             })
         })

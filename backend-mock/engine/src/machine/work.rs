@@ -1,8 +1,7 @@
-//! What streams can be asked to do.
+//! Work on streams: copies, kernels, delays, host functions, 64-bit words.
 //!
-//! Why every call checks twice: addresses and lengths are refused at once, as a driver refuses them;
-//! whether the memory is still there, still granted and within the device's reach is known only
-//! when the work runs, and fails the stream.
+//! Every call checks addresses and lengths at once, as a driver does. Whether the memory is still mapped and
+//! accessible to the device is checked when the work runs; a violation fails the stream.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -13,14 +12,16 @@ use crate::model::{Address, EngineError, Operation, StreamId};
 use crate::streams::{Stream, Work};
 use crate::system::lock;
 
-/// A word that has not come is looked at this often; within the first millisecond more often.
-const POLL: Duration = Duration::from_micros(50);
-const EARLY_POLL: Duration = Duration::from_micros(10);
+/// Poll interval of a wait for a word.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Poll interval during the first [`EARLY`] of a wait.
+const EARLY_POLL_INTERVAL: Duration = Duration::from_micros(10);
 const EARLY: Duration = Duration::from_millis(1);
 
 impl Machine {
-    /// Copies `len` bytes on a stream, from and to any device memory that this process has mapped. Peer access
-    /// is not needed: a driver stages such copies. The two may overlap.
+    /// Submits a copy of `len` bytes between any device memory of this process.
+    ///
+    /// Peer access is not needed: a driver stages such copies. The ranges may overlap.
     ///
     /// # Errors
     /// `UnknownAddress`, `OutOfRange`, `InvalidValue` for 0 bytes, `InvalidStream`. On the stream: `IllegalAddress`,
@@ -38,7 +39,7 @@ impl Machine {
         self.enqueue(stream, move |stream| destination.copy_from(&source, stream.device))
     }
 
-    /// Sets `len` bytes on a stream.
+    /// Submits setting `len` bytes to `byte`.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
@@ -48,7 +49,7 @@ impl Machine {
         self.enqueue(stream, move |stream| span.fill(byte, stream.device))
     }
 
-    /// Writes bytes of the host on a stream. They are taken during the call.
+    /// Submits a copy of host bytes to device memory. The bytes are read during the call.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
@@ -64,17 +65,17 @@ impl Machine {
         self.enqueue(stream, move |stream| span.write(&bytes, stream.device))
     }
 
-    /// Reads `len` bytes on a stream, behind all that is queued, and waits for them.
+    /// Submits a copy of `len` bytes to the host, and waits for it.
     ///
     /// # Errors
-    /// As [`copy`](Self::copy), and what fails on the stream, which is thereby read; `NotPermitted` from a
+    /// As [`copy`](Self::copy); the failure of the stream, which the stream then forgets; `NotPermitted` from a
     /// host function.
     pub fn read_to_host(&self, source: Address, len: u64, stream: StreamId) -> Result<Vec<u8>, EngineError> {
         self.enter_waiting(Operation::Read)?;
         let queue = self.stream(stream)?;
         let (send, receive) = mpsc::sync_channel(1);
         self.read_on(source, len, stream, move |bytes| {
-            // Nobody listens if the reader's thread has gone, which is its affair.
+            // Fails only if the reading thread has panicked.
             let _ = send.send(bytes);
         })?;
         let number = queue.submitted();
@@ -85,8 +86,8 @@ impl Machine {
         })
     }
 
-    /// Reads `len` bytes on a stream and hands them to `then` on the stream's thread. `then` is dropped unrun if the
-    /// stream fails before.
+    /// Submits a copy of `len` bytes to the host, and passes them to `then` on the stream's thread. `then` is
+    /// dropped without being called if the stream fails before.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
@@ -101,11 +102,11 @@ impl Machine {
         self.read_on(source, len, stream, then)
     }
 
-    /// The kernel: adds `value` to `count` 32-bit floats on a stream.
+    /// Submits a kernel that adds `value` to `count` 32-bit floats.
     ///
     /// # Errors
-    /// As [`copy`](Self::copy), and `Misaligned` for an address that is no multiple of 4. On the stream also
-    /// `IllegalAddress` if the memory is on another device to which the stream's has no peer access.
+    /// As [`copy`](Self::copy), and `Misaligned` for an address that is not a multiple of 4. On the stream also
+    /// `IllegalAddress` if the stream's device has no peer access to the memory.
     pub fn add_f32(
         &self,
         address: Address,
@@ -120,10 +121,10 @@ impl Machine {
         self.enqueue_kernel(span, stream, move |span, device| span.add_f32(value, device))
     }
 
-    /// The kernel for bytes: adds `value` to `count` bytes on a stream, wrapping around.
+    /// Submits a kernel that adds `value` to `count` bytes, wrapping around.
     ///
     /// # Errors
-    /// As [`add_f32`](Self::add_f32), without an alignment.
+    /// As [`add_f32`](Self::add_f32), without `Misaligned`.
     pub fn add_u8(
         &self,
         address: Address,
@@ -136,7 +137,7 @@ impl Machine {
         self.enqueue_kernel(span, stream, move |span, device| span.add_u8(value, device))
     }
 
-    /// Keeps a stream busy.
+    /// Submits a pause of `duration`.
     ///
     /// # Errors
     /// `InvalidStream`.
@@ -145,8 +146,8 @@ impl Machine {
         self.enqueue(stream, move |stream| stream.sleep(duration))
     }
 
-    /// Runs a function of the host on a stream's thread. It must not wait for a stream: such calls
-    /// refuse with `NotPermitted`. A panic fails the stream. It is dropped unrun if the stream fails before.
+    /// Submits a host function, which runs on the stream's thread. Calls in it that wait for streams fail with
+    /// `NotPermitted`, and a panic fails the stream. It is dropped without being called if the stream fails before.
     ///
     /// # Errors
     /// `InvalidStream`. On the stream: `HostFunctionPanicked`.
@@ -158,7 +159,7 @@ impl Machine {
         })
     }
 
-    /// Stores a 64-bit word on a stream. Who sees it, in whichever process, sees all that the stream wrote before.
+    /// Submits a store of a 64-bit word. A process that reads the value sees all earlier writes of the stream.
     ///
     /// # Errors
     /// As [`add_f32`](Self::add_f32), with an alignment of 8.
@@ -169,9 +170,10 @@ impl Machine {
         self.enqueue_kernel(span, stream, move |span, device| span.store(value, device))
     }
 
-    /// Makes a stream wait until a 64-bit word is `value` or more, unsigned. Nothing but the word, its
-    /// revocation, or the end of the machine lets the stream go on: not the end of the process that should
-    /// write it.
+    /// Makes a stream wait until a 64-bit word is at least `value`, unsigned.
+    ///
+    /// The wait ends only by the word, its revocation, or the drop of the machine, not by the termination of the
+    /// process that should write the word.
     ///
     /// # Errors
     /// As [`write_value64`](Self::write_value64).
@@ -180,7 +182,7 @@ impl Machine {
         aligned(address, 8)?;
         let span = self.span(address, 8)?;
         let queue = self.stream(stream)?;
-        let reachable = self.in_reach(&span, queue.device);
+        let reachable = self.check_access(&span, queue.device);
         queue.enqueue(|| {
             Box::new(move |stream| {
                 reachable?;
@@ -189,7 +191,11 @@ impl Machine {
                     if stream.is_cancelled() {
                         return Err(EngineError::Cancelled);
                     }
-                    std::thread::sleep(if begun.elapsed() < EARLY { EARLY_POLL } else { POLL });
+                    std::thread::sleep(if begun.elapsed() < EARLY {
+                        EARLY_POLL_INTERVAL
+                    } else {
+                        POLL_INTERVAL
+                    });
                 }
                 Ok(())
             })
@@ -210,7 +216,7 @@ impl Machine {
         })
     }
 
-    /// A 64-bit word, and the stream that shall work on it.
+    /// Returns the span of a 64-bit word, and a stream.
     pub(crate) fn word_on(
         &self,
         stream: StreamId,
@@ -239,7 +245,7 @@ impl Machine {
         kernel: impl FnOnce(&Span, usize) -> Result<(), EngineError> + Send + 'static,
     ) -> Result<(), EngineError> {
         let queue = self.stream(stream)?;
-        let reachable = self.in_reach(&span, queue.device);
+        let reachable = self.check_access(&span, queue.device);
         queue.enqueue(|| {
             Box::new(move |stream| {
                 reachable?;
@@ -248,27 +254,27 @@ impl Machine {
         })
     }
 
-    /// Whether a kernel on `device` reaches all of the memory: both the device in whose address space it is,
-    /// and the one where the bytes live.
-    pub(crate) fn in_reach(&self, span: &Span, device: usize) -> Result<(), EngineError> {
+    /// Checks that a kernel on `device` may access all of the memory.
+    pub(crate) fn check_access(&self, span: &Span, device: usize) -> Result<(), EngineError> {
         for piece in span.pieces() {
-            if !self.mapping_in_reach(piece, device)? {
+            if !self.may_access(piece, device)? {
                 return Err(EngineError::IllegalAddress { address: Address::new(piece.base()), device });
             }
         }
         Ok(())
     }
 
-    /// As [`in_reach`](Self::in_reach), for one mapping.
-    pub(crate) fn mapping_in_reach(&self, piece: &Mapping, device: usize) -> Result<bool, EngineError> {
-        // Where access is set for each device, that says who reaches the memory, and is looked at when the work runs.
+    /// Returns whether a kernel on `device` has peer access to the device in whose address space a mapping is, and
+    /// to the home device of the memory.
+    pub(crate) fn may_access(&self, piece: &Mapping, device: usize) -> Result<bool, EngineError> {
+        // Access that is set for each device is checked when the work runs.
         if piece.device == device || piece.grants.is_some() {
             return Ok(true);
         }
         let from = self.device(device)?.physical;
         let mapped_on = self.device(piece.device)?.physical;
-        let reaches = |to| self.config.peers.reaches(from, to);
-        Ok(reaches(mapped_on) && reaches(piece.identity.physical as usize))
+        let allowed = |to| self.config.peers.allows(from, to);
+        Ok(allowed(mapped_on) && allowed(piece.identity.physical as usize))
     }
 }
 

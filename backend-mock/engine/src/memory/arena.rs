@@ -1,9 +1,8 @@
-//! Address space that is set aside before memory is put there.
+//! Reserved address space.
 //!
-//! Why: a driver hands out the lowest free addresses of a device, so that a new
-//! block lands where a freed one was, and blocks allocated one after the other are
-//! neighbours. Both have caused bugs in the field, and both come out the same here
-//! on every run. An importer uses a reservation to put several blocks side by side.
+//! A driver uses the lowest free addresses of a device: a new allocation reuses the addresses of a freed one, and
+//! consecutive allocations are adjacent. Both have caused bugs, and both are deterministic here. An importer uses one
+//! reservation to map several allocations side by side.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -14,7 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::model::EngineError;
 
-/// A range of addresses of this process that holds nothing until something is mapped into it.
+/// A reserved range of addresses of this process.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     base: usize,
@@ -22,7 +21,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Sets `len` bytes (whole pages, not 0) of address space aside. Uses no memory.
+    /// Reserves `len` bytes (whole pages, not 0) of address space, without memory.
     pub(crate) fn new(len: usize) -> Result<Self, EngineError> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
@@ -31,17 +30,17 @@ impl Reservation {
         Ok(Self { base: base as usize, len })
     }
 
-    /// As [`new`](Self::new), from a multiple of `alignment` (a power of two, whole pages) on.
+    /// Reserves `len` bytes at a multiple of `alignment` (a power of two, whole pages).
     pub(crate) fn aligned(len: usize, alignment: usize) -> Result<Self, EngineError> {
         let room =
             len.checked_add(alignment).ok_or_else(|| EngineError::invalid_value("a range this large"))?;
         let mut space = Self::new(room)?;
         let base = space.base.next_multiple_of(alignment);
-        // What is not needed goes back: addresses before the base, and behind the end.
+        // Unmap the unused addresses before the base and behind the end.
         let before = base - space.base;
         for (at, len) in [(space.base, before), (base + len, room - len - before)] {
             if len > 0 {
-                // SAFETY: part of what was mapped above, which nobody knows yet.
+                // SAFETY: part of the mapping above, which has no other user yet.
                 unsafe { munmap(at as *mut _, len) }.map_err(EngineError::system("munmap"))?;
             }
         }
@@ -49,17 +48,17 @@ impl Reservation {
         Ok(space)
     }
 
-    /// First address.
+    /// Returns the first address.
     pub(crate) fn base(&self) -> usize {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Maps `len` bytes of `file` from `file_offset` on at `offset`, all in whole pages.
+    /// Maps `len` bytes of `file` at `file_offset` to `offset`, all in whole pages.
     pub(crate) fn map(
         &self,
         offset: usize,
@@ -72,17 +71,17 @@ impl Reservation {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let at = (self.base + offset) as *mut _;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the addresses belong to this reservation (checked), and whoever hands out its parts
-        // hands out each only once, so nothing that is in use is replaced.
+        // SAFETY: the addresses belong to this reservation (checked), and each part of it is used only once at a
+        // time, so no mapping in use is replaced.
         unsafe { mmap(at, len, protection, flags, file, file_offset) }
             .map_err(EngineError::system("mmap"))?;
         Ok(())
     }
 
-    /// Takes away what was mapped, and keeps the addresses.
+    /// Unmaps a part and keeps its addresses reserved.
     ///
     /// # Safety
-    /// Nobody may access these addresses any more.
+    /// No code may access these addresses any more.
     pub(crate) unsafe fn clear(&self, offset: usize, len: usize) -> Result<(), EngineError> {
         self.check(offset, len);
         let at = (self.base + offset) as *mut _;
@@ -99,13 +98,13 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; every mapping inside holds an `Arc` of this reservation, so
-        // none is left. A failure would only leave address space taken.
+        // SAFETY: exactly the range that `new` mapped; every mapping inside has an `Arc` of this reservation, so
+        // none is left. A failure leaks address space only.
         let _ = unsafe { munmap(self.base as *mut _, self.len) };
     }
 }
 
-/// The addresses of one device, handed out lowest first.
+/// An allocator of the addresses of one device, lowest first.
 #[derive(Debug)]
 pub(crate) struct Arena {
     space: Reservation,
@@ -114,19 +113,19 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// An arena of `len` bytes, whole pages.
+    /// Reserves an arena of `len` bytes, whole pages.
     pub(crate) fn new(len: usize) -> Result<Self, EngineError> {
         let space = Reservation::new(len)?;
         Ok(Self { space, free: Mutex::new(BTreeMap::from([(0, len)])) })
     }
 
-    /// The reservation in which the parts lie.
+    /// Returns the reservation.
     pub(crate) fn space(&self) -> &Reservation {
         &self.space
     }
 
-    /// Hands out the lowest free part of `len` bytes whose address is a multiple of `alignment`, a power of two: its
-    /// offset, or `None` if there is no such gap.
+    /// Takes the lowest free part of `len` bytes at a multiple of `alignment`, a power of two. Returns its offset, or
+    /// `None` if there is no such gap.
     pub(crate) fn take_aligned(&self, len: usize, alignment: usize) -> Option<usize> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = |offset: usize| {
@@ -147,15 +146,14 @@ impl Arena {
         Some(at)
     }
 
-    /// Takes a part back.
+    /// Returns a part to the arena.
     ///
     /// # Safety
-    /// Nobody may access these addresses any more.
+    /// No code may access these addresses any more.
     pub(crate) unsafe fn give_back(&self, mut offset: usize, mut len: usize) {
         // SAFETY: promised by the caller.
         if unsafe { self.space.clear(offset, len) }.is_err() {
-            // The old memory is still there. Handing the addresses out again would be fine, since the next
-            // block replaces it, but the part is lost rather than argued about.
+            // The old memory is still mapped. The part is not used again.
             return;
         }
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,7 +176,7 @@ mod tests {
     use crate::system::page_size;
 
     #[test]
-    fn the_lowest_gap_that_fits_is_taken_and_gaps_grow_together() {
+    fn lowest_fitting_gap_is_taken_and_gaps_merge() {
         let page = page_size();
         let arena = Arena::new(8 * page).expect("address space");
         let taken: Vec<_> = (0..4).map(|_| arena.take_aligned(2 * page, 1)).collect();

@@ -1,9 +1,8 @@
-//! Memory as this process has it mapped, and the only code that reads and writes it.
+//! Mappings of device memory in this process.
 //!
-//! Why one file: every other module speaks of addresses; here they become
-//! pointers. A [`Span`] is a checked stretch of addresses that keeps its mappings
-//! alive; a [`AccessGuard`] is the permission to touch one of them now, which a revoking
-//! exporter waits for.
+//! Only a [`Mapping`] and a [`Span`](super::Span), a checked range of bytes that keeps its mappings alive, turn
+//! addresses into pointers. An [`AccessGuard`] is the right to access a mapping now; a revoking exporter waits for
+//! its drop.
 
 use std::os::fd::OwnedFd;
 use std::ptr;
@@ -16,21 +15,21 @@ use crate::model::{Access, Address, EngineError};
 use crate::shared::{Identity, Page};
 use crate::system::{lock, page_size};
 
-/// Where the addresses of a mapping come from, and go back to.
+/// The owner of the addresses of a mapping.
 #[derive(Debug)]
 pub(crate) enum AddressSource {
-    /// Own memory, in the device's arena.
+    /// The arena of the device, for an allocation of this process.
     Arena(Arc<Arena>),
-    /// Opened memory, in a reservation of its own or one that it shares with its neighbours.
+    /// A reservation for opened memory, of one mapping or of several adjacent ones.
     Reservation(Arc<Reservation>),
-    /// Part of a reservation that outlives the mapping: what is mapped goes, the addresses stay set aside.
+    /// A reservation that outlives the mapping: the memory is unmapped and the addresses stay reserved.
     Window(Arc<Reservation>),
-    /// Memory of the host that this process has made known, at this address.
+    /// Registered host memory at this address.
     Host(u64),
 }
 
 impl AddressSource {
-    /// The reservation in which it lies; the host's memory lies in none.
+    /// Returns the reservation; host memory has none.
     fn space(&self) -> Option<&Reservation> {
         match self {
             Self::Arena(arena) => Some(arena.space()),
@@ -47,12 +46,12 @@ impl AddressSource {
     }
 }
 
-/// What each device may do with a mapping whose access is set for each of them, by ordinal.
+/// The access of each device to a mapping, by ordinal.
 #[derive(Debug)]
 pub(crate) struct DeviceAccess(Mutex<Vec<Option<Access>>>);
 
 impl DeviceAccess {
-    /// The same for all of so many devices.
+    /// Creates the same access for `devices` devices.
     pub(crate) fn new(devices: usize, access: Option<Access>) -> Self {
         Self(Mutex::new(vec![access; devices]))
     }
@@ -68,40 +67,40 @@ impl DeviceAccess {
     }
 }
 
-/// One allocation, own or opened, at its addresses in this process.
+/// One allocation, own or opened, mapped in this process.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     place: AddressSource,
     offset: usize,
-    /// As it was asked for, in bytes.
+    /// Requested size in bytes.
     size: u64,
-    /// Whole pages.
+    /// Size in bytes, rounded up to whole pages.
     mapped: usize,
     pub(crate) writable: bool,
     pub(crate) imported: bool,
-    /// Ordinal of the device in whose address space it is.
+    /// Ordinal of the device in whose address space the memory is mapped.
     pub(crate) device: usize,
     pub(crate) identity: Identity,
     pub(crate) page: Page,
-    /// `None`: every device that reaches the memory may access it.
+    /// `None`: every device with peer access may access the memory.
     pub(crate) grants: Option<DeviceAccess>,
     lease: Option<Lease>,
     closed: AtomicBool,
-    /// A forked child holds copies of locks that nobody will unlock.
+    /// The process that created the mapping. A forked child does not unmap: its copies of locks are never unlocked.
     pid: u32,
 }
 
-/// Which part of the data a mapping shows, and to whom.
+/// The part of an object that a mapping maps, and the access to it.
 #[derive(Debug)]
 pub(crate) struct MappedPart {
-    /// First byte of the data, a whole page.
+    /// First byte of the data, a multiple of the page size.
     pub(crate) start: u64,
     /// Size in bytes.
     pub(crate) size: u64,
     pub(crate) grants: Option<DeviceAccess>,
 }
 
-/// What a new mapping is made of, besides its place.
+/// The object that a new mapping maps.
 #[derive(Debug)]
 pub(crate) struct MappedObject<'a> {
     pub(crate) file: &'a OwnedFd,
@@ -113,7 +112,7 @@ pub(crate) struct MappedObject<'a> {
 }
 
 impl Mapping {
-    /// Maps the data of a shared object, whole pages of it, at `offset` in `place`.
+    /// Maps the data of a shared object, `mapped` bytes in whole pages, at `offset` in `source`.
     pub(crate) fn new(
         place: AddressSource,
         offset: usize,
@@ -124,7 +123,7 @@ impl Mapping {
         Self::of_slice(place, offset, mapped, MappedPart { start: 0, size, grants: None }, content)
     }
 
-    /// As [`new`](Self::new), a part of the data.
+    /// Maps a part of the data of a shared object.
     pub(crate) fn of_slice(
         place: AddressSource,
         offset: usize,
@@ -132,7 +131,7 @@ impl Mapping {
         slice: MappedPart,
         content: MappedObject<'_>,
     ) -> Result<Self, EngineError> {
-        // Made first, so that the addresses go back if they cannot be filled.
+        // Created first, so that its drop returns the addresses if mapping fails.
         let mapping = Self {
             place,
             offset,
@@ -155,72 +154,79 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Ties the mapping to an exporter that revokes.
-    pub(crate) fn tied_by(mut self, lease: Option<Lease>) -> Self {
+    /// Adds the lease on memory whose exporter can revoke it.
+    pub(crate) fn with_lease(mut self, lease: Option<Lease>) -> Self {
         self.lease = lease;
         self
     }
 
-    /// First address.
+    /// Returns the first address.
     pub(crate) fn base(&self) -> u64 {
         self.place.start() + self.offset as u64
     }
 
-    /// Size in bytes, as asked for at the allocation.
+    /// Returns the size in bytes, as requested at the allocation.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether it is memory of the host.
+    /// Returns whether it is registered host memory.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.place, AddressSource::Host(_))
     }
 
-    /// From now on all work that was queued for it fails. It is unmapped when the last work has let go.
+    /// Marks the mapping as closed: queued work that uses it fails. It is unmapped when the last work is dropped.
     pub(crate) fn mark_closed(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Whether the byte at `address` lies in its pages, which may run on behind its size.
-    pub(crate) fn shows(&self, address: Address) -> bool {
-        let shown = self.size.max(self.mapped as u64);
-        address.get().checked_sub(self.base()).is_some_and(|offset| offset < shown)
+    /// Returns whether `address` lies in the pages of the mapping, which may extend beyond its size.
+    pub(crate) fn contains_page_of(&self, address: Address) -> bool {
+        let mapped = self.size.max(self.mapped as u64);
+        address.get().checked_sub(self.base()).is_some_and(|offset| offset < mapped)
     }
 
-    /// Reads aligned bytes of its pages, as a kernel does: 1, 2, 4 or 8.
+    /// Reads 1, 2, 4 or 8 aligned bytes of the pages, as a kernel does.
     pub(crate) fn load_bytes(
         &self,
         address: Address,
         bytes: &mut [u8],
         device: usize,
     ) -> Result<(), EngineError> {
-        let _reading = self.acquire(device, false)?;
+        let _guard = self.acquire(device, false)?;
         let at = self.pages(address, bytes.len()) as *const u8;
-        // SAFETY: mapped for as long as `self` lives, and inside of it as `pages` asserts; whoever races with this
-        // tears bytes as on a device.
+        // SAFETY: mapped while `self` lives, and within it as `pages` asserts; concurrent accesses tear bytes as on a
+        // device.
         unsafe { ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Writes such bytes.
+    /// Writes 1, 2, 4 or 8 aligned bytes of the pages, as a kernel does.
     pub(crate) fn store_bytes(
         &self,
         address: Address,
         bytes: &[u8],
         device: usize,
     ) -> Result<(), EngineError> {
-        let _writing = self.acquire(device, true)?;
+        let _guard = self.acquire(device, true)?;
         let at = self.pages(address, bytes.len()) as *mut u8;
-        // SAFETY: as in `load_bytes`; `hold` has checked the right to write.
+        // SAFETY: as in `load_bytes`; `acquire` has checked the right to write.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
         Ok(())
     }
 
     fn pages(&self, address: Address, len: usize) -> u64 {
-        assert!(self.shows(address) && self.shows(address.add(len as u64 - 1)), "inside of the mapping");
+        assert!(
+            self.contains_page_of(address) && self.contains_page_of(address.add(len as u64 - 1)),
+            "the bytes lie in the mapping"
+        );
         address.get()
     }
 
+    /// Acquires the right to access the mapping by work on `device`.
+    ///
+    /// # Errors
+    /// `IllegalAddress`, `ReadOnly`, `Revoked`.
     pub(super) fn acquire(&self, device: usize, write: bool) -> Result<AccessGuard<'_>, EngineError> {
         let address = Address::new(self.base());
         if self.closed.load(Ordering::Acquire) {
@@ -249,11 +255,11 @@ impl Drop for Mapping {
             return;
         }
         match &self.place {
-            // SAFETY: `self` is the only owner of these addresses, and every access goes through a `Span`
-            // that keeps its mappings, so none is under way.
+            // SAFETY: `self` is the only owner of these addresses, and every access goes through a `Span` that keeps
+            // its mappings alive, so none is in progress.
             AddressSource::Arena(arena) => unsafe { arena.give_back(self.offset, self.mapped) },
             AddressSource::Window(space) => {
-                // SAFETY: as above. A failure leaves memory mapped that the next mapping replaces.
+                // SAFETY: as above. After a failure the memory stays mapped until the next mapping replaces it.
                 let _ = unsafe { space.clear(self.offset, self.mapped) };
             }
             AddressSource::Reservation(_) | AddressSource::Host(_) => {}

@@ -1,7 +1,6 @@
-//! Which addresses are device memory.
+//! The table of device addresses.
 //!
-//! Why: every call that takes an address is checked against this table before
-//! anything is queued, as a driver checks copies; the engine never trusts a number.
+//! Every call that takes an address checks it against this table before it queues work, as a driver checks copies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use super::mapping::Mapping;
 use super::span::Span;
 use crate::model::{Address, EngineError};
 
-/// All memory that this process has allocated or opened, by its first address.
+/// All memory that this process has allocated, opened or registered, by first address.
 #[derive(Debug, Default)]
 pub(crate) struct RangeTable(BTreeMap<u64, Arc<Mapping>>);
 
@@ -27,19 +26,19 @@ impl RangeTable {
         self.0.values()
     }
 
-    /// The mapping that shows the page in which the byte at `address` lies.
+    /// Returns the mapping that contains the page of `address`.
     pub(crate) fn page_at(&self, address: Address) -> Option<&Arc<Mapping>> {
         let (_, mapping) = self.0.range(..=address.get()).next_back()?;
-        mapping.shows(address).then_some(mapping)
+        mapping.contains_page_of(address).then_some(mapping)
     }
 
-    /// Whether any byte from `start` to before `end` is known.
+    /// Returns whether any byte of `start..end` is in the table.
     pub(crate) fn overlaps(&self, start: u64, end: u64) -> bool {
         let last = self.0.range(..end).next_back();
         last.is_some_and(|(base, mapping)| base + mapping.size() > start)
     }
 
-    /// The mapping in which the byte at `address` lies.
+    /// Returns the mapping that contains `address`.
     ///
     /// # Errors
     /// `UnknownAddress`.
@@ -52,7 +51,7 @@ impl RangeTable {
             .ok_or(EngineError::UnknownAddress { address })
     }
 
-    /// The mapping that begins at `address`.
+    /// Returns the mapping that begins at `address`.
     ///
     /// # Errors
     /// `UnknownAddress`, `NotBase`.
@@ -64,10 +63,10 @@ impl RangeTable {
         Ok(mapping)
     }
 
-    /// `len` bytes from `address` on, which may run through neighbours.
+    /// Returns `len` bytes from `address` on, which may extend over adjacent mappings.
     ///
     /// # Errors
-    /// `UnknownAddress`, `OutOfRange`, `InvalidValue` for no bytes at all.
+    /// `UnknownAddress`, `OutOfRange`, `InvalidValue` for 0 bytes.
     pub(crate) fn span(&self, address: Address, len: u64) -> Result<Span, EngineError> {
         let first = self.find(address)?;
         let beyond =
@@ -84,8 +83,8 @@ impl RangeTable {
             pieces.push(next.clone());
         }
         let len = usize::try_from(len).map_err(|_| beyond())?;
-        // SAFETY: the first piece holds the first byte, each next one begins where the one before ends, and the
-        // last reaches the end.
+        // SAFETY: the first piece contains the first byte, each further piece begins at the end of the one before, and
+        // the last one contains the last byte.
         Ok(unsafe { Span::new(address, len, pieces) })
     }
 }

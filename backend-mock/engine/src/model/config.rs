@@ -1,22 +1,22 @@
-//! What machine to play.
+//! The configuration of a machine.
 //!
-//! Why: every rule in which vendors differ is a field here, so that a test names
-//! the behaviour it needs and nothing else changes.
+//! Every rule in which vendors differ is one field, so that a test names the behaviour that it needs and
+//! nothing else changes.
 
 use std::time::Duration;
 
 use super::operation::Fault;
 use super::peers::PeerMatrix;
 
-/// What happens to an importer's mapping when the exporter ends it.
+/// The lifetime of an importer's mapping.
 ///
-/// Concerns handles of bytes; memory that was passed as a file descriptor is pinned in both.
+/// It applies to handles of bytes. A file descriptor pins the memory with either lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Lifetime {
-    /// As CUDA: the mapping outlives the exporter's free and its death.
+    /// As CUDA: the mapping outlives the exporter's free and its termination.
     #[default]
     Pinning,
-    /// As Ascend: the exporter's free, unexport or end takes the mapping away. Work that touches it
+    /// As Ascend: the exporter's free, unexport or termination revokes the mapping. Work that accesses it
     /// fails with [`EngineError::Revoked`](crate::EngineError::Revoked).
     Revoking,
 }
@@ -24,16 +24,16 @@ pub enum Lifetime {
 /// One physical device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// The name shown to people.
+    /// The display name.
     pub name: String,
-    /// The identity: equal in all processes, different for each physical device.
+    /// The identity: equal in all processes, unique for each physical device.
     pub uuid: [u8; 16],
-    /// Size of its memory, in bytes. Each process can allocate as much.
+    /// Size of the memory in bytes. Each process can allocate that much.
     pub memory_bytes: u64,
 }
 
 impl DeviceConfig {
-    /// Physical device number `physical` with the name and the UUID that every process gives it.
+    /// Describes the physical device number `physical`, with the same name and UUID in every process.
     pub fn numbered(physical: usize, memory_bytes: u64) -> Self {
         let mut uuid = *b"mockdev-\0\0\0\0\0\0\0\0";
         uuid[8..].copy_from_slice(&(physical as u64).to_be_bytes());
@@ -41,37 +41,39 @@ impl DeviceConfig {
     }
 }
 
-/// The machine that a process sees. Processes that share memory should use the same one, but for
-/// `visible`, `check_generation`, `latency` and `faults`, which are each process's own.
+/// The machine that a process sees.
+///
+/// Processes that share memory use equal configurations, except for `visible`, `check_generation`, `latency` and
+/// `faults`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineConfig {
     /// The physical devices.
     pub devices: Vec<DeviceConfig>,
     /// The physical devices that this process sees, in this order, as with `CUDA_VISIBLE_DEVICES`.
-    /// Ordinals are positions in this list. `None`: all. An index without a device ends the list.
+    /// Ordinals are positions in this list. `None` means all. An index without a device ends the list.
     pub visible: Option<Vec<usize>>,
-    /// Who reaches whom, by physical device.
+    /// Peer access between physical devices.
     pub peers: PeerMatrix,
-    /// What the end of an export does to importers. The exporter's setting counts.
+    /// The lifetime of importers' mappings. The exporter's setting applies.
     pub lifetime: Lifetime,
-    /// Whether [`RangeInfo::generation`](crate::RangeInfo::generation) is told.
+    /// Whether [`RangeInfo::generation`](crate::RangeInfo::generation) is reported.
     pub generations: bool,
-    /// Whether opening refuses a stale handle. Off, as with CUDA, a stale handle can silently open
-    /// another block that took its place. A revoking exporter's handles are always checked.
+    /// Whether an open refuses a stale handle. If not, as with CUDA, a stale handle can open another allocation
+    /// that has replaced the first one. Handles of a revoking exporter are always checked.
     pub check_generation: bool,
-    /// Whether a process can open what it exported itself as bytes, as with Ascend; otherwise
+    /// Whether a process can open its own handles of bytes, as with Ascend. Otherwise the open fails with
     /// [`EngineError::OwnProcess`](crate::EngineError::OwnProcess).
     pub own_handles: bool,
     /// Whether events can be shared between processes.
     pub events: bool,
     /// A delay before every stream operation begins.
     pub latency: Duration,
-    /// Faults that are armed from the start.
+    /// Faults that are armed when the machine is created.
     pub faults: Vec<Fault>,
 }
 
 impl Default for MachineConfig {
-    /// Two devices of 1 GiB that reach each other, pinning, generations told, events shared, 200 µs latency.
+    /// Two devices of 1 GiB with mutual peer access, pinning lifetime, generations, shareable events, 200 µs latency.
     fn default() -> Self {
         const GIB: u64 = 1 << 30;
         Self {
@@ -90,7 +92,7 @@ impl Default for MachineConfig {
 }
 
 impl MachineConfig {
-    /// The physical devices that are visible, by ordinal.
+    /// Returns the visible physical devices, by ordinal.
     pub(crate) fn physical_order(&self) -> Vec<usize> {
         match &self.visible {
             None => (0..self.devices.len()).collect(),

@@ -6,29 +6,29 @@ use std::sync::{Mutex, PoisonError};
 use super::error::EngineError;
 use super::operation::{Fault, Operation};
 
-/// How often each operation was called: a snapshot.
+/// A snapshot of the number of calls of each operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counters([u64; Operation::ALL.len()]);
 
 impl Counters {
-    /// Calls of one operation since the machine was made, failed ones included.
+    /// Returns the calls of one operation since the machine was created, including failed ones.
     pub fn get(&self, operation: Operation) -> u64 {
         self.0[operation as usize]
     }
 
-    /// Every operation with its calls.
+    /// Iterates over all operations with their calls.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, u64)> + '_ {
         Operation::ALL.iter().map(|&operation| (operation, self.get(operation)))
     }
 
-    /// The calls that were made after `earlier` was taken.
+    /// Returns the calls between the snapshot `earlier` and this one.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {
         Counters(std::array::from_fn(|index| self.0[index] - earlier.0[index]))
     }
 }
 
-/// Counts calls and holds the armed faults.
+/// The call counters and the armed faults of a machine.
 #[derive(Debug)]
 pub(crate) struct Instrumentation {
     calls: [AtomicU64; Operation::ALL.len()],
@@ -40,8 +40,8 @@ impl Instrumentation {
         Self { calls: std::array::from_fn(|_| AtomicU64::new(0)), armed: Mutex::new(faults.to_vec()) }
     }
 
-    /// Notes one call of `operation`; fails if it is the one that shall.
-    pub(crate) fn call(&self, operation: Operation) -> Result<(), EngineError> {
+    /// Counts one call of `operation`, and fails if an armed fault is due.
+    pub(crate) fn on_call(&self, operation: Operation) -> Result<(), EngineError> {
         self.calls[operation as usize].fetch_add(1, Ordering::Relaxed);
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut due = None;
@@ -73,15 +73,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nth_call_fails_once() {
+    fn nth_call_fails_once() {
         let calls = Instrumentation::new(&[Fault { operation: Operation::Open, after: 2, code: 7 }]);
-        assert_eq!(calls.call(Operation::Close), Ok(()));
-        assert_eq!(calls.call(Operation::Open), Ok(()));
+        assert_eq!(calls.on_call(Operation::Close), Ok(()));
+        assert_eq!(calls.on_call(Operation::Open), Ok(()));
         assert_eq!(
-            calls.call(Operation::Open),
+            calls.on_call(Operation::Open),
             Err(EngineError::Injected { operation: Operation::Open, code: 7 })
         );
-        assert_eq!(calls.call(Operation::Open), Ok(()));
+        assert_eq!(calls.on_call(Operation::Open), Ok(()));
         assert_eq!(calls.snapshot().get(Operation::Open), 3);
     }
 }

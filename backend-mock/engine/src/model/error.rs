@@ -1,154 +1,157 @@
-//! Everything that can go wrong, one variant per cause.
+//! Errors, one variant per cause.
 //!
-//! Why: a simulator has to turn each cause into its vendor's status, and a test
-//! has to tell them apart. [`EngineError::code`] is the number for those who
-//! cannot carry an enum.
+//! A simulator maps each cause to its vendor's status, and a test tells the causes apart. [`EngineError::code`] is
+//! a number for callers that cannot carry an enum, such as a test process that answers in text.
 
 use super::ids::Address;
 use super::operation::Operation;
 
-/// What the exporter did to a mapping that was revoked.
+/// The cause of a revocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Revocation {
-    /// The exporting process has ended.
+    /// The exporting process has exited.
     ExporterExited,
     /// The exporter freed the allocation.
     Freed,
-    /// The exporter withdrew the export and keeps the allocation.
+    /// The exporter revoked the export and keeps the allocation.
     Unexported,
 }
 
 impl std::fmt::Display for Revocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::ExporterExited => "its exporter's process has ended",
-            Self::Freed => "its exporter freed the memory",
-            Self::Unexported => "its exporter withdrew the export",
+            Self::ExporterExited => "the exporting process has exited",
+            Self::Freed => "the exporter freed the memory",
+            Self::Unexported => "the exporter revoked the export",
         })
     }
 }
 
-/// Why a call, or the work that a stream ran later, failed.
+/// An error of a call, or of work that a stream ran later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// No visible device has this ordinal.
-    #[error("no device {ordinal}: this process sees {count} device(s), numbered from 0")]
+    #[error("device {ordinal} not found: this process sees {count} device(s), numbered from 0")]
     InvalidDevice {
-        /// The ordinal that was asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many devices are visible.
+        /// The number of visible devices.
         count: usize,
     },
-    /// An argument that no call can accept.
+    /// An invalid argument.
     #[error("invalid argument: {what}")]
     InvalidValue {
-        /// What was wrong with it.
+        /// What is wrong with the argument.
         what: String,
     },
-    /// The device's memory is used up.
-    #[error("device {device} is out of memory: {requested} bytes asked for, {free} bytes free")]
+    /// The device is out of memory.
+    #[error("device {device} is out of memory: {requested} bytes requested, {free} bytes free")]
     OutOfMemory {
         /// Ordinal of the device.
         device: usize,
-        /// Bytes asked for, rounded up to whole pages.
+        /// Requested bytes, rounded up to whole pages.
         requested: u64,
-        /// Bytes that this process has left on the device.
+        /// Bytes that this process can still allocate on the device.
         free: u64,
     },
-    /// No device memory is known at this address; host memory and null are among these.
-    #[error("{address} is no device memory of this process")]
+    /// The address is not device memory of this process; host memory and null are not.
+    #[error("{address} is not device memory of this process")]
     UnknownAddress {
         /// The address.
         address: Address,
     },
-    /// The call takes the base of an allocation or of a mapping only.
+    /// The call takes only the base of an allocation or of a mapping.
     #[error("{address} is not the start of its range, which begins at {base}")]
     NotBase {
-        /// The address that was given.
+        /// The given address.
         address: Address,
-        /// The base of the range in which it lies.
+        /// The base of the range that contains the address.
         base: Address,
     },
-    /// The memory was opened from another process, and the call takes own allocations only.
+    /// The memory was opened from another process, and the call takes only allocations of this process.
     #[error(
-        "{address} was opened from another process; it is closed, not freed, and cannot be exported again"
+        "{address} was opened from another process: close it instead of freeing it; it cannot be exported again"
     )]
     Imported {
         /// The address.
         address: Address,
     },
-    /// The memory is an own allocation, and the call takes opened memory only.
-    #[error("{address} was allocated by this process; it is freed, not closed")]
+    /// The memory is an allocation of this process, and the call takes only opened memory.
+    #[error("{address} was allocated by this process: free it instead of closing it")]
     NotImported {
         /// The address.
         address: Address,
     },
-    /// The bytes begin in known memory and run past its end.
-    #[error("{len} bytes from {address} run past the end of the range of {size} bytes at {base}")]
+    /// The bytes begin in a range of device memory and exceed it.
+    #[error("{len} bytes at {address} exceed the range of {size} bytes at {base}")]
     OutOfRange {
         /// First byte.
         address: Address,
-        /// How many bytes.
+        /// Number of bytes.
         len: u64,
-        /// Base of the range that holds the first byte.
+        /// Base of the range that contains the first byte.
         base: Address,
         /// Size of that range, in bytes.
         size: u64,
     },
-    /// The address does not have the alignment that the work needs.
+    /// The address does not have the required alignment.
     #[error("{address} is not a multiple of {alignment} bytes")]
     Misaligned {
         /// The address.
         address: Address,
-        /// Needed alignment, in bytes.
+        /// Required alignment in bytes.
         alignment: u64,
     },
-    /// Not a handle, or one that names nothing any more.
+    /// Not a handle, or a stale one.
     #[error("invalid handle: {reason}")]
     InvalidHandle {
-        /// What is wrong with it.
+        /// What is wrong with the handle.
         reason: &'static str,
     },
-    /// The handle was exported by this very process; use the original address or event.
-    #[error("the handle was exported by this process, which cannot open it; use the original")]
+    /// The handle was exported by this process; use the original address or event.
+    #[error(
+        "the handle was exported by this process, which cannot open it: use the original address or event"
+    )]
     OwnProcess,
-    /// The process that exported the handle has ended.
-    #[error("the exporting process {pid} has ended")]
+    /// The exporting process has exited.
+    #[error("the exporting process {pid} has exited")]
     ExporterGone {
-        /// Its pid at the time.
+        /// The pid of the exporter.
         pid: u32,
     },
-    /// The exporter belongs to somebody else, or to a more privileged process.
-    #[error("the memory of process {pid} may not be opened: both processes must run as the same user")]
+    /// The exporter runs as another user, or with more privileges.
+    #[error("permission denied to open memory of process {pid}: both processes must run as the same user")]
     PermissionDenied {
         /// The exporter's pid.
         pid: u32,
     },
-    /// The device on which the memory should be opened cannot reach its home.
-    #[error("device {from} (physical) has no peer access to device {to} (physical), where the memory lives")]
+    /// The device has no peer access to the home device of the memory.
+    #[error(
+        "device {from} (physical) has no peer access to device {to} (physical), the home device of the memory"
+    )]
     NoPeerAccess {
-        /// Physical index of the device that would access.
+        /// Physical index of the accessing device.
         from: usize,
         /// Physical index of the home device.
         to: usize,
     },
-    /// Work would write to memory that was opened read-only.
-    #[error("{address} was opened read-only and would be written")]
+    /// The work writes to memory that was opened read-only.
+    #[error("cannot write to {address}: it was opened read-only")]
     ReadOnly {
         /// The address.
         address: Address,
     },
-    /// The mapping is no longer valid, because its exporter ended it.
+    /// The exporter revoked the mapping.
     #[error("the mapping at {address} was revoked: {why}")]
     Revoked {
         /// Base of the mapping.
         address: Address,
-        /// What the exporter did.
+        /// The cause.
         why: Revocation,
     },
-    /// A kernel met memory that its device cannot reach, or that was freed meanwhile.
+    /// Work accessed memory that its device cannot access, or that was freed.
     #[error("illegal address {address} for work on device {device}")]
     IllegalAddress {
         /// The address.
@@ -156,77 +159,77 @@ pub enum EngineError {
         /// Ordinal of the device that ran the work.
         device: usize,
     },
-    /// No such stream, or it was destroyed.
-    #[error("no stream {stream}")]
+    /// The stream does not exist, or was destroyed.
+    #[error("stream {stream} not found: it does not exist or was destroyed")]
     InvalidStream {
         /// The stream's number.
         stream: u64,
     },
-    /// No such event, or it was destroyed.
-    #[error("no event {event}")]
+    /// The event does not exist, or was destroyed.
+    #[error("event {event} not found: it does not exist or was destroyed")]
     InvalidEvent {
         /// The event's number.
         event: u64,
     },
-    /// No such block of physical memory, or it was released.
-    #[error("no block {block} of physical memory")]
+    /// The block of physical memory does not exist, or was released.
+    #[error("block {block} of physical memory not found: it does not exist or was released")]
     InvalidBlock {
         /// The block's number.
         block: u64,
     },
-    /// The machine was configured without this.
+    /// The machine is configured without this feature.
     #[error("not supported by this machine: {what}")]
     NotSupported {
-        /// What is missing.
+        /// The missing feature.
         what: &'static str,
     },
-    /// The process that should have completed the record has ended.
-    #[error("process {pid} ended before the work it had recorded into the event was done")]
+    /// The process that recorded the event exited before the record was complete.
+    #[error("process {pid} exited before the work that it recorded into the event was complete")]
     PeerLost {
-        /// Its pid.
+        /// The pid of the process.
         pid: u32,
     },
-    /// The stream that the event was recorded on failed before it got there.
-    #[error("the event stands behind work that failed")]
+    /// The stream on which the event was recorded failed before the record.
+    #[error("the event was recorded behind work that failed")]
     RecordFailed,
     /// A host function panicked on the stream's thread.
     #[error("a host function panicked on its stream")]
     HostFunctionPanicked,
-    /// The call would wait for streams, and was made from a stream's own thread.
+    /// The call waits for streams and was made on a stream's thread.
     #[error("{operation} waits for streams and cannot be called from a host function")]
     NotPermitted {
-        /// The call.
+        /// The operation.
         operation: Operation,
     },
-    /// A fault that was asked for.
+    /// An injected fault.
     #[error("injected fault in {operation}, code {code}")]
     Injected {
-        /// Where.
+        /// The operation that failed.
         operation: Operation,
-        /// The code that was given with the fault, for a simulator to return.
+        /// The code of the fault, for a simulator to return.
         code: i32,
     },
-    /// The process was forked after the machine was made.
+    /// The process was forked after the machine was created.
     #[error("the machine does not work in a forked child; spawn a new process instead (fork and exec)")]
     Forked,
-    /// The work had to wait for longer than its caller allowed.
-    #[error("the work waited for too long: its limit is over")]
+    /// The work waited longer than its limit.
+    #[error("the work timed out")]
     TimedOut,
-    /// The stream was torn down before it got to the work.
-    #[error("the work was dropped: its stream failed or was torn down before it ran")]
+    /// The stream failed or was destroyed before it reached the work.
+    #[error("the work was cancelled: its stream failed or was destroyed before it ran")]
     Cancelled,
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
         /// The system call.
         call: &'static str,
-        /// Its error number.
+        /// The error number.
         errno: i32,
     },
 }
 
 impl EngineError {
-    /// A small number per variant, the same in every release.
+    /// Returns the number of the variant, which is the same in every release.
     pub fn code(&self) -> i32 {
         match self {
             Self::InvalidDevice { .. } => 1,

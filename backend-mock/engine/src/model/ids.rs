@@ -1,30 +1,28 @@
-//! Names for things that would otherwise all be a `u64`.
+//! Identifiers as types of their own.
 //!
-//! Why: an address, a stream and an event travel side by side through every
-//! call. A vendor's C interface gives them all one integer type, and swaps go
-//! unnoticed; here they do not compile.
+//! Addresses, streams and events are arguments of the same calls. A vendor's C interface gives all of them one
+//! integer type, so that swapped arguments go unnoticed; with these types they do not compile.
 
 use std::fmt;
 
-/// A device address: where memory is mapped in **this** process.
+/// A device address: the address at which memory is mapped in **this** process.
 ///
-/// Meaningless in any other process. Nothing outside the engine may dereference it.
+/// It has no meaning in other processes, and only the engine may dereference it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(u64);
 
 impl Address {
-    /// The address with this value, as it came from a caller's pointer.
+    /// Creates an address from a pointer value.
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The address `bytes` further on. Wraps around at the end of the address
-    /// space, where no range is known.
+    /// Returns the address `bytes` bytes behind this one. It wraps around at the end of the address space.
     #[must_use]
     pub const fn add(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
@@ -48,12 +46,12 @@ impl fmt::Display for Address {
 pub struct StreamId(u64);
 
 impl StreamId {
-    /// The stream with this value, as it came back from a C caller.
+    /// Creates the identifier from a number that a C caller passed back.
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -64,12 +62,12 @@ impl StreamId {
 pub struct EventId(u64);
 
 impl EventId {
-    /// The event with this value, as it came back from a C caller.
+    /// Creates the identifier from a number that a C caller passed back.
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -80,23 +78,23 @@ impl EventId {
 pub struct BlockId(u64);
 
 impl BlockId {
-    /// The block with this value, as it came back from a C caller.
+    /// Creates the identifier from a number that a C caller passed back.
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
-/// What work may do with memory.
+/// The access of work to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Mapped without the right to write; stream work that writes fails with
+    /// Read access; stream work that writes fails with
     /// [`EngineError::ReadOnly`](crate::EngineError::ReadOnly).
     ReadOnly,
-    /// Mapped for both.
+    /// Read and write access.
     ReadWrite,
 }

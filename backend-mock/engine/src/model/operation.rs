@@ -1,23 +1,20 @@
-//! The calls of the engine by name: counted, and made to fail on demand.
-//!
-//! Why: a hot path is guarded by counting the driver calls it makes, and an
-//! error path is tested by making the n-th call fail. Both need one list of names.
+//! The operations of the engine by name, for counters and for fault injection.
 
 use std::fmt;
 use std::str::FromStr;
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// A call of [`Machine`](crate::Machine), or the running of queued work.
+        /// A call of [`Machine`](crate::Machine), or the execution of queued work.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Operation { $($(#[$doc])* $variant,)* }
 
         impl Operation {
-            /// Every operation.
+            /// All operations.
             pub const ALL: &'static [Operation] = &[$(Operation::$variant,)*];
 
-            /// The name that [`MachineConfig::from_spec`](crate::MachineConfig::from_spec) takes.
+            /// Returns the name that [`MachineConfig::from_spec`](crate::MachineConfig::from_spec) takes.
             pub const fn name(self) -> &'static str {
                 match self { $(Operation::$variant => $name,)* }
             }
@@ -106,8 +103,7 @@ operations! {
     RegisterHost = "register_host",
     /// `unregister_host`
     UnregisterHost = "unregister_host",
-    /// The running of one queued operation on a stream's thread, whatever it is.
-    /// A fault here fails the stream, not the call.
+    /// The execution of one queued operation on a stream's thread. A fault fails the stream, not the call.
     Run = "run",
 }
 
@@ -125,14 +121,14 @@ impl FromStr for Operation {
     }
 }
 
-/// One call that shall fail.
+/// A fault: one call that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// Which call.
+    /// The operation that fails.
     pub operation: Operation,
-    /// The how-many-th call from the arming on fails: 1 is the next one. It fails once.
+    /// The nth call after the fault was armed fails, once; 1 is the next call.
     pub after: u32,
-    /// The code that [`EngineError::Injected`] then carries.
+    /// The code of the resulting [`EngineError::Injected`](crate::EngineError::Injected).
     pub code: i32,
 }
 

@@ -1,7 +1,4 @@
-//! A machine in one line of text.
-//!
-//! Why: a test starts other programs, and hands them their machine through an
-//! environment variable.
+//! The text form of a machine's configuration, which tests pass to other processes by an environment variable.
 
 use std::time::Duration;
 
@@ -9,30 +6,30 @@ use super::config::{DeviceConfig, Lifetime, MachineConfig};
 use super::operation::{Fault, Operation};
 use super::peers::PeerMatrix;
 
-/// What is wrong with a machine's description.
+/// An error in the text form of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// No such key.
-    #[error("unknown key '{key}' in the machine's description; known are {KEYS}")]
+    /// The key is unknown.
+    #[error("unknown key '{key}' in the description of the machine: expected one of {KEYS}")]
     UnknownKey {
         /// The key.
         key: String,
     },
-    /// The key stands without a value.
+    /// The entry is not a pair of key and value.
     #[error("'{entry}' is not of the form key=value")]
     NotAPair {
         /// The text between two semicolons.
         entry: String,
     },
-    /// The value does not fit the key.
-    #[error("'{value}' is no value for '{key}': {accepted}")]
+    /// The value is invalid for the key.
+    #[error("invalid value '{value}' for '{key}': expected {accepted}")]
     BadValue {
         /// The key.
         key: String,
         /// The value.
         value: String,
-        /// What would have been accepted.
+        /// The accepted values.
         accepted: String,
     },
 }
@@ -41,14 +38,14 @@ const KEYS: &str =
     "devices, memory, visible, peers, lifetime, generations, check_generation, events, latency, fault";
 
 impl MachineConfig {
-    /// Reads a description such as
+    /// Parses a description such as
     /// `devices=2;memory=64MiB;visible=1,0;peers=0>1,1>0;lifetime=revoking;generations=off;events=off;latency=1ms;fault=open:3`.
     ///
-    /// What is not named keeps its default; spaces around keys and values do not count; a later entry
-    /// replaces an earlier one. `fault` takes `operation:n` or `operation:n:code`, several by commas.
+    /// Omitted keys keep their defaults, spaces around keys and values are ignored, and a later entry replaces an
+    /// earlier one. `fault` takes `operation:n` or `operation:n:code`, several separated by commas.
     ///
     /// # Errors
-    /// Names the key, the value and what is accepted.
+    /// [`ConfigError`] with the key, the value and the accepted values.
     pub fn from_spec(spec: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         let mut devices = config.devices.len();
@@ -141,11 +138,7 @@ impl MachineConfig {
 }
 
 fn bad_value(key: &str, value: &str, accepted: &str) -> ConfigError {
-    ConfigError::BadValue {
-        key: key.to_owned(),
-        value: value.to_owned(),
-        accepted: format!("accepted is {accepted}"),
-    }
+    ConfigError::BadValue { key: key.to_owned(), value: value.to_owned(), accepted: accepted.to_owned() }
 }
 
 fn switch(key: &str, value: &str) -> Result<bool, ConfigError> {

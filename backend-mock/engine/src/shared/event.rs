@@ -7,18 +7,20 @@ use std::sync::Arc;
 use super::event_state::{EventState, Record};
 use super::page::Page;
 
-/// Where an event's state lies.
+/// The memory of an event's state.
 #[derive(Debug)]
 pub(crate) enum EventStorage {
+    /// Private to this process.
     Local(Box<EventState>),
+    /// Shared with other processes.
     Shared(Page),
-    /// Shared with processes whose pids mean nothing here.
+    /// Shared with processes of other pid namespaces.
     Foreign(Page),
 }
 
 impl EventStorage {
-    /// Whether the end of a recording process can be seen.
-    pub(crate) fn sees_recorders(&self) -> bool {
+    /// Returns whether this process can detect the death of a recorder.
+    pub(crate) fn recorder_visible(&self) -> bool {
         !matches!(self, Self::Foreign(_))
     }
 }
@@ -34,16 +36,18 @@ impl Deref for EventStorage {
     }
 }
 
-/// An event that this process made or opened.
+/// An event that this process created or opened.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) cell: Arc<EventStorage>,
     pub(crate) device: usize,
-    /// What others reach, if it was made to be shared: the file, and its number.
+    /// The file and the number of an event that was created for sharing.
     pub(crate) shared: Option<(OwnedFd, u64)>,
 }
 
-/// A record on its way. Dropped unrun, because its stream failed or went, it fails, and those who wait are told.
+/// A record that its stream has not reached yet.
+///
+/// When its stream fails or is destroyed, it is dropped, which marks the record as failed and wakes the waiters.
 pub(crate) struct PendingRecord {
     pub(crate) cell: Arc<EventStorage>,
     pub(crate) record: Record,
@@ -51,7 +55,8 @@ pub(crate) struct PendingRecord {
 }
 
 impl PendingRecord {
-    /// Takes the whole pending, so that a closure that calls this owns it, and drops it when it is dropped unrun.
+    /// Marks the record as complete. Takes `self`, so that the closure of the work owns the record and drops it with
+    /// the work.
     pub(crate) fn succeed(mut self) {
         self.succeeded = true;
     }

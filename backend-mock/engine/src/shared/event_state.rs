@@ -1,12 +1,11 @@
 //! The state of an event, in memory that several processes may share.
 //!
-//! Why a ring: a wait captures the record that was submitted last *at the time of
-//! the call*, and either side may record again before that one is done. Each record
-//! therefore has a number and a cell of its own. Why the recorder's pid is in the cell:
-//! a stream that waits for a process that died must fail, not wait for ever.
+//! A wait captures the record that was submitted last *at the time of the call*, and either process may record
+//! again before that record is complete. Each record therefore has a sequence number and its own cell of a ring. The
+//! cell names the recording process, so that a stream that waits for a dead process fails.
 //!
-//! No locks: a process can be killed between any two instructions, and what it
-//! leaves behind must make sense to the others.
+//! The state has no locks: a process can be killed between any two instructions, and the others must be able to
+//! use the state that it leaves.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,14 +15,14 @@ use rustix::thread::futex;
 use crate::model::EngineError;
 use crate::system::ProcessId;
 
-/// Records of one event that can be told apart. When a record is overwritten by the one this many later, those
-/// who still wait for it are let go.
+/// Number of records of one event that are distinguished. When a later record takes the cell of a record, waits for
+/// the earlier one end.
 const RING: usize = 256;
 
-/// How long a waiter sleeps before it looks whether the recorder still lives.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// Interval at which a waiter checks whether the recorder is alive.
+const RECORDER_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Numbers of records wrap around in 30 bits, without 0.
+/// Sequence numbers wrap around at 30 bits and skip 0.
 const SEQUENCE_MASK: u32 = (1 << 30) - 1;
 const PID_MASK: u32 = (1 << 22) - 1;
 const START_MASK: u64 = (1 << 10) - 1;
@@ -35,8 +34,8 @@ enum Progress {
     Failed = 2,
 }
 
-/// A record, as its cell holds it: number (30 bits), progress (2), pid (22, Linux has no larger ones) and the low
-/// bits of the start time (10), so that a reused pid is taken for the recorder once in a thousand times only.
+/// The content of a cell: sequence number (30 bits), progress (2), pid (22, the maximum of Linux) and the low bits of
+/// the start time (10), so that a reused pid is mistaken for the recorder only once in a thousand times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     sequence: u32,
@@ -71,17 +70,17 @@ impl Cell {
     }
 }
 
-/// A record that was submitted. 0: none was.
+/// The sequence number of a submitted record; 0 if there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record(u32);
 
-/// How far an event has come. All zero: never recorded.
+/// The state of an event. All zeros mean that it was never recorded.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct EventState {
     submitted: AtomicU32,
-    /// Rung at every completion; waiters sleep on it.
-    bell: AtomicU32,
+    /// Futex: incremented at every completion.
+    completions: AtomicU32,
     ring: [AtomicU64; RING],
 }
 
@@ -89,19 +88,19 @@ impl Default for EventState {
     fn default() -> Self {
         Self {
             submitted: AtomicU32::new(0),
-            bell: AtomicU32::new(0),
+            completions: AtomicU32::new(0),
             ring: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 }
 
 impl EventState {
-    /// The record that was submitted last, by whichever process.
+    /// Returns the record that was submitted last, by any process.
     pub(crate) fn latest(&self) -> Record {
         Record(self.submitted.load(Ordering::Acquire) & SEQUENCE_MASK)
     }
 
-    /// Submits a record by process `me`.
+    /// Submits a record of the process `me`.
     pub(crate) fn submit(&self, me: ProcessId) -> Record {
         loop {
             let last = self.submitted.load(Ordering::Acquire);
@@ -109,7 +108,7 @@ impl EventState {
             let cell = self.cell(next);
             let before = cell.load(Ordering::Acquire);
             if Cell::unpack(before).sequence == next {
-                // Another process has taken the number and not said so yet, perhaps never will: help it.
+                // Another process has taken the number and not published it yet. It may be dead, so publish it.
                 let _ = self.submitted.compare_exchange(last, next, Ordering::AcqRel, Ordering::Relaxed);
                 continue;
             }
@@ -122,7 +121,7 @@ impl EventState {
         }
     }
 
-    /// Completes a record of this process: its work is done, or will never be.
+    /// Completes a record of this process: its work is complete or has failed.
     pub(crate) fn complete(&self, record: Record, succeeded: bool) {
         let cell = self.cell(record.0);
         let bits = cell.load(Ordering::Acquire);
@@ -130,15 +129,15 @@ impl EventState {
         if before.sequence == record.0 && before.progress == Progress::Pending {
             let progress = if succeeded { Progress::Done } else { Progress::Failed };
             let after = Cell { progress, ..before }.pack();
-            // Fails only if the ring has come round; then nobody asks for this record any more.
+            // Fails only if a later record has taken the cell; then no process waits for this record.
             let _ = cell.compare_exchange(bits, after, Ordering::AcqRel, Ordering::Relaxed);
         }
-        self.bell.fetch_add(1, Ordering::AcqRel);
-        // Nothing to do about a failure: waiters look again by themselves after `PATIENCE`.
-        let _ = futex::wake(&self.bell, futex::Flags::empty(), i32::MAX as u32);
+        self.completions.fetch_add(1, Ordering::AcqRel);
+        // A failure needs no handling: waiters check again after `RECORDER_CHECK_INTERVAL`.
+        let _ = futex::wake(&self.completions, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Whether the record is complete.
+    /// Returns whether the record is complete.
     ///
     /// # Errors
     /// `RecordFailed`.
@@ -150,20 +149,20 @@ impl EventState {
         }
     }
 
-    /// Waits until the record is complete; `Ok(false)` once `deadline` has passed. `seen` says whether this process can
-    /// see that the recorder has ended.
+    /// Waits until the record is complete; returns `Ok(false)` once `deadline` has passed. `recorder_visible` says
+    /// whether this process can detect the death of the recorder.
     ///
     /// # Errors
-    /// `RecordFailed`, `PeerLost`, and `Cancelled` when `cancelled` says so.
+    /// `RecordFailed`, `PeerLost`, and `Cancelled` when `cancelled` returns true.
     pub(crate) fn wait(
         &self,
         record: Record,
         deadline: Option<Instant>,
-        seen: bool,
+        recorder_visible: bool,
         cancelled: impl Fn() -> bool,
     ) -> Result<bool, EngineError> {
         loop {
-            let bell = self.bell.load(Ordering::Acquire);
+            let completions = self.completions.load(Ordering::Acquire);
             if self.is_complete(record)? {
                 return Ok(true);
             }
@@ -174,13 +173,13 @@ impl EventState {
             if left == Some(Duration::ZERO) {
                 return Ok(false);
             }
-            let slice = left.map_or(PATIENCE, |left| left.min(PATIENCE));
+            let slice = left.map_or(RECORDER_CHECK_INTERVAL, |left| left.min(RECORDER_CHECK_INTERVAL));
             let slice = rustix::time::Timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as _ };
-            // Woken, timed out or interrupted: in every case look again.
-            let _ = futex::wait(&self.bell, futex::Flags::empty(), bell, Some(&slice));
+            // Woken, timed out or interrupted: check again in every case.
+            let _ = futex::wait(&self.completions, futex::Flags::empty(), completions, Some(&slice));
             let cell = self.look(record);
-            // It may have completed and ended since we looked, so look once more before the verdict.
-            if seen
+            // The recorder may have completed the record and exited since the first look, so look again.
+            if recorder_visible
                 && cell.progress == Progress::Pending
                 && !cell.recorder_is_alive()
                 && self.look(record).progress == Progress::Pending
@@ -190,7 +189,7 @@ impl EventState {
         }
     }
 
-    /// The record's cell; done if there is no record, or a later one has its place.
+    /// Returns the cell of the record; done if there is no record, or a later one has taken its cell.
     fn look(&self, record: Record) -> Cell {
         let cell = Cell::unpack(self.cell(record.0).load(Ordering::Acquire));
         if record.0 == 0 || cell.sequence != record.0 {
@@ -216,13 +215,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_that_was_never_recorded_is_complete() {
+    fn event_never_recorded_is_complete() {
         let event = EventState::default();
         assert_eq!(event.is_complete(event.latest()), Ok(true));
     }
 
     #[test]
-    fn a_later_record_does_not_complete_an_earlier_one() {
+    fn later_record_does_not_complete_earlier_record() {
         let (event, me) = (EventState::default(), ProcessId::current());
         let first = event.submit(me);
         let second = event.submit(me);
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_let_go_when_the_ring_comes_round() {
+    fn record_overwritten_in_ring_counts_as_complete() {
         let (event, me) = (EventState::default(), ProcessId::current());
         let first = event.submit(me);
         for _ in 0..RING {
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_wrap_around_without_zero() {
+    fn sequence_numbers_wrap_around_without_zero() {
         let event = EventState::default();
         event.submitted.store(SEQUENCE_MASK - 1, Ordering::Relaxed);
         let me = ProcessId::current();
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_a_dead_process_took_and_did_not_publish_is_passed_over() {
+    fn unpublished_record_of_dead_process_is_skipped() {
         let (event, me) = (EventState::default(), ProcessId::current());
         let dead = ProcessId { pid: PID_MASK, start: 3 };
         event.submit(dead);
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_packs_and_unpacks() {
+    fn cell_round_trips_through_its_bits() {
         let cell =
             Cell { sequence: SEQUENCE_MASK, progress: Progress::Failed, pid: PID_MASK, start: START_MASK };
         assert_eq!(Cell::unpack(cell.pack()), cell);

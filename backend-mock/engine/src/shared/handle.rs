@@ -1,47 +1,46 @@
-//! The 64 bytes that name a block of memory or an event to another process.
+//! Handles: 64 bytes that name memory or an event to another process.
 //!
-//! Why 64: both vendors' handles have room for that much, and whoever tests with
-//! this engine gets the size that production code will meet. Why a checksum: bytes that
-//! came from somewhere else must be refused as such, and never be taken for a
-//! process and a descriptor number.
+//! 64 bytes is the size of the vendors' handles. The checksum detects bytes that are not a handle before they are
+//! taken for a process and a descriptor number.
 
 use super::page::ExportEpoch;
 use crate::model::EngineError;
 use crate::system::ProcessId;
 
-/// Size of every handle, in bytes.
+/// Size of a handle in bytes.
 pub const HANDLE_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"MOCKipc\x01";
 
-/// What a handle names.
+/// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandleKind {
-    /// Memory that the bytes alone open.
+    /// Memory that opens by the bytes alone.
     Bytes = 1,
-    /// Memory that opens with the file descriptor that travels beside the bytes.
+    /// Memory that opens by the bytes and a file descriptor.
     Descriptor = 2,
     /// An event.
     Event = 3,
 }
 
-/// A handle, taken apart.
+/// A decoded handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) kind: HandleKind,
-    /// The process that exported.
+    /// The exporting process.
     pub(crate) exporter: ProcessId,
     /// Number of the memory file's descriptor in the exporter.
     pub(crate) fd: u32,
     /// Generation of the allocation, or number of the event.
     pub(crate) id: u64,
-    /// The withdrawals at the time it was made.
+    /// The epoch in which the export was made.
     pub(crate) epoch: ExportEpoch,
     /// Size in bytes; 0 for an event.
     pub(crate) size: u64,
 }
 
 impl Handle {
+    /// Encodes the handle.
     pub(crate) fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -59,23 +58,25 @@ impl Handle {
         bytes
     }
 
+    /// Decodes a handle.
+    ///
     /// # Errors
-    /// `InvalidHandle` for anything that [`encode`](Self::encode) did not make.
+    /// `InvalidHandle` for bytes that [`encode`](Self::encode) did not make.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
         let invalid = |reason| EngineError::InvalidHandle { reason };
         let bytes: &[u8; HANDLE_BYTES] =
             bytes.try_into().map_err(|_| invalid("a handle has exactly 64 bytes"))?;
         if bytes[..8] != MAGIC {
-            return Err(invalid("these bytes were not made by this engine"));
+            return Err(invalid("the bytes are not a handle of this engine"));
         }
         if u64_at(bytes, 56) != checksum(&bytes[..56]) {
-            return Err(invalid("the checksum does not match, the bytes were changed on their way"));
+            return Err(invalid("the checksum does not match: the bytes are corrupt"));
         }
         let kind = match u32_at(bytes, 8) {
             1 => HandleKind::Bytes,
             2 => HandleKind::Descriptor,
             3 => HandleKind::Event,
-            _ => return Err(invalid("of an unknown kind")),
+            _ => return Err(invalid("the kind is unknown")),
         };
         Ok(Self {
             kind,
@@ -100,7 +101,7 @@ fn u64_at(bytes: &[u8; HANDLE_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// FNV-1a, 64 bits: tells accidents, not forgery.
+/// Returns the 64-bit FNV-1a hash, which detects accidents, not forgery.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_changed_bit_and_every_other_length_is_refused() {
+    fn changed_bits_and_other_lengths_are_rejected() {
         let handle = Handle {
             kind: HandleKind::Bytes,
             exporter: ProcessId { pid: 77, start: 1234 },

@@ -1,12 +1,12 @@
 //! The memory in use on a device, over all processes of a node.
 //!
-//! Why: a driver tells how much memory of the *device* is free, and leaks are found by asking it: memory that an importer
-//! has not closed, or that a handle still pins, is in use although its exporter has freed it. Processes of one node are
-//! those with the same value of [`NODE_VARIABLE`]; without it a process counts its own allocations, so that tests that run
-//! side by side do not see each other's.
+//! A driver reports the free memory of the *device*, and tests find leaks by it: memory that an importer has not
+//! closed, or that a handle pins, is in use although its exporter has freed it. Processes with the same value of
+//! [`NODE_VARIABLE`] are one node. Without the variable a process counts only its own allocations, so that concurrent
+//! tests do not disturb each other.
 //!
-//! The name of each memory file carries its node, device and size, and `/proc` says which files are alive: nothing has to be
-//! kept, and nothing is left behind by a process that is killed.
+//! The name of each memory file has its node, device and size, and `/proc` lists the files in use. So a process that
+//! is killed leaves nothing behind.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,31 +14,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Names the node of a process: letters, digits, `-` and `_`, at most 64. Processes of one node account for the memory of
-/// its devices together.
+/// The environment variable with the node of a process: at most 64 letters, digits, `-` and `_`. Processes of one
+/// node account for the memory of its devices together.
 pub const NODE_VARIABLE: &str = "DEVICE_IPC_MOCK_NODE";
 
 const LONGEST_NAME: usize = 64;
 
-/// The node of this process, where it names one.
+/// Returns the node of this process, if it names one.
 pub(crate) fn of_this_process() -> Option<String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let name = std::env::var(NODE_VARIABLE).ok()?;
     ((1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(allowed)).then_some(name)
 }
 
-/// The end of the name of a memory file with `bytes` bytes of a device.
+/// Returns the suffix of the name of a memory file with `bytes` bytes of a device.
 pub(crate) fn tag(node: &str, uuid: [u8; 16], bytes: u64) -> String {
     format!(":{node}:{:032x}:{bytes}", u128::from_be_bytes(uuid))
 }
 
-/// The bytes of a device that processes of a node have open or mapped. Processes of other users are not seen.
+/// Returns the bytes of a device that processes of a node have open or mapped. Processes of other users are not
+/// visible.
 pub(crate) fn used(node: &str, uuid: [u8; 16]) -> u64 {
     let prefix = format!("/memfd:{}:{node}:{:032x}:", super::object::NAME, u128::from_be_bytes(uuid));
     let mut files = HashMap::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         if process.file_name().as_bytes().first().is_some_and(u8::is_ascii_digit) {
-            // It may end meanwhile.
+            // The process may exit meanwhile.
             let _ = add_open(&process.path(), &prefix, &mut files);
             let _ = add_mapped(&process.path(), &prefix, &mut files);
         }
@@ -46,7 +47,7 @@ pub(crate) fn used(node: &str, uuid: [u8; 16]) -> u64 {
     files.values().sum()
 }
 
-/// Adds the files behind a process's descriptors, by inode.
+/// Adds the files that a process has open, by inode.
 fn add_open(process: &Path, prefix: &str, files: &mut HashMap<u64, u64>) -> std::io::Result<()> {
     for entry in fs::read_dir(process.join("fd"))?.flatten() {
         let path = entry.path();
@@ -60,7 +61,7 @@ fn add_open(process: &Path, prefix: &str, files: &mut HashMap<u64, u64>) -> std:
     Ok(())
 }
 
-/// Adds the files that a process has mapped: address, access, offset, device, inode, name.
+/// Adds the files that a process has mapped. The fields of a line are address, access, offset, device, inode, name.
 fn add_mapped(process: &Path, prefix: &str, files: &mut HashMap<u64, u64>) -> std::io::Result<()> {
     for line in fs::read_to_string(process.join("maps"))?.lines() {
         let found = line.find(prefix).and_then(|at| bytes_of(&line[at..], prefix));
@@ -71,7 +72,7 @@ fn add_mapped(process: &Path, prefix: &str, files: &mut HashMap<u64, u64>) -> st
     Ok(())
 }
 
-/// The size that a name carries; the kernel adds ` (deleted)`.
+/// Returns the size in a file name, to which the kernel appends ` (deleted)`.
 fn bytes_of(name: &str, prefix: &str) -> Option<u64> {
     name.strip_prefix(prefix)?.split(' ').next()?.parse().ok()
 }

@@ -1,8 +1,7 @@
-//! The first page of every shared object.
+//! The header page: the first page of every shared object.
 //!
-//! Why: the 64 bytes of a handle say what the exporter *meant*; this page, which
-//! lies in the memory file itself, says what is there now: which generation,
-//! whether it was freed or withdrawn, and for an event how far it has come.
+//! A handle describes the object at the time of the export. The header page describes it now: its generation, whether
+//! it was freed or revoked, and the state of an event.
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -16,18 +15,18 @@ use crate::system::{ProcessId, page_size};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mockpage");
 
-/// What a shared object is.
+/// The kind of a shared object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ObjectKind {
     Memory = 1,
     Event = 2,
-    /// Physical memory without an address of its own.
+    /// A block of physical memory without an address.
     Block = 3,
-    /// The same, of which only the parts that are written take memory.
+    /// A block of which only the written parts take memory.
     SparseBlock = 4,
 }
 
-/// What the page says once and for all.
+/// The properties of a shared object that never change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) kind: ObjectKind,
@@ -41,21 +40,21 @@ pub(crate) struct Identity {
     pub(crate) lifetime: Lifetime,
 }
 
-/// Exports of one allocation that can be withdrawn each by itself.
+/// Maximum number of separately revocable exports of one allocation.
 pub(crate) const SEPARATE_EXPORTS: usize = 256;
 
-/// Which withdrawals had happened when an export was made; all zero for an object that is never withdrawn.
+/// The counts of revocations at the time of an export; all zeros for an object that is never revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct ExportEpoch {
-    /// Withdrawals of everything.
+    /// Revocations of all exports.
     pub(crate) whole: u32,
-    /// Number of the separate export, counted from 1; 0 for one that ends with all others.
+    /// Number of the separate export, from 1 on; 0 for an export that is revoked with all others.
     pub(crate) separate: u32,
-    /// Withdrawals under that number.
+    /// Revocations of the separate export with that number.
     pub(crate) part: u32,
 }
 
-/// Other processes read this while the owner writes: nothing but atomics.
+/// The layout of the page. Other processes read it while the owner writes, so all fields are atomics.
 #[repr(C)]
 struct Layout {
     magic: AtomicU64,
@@ -74,7 +73,7 @@ struct Layout {
 
 const _: () = assert!(size_of::<Layout>() <= 4096);
 
-/// The header page, mapped.
+/// A mapped header page.
 #[derive(Debug)]
 pub(crate) struct Page {
     layout: NonNull<Layout>,
@@ -96,7 +95,7 @@ impl Page {
         Ok(Self { layout })
     }
 
-    /// Writes the identity. For the owner, before anybody else can know of the object; writable pages only.
+    /// Writes the identity. The owner calls this before it exports the object; requires a writable page.
     pub(crate) fn initialise(&self, identity: &Identity) {
         let page = self.layout();
         page.kind.store(identity.kind as u32, Ordering::Relaxed);
@@ -109,7 +108,7 @@ impl Page {
         page.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// The identity; `None` if the page is not one of the engine's.
+    /// Returns the identity; `None` if the page was not written by the engine.
     pub(crate) fn identity(&self) -> Option<Identity> {
         let page = self.layout();
         let magic = page.magic.load(Ordering::Relaxed);
@@ -138,7 +137,7 @@ impl Page {
         })
     }
 
-    /// The epoch of an export that is made now: separate under a number, or with 0 not.
+    /// Returns the epoch of an export that is made now, of a separate one if `separate` is not 0.
     pub(crate) fn epoch(&self, separate: u32) -> ExportEpoch {
         let part = self.separate(separate).map_or(0, load);
         ExportEpoch { whole: load(&self.layout().epoch), separate, part }
@@ -148,7 +147,7 @@ impl Page {
         self.layout().separate.get((number as usize).checked_sub(1)?)
     }
 
-    /// What has ended an export of an epoch, if anything has.
+    /// Returns the cause if an export of `epoch` was revoked.
     pub(crate) fn revocation(&self, epoch: ExportEpoch) -> Option<Revocation> {
         if load(&self.layout().freed) != 0 {
             Some(Revocation::Freed)
@@ -159,24 +158,24 @@ impl Page {
         }
     }
 
-    /// Withdraws all exports made so far. Writable pages only.
+    /// Revokes all exports made so far; requires a writable page.
     pub(crate) fn revoke_exports(&self) {
         self.layout().epoch.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Withdraws the exports made so far under a number. Writable pages only.
+    /// Revokes the separate exports with this number; requires a writable page.
     pub(crate) fn revoke_separate(&self, number: u32) {
         if let Some(part) = self.separate(number) {
             part.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Says that the owner has freed it. Writable pages only.
+    /// Marks the object as freed by its owner; requires a writable page.
     pub(crate) fn mark_freed(&self) {
         self.layout().freed.store(1, Ordering::Release);
     }
 
-    /// The state of an event. Its methods that change it need a writable page.
+    /// Returns the state of an event. Methods that change the state require a writable page.
     pub(crate) fn event(&self) -> &EventState {
         &self.layout().event
     }
@@ -191,11 +190,11 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: exactly what `map` mapped, and no reference into it outlives `self`.
-        // A failure would leave the page mapped, which harms nobody.
+        // A failure leaves the page mapped, which is harmless.
         let _ = unsafe { munmap(self.layout.as_ptr().cast(), page_size()) };
     }
 }
-/// Loads a word of a page that may be mapped read-only, where std promises relaxed loads alone.
+/// Loads a word of a page that may be mapped read-only, where std guarantees only relaxed loads.
 fn load(word: &AtomicU32) -> u32 {
     let value = word.load(Ordering::Relaxed);
     fence(Ordering::Acquire);

@@ -1,7 +1,7 @@
-//! One stream: a queue of work and the thread that runs it.
+//! A stream: a queue of work and the thread that runs it.
 //!
-//! Why a thread and a delay: on a device work runs later than the call that asked for it. A program
-//! that reads without waiting must read the old bytes here too, every time.
+//! Work runs after the call that submitted it, with a delay, as on a device. A program that reads without waiting reads
+//! the old bytes, on every run.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,12 +19,12 @@ thread_local! {
     static ON_STREAM_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread runs a stream, of whichever machine.
+/// Returns whether the calling thread runs a stream, of any machine.
 pub(crate) fn on_stream_thread() -> bool {
     ON_STREAM_THREAD.get()
 }
 
-/// Work, which is given the stream that runs it. Work that is dropped unrun has to be harmless.
+/// Work, called with the stream that runs it. It may be dropped without being called.
 pub(crate) type Work = Box<dyn FnOnce(&Stream) -> Result<(), EngineError> + Send>;
 
 #[derive(Default)]
@@ -32,9 +32,9 @@ struct State {
     queue: VecDeque<(u64, Work)>,
     submitted: u64,
     completed: u64,
-    /// The first failure that nobody has read yet; work behind it is dropped.
+    /// The first failure that no caller has taken yet; later work is dropped.
     failed: Option<EngineError>,
-    /// Work up to this number was queued before the failure was read, and is dropped too.
+    /// Work up to this number was queued before the failure was taken, and is dropped too.
     skip_through: u64,
     thread: Option<JoinHandle<()>>,
     closing: bool,
@@ -48,12 +48,12 @@ pub(crate) struct Stream {
     latency: Duration,
     calls: Arc<Instrumentation>,
     state: Mutex<State>,
-    /// There is work, or the end.
+    /// Notified of new work and of the close.
     work: Condvar,
-    /// Work was completed.
+    /// Notified of completed work.
     progress: Condvar,
     cancelled: AtomicBool,
-    /// Whether work behind a failure runs all the same.
+    /// Whether work behind a failure still runs.
     pub(crate) continues: AtomicBool,
 }
 
@@ -64,6 +64,7 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
+    /// Creates a stream. Its thread starts with the first work.
     pub(crate) fn new(id: u64, device: usize, latency: Duration, calls: Arc<Instrumentation>) -> Self {
         Self {
             id,
@@ -78,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Queues work; `make` is called only if the stream takes it. Starts the thread if there is none.
+    /// Queues work, and starts the thread if there is none. `make` is called only if the stream accepts the work.
     pub(crate) fn enqueue(self: &Arc<Self>, make: impl FnOnce() -> Work) -> Result<(), EngineError> {
         let mut state = lock(&self.state);
         if state.closing {
@@ -100,12 +101,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Number of the work that was queued last.
+    /// Returns the number of the last queued work.
     pub(crate) fn submitted(&self) -> u64 {
         lock(&self.state).submitted
     }
 
-    /// Waits until the work with this number is done or dropped; `false` once `deadline` has passed.
+    /// Waits until the work with this number is complete or dropped; returns `false` once `deadline` has passed.
     pub(crate) fn wait_until(&self, number: u64, deadline: Option<Instant>) -> bool {
         let mut state = lock(&self.state);
         while state.completed < number {
@@ -113,12 +114,12 @@ impl Stream {
             if left == Some(Duration::ZERO) {
                 return false;
             }
-            state = sleep_on(&self.progress, state, left);
+            state = wait_on(&self.progress, state, left);
         }
         true
     }
 
-    /// The failure that nobody has read yet. Work that was queued so far is dropped, later work runs again.
+    /// Takes the first failure. Work that is queued at this time is dropped; later work runs again.
     pub(crate) fn take_failure(&self) -> Result<(), EngineError> {
         let mut state = lock(&self.state);
         match state.failed.take() {
@@ -130,47 +131,47 @@ impl Stream {
         }
     }
 
-    /// Whether nothing is queued or running.
+    /// Returns whether no work is queued or running.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.completed == state.submitted
     }
 
-    /// Drops what is queued; what is running goes on.
-    pub(crate) fn abandon(&self) {
+    /// Drops the queued work. Running work continues.
+    pub(crate) fn discard_queued(&self) {
         let mut state = lock(&self.state);
         state.skip_through = state.submitted;
     }
 
-    /// Takes no more work; the thread ends after what is queued.
+    /// Stops accepting work. The thread exits after the queued work.
     pub(crate) fn close(&self) {
         lock(&self.state).closing = true;
         self.work.notify_one();
     }
 
-    /// Ends after the work that is running, which is told to hurry; drops what is queued.
+    /// Cancels the running work, drops the queued work and closes the stream.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.close();
     }
 
-    /// Waits for the end of the thread, unless this is it.
+    /// Joins the thread, unless it is the calling thread.
     pub(crate) fn join(&self) {
         let thread = lock(&self.state).thread.take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
         {
-            // Work that panics is caught; there is nothing in the result.
+            // Panics of work are caught, so the result is always `Ok`.
             let _ = thread.join();
         }
     }
 
-    /// Whether running work should give up.
+    /// Returns whether running work must return.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Sleeps on the stream's thread, until it is cancelled at most.
+    /// Sleeps on the stream's thread, at most until the stream is cancelled.
     ///
     /// # Errors
     /// `Cancelled`.
@@ -185,7 +186,7 @@ impl Stream {
             if left == Some(Duration::ZERO) {
                 return Ok(());
             }
-            state = sleep_on(&self.work, state, left);
+            state = wait_on(&self.work, state, left);
         }
     }
 
@@ -201,7 +202,7 @@ impl Stream {
             drop(state);
             self.progress.notify_all();
         }
-        // What is left is dropped outside the lock: it may own anything.
+        // The remaining work is dropped without the lock: its captured values may have any destructor.
         let mut state = lock(&self.state);
         let left = std::mem::take(&mut state.queue);
         state.completed = state.submitted;
@@ -210,7 +211,7 @@ impl Stream {
         self.progress.notify_all();
     }
 
-    /// The next work and whether it is to be dropped; `None` at the end.
+    /// Returns the next work and whether to drop it; `None` when the stream is closed.
     fn next(&self) -> Option<(u64, Work, bool)> {
         let mut state = lock(&self.state);
         loop {
@@ -225,19 +226,19 @@ impl Stream {
             if state.closing {
                 return None;
             }
-            state = sleep_on(&self.work, state, None);
+            state = wait_on(&self.work, state, None);
         }
     }
 
     fn run_one(&self, work: Work) -> Result<(), EngineError> {
         self.sleep(self.latency)?;
-        self.calls.call(Operation::Run)?;
+        self.calls.on_call(Operation::Run)?;
         let result = catch_unwind(AssertUnwindSafe(|| work(self)));
         result.unwrap_or(Err(EngineError::HostFunctionPanicked))
     }
 }
 
-fn sleep_on<'a>(
+fn wait_on<'a>(
     condition: &Condvar,
     state: MutexGuard<'a, State>,
     limit: Option<Duration>,

@@ -9,14 +9,14 @@ use super::stream::Stream;
 #[derive(Debug, Default)]
 pub(crate) struct StreamTable {
     pub(crate) live: HashMap<u64, Arc<Stream>>,
-    /// Destroyed, with work left to do.
+    /// Destroyed streams with unfinished work.
     pub(crate) draining: Vec<Arc<Stream>>,
-    /// Default streams by ordinal.
+    /// Default streams by device ordinal.
     pub(crate) defaults: HashMap<usize, u64>,
 }
 
 impl StreamTable {
-    /// Ends every stream and waits for their threads.
+    /// Cancels all streams and joins their threads.
     pub(crate) fn stop_all(&mut self) {
         let streams: Vec<_> =
             self.live.drain().map(|(_, stream)| stream).chain(self.draining.drain(..)).collect();
@@ -24,6 +24,7 @@ impl StreamTable {
         streams.iter().for_each(|stream| stream.join());
     }
 
+    /// Returns the streams of a device, including destroyed ones with unfinished work.
     pub(crate) fn of_device(&mut self, device: usize) -> Vec<Arc<Stream>> {
         self.draining.retain(|stream| !stream.is_idle());
         self.live.values().chain(&self.draining).filter(|stream| stream.device == device).cloned().collect()

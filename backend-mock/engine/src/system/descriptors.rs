@@ -7,13 +7,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::model::EngineError;
 
-/// A second descriptor of the same file.
+/// Duplicates a descriptor.
 pub(crate) fn duplicate(file: impl AsFd) -> Result<OwnedFd, EngineError> {
     duplicate_from(file, 0)
 }
 
-/// Each allocation keeps a descriptor, and the usual soft limit of 1024 is there for `select`, not for us:
-/// raises it to the hard limit when it is met.
+/// Runs `attempt`, and once more with the soft limit of descriptors raised if the limit is reached.
+///
+/// Each allocation keeps a descriptor open. The usual soft limit of 1024 exists for `select`, which is not used here.
 pub(crate) fn with_more_descriptors(attempt: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
     let first = attempt();
     if !matches!(first, Err(Errno::MFILE)) {
@@ -21,18 +22,18 @@ pub(crate) fn with_more_descriptors(attempt: impl Fn() -> Result<OwnedFd, Errno>
     }
     let maximum = getrlimit(Resource::Nofile).maximum;
     let raise_to = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum }).is_ok();
-    // A hard limit may be above what the kernel gives any process, or none at all; a soft one may not.
+    // A hard limit may be infinite, or above the kernel's maximum; a soft limit may not.
     if raise_to(maximum) || raise_to(kernel_limit()) { attempt() } else { first }
 }
 
-/// The most descriptors that the kernel gives a process (`fs.nr_open`, proc(5)).
+/// Returns the maximum number of descriptors of a process (`fs.nr_open`, proc(5)).
 fn kernel_limit() -> Option<u64> {
     std::fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()
 }
 
-/// A duplicate with the lowest free number from `lowest` on.
+/// Duplicates a descriptor to the lowest free number from `lowest` on.
 pub(crate) fn duplicate_from(file: impl AsFd, lowest: i32) -> Result<OwnedFd, EngineError> {
-    // The limit itself as the lower bound is invalid, which here means the same as having met it.
+    // The limit itself as the lower bound is invalid, which means here that the limit is reached.
     let attempt = || {
         fcntl_dupfd_cloexec(&file, lowest)
             .map_err(|errno| if errno == Errno::INVAL { Errno::MFILE } else { errno })

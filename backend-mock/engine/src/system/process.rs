@@ -1,7 +1,6 @@
-//! Who a process is, and whether it still runs.
+//! The identity of a process, and whether it is alive.
 //!
-//! Why: a pid alone is reused. Together with the start time it names one
-//! process for as long as the host runs.
+//! Pids are reused. A pid with the start time identifies one process until the host restarts.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,10 +10,10 @@ use rustix::io::Errno;
 
 use super::descriptors::with_more_descriptors;
 
-/// A process of this host.
+/// The identity of a process of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessId {
-    /// The pid as this process's pid namespace numbers it.
+    /// The pid in this process's pid namespace.
     pub(crate) pid: u32,
     /// Start time in clock ticks after boot, field 22 of [`/proc/pid/stat`].
     ///
@@ -23,13 +22,14 @@ pub(crate) struct ProcessId {
 }
 
 impl ProcessId {
-    /// This process. The start time is 0 where `/proc` is not mounted; opening then fails for others.
+    /// Returns the identity of this process. Where `/proc` is not mounted, the start time is 0, and other processes
+    /// cannot open its handles.
     pub(crate) fn current() -> Self {
         let pid = std::process::id();
         Self::of(pid).unwrap_or(Self { pid, start: 0 })
     }
 
-    /// The process that has this pid now; `None` if there is none, or only its remains.
+    /// Returns the process that has this pid now; `None` if there is none, or only a zombie.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let stat = read_stat(pid).ok()?;
         // The second field is the program's name in parentheses and may hold anything.
@@ -40,7 +40,7 @@ impl ProcessId {
         (!matches!(state, "Z" | "X" | "x")).then_some(Self { pid, start })
     }
 
-    /// Whether this very process still runs.
+    /// Returns whether exactly this process is alive.
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
@@ -48,7 +48,7 @@ impl ProcessId {
 
 fn read_stat(pid: u32) -> Result<Vec<u8>, Errno> {
     let path = format!("/proc/{pid}/stat");
-    // A process that has met its own limit of descriptors must not take all others for dead.
+    // A process at its limit of descriptors must not take all others for dead.
     let file = with_more_descriptors(|| open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
     let mut stat = Vec::new();
     File::from(file).read_to_end(&mut stat).map_err(|_| Errno::SRCH)?;
@@ -60,9 +60,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_ended_is_not_alive_even_before_it_is_reaped() {
+    fn zombie_process_is_not_alive() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep starts");
-        let id = ProcessId::of(child.id()).expect("it runs");
+        let id = ProcessId::of(child.id()).expect("the child is alive");
         assert!(id.is_alive());
         assert!(!ProcessId { start: id.start + 1, ..id }.is_alive());
         child.kill().expect("it can be killed");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_current_process_is_alive() {
+    fn current_process_is_alive() {
         assert!(ProcessId::current().is_alive());
     }
 }

@@ -1,7 +1,7 @@
-//! Threads that no signal is delivered to.
+//! Threads with all signals blocked.
 //!
-//! Why: the engine lives inside other people's programs. A signal handler of
-//! theirs must run on one of their threads, and never interrupt a stream.
+//! The engine is a library. A signal handler of the program must run on a thread of the program and never
+//! interrupt a stream.
 
 use std::ffi::c_int;
 use std::io;
@@ -20,14 +20,14 @@ unsafe extern "C" {
     fn pthread_sigmask(how: c_int, set: *const SignalSet, old: *mut SignalSet) -> c_int;
 }
 
-/// Starts a thread that has all signals blocked from its first instruction on.
+/// Spawns a thread that has all signals blocked from its first instruction on.
 pub(crate) fn spawn_with_signals_blocked(
     name: String,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let mut all = SignalSet([0; 16]);
     let mut before = SignalSet([0; 16]);
-    // A new thread inherits the mask, so it is set before and put back after.
+    // A new thread inherits the mask, so the mask is set before and restored after.
     // SAFETY: both sets are valid and large enough; the calls change only the calling thread's mask.
     unsafe {
         sigfillset(&mut all);
@@ -45,11 +45,11 @@ mod tests {
 
     fn blocked() -> String {
         let status = std::fs::read_to_string("/proc/thread-self/status").expect("/proc is mounted");
-        status.lines().find(|line| line.starts_with("SigBlk")).expect("the mask is told").to_owned()
+        status.lines().find(|line| line.starts_with("SigBlk")).expect("the status has the mask").to_owned()
     }
 
     #[test]
-    fn the_thread_blocks_signals_and_its_starter_does_not() {
+    fn spawned_thread_blocks_signals_and_its_parent_does_not() {
         let before = blocked();
         let (send, receive) = std::sync::mpsc::channel();
         let thread = spawn_with_signals_blocked("quiet".into(), move || send.send(blocked()).expect("sent"));

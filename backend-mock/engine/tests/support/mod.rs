@@ -1,8 +1,8 @@
-//! A second process to test against.
+//! A peer process for tests.
 //!
-//! The test binary runs itself again with one test, `peer`, which serves commands over a socket on
-//! its standard input: one line in, one line out, with a file descriptor beside it where one is passed. Every
-//! wait has a deadline, and the process is killed and reaped when its guard goes.
+//! The test binary starts itself with one test, `peer`, which serves commands over a socket on its standard input:
+//! one line in, one line out, with an optional file descriptor. Every wait has a deadline, and dropping the guard
+//! kills and reaps the process.
 
 #![allow(dead_code, unreachable_pub)]
 
@@ -27,14 +27,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const ROLE: &str = "MOCK_ENGINE_TEST_PEER";
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A machine from a description, with the latency off unless named.
+/// Creates a machine from a description, with latency 0 by default.
 pub fn machine(spec: &str) -> Arc<Machine> {
     Machine::new(MachineConfig::from_spec(&format!("latency=0;{spec}")).expect("a valid description"))
 }
 
-/// The code of an error, to compare with a peer's.
+/// Returns the code of an error, to compare with a peer's.
 pub fn code<T: std::fmt::Debug>(result: Result<T, EngineError>) -> i32 {
-    result.expect_err("this has to fail").code()
+    result.expect_err("the call fails").code()
 }
 
 pub fn from_hex(text: &str) -> Vec<u8> {
@@ -45,7 +45,7 @@ pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Another process with a machine of its own.
+/// A peer process with its machine.
 pub struct Peer {
     child: Child,
     socket: OwnedFd,
@@ -56,7 +56,7 @@ impl Peer {
         Self::start(spec, None).expect("the peer starts")
     }
 
-    /// A peer that runs as another user, which takes root, and a test binary that the user may run.
+    /// Spawns a peer as another user. Requires root, and a test binary that the user may execute.
     pub fn spawn_as(user: u32, spec: &str) -> std::io::Result<Self> {
         Self::start(spec, Some(user))
     }
@@ -78,19 +78,19 @@ impl Peer {
         Ok(Self { child: command.spawn()?, socket: ours })
     }
 
-    /// Sends a command that has to succeed.
+    /// Sends a command that must succeed.
     pub fn ok(&self, command: &str) -> String {
         self.ok_with(command, None).0
     }
 
-    /// Sends a command that has to fail, and returns the error's code.
+    /// Sends a command that must fail, and returns the error's code.
     pub fn fails(&self, command: &str) -> i32 {
         let (answer, _) = self.ask(command, None);
         let text = answer.strip_prefix("err ").unwrap_or_else(|| panic!("'{command}' answered {answer}"));
         text.split(' ').next().and_then(|code| code.parse().ok()).expect("a code")
     }
 
-    /// Sends a command with a file descriptor, and returns what comes back.
+    /// Sends a command with a file descriptor, and returns the answer.
     pub fn ok_with(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> (String, Option<OwnedFd>) {
         let (answer, fd) = self.ask(command, fd);
         let text = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("'{command}' answered {answer}"));
@@ -99,14 +99,14 @@ impl Peer {
 
     fn ask(&self, command: &str, fd: Option<BorrowedFd<'_>>) -> (String, Option<OwnedFd>) {
         send(self.socket.as_fd(), command, fd);
-        receive(self.socket.as_fd()).unwrap_or_else(|| panic!("the peer ended during '{command}'"))
+        receive(self.socket.as_fd()).unwrap_or_else(|| panic!("the peer exited during '{command}'"))
     }
 
     pub fn address(&self, command: &str) -> u64 {
         self.ok(command).parse().expect("a number")
     }
 
-    /// SIGKILL, and reaps it.
+    /// Kills the peer by SIGKILL and reaps it.
     pub fn kill(&mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is reaped");
@@ -124,24 +124,24 @@ impl Drop for Peer {
     }
 }
 
-/// The body of the test `peer`: returns at once unless this process was started as one.
+/// Serves commands if this process was started as a peer. The body of the test `peer`.
 pub fn serve() {
     let Ok(spec) = std::env::var(ROLE) else { return };
     let machine = Machine::new(MachineConfig::from_spec(&spec).expect("a valid description"));
     let input = std::io::stdin();
     while let Some((command, fd)) = receive(input.as_fd()) {
         let mut passed = None;
-        let answer = match obey(&machine, &command, fd, &mut passed) {
+        let answer = match execute(&machine, &command, fd, &mut passed) {
             Ok(text) => format!("ok {text}"),
             Err(error) => format!("err {} {error}", error.code()),
         };
         send(input.as_fd(), &answer, passed.as_ref().map(AsFd::as_fd));
     }
-    // Not by returning: streams may be waiting for ever.
+    // Not by returning: streams may never complete.
     std::process::exit(0);
 }
 
-fn obey(
+fn execute(
     machine: &Arc<Machine>,
     command: &str,
     fd: Option<OwnedFd>,
@@ -211,7 +211,7 @@ fn obey(
             setrlimit(Resource::Nofile, soft).expect("a soft limit can be lowered");
             Ok(String::new())
         }
-        other => panic!("no command {other}"),
+        other => panic!("unknown command {other}"),
     }
 }
 
@@ -225,7 +225,7 @@ fn send(socket: BorrowedFd<'_>, text: &str, fd: Option<BorrowedFd<'_>>) {
     sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL).expect("sent");
 }
 
-/// `None` at the end.
+/// Receives a message; `None` after the peer has closed the socket.
 fn receive(socket: BorrowedFd<'_>) -> Option<(String, Option<OwnedFd>)> {
     let mut bytes = vec![0; 1 << 16];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
