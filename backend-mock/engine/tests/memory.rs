@@ -206,15 +206,15 @@ fn stale_handle_opens_replacement_unless_generations_checked() {
 
 #[test]
 fn generations_are_unique_and_optional() {
-    let (told, silent) = (machine(""), machine("generations=off"));
-    let first = told.allocate(0, 1).unwrap();
-    let generation = told.range_of(first).unwrap().generation.unwrap();
-    told.free(first).unwrap();
-    let second = told.allocate(0, 1).unwrap();
+    let (numbered, unnumbered) = (machine(""), machine("generations=off"));
+    let first = numbered.allocate(0, 1).unwrap();
+    let generation = numbered.range_of(first).unwrap().generation.unwrap();
+    numbered.free(first).unwrap();
+    let second = numbered.allocate(0, 1).unwrap();
     assert_eq!(second, first);
-    assert!(told.range_of(second).unwrap().generation.unwrap() > generation);
-    let block = silent.allocate(0, 1).unwrap();
-    assert_eq!(silent.range_of(block).unwrap().generation, None);
+    assert!(numbered.range_of(second).unwrap().generation.unwrap() > generation);
+    let block = unnumbered.allocate(0, 1).unwrap();
+    assert_eq!(unnumbered.range_of(block).unwrap().generation, None);
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn free_without_waiting_fails_queued_work() {
     let block = machine.allocate(0, 4096).expect("memory");
     let (go, wait) = mpsc::channel::<()>();
     machine
-        .host_fn(Box::new(move || wait.recv_timeout(DEADLINE).expect("told to go on")), stream)
+        .host_fn(Box::new(move || wait.recv_timeout(DEADLINE).expect("the test sends")), stream)
         .expect("queued");
     machine.fill(block, 4096, 7, stream).expect("queued");
     machine.free_without_waiting(block).expect("freed while the stream waits");

@@ -267,13 +267,13 @@ fn calls_in_forked_child_fail() {
         let refused = ours.free(block) == Err(EngineError::Forked)
             && ours.allocate(0, 8) == Err(EngineError::Forked)
             && ours.create_event(0, true) == Err(EngineError::Forked);
-        // The drop of the machine has to leave the parent's memory and this child alone.
+        // The drop of the machine must not change the parent's memory or this child.
         drop(ours);
-        // SAFETY: ends the child without running the parent's exit handlers.
+        // SAFETY: exits the child without running the parent's exit handlers.
         unsafe { _exit(i32::from(!refused)) };
     }
     let mut status = -1;
-    // SAFETY: waits for our own child, which ends by itself.
+    // SAFETY: waits for our own child, which exits.
     assert_eq!(unsafe { waitpid(pid, &raw mut status, 0) }, pid);
     assert_eq!(status, 0);
     let stream = ours.create_stream(0).unwrap();
@@ -308,11 +308,17 @@ fn discard_queued_drops_work_and_stream_continues() {
     let stream = machine.create_stream(0).expect("a stream");
     let block = machine.allocate(0, 1).expect("memory");
     let (go, wait) = mpsc::channel::<()>();
-    let hold = move || wait.recv_timeout(DEADLINE).expect("told to go on");
+    let (started, running) = mpsc::channel();
+    let hold = move || {
+        started.send(()).expect("the test waits");
+        wait.recv_timeout(DEADLINE).expect("the test sends");
+    };
     machine.host_fn(Box::new(hold), stream).expect("queued");
     machine.fill(block, 1, 1, stream).expect("queued");
+    // Work that has not started yet would be dropped too.
+    running.recv_timeout(DEADLINE).expect("the host function runs");
     machine.discard_queued(stream).expect("the stream exists");
-    go.send(()).expect("it waits");
+    go.send(()).expect("the host function waits");
     machine.synchronize(stream).expect("nothing failed");
     assert_eq!(machine.read_to_host(block, 1, stream), Ok(vec![0]));
 }

@@ -192,7 +192,7 @@ fn queued_work_fails_after_unmap() {
     ours.delay(Duration::from_millis(50), stream).unwrap();
     ours.fill(address, MIB, 1, stream).unwrap();
     ours.unmap_blocks(address, MIB).unwrap();
-    // Waits until the queue has let go of the addresses.
+    // Waits until no queued work uses the addresses.
     ours.map_block(address, MIB, 0, ours.create_block(0, MIB).unwrap()).unwrap();
     ours.set_access(address, MIB, 0, Some(Access::ReadWrite)).unwrap();
     assert_eq!(code(ours.synchronize(stream)), ILLEGAL_ADDRESS);

@@ -1,7 +1,8 @@
-//! Streams whose work is recorded into a graph instead of being done.
+//! Streams whose work is recorded into a graph instead of being executed.
 //!
-//! Graphs cannot be launched here: what is played are the rules that a library meets on a stream that its user is
-//! capturing. A call that cannot be recorded fails with 900 and spoils the capture, whose end then fails with 901.
+//! Graphs cannot be launched. The simulator enforces the rules for calls on a stream that the program captures: a
+//! call that cannot be recorded fails with 900 and invalidates the capture, and the end of the capture then fails
+//! with 901.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
@@ -20,7 +21,7 @@ const GLOBAL: c_int = 0;
 const THREAD_LOCAL: c_int = 1;
 const RELAXED: c_int = 2;
 
-/// A capture that has begun.
+/// A capture in progress.
 pub(crate) struct Capture {
     mode: c_int,
     thread: ThreadId,
@@ -33,14 +34,14 @@ thread_local! {
     static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
 }
 
-/// Spoils the capture of a stream.
+/// Invalidates the capture of a stream.
 pub(crate) fn invalidate(stream: &Stream) {
     if let Some(capture) = &mut *lock(&stream.capture) {
         capture.spoilt = true;
     }
 }
 
-/// Spoils the capture of this number; whether there is one.
+/// Invalidates the capture with this number, and returns whether it exists.
 pub(crate) fn spoil(id: u64) -> Result<bool> {
     let mut found = false;
     for stream in streams()? {
@@ -56,7 +57,7 @@ fn streams() -> Result<Vec<Arc<Stream>>> {
     Ok(simulator()?.objects().streams.values().cloned().collect())
 }
 
-/// Refuses what concerns all streams of a context while any of them is being captured, in whichever mode.
+/// Rejects a call on all streams of a context while any of them is being captured, in any mode.
 pub(crate) fn refuse_in(context: &Context) -> Result {
     let mut refused = false;
     for stream in streams()?.iter().filter(|stream| stream.context.handle == context.handle) {
@@ -66,14 +67,14 @@ pub(crate) fn refuse_in(context: &Context) -> Result {
     if refused { Err(Status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Whether the legacy default stream would have to wait for a stream that is being captured.
+/// Returns whether the legacy default stream would wait for a stream that is being captured.
 fn is_in_the_way(context: &Context) -> Result<bool> {
     let blocking =
         |stream: &&Arc<Stream>| stream.context.handle == context.handle && stream.flags & NON_BLOCKING == 0;
     Ok(streams()?.iter().filter(blocking).any(|stream| lock(&stream.capture).is_some()))
 }
 
-/// Records work, if the stream is being captured.
+/// Records work if the stream is being captured, and returns whether it is.
 pub(crate) fn node(target: &Target) -> Result<bool> {
     let Some(stream) = &target.stream else { return Ok(false) };
     match &mut *lock(&stream.capture) {
@@ -86,7 +87,7 @@ pub(crate) fn node(target: &Target) -> Result<bool> {
     }
 }
 
-/// Refuses what cannot be recorded, on a stream that is being captured.
+/// Rejects a call that cannot be recorded, on a stream that is being captured.
 pub(crate) fn refuse_on(target: &Target) -> Result {
     let Some(stream) = &target.stream else { return Ok(()) };
     match &mut *lock(&stream.capture) {
@@ -98,13 +99,13 @@ pub(crate) fn refuse_on(target: &Target) -> Result {
     }
 }
 
-/// The number of the capture that a stream is part of.
+/// Returns the number of the capture that a stream belongs to.
 pub(crate) fn capture_of(target: &Target) -> Option<u64> {
     lock(&target.stream.as_ref()?.capture).as_ref().map(|capture| capture.id)
 }
 
-/// Refuses a call that may be unsafe while streams are being captured: where any is in global mode, or one in the
-/// thread's own, unless the thread has chosen to be relaxed.
+/// Rejects a call that may be unsafe during captures: if any is in global mode, or one of this thread is in
+/// thread-local mode, unless the thread is in relaxed mode.
 pub(crate) fn refuse_where_unsafe() -> Result {
     let mode = MODE.get();
     if mode == RELAXED {
@@ -129,7 +130,7 @@ pub(crate) fn refuse_where_unsafe() -> Result {
 }
 
 driver! {
-    /// Begins to record the work of a stream, which must not be the legacy default one.
+    /// Starts to capture a stream, which must not be the legacy default stream.
     fn cuStreamBeginCapture_v2(handle: u64, mode: c_int) {
         let target = target(handle)?;
         if !(GLOBAL..=RELAXED).contains(&mode) {
@@ -145,7 +146,7 @@ driver! {
         Ok(())
     }
 
-    /// Ends it. What was recorded is a graph.
+    /// Ends the capture of a stream, and returns the graph.
     fn cuStreamEndCapture(handle: u64, out: Out<u64>) {
         let target = target(handle)?;
         let stream = target.stream.ok_or(Status::INVALID_VALUE)?;
@@ -166,7 +167,7 @@ driver! {
         out.put(graph)
     }
 
-    /// Whether a stream is being captured: 0 no, 1 yes, 2 the capture is spoilt.
+    /// Returns the capture status of a stream: 0 none, 1 active, 2 invalidated.
     fn cuStreamIsCapturing(handle: u64, out: Out<c_uint>) {
         let target = target(handle)?;
         if target.legacy && is_in_the_way(&target.context)? {
@@ -179,7 +180,7 @@ driver! {
         out.put(state)
     }
 
-    /// Exchanges the mode in which the thread meets captures.
+    /// Exchanges the capture mode of the thread.
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
         let wanted = mode.get()?;
         if !(GLOBAL..=RELAXED).contains(&wanted) {
@@ -188,7 +189,7 @@ driver! {
         mode.put(MODE.replace(wanted))
     }
 
-    /// How many nodes a graph has; their handles cannot be had here.
+    /// Returns the number of nodes of a graph. Node handles are not supported.
     fn cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) {
         let known = simulator()?.objects().graphs.get(&graph).copied().ok_or(Status::INVALID_VALUE)?;
         if !nodes.is_null() {

@@ -1,4 +1,4 @@
-//! The machine and the driver to play, from `DEVICE_IPC_SIM_CUDA` and `CUDA_VISIBLE_DEVICES`.
+//! The configuration of the machine and the driver, from `DEVICE_IPC_SIM_CUDA` and `CUDA_VISIBLE_DEVICES`.
 
 use std::env;
 
@@ -9,15 +9,15 @@ use crate::VARIABLE;
 const OWN_KEYS: &str = "driver, fault, imex";
 const MACHINE_KEYS: [&str; 4] = ["devices", "memory", "peers", "latency"];
 
-/// The version that is reported where none is asked for: CUDA 13.0.
+/// The reported version unless configured: CUDA 13.0.
 const DEFAULT_VERSION: i32 = 13_000;
 
-/// A call that shall fail.
+/// A call that fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// The function's name, with or without the suffix of its version.
+    /// The name of the function, with or without the suffix of its version.
     pub(crate) function: String,
-    /// Which call of it, from 1 on.
+    /// The number of the call that fails, from 1 on.
     pub(crate) call: u64,
     pub(crate) status: i32,
 }
@@ -27,12 +27,12 @@ pub(crate) struct Config {
     pub(crate) machine: MachineConfig,
     pub(crate) version: i32,
     pub(crate) faults: Vec<Fault>,
-    /// Whether there is an IMEX channel, without which fabric handles are refused.
+    /// Whether an IMEX channel exists. Without one, fabric handles are rejected.
     pub(crate) imex: bool,
 }
 
 impl Config {
-    /// Reads the environment.
+    /// Reads the configuration from the environment.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let spec = env::var(VARIABLE).unwrap_or_default();
         let mut config = Self::parse(&spec).map_err(|why| format!("{VARIABLE}: {why}"))?;
@@ -74,15 +74,15 @@ impl Config {
         for (physical, device) in machine.devices.iter_mut().enumerate() {
             device.name = format!("Simulated GPU {physical}");
             device.uuid[..8].copy_from_slice(&(physical as u64).wrapping_add(0x5151_c0da).to_be_bytes());
-            // The first four bytes tell the devices apart, so that a short prefix of the UUID names one.
+            // The first four bytes are unique, so that a short prefix of the UUID selects a device.
             device.uuid.rotate_left(4);
         }
         Ok(Self { machine, version, faults, imex })
     }
 }
 
-/// As the CUDA C++ Programming Guide says: ordinals or prefixes of UUIDs, in the order in which they are to be numbered; one that
-/// names nothing, or names a device again, ends the list.
+/// Parses ordinals or UUID prefixes in the order of the CUDA C++ Programming Guide: an entry that selects no
+/// device, or a device twice, ends the list.
 fn visible_devices(text: &str, machine: &MachineConfig) -> Vec<usize> {
     let mut visible = Vec::new();
     for word in text.split(',').map(str::trim) {
@@ -91,7 +91,7 @@ fn visible_devices(text: &str, machine: &MachineConfig) -> Vec<usize> {
             let matches = |physical: &usize| uuid_text(&machine.devices[*physical].uuid).starts_with(word);
             let mut found = (0..machine.devices.len()).filter(matches);
             let only = found.next().filter(|_| word.starts_with("GPU-"));
-            // A prefix that several devices have names none.
+            // A prefix of several devices selects none.
             only.filter(|_| found.next().is_none())
         };
         match named.or_else(by_uuid) {
@@ -102,7 +102,7 @@ fn visible_devices(text: &str, machine: &MachineConfig) -> Vec<usize> {
     visible
 }
 
-/// As `nvidia-smi -L` writes it.
+/// Formats a UUID as `nvidia-smi -L` does.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

@@ -15,26 +15,26 @@ use crate::ffi::Out;
 use crate::simulator::{Gone, Objects, lock, next_handle, simulator};
 use crate::status::{Result, Status, sticky};
 
-/// A context. A primary one that was reset stays the same context, and is there again when it is next retained.
+/// A context. A primary context that was reset is the same context when it is retained again.
 pub(crate) struct Context {
     pub(crate) handle: u64,
-    /// Ordinal of its device.
+    /// Ordinal of the device.
     pub(crate) device: usize,
     primary: bool,
     alive: AtomicBool,
-    /// `cuCtxGetId`: another one each time that a primary context comes to life.
+    /// `cuCtxGetId`: a primary context gets a new one each time it is activated.
     id: AtomicU64,
-    /// The status that all calls return since work has failed; 0 before.
+    /// The status that all calls return after work has failed; 0 before.
     failed: AtomicI32,
     flags: AtomicU32,
-    /// The thread whose call holds up all others on this context until streams have finished.
+    /// The thread whose call blocks all other threads' calls on this context until streams are complete.
     holder: Mutex<Option<ThreadId>>,
     released: Condvar,
-    /// Devices whose memory kernels of this context may access, besides its own.
+    /// Other devices whose memory kernels of this context may access.
     pub(crate) peers: Mutex<HashSet<usize>>,
-    /// The engine's streams for the default stream, and for that of a thread.
+    /// The engine's streams of the legacy default stream and the per-thread default stream.
     pub(crate) defaults: Mutex<[Option<StreamId>; 2]>,
-    /// Streams that were destroyed with work left to do.
+    /// Destroyed streams with unfinished work.
     pub(crate) leaving: Mutex<Vec<StreamId>>,
 }
 
@@ -61,7 +61,7 @@ impl Context {
         })
     }
 
-    /// Refuses what a context that has failed or gone cannot do. Waits while another thread's call holds it up.
+    /// Waits while another thread's call blocks the context, and fails if the context has failed or was destroyed.
     pub(crate) fn usable(&self) -> Result {
         let own = std::thread::current().id();
         let mut holder = lock(&self.holder);
@@ -82,13 +82,13 @@ impl Context {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Notes that work has failed: from now on every call returns the first failure's status.
+    /// Marks the context as failed: every later call returns the status of the first failure.
     pub(crate) fn fail(&self, error: &EngineError) {
         let status = sticky(error);
         let _ = self.failed.compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The result of waiting for work: its failure becomes the context's.
+    /// Converts the result of a wait for work. A failure of the work is a failure of the context.
     pub(crate) fn settle<T>(&self, result: std::result::Result<T, EngineError>) -> Result<T> {
         match result {
             Ok(value) => Ok(value),
@@ -100,8 +100,8 @@ impl Context {
         }
     }
 
-    /// As [`synchronize`](Self::synchronize), and holds up the calls of other threads on this context meanwhile: what
-    /// the driver does where it takes memory away.
+    /// Waits for all work of all streams, and blocks calls of other threads on this context meanwhile, as the
+    /// driver does when it unmaps memory.
     pub(crate) fn synchronize_alone(&self) -> Result {
         {
             let mut holder = lock(&self.holder);
@@ -116,7 +116,7 @@ impl Context {
         result
     }
 
-    /// Waits for all work of all its streams.
+    /// Waits for all work of all streams.
     pub(crate) fn synchronize(&self) -> Result {
         let simulator = simulator()?;
         let mut streams: Vec<StreamId> = lock(&self.defaults).iter().flatten().copied().collect();
@@ -125,26 +125,26 @@ impl Context {
             let own = objects.streams.values().filter(|stream| stream.context.handle == self.handle);
             streams.extend(own.map(|stream| stream.engine));
         }
-        // They stay until they have been waited for: another thread may begin to wait meanwhile.
+        // The streams stay in the list until the wait is complete, because another thread may start to wait.
         let leaving = lock(&self.leaving).clone();
         let mut result = Ok(());
         for stream in streams.into_iter().chain(leaving.iter().copied()) {
             match simulator.machine.synchronize(stream) {
-                // Destroyed meanwhile by another thread.
+                // Destroyed by another thread.
                 Err(EngineError::InvalidStream { .. }) => {}
                 waited => result = result.and(self.settle(waited)),
             }
         }
         lock(&self.leaving).retain(|stream| !leaving.contains(stream));
         for stream in leaving {
-            // Perhaps by another thread already.
+            // May be removed by another thread already.
             let _ = simulator.machine.destroy_stream(stream);
         }
         result
     }
 }
 
-/// The primary context of a device, and how often it is retained.
+/// The primary context of a device, and its reference count.
 pub(crate) struct Primary {
     device: usize,
     context: Option<Arc<Context>>,
@@ -162,37 +162,37 @@ thread_local! {
     static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The context that is current on this thread, whatever has become of it.
+/// Returns the current context of this thread, in any state.
 pub(crate) fn current_in_any_state() -> Result<Arc<Context>> {
     simulator()?;
     STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Status::INVALID_CONTEXT)
 }
 
-/// The context that is current on this thread.
+/// Returns the current context of this thread.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, and the status of work that has failed in it.
+/// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, and the status of failed work of the context.
 pub(crate) fn current() -> Result<Arc<Context>> {
     let context = current_in_any_state()?;
     context.usable()?;
     Ok(context)
 }
 
-/// The device with this number, which `cuDeviceGet` hands out.
+/// Returns the ordinal of a `CUdevice`.
 pub(crate) fn device(device: c_int) -> Result<usize> {
     let count = simulator()?.devices;
     usize::try_from(device).ok().filter(|ordinal| *ordinal < count).ok_or(Status::INVALID_DEVICE)
 }
 
-/// The context of this handle.
+/// Returns the context of a handle.
 pub(crate) fn context(handle: u64) -> Result<Arc<Context>> {
     simulator()?.objects().contexts.get(&handle).cloned().ok_or(Status::INVALID_CONTEXT)
 }
 
-/// Takes all that a context has, and the context's life.
+/// Releases all objects of a context, and deactivates it.
 fn tear_down(context: &Arc<Context>) -> Result {
     let simulator = simulator()?;
-    // Work that has failed is no reason to keep anything.
+    // The objects are released also after a failure of work.
     let _ = context.synchronize();
     context.alive.store(false, Ordering::Release);
     let mut streams: Vec<StreamId> =
@@ -248,7 +248,7 @@ fn create(out: Out<u64>, flags: c_uint, number: c_int) -> Result {
 }
 
 driver! {
-    /// Retains the primary context, and makes it if there is none.
+    /// Retains the primary context, and creates it if necessary.
     fn cuDevicePrimaryCtxRetain(out: Out<u64>, number: c_int) {
         let device = device(number)?;
         let simulator = simulator()?;
@@ -272,7 +272,7 @@ driver! {
         Ok(())
     }
 
-    /// Releases it; the last release takes everything that it has.
+    /// Releases the primary context; the last release frees all its objects.
     fn cuDevicePrimaryCtxRelease_v2(number: c_int) {
         let device = device(number)?;
         let simulator = simulator()?;
@@ -286,14 +286,14 @@ driver! {
         if last { reset_primary(device) } else { Ok(()) }
     }
 
-    /// Takes everything that it has, however often it is retained.
+    /// Frees all objects of the primary context, whatever its reference count.
     fn cuDevicePrimaryCtxReset_v2(number: c_int) {
         let device = device(number)?;
         let _changing = lock(&simulator()?.changing[device]);
         reset_primary(device)
     }
 
-    /// Whether there is one.
+    /// Returns whether the primary context is active, and its flags.
     fn cuDevicePrimaryCtxGetState(number: c_int, flags: Out<c_uint>, active: Out<c_int>) {
         let device = device(number)?;
         let objects = simulator()?.objects();
@@ -310,12 +310,12 @@ driver! {
         Ok(())
     }
 
-    /// Makes a context of its own, and makes it current.
+    /// Creates a context and makes it current.
     fn cuCtxCreate_v2(out: Out<u64>, flags: c_uint, number: c_int) {
         create(out, flags, number)
     }
 
-    /// As the one before, with parameters for devices that are shared with graphics; there are none here.
+    /// Creates a context and makes it current. The parameters for devices shared with graphics are not supported.
     fn cuCtxCreate_v4(out: Out<u64>, parameters: *const c_void, flags: c_uint, number: c_int) {
         if !parameters.is_null() {
             return Err(Status::NOT_SUPPORTED);
@@ -331,7 +331,7 @@ driver! {
         }
         tear_down(&context)?;
         simulator()?.objects().contexts.remove(&handle);
-        // It leaves the caller's stack; other threads keep a context that is destroyed.
+        // The context is popped from the caller's stack; other threads keep it as a destroyed one.
         STACK.with_borrow_mut(|stack| {
             if stack.last().is_some_and(|top| top.handle == handle) {
                 stack.pop();
@@ -340,14 +340,14 @@ driver! {
         Ok(())
     }
 
-    /// Makes a context current, above the one before.
+    /// Pushes a context on the thread's stack.
     fn cuCtxPushCurrent_v2(handle: u64) {
         let context = context(handle)?;
         STACK.with_borrow_mut(|stack| stack.push(context));
         Ok(())
     }
 
-    /// Makes the one before current again.
+    /// Pops the current context from the thread's stack.
     fn cuCtxPopCurrent_v2(out: Out<u64>) {
         simulator()?;
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(Status::INVALID_CONTEXT)?;
@@ -355,7 +355,7 @@ driver! {
         Ok(())
     }
 
-    /// Makes a context current instead of the one that is; null: none.
+    /// Replaces the current context; null removes it.
     fn cuCtxSetCurrent(handle: u64) {
         simulator()?;
         let context = if handle == 0 { None } else { Some(context(handle)?) };
@@ -366,18 +366,18 @@ driver! {
         Ok(())
     }
 
-    /// The context that is current, or null.
+    /// Returns the current context, or null.
     fn cuCtxGetCurrent(out: Out<u64>) {
         simulator()?;
         out.put(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle)))
     }
 
-    /// Its device.
+    /// Returns the device of the current context.
     fn cuCtxGetDevice(out: Out<c_int>) {
         out.put(current_in_any_state()?.device as c_int)
     }
 
-    /// A number that no other context has, and a primary one no longer once it was reset.
+    /// Returns the unique id of a context. A primary context gets a new one after a reset.
     fn cuCtxGetId(handle: u64, out: Out<u64>) {
         let context = match handle {
             0 => current_in_any_state()?,
@@ -389,33 +389,33 @@ driver! {
         out.put(context.id.load(Ordering::Acquire))
     }
 
-    /// Its flags.
+    /// Returns the flags of the current context.
     fn cuCtxGetFlags(out: Out<c_uint>) {
         out.put(current_in_any_state()?.flags.load(Ordering::Relaxed))
     }
 
-    /// Waits for all its work.
+    /// Waits for all work of the current context.
     fn cuCtxSynchronize() {
         let context = current()?;
         crate::capture::refuse_in(&context)?;
         context.synchronize()
     }
 
-    /// Lets its kernels access the memory of another context's device.
+    /// Gives kernels of the current context access to the memory of another context's device.
     fn cuCtxEnablePeerAccess(handle: u64, flags: c_uint) {
         let own = current()?;
         let peer = context(handle)?;
         if flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // No device is its own peer.
+        // A device is not its own peer.
         if peer.device == own.device || !simulator()?.machine.peer_access(own.device, peer.device)? {
             return Err(Status::PEER_ACCESS_UNSUPPORTED);
         }
         if lock(&own.peers).insert(peer.device) { Ok(()) } else { Err(Status::PEER_ACCESS_ALREADY_ENABLED) }
     }
 
-    /// Ends that.
+    /// Revokes the access of `cuCtxEnablePeerAccess`.
     fn cuCtxDisablePeerAccess(handle: u64) {
         let own = current()?;
         let peer = context(handle)?;

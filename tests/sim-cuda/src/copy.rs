@@ -1,7 +1,7 @@
 //! Copies and fills ("Memory Management" in `cuda.h`).
 //!
-//! The driver checks what it is asked to copy against the block in which it lies, at once. Memory of the host that it
-//! does not know is read during the call, or written before the call returns.
+//! The driver checks the range of a copy against its block at submission. It reads unregistered host memory during
+//! the call, and writes it before the call returns.
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
@@ -15,12 +15,12 @@ use crate::simulator::simulator;
 use crate::status::{Result, Status};
 use crate::stream::{Target, target};
 
-/// Refuses bytes that are not in one known block, or that the stream's device may not access.
+/// Checks that the bytes are in one known block to which the stream's device has access.
 pub(crate) fn known(target: &Target, address: u64, len: u64, writes: bool) -> Result {
     if is_known(target, address, len, writes)? { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 
-/// Whether the bytes are known memory; if not, they are the program's own.
+/// Returns whether the bytes are known memory; otherwise they are pageable host memory.
 fn is_known(target: &Target, address: u64, len: u64, writes: bool) -> Result<bool> {
     let simulator = simulator()?;
     let (access_is_set, first) = {
@@ -34,7 +34,7 @@ fn is_known(target: &Target, address: u64, len: u64, writes: bool) -> Result<boo
         }
     };
     if !first {
-        // Addresses that were set aside for memory that is not there.
+        // Reserved addresses without memory.
         let ours = simulator.machine.reservation_of(Address::new(address)).is_some();
         return if ours { Err(Status::INVALID_VALUE) } else { Ok(false) };
     }
@@ -48,7 +48,7 @@ fn is_known(target: &Target, address: u64, len: u64, writes: bool) -> Result<boo
     Ok(true)
 }
 
-/// Copies on a stream. `kinds` says for destination and source whether the caller stated device memory.
+/// Submits a copy. `kinds` says for destination and source whether the caller declared device memory.
 fn copy(target: &Target, to: u64, from: u64, len: usize, stated: [bool; 2]) -> Result {
     if len == 0 {
         return Ok(());
@@ -92,7 +92,7 @@ fn copy_and_wait(to: u64, from: u64, len: usize, stated: [bool; 2]) -> Result {
     target.synchronize()
 }
 
-/// Fills with a pattern of 1, 2 or 4 bytes.
+/// Submits a fill with a pattern of 1, 2 or 4 bytes.
 fn fill(target: &Target, address: u64, pattern: &[u8], count: usize) -> Result {
     let len = count.checked_mul(pattern.len()).ok_or(Status::INVALID_VALUE)?;
     if len == 0 {
@@ -122,49 +122,49 @@ driver! {
         copy_and_wait(to, from, len, [false, false])
     }
 
-    /// The same, on a stream.
+    /// Copies between any two addresses, on a stream.
     fn cuMemcpyAsync(to: u64, from: u64, len: usize, stream: u64) {
         copy(&target(stream)?, to, from, len, [false, false])
     }
 
-    /// Copies from the host.
+    /// Copies from host to device.
     fn cuMemcpyHtoD_v2(to: u64, from: u64, len: usize) {
         copy_and_wait(to, from, len, [true, false])
     }
 
-    /// The same, on a stream.
+    /// Copies from host to device, on a stream.
     fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream: u64) {
         copy(&target(stream)?, to, from, len, [true, false])
     }
 
-    /// Copies to the host.
+    /// Copies from device to host.
     fn cuMemcpyDtoH_v2(to: u64, from: u64, len: usize) {
         copy_and_wait(to, from, len, [false, true])
     }
 
-    /// The same, on a stream.
+    /// Copies from device to host, on a stream.
     fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: u64) {
         copy(&target(stream)?, to, from, len, [false, true])
     }
 
-    /// Copies between devices' memory.
+    /// Copies between device memory.
     fn cuMemcpyDtoD_v2(to: u64, from: u64, len: usize) {
         copy_and_wait(to, from, len, [true, true])
     }
 
-    /// The same, on a stream.
+    /// Copies between device memory, on a stream.
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: u64) {
         copy(&target(stream)?, to, from, len, [true, true])
     }
 
-    /// Copies between the memory of two contexts, which need no access to each other.
+    /// Copies between the memory of two contexts, which need no peer access.
     fn cuMemcpyPeer(to: u64, to_context: u64, from: u64, from_context: u64, len: usize) {
         context(to_context)?.usable()?;
         context(from_context)?.usable()?;
         copy_and_wait(to, from, len, [true, true])
     }
 
-    /// The same, on a stream.
+    /// Copies between the memory of two contexts, on a stream.
     fn cuMemcpyPeerAsync(to: u64, to_context: u64, from: u64, from_context: u64, len: usize, stream: u64) {
         context(to_context)?.usable()?;
         context(from_context)?.usable()?;
@@ -177,7 +177,7 @@ driver! {
         fill_and_wait(address, &[value], count)
     }
 
-    /// The same, on a stream.
+    /// Sets bytes, on a stream.
     fn cuMemsetD8Async(address: u64, value: c_uchar, count: usize, stream: u64) {
         fill(&target(stream)?, address, &[value], count)
     }
@@ -187,7 +187,7 @@ driver! {
         fill_and_wait(address, &value.to_le_bytes(), count)
     }
 
-    /// The same, on a stream.
+    /// Sets values of 2 bytes, on a stream.
     fn cuMemsetD16Async(address: u64, value: c_ushort, count: usize, stream: u64) {
         fill(&target(stream)?, address, &value.to_le_bytes(), count)
     }
@@ -197,7 +197,7 @@ driver! {
         fill_and_wait(address, &value.to_le_bytes(), count)
     }
 
-    /// The same, on a stream.
+    /// Sets values of 4 bytes, on a stream.
     fn cuMemsetD32Async(address: u64, value: c_uint, count: usize, stream: u64) {
         fill(&target(stream)?, address, &value.to_le_bytes(), count)
     }

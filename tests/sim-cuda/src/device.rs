@@ -1,4 +1,4 @@
-//! The devices, and the driver itself ("Initialization", "Version Management", "Device Management", "Error Handling" and
+//! The devices and the driver ("Initialization", "Version Management", "Device Management", "Error Handling" and
 //! "Driver Entry Point Access" in `cuda.h`).
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -10,7 +10,7 @@ use crate::ffi::{HostBytes, Out, Text, Uuid};
 use crate::simulator::{initialise, simulator, simulator_if_any};
 use crate::status::{Result, Status};
 
-/// `CUdevice_attribute`: those that are known, with their values on an H200 where these are about sharing.
+/// Returns the value of a `CUdevice_attribute`. Values about sharing are those of an H200.
 fn attribute(number: c_int, device: usize) -> Result<c_int> {
     Ok(match number {
         // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X, _Y, _Z, MAX_GRID_DIM_X, _Y, _Z
@@ -38,7 +38,7 @@ fn attribute(number: c_int, device: usize) -> Result<c_int> {
         // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED, CAN_USE_64_BIT_STREAM_MEM_OPS,
         // CAN_USE_STREAM_WAIT_VALUE_NOR
         91 | 99 | 122 | 123 => 1,
-        // The first version of stream memory operations, and CAN_FLUSH_REMOTE_WRITES
+        // CAN_USE_STREAM_MEM_OPS_V1 and CAN_FLUSH_REMOTE_WRITES
         92..=94 | 98 => 0,
         // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         102 | 103 => 1,
@@ -46,17 +46,17 @@ fn attribute(number: c_int, device: usize) -> Result<c_int> {
         115 => 1,
         119 => 9,
         125 => 1,
-        // HANDLE_TYPE_FABRIC_SUPPORTED: also where using one is refused, as seen on two H200.
+        // HANDLE_TYPE_FABRIC_SUPPORTED: also where the use is rejected, as seen on two H200.
         128 => 1,
         _ => return Err(Status::INVALID_VALUE),
     })
 }
 
-/// The function of this name in this very library, which may have been copied with some of its names hidden.
+/// Returns the function of this name in this library, which may be a copy with hidden names.
 fn own_symbol(name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
-    // SAFETY: the address is of this library, and the calls take texts that outlive them. The handle that is opened is one
-    // more reference to a library that is never unloaded.
+    // SAFETY: the address is of this library, and the strings outlive the calls. The opened handle is one more
+    // reference to a library that is never unloaded.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(own_symbol as *const c_void, &raw mut info) == 0 {
@@ -71,9 +71,9 @@ fn own_symbol(name: &str) -> Option<usize> {
     }
 }
 
-/// The newest version of a function that this library has and a program of that CUDA version knows.
+/// Returns the newest version of a function that this library has and a program of that CUDA version knows.
 fn newest(name: &str, version: c_int) -> Option<usize> {
-    // Each with the version that brought it, where that is newer than the oldest driver that is played.
+    // Each with the version that introduced it, if newer than the oldest simulated driver.
     let since = |candidate: &str| if candidate == "cuCtxCreate_v4" { 12_050 } else { 0 };
     let candidates = ["_v4", "_v3", "_v2", ""].map(|suffix| format!("{name}{suffix}"));
     candidates
@@ -83,7 +83,7 @@ fn newest(name: &str, version: c_int) -> Option<usize> {
 }
 
 driver! {
-    /// Starts the driver.
+    /// Initializes the driver.
     fn cuInit(flags: c_uint) {
         if flags != 0 {
             return Err(Status::INVALID_VALUE);
@@ -91,7 +91,7 @@ driver! {
         initialise()
     }
 
-    /// The CUDA version: 1000 times the major one, and 10 times the minor. Also before `cuInit`.
+    /// Returns the CUDA version, 1000 times the major plus 10 times the minor version. Works before `cuInit`.
     fn cuDriverGetVersion(out: Out<c_int>) {
         let version = match simulator_if_any() {
             Some(simulator) => simulator.config.version,
@@ -100,17 +100,17 @@ driver! {
         out.put(version)
     }
 
-    /// How many devices this process sees.
+    /// Returns the number of visible devices.
     fn cuDeviceGetCount(out: Out<c_int>) {
         out.put(simulator()?.devices as c_int)
     }
 
-    /// The device at a position.
+    /// Returns the device with an ordinal.
     fn cuDeviceGet(out: Out<c_int>, position: c_int) {
         out.put(device(position)? as c_int)
     }
 
-    /// Its name.
+    /// Returns the name of a device.
     fn cuDeviceGetName(out: *mut c_char, room: c_int, number: c_int) {
         let name = simulator()?.machine.devices()[device(number)?].name.clone();
         let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(Status::INVALID_VALUE)?;
@@ -121,44 +121,44 @@ driver! {
         Ok(())
     }
 
-    /// What it can do.
+    /// Returns an attribute of a device.
     fn cuDeviceGetAttribute(out: Out<c_int>, number: c_int, of: c_int) {
         out.put(attribute(number, device(of)?)?)
     }
 
-    /// Its UUID.
+    /// Returns the UUID of a device.
     fn cuDeviceGetUuid(out: Out<Uuid>, number: c_int) {
         out.put(simulator()?.machine.devices()[device(number)?].uuid)
     }
 
-    /// Its UUID: also that of an instance, of which there are none here.
+    /// Returns the UUID of a device. MIG instances are not supported.
     fn cuDeviceGetUuid_v2(out: Out<Uuid>, number: c_int) {
         out.put(simulator()?.machine.devices()[device(number)?].uuid)
     }
 
-    /// The size of its memory.
+    /// Returns the memory size of a device.
     fn cuDeviceTotalMem_v2(out: Out<usize>, number: c_int) {
         out.put(simulator()?.machine.devices()[device(number)?].memory_bytes as usize)
     }
 
-    /// Whether it reaches the memory of another one.
+    /// Returns whether a device has access to the memory of another.
     fn cuDeviceCanAccessPeer(out: Out<c_int>, from: c_int, to: c_int) {
         let (from, to) = (device(from)?, device(to)?);
         let reaches = from != to && simulator()?.machine.peer_access(from, to)?;
         out.put(c_int::from(reaches))
     }
 
-    /// The name of a status.
+    /// Returns the name of a status.
     fn cuGetErrorName(status: c_int, out: Out<*const c_char>) {
         describe(out, Status(status).name())
     }
 
-    /// What a status says to people.
+    /// Returns the description of a status.
     fn cuGetErrorString(status: c_int, out: Out<*const c_char>) {
         describe(out, Status(status).text())
     }
 
-    /// A function of the driver, by its name without a suffix.
+    /// Returns a function of the driver by its name without a suffix.
     fn cuGetProcAddress_v2(name: Text, out: Out<usize>, version: c_int, _flags: u64, result: Out<c_int>) {
         const FOUND: c_int = 0;
         const SYMBOL_NOT_FOUND: c_int = 1;

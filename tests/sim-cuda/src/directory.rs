@@ -1,9 +1,9 @@
-//! What an exporting process tells the others: a table in a memory file.
+//! The directory: a table in a memory file in which a process publishes its exports.
 //!
-//! A handle names a place in it ([`crate::handle`]). What is there *now* is in the table: that is how a stale handle comes to
-//! open another block or event, as measured on two H200 with driver 580.159.04. The file has no name, so that nothing is left
-//! behind by a process that is killed; another process reaches it through `/proc`, or asks for it where it does not see the
-//! exporter there (see [`crate::portal`]).
+//! A handle names a slot of the table ([`crate::handle`]). The slot has what is there *now*, so that a stale handle
+//! can open another block or event, as measured on two H200 with driver 580.159.04. The file is anonymous, so that
+//! a killed process leaves nothing behind. Another process opens it through `/proc`, or requests it over a socket
+//! if the exporter is not visible there (see [`crate::portal`]).
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,24 +20,24 @@ use crate::simulator::Simulator;
 use crate::status::{Result, Status};
 
 const SLOTS: usize = 1 << 16;
-/// A slot: sequence and state, number, three words of its contents, and for an event the engine's handle.
+/// Words of a slot: sequence and state, number, three words of content, and the engine's handle of an event.
 const WORDS: usize = 16;
 const SLOT_BYTES: usize = WORDS * 8;
 
-/// What is in a slot now.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Nothing, or nothing any more.
+    /// No object.
     Empty,
-    /// A block that has not been exported.
+    /// A block that is not exported.
     Private,
-    /// A block that has.
+    /// An exported block.
     Memory { id: u64, block: u64, offset: u64, size: u64 },
-    /// An event, or the last that was there: the driver does not tell that it was destroyed.
+    /// An event, or the last one in the slot: the driver does not detect that it was destroyed.
     Event { engine: [u8; 64] },
 }
 
-/// The table of this process.
+/// The directory of this process.
 #[derive(Debug)]
 pub(crate) struct Directory {
     file: OwnedFd,
@@ -45,14 +45,14 @@ pub(crate) struct Directory {
     nonce: u64,
     by_address: HashMap<u64, u32>,
     used: u32,
-    /// The engine's event behind each slot of an event: kept when that is destroyed, until the next one takes its place.
+    /// The engine's event of each event slot. A destroyed event is kept until another one takes the slot.
     events: HashMap<u32, EventId>,
-    /// Slots of events that were destroyed.
+    /// Slots of destroyed events.
     free: Vec<u32>,
 }
 
 impl Directory {
-    /// An empty table, and the thread that serves it to other pid namespaces.
+    /// Creates an empty directory, and the thread that serves it to other pid namespaces.
     pub(crate) fn new() -> Result<Self> {
         let system = |_| Status::OPERATING_SYSTEM;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -64,7 +64,7 @@ impl Directory {
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) };
         let at = at.map_err(system)?.cast_const().cast::<AtomicU64>();
-        // SAFETY: mapped for the life of the process, aligned to a page, as long as this, and never shrinks (sealed).
+        // SAFETY: mapped for the life of the process, page-aligned, of this length, and sealed against shrinking.
         let words = unsafe { std::slice::from_raw_parts(at, len / 8) };
         let nonce = getrandom::u64().map_err(|_| Status::OPERATING_SYSTEM)?;
         portal::serve(nonce, &file)?;
@@ -79,15 +79,14 @@ impl Directory {
         })
     }
 
-    /// Notes that a block now begins at an address. Where one was exported before, others must not take this one
-    /// for exported.
+    /// Marks the slot of a new block as not exported, in case an earlier block at its address was.
     pub(crate) fn arrived(&mut self, address: u64) {
         if let Some(&slot) = self.by_address.get(&address) {
             self.write(slot, Entry::Private);
         }
     }
 
-    /// Notes that the block at an address has gone.
+    /// Clears the slot of a freed block.
     pub(crate) fn freed(&mut self, address: u64) {
         if let Some(&slot) = self.by_address.get(&address) {
             self.write(slot, Entry::Empty);
@@ -108,7 +107,7 @@ impl Directory {
         self.handle(HandleKind::Memory, slot, id)
     }
 
-    /// Exports an event, at its slot if it has one: the slot, and the bytes that name it.
+    /// Exports an event. Returns its slot, an existing one if it has one, and the bytes that name it.
     pub(crate) fn export_event(
         &mut self,
         simulator: &Simulator,
@@ -128,12 +127,12 @@ impl Directory {
         Ok((slot, self.handle(HandleKind::Event, slot, id)?))
     }
 
-    /// Notes that the event of a slot was destroyed. Others find it there until another one takes the place.
+    /// Marks the event of a slot as destroyed. Importers find it until another event takes the slot.
     pub(crate) fn retire(&mut self, slot: u32) {
         self.free.push(slot);
     }
 
-    /// The engine's event that others find in a slot.
+    /// Returns the engine's event in a slot.
     pub(crate) fn event_in(&self, slot: u32) -> Option<EventId> {
         self.events.get(&slot).copied()
     }
@@ -143,7 +142,7 @@ impl Directory {
             self.used += 1;
             return Ok(self.used - 1);
         }
-        // A place whose block has gone: handles of it name nothing, and then something else.
+        // The slot of a freed block: its handles name nothing, and later another block.
         let empty = self.by_address.iter().find(|(_, slot)| read(&self.file, **slot) == Ok(Entry::Empty));
         let (&address, &slot) = empty.ok_or(Status::OUT_OF_MEMORY)?;
         self.by_address.remove(&address);
@@ -163,7 +162,7 @@ impl Directory {
         Ok(handle.encode())
     }
 
-    /// Writes a slot. Its first word is odd meanwhile, and another one afterwards.
+    /// Writes a slot as a seqlock: its first word is odd during the write.
     fn write(&mut self, slot: u32, entry: Entry) {
         let words = &self.words[slot as usize * WORDS..][..WORDS];
         let sequence = words[0].load(Ordering::Relaxed);
@@ -191,19 +190,19 @@ impl Directory {
     }
 }
 
-/// Another process's table.
+/// The directory of another process.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     file: OwnedFd,
-    /// Whether it is reached by asking it, since it is not in this `/proc`.
+    /// Whether the exporter is reached over a socket, because it is not in this `/proc`.
     pub(crate) far: bool,
 }
 
 impl Exporter {
-    /// Reaches the process that a handle names: in this `/proc`, and where that is not the one, by asking for it.
+    /// Opens the directory of the exporter that a handle names, through `/proc` or else over a socket.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` if it has ended, `INVALID_CONTEXT` if it is taken for this process, by its pid.
+    /// `INVALID_HANDLE` if the exporter has exited, `INVALID_CONTEXT` if its pid is the one of this process.
     pub(crate) fn reach(place: &Place) -> Result<Self> {
         if place.pid == std::process::id() {
             return Err(Status::INVALID_CONTEXT);
@@ -224,10 +223,10 @@ impl Exporter {
         Ok(Self { file: file.map_err(|_| Status::INVALID_HANDLE)?, far: false })
     }
 
-    /// What is now in the place that a handle names.
+    /// Reads the current content of the slot that a handle names.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` if this is another process, which has got the pid.
+    /// `INVALID_HANDLE` if another process has the pid now.
     pub(crate) fn entry(&self, place: &Place) -> Result<Entry> {
         let nonce = read_words(&self.file, place.slot)?[1];
         if nonce != place.nonce {
@@ -237,7 +236,7 @@ impl Exporter {
     }
 }
 
-/// Reads a slot in one state.
+/// Reads a consistent slot.
 fn read_words(file: &OwnedFd, slot: u32) -> Result<[u64; WORDS]> {
     loop {
         let mut bytes = [0; SLOT_BYTES];

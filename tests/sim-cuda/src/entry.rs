@@ -1,4 +1,4 @@
-//! The way into every function: faults, and panics that must not cross into C.
+//! The entry of every function: fault injection, and a stop for panics, which must not unwind into C.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,15 +8,15 @@ use crate::record;
 use crate::simulator::{lock, simulator_if_any};
 use crate::status::{Result, Status};
 
-/// Defines functions of the driver: each is exported under its name, takes what `cuda.h` declares, and returns a
-/// `CUresult`. The body is a [`Result`].
+/// Defines exported functions of the driver with the arguments of `cuda.h` and a `CUresult`. The body returns a
+/// [`Result`].
 macro_rules! driver {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             $(#[$meta])*
             ///
             /// # Safety
-            /// As `cuda.h`: pointers are null or valid for what the function reads and writes there.
+            /// As in `cuda.h`: pointers are null, or valid for the accesses of the function.
             #[allow(non_snake_case, reason = "the name is the driver's")]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
@@ -37,12 +37,12 @@ pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Result) -> i3
     match result {
         Ok(Ok(())) => 0,
         Ok(Err(Status(status))) => status,
-        // The message has been printed.
+        // The panic hook has printed the message.
         Err(_) => Status::UNKNOWN.0,
     }
 }
 
-/// Counts the call; fails if it is one that shall.
+/// Counts the call, and fails if a fault is due.
 fn due_fault(function: &'static str) -> Result {
     static CALLS: Mutex<Option<HashMap<&'static str, u64>>> = Mutex::new(None);
     let Some(simulator) = simulator_if_any() else { return Ok(()) };
@@ -58,7 +58,7 @@ fn due_fault(function: &'static str) -> Result {
     due.map_or(Ok(()), |fault| Err(Status(fault.status)))
 }
 
-/// A function's name without the suffix of its version.
+/// Returns the name of a function without the suffix of its version.
 pub(crate) fn plain_name(name: &str) -> &str {
     match name.rsplit_once("_v") {
         Some((plain, version)) if version.bytes().all(|byte| byte.is_ascii_digit()) => plain,

@@ -19,19 +19,19 @@ use crate::stream::target;
 const DISABLE_TIMING: c_uint = 2;
 const INTERPROCESS: c_uint = 4;
 const ALL_FLAGS: c_uint = 7;
-/// `CU_EVENT_WAIT_EXTERNAL`: in a capture, a wait for what is recorded when the graph runs.
+/// `CU_EVENT_WAIT_EXTERNAL`: in a capture, a wait for a record at the execution of the graph.
 const WAIT_EXTERNAL: c_uint = 1;
 
-/// An event of this process, or one that was opened from another.
+/// An event that this process created, or opened from another.
 pub(crate) struct Event {
     pub(crate) handle: u64,
     pub(crate) context: Arc<Context>,
     pub(crate) engine: EventId,
     pub(crate) interprocess: bool,
     pub(crate) opened: bool,
-    /// Where other processes find it, once it has been exported.
+    /// The slot of an exported event.
     pub(crate) slot: Mutex<Option<u32>>,
-    /// The capture in which it was recorded; 0: in none.
+    /// The capture in which the event was recorded; 0 for none.
     captured: AtomicU64,
     recorded: AtomicBool,
 }
@@ -46,12 +46,12 @@ impl Event {
             opened,
             slot: Mutex::default(),
             captured: AtomicU64::new(0),
-            // Its maker may have recorded it.
+            // The creator may have recorded it.
             recorded: AtomicBool::new(opened),
         })
     }
 
-    /// Lets go of what it stands for: not where other processes find that.
+    /// Destroys the engine's event, unless other processes can find it in the directory.
     pub(crate) fn retire(&self, simulator: &Simulator, directory: Option<&mut Directory>) {
         match (lock(&self.slot).take(), directory) {
             (Some(slot), Some(directory)) => directory.retire(slot),
@@ -59,7 +59,7 @@ impl Event {
         }
     }
 
-    /// Refuses to tell of a record that is only captured, which spoils the capture.
+    /// Rejects a query of a record that is only captured, which invalidates the capture.
     fn refuse_captured(&self) -> Result {
         let captured = self.captured.load(Ordering::Acquire);
         if captured == 0 || !crate::capture::spoil(captured)? {
@@ -68,7 +68,8 @@ impl Event {
         Err(Status::CAPTURED_EVENT)
     }
 
-    /// The result of asking: a failure before it is that of its context, unless another process recorded it.
+    /// Converts the result of a wait or query. A failure before the record is one of the context, unless another
+    /// process recorded it.
     fn settle<T>(&self, result: std::result::Result<T, EngineError>) -> Result<T> {
         match result {
             Err(EngineError::PeerLost { .. } | EngineError::RecordFailed) if self.opened => {
@@ -79,7 +80,7 @@ impl Event {
     }
 }
 
-/// The event of a handle, whose context is usable.
+/// Returns the event of a handle, whose context must be usable.
 pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     let (found, gone) = {
         let objects = simulator()?.objects();
@@ -88,7 +89,7 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     match (found, gone) {
         (Some(event), _) => event.context.usable().map(|()| event),
         (None, Some(Gone::Event { interprocess, freed })) => {
-            // As measured: with the context that was reset still current every use of it is told.
+            // As measured: while the reset context is current, every use of the event is rejected.
             current()?;
             if interprocess {
                 crash("an interprocess event whose context was reset is used");
@@ -102,8 +103,8 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     }
 }
 
-/// Notes that an event whose context was reset has been destroyed, which is refused all the same. With the context that was
-/// reset still current the driver does not get that far.
+/// Notes that an event of a reset context was destroyed, a call that is rejected nevertheless. While the reset
+/// context is current, the driver does not reach this point.
 fn free_gone(simulator: &Simulator, handle: u64) {
     if current().is_ok()
         && let Some(Gone::Event { freed, .. }) = simulator.objects().gone.get_mut(&handle)
@@ -112,7 +113,7 @@ fn free_gone(simulator: &Simulator, handle: u64) {
     }
 }
 
-/// Adds an event to the table, and hands out its handle.
+/// Adds an event to the table, and writes its handle.
 pub(crate) fn add(event: Arc<Event>, out: Out<u64>) -> Result {
     let handle = event.handle;
     simulator()?.objects().events.insert(handle, event);
@@ -120,7 +121,7 @@ pub(crate) fn add(event: Arc<Event>, out: Out<u64>) -> Result {
 }
 
 driver! {
-    /// Makes an event.
+    /// Creates an event.
     fn cuEventCreate(out: Out<u64>, flags: c_uint) {
         let context = current()?;
         let interprocess = flags & INTERPROCESS != 0;
@@ -132,7 +133,7 @@ driver! {
         add(Event::new(context, engine, interprocess, false), out)
     }
 
-    /// Destroys an event, or lets go of one that was opened. What waits for it goes on waiting.
+    /// Destroys an event, or closes an opened one. Pending waits continue.
     fn cuEventDestroy_v2(handle: u64) {
         let simulator = simulator()?;
         event(handle).inspect_err(|_| free_gone(simulator, handle))?;
@@ -142,7 +143,7 @@ driver! {
         Ok(())
     }
 
-    /// Records it behind all work of a stream of its context.
+    /// Records an event behind all work of a stream of its context.
     fn cuEventRecord(handle: u64, stream: u64) {
         let event = event(handle)?;
         let target = target(stream)?;
@@ -151,10 +152,10 @@ driver! {
         }
         if let Some(capture) = capture_of(&target) {
             if event.interprocess {
-                // Refused, and the capture goes on.
+                // Rejected; the capture continues.
                 return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
             }
-            // The record orders what is captured; it is no node.
+            // The record orders captured work and is not a node.
             event.captured.store(capture, Ordering::Release);
             return Ok(());
         }
@@ -163,7 +164,7 @@ driver! {
         target.submit(|machine| machine.record(event.engine, target.engine))
     }
 
-    /// Makes a stream, of whichever device, wait for the last record at the time of the call.
+    /// Makes a stream of any device wait for the last record at the time of the call.
     fn cuStreamWaitEvent(stream: u64, handle: u64, flags: c_uint) {
         let event = event(handle)?;
         let target = target(stream)?;
@@ -181,7 +182,7 @@ driver! {
         match (capture_of(&target), captured) {
             (None, None) => {}
             (here, there) if here == there => return Ok(()),
-            // Never recorded: nothing to wait for.
+            // Never recorded: no wait.
             (Some(_), None) if !event.recorded.load(Ordering::Acquire) => return Ok(()),
             (Some(_), None) if flags & WAIT_EXTERNAL != 0 => return node(&target).map(drop),
             (here, _) => {
@@ -194,7 +195,7 @@ driver! {
         target.submit(|machine| machine.wait(target.engine, event.engine))
     }
 
-    /// Whether the last record has been reached.
+    /// Returns whether the last record is complete.
     fn cuEventQuery(handle: u64) {
         let event = event(handle)?;
         event.refuse_captured()?;
@@ -203,7 +204,7 @@ driver! {
         if done { Ok(()) } else { Err(Status::NOT_READY) }
     }
 
-    /// Waits for it.
+    /// Waits for the last record.
     fn cuEventSynchronize(handle: u64) {
         let event = event(handle)?;
         event.refuse_captured()?;

@@ -1,14 +1,14 @@
-//! What crosses the C boundary: the layouts of `cuda.h`, and pointers that a caller passes.
+//! The C boundary: layouts of `cuda.h`, and pointers of callers.
 //!
-//! The wrappers around pointers hold this crate's part of the bargain in one place: each function of the driver is
-//! `unsafe` and promises, as `cuda.h` does, that what a caller passes is null or valid for what is declared; a wrapper
-//! is only made at that boundary.
+//! Each function of the driver is `unsafe` and requires, as `cuda.h` does, that pointers are null or valid as
+//! declared. The wrappers are created only at that boundary, and are the only code that dereferences those
+//! pointers.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::status::{Result, Status};
 
-/// A pointer that the call writes one value to.
+/// A pointer to which a call writes one value.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
@@ -26,17 +26,17 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for one value, as the function's caller promised.
+        // SAFETY: not null, so valid for one value, as the caller of the function promised.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// Writes the value where there is room for one.
+    /// Writes the value, unless the pointer is null.
     pub(crate) fn put_if_wanted(self, value: T) {
         let _ = self.put(value);
     }
 
-    /// The same pointer as one to something else, where another argument says to what.
+    /// Casts an address to a pointer whose type another argument states.
     pub(crate) fn from_address(address: usize) -> Self {
         Self(address as *mut T)
     }
@@ -47,19 +47,19 @@ impl<T> Out<T> {
 }
 
 impl<T: Copy> Out<T> {
-    /// The value that is there before.
+    /// Reads the value.
     pub(crate) fn get(self) -> Result<T> {
         In(self.0.cast_const()).get()
     }
 }
 
-/// A pointer that the call reads one or several values from.
+/// A pointer from which a call reads one or several values.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// The value.
+    /// Reads the value.
     ///
     /// # Errors
     /// `INVALID_VALUE` for null.
@@ -67,17 +67,17 @@ impl<T: Copy> In<T> {
         self.at(0)
     }
 
-    /// The value at an index below the count that the caller states beside the pointer.
+    /// Reads the value at an index, which is below the count that the caller states.
     pub(crate) fn at(self, index: usize) -> Result<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for as many values as the function's caller stated.
+        // SAFETY: not null, so valid for the number of values that the caller of the function stated.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 }
 
-/// A text of C.
+/// A C string.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
@@ -87,12 +87,13 @@ impl Text {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not null, so a text with a NUL that lives during the call, as the function's caller promised.
+        // SAFETY: not null, so a NUL-terminated string that lives during the call, as the caller of the function
+        // promised.
         unsafe { CStr::from_ptr(self.0) }.to_str().map_err(|_| Status::INVALID_VALUE)
     }
 }
 
-/// Plain memory of the host, as a caller passes it: address and length.
+/// Host memory of a caller: address and length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostBytes {
     address: usize,
@@ -108,14 +109,14 @@ impl HostBytes {
 
     pub(crate) fn to_vec(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
-        // SAFETY: the function's caller promised that as many bytes can be read.
+        // SAFETY: the caller of the function promised that these bytes are readable.
         unsafe { std::ptr::copy_nonoverlapping(self.address as *const u8, bytes.as_mut_ptr(), self.len) };
         bytes
     }
 
     pub(crate) fn fill_from(self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len, "what was asked for");
-        // SAFETY: the function's caller promised that as many bytes can be written.
+        // SAFETY: the caller of the function promised that these bytes are writable.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, self.len) };
     }
 }
@@ -123,7 +124,7 @@ impl HostBytes {
 /// `CUhostFn`.
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
 
-/// `CUuuid`, and every other 16 bytes.
+/// `CUuuid`, and other arrays of 16 bytes.
 pub(crate) type Uuid = [u8; 16];
 
 /// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value.

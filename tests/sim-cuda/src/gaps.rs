@@ -1,11 +1,11 @@
-//! Room that is handed out lowest first.
+//! An allocator of ranges, lowest first.
 //!
-//! Why lowest first: the real driver puts a new block in the place of the one that was freed before, which is
-//! how a stale handle comes to name somebody else's memory.
+//! The driver places a new block where the previously freed one was, so that a stale handle can name another
+//! owner's memory.
 
 use std::collections::BTreeMap;
 
-/// The free parts of a range, by offset; no two of them touch.
+/// The free parts of a range, by offset. No two of them are adjacent.
 #[derive(Debug)]
 pub(crate) struct Gaps {
     free: BTreeMap<u64, u64>,
@@ -13,12 +13,12 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// All of `start..len` is free.
+    /// Creates an allocator in which all of `start..len` is free.
     pub(crate) fn new(start: u64, len: u64) -> Self {
         Self { free: BTreeMap::from([(start, len - start)]), len: len - start }
     }
 
-    /// The lowest offset with room for so many bytes, a multiple of `unit`, which is rounded up to whole units.
+    /// Takes the lowest offset, a multiple of `unit`, with room for `size` bytes, rounded up to whole units.
     pub(crate) fn take(&mut self, size: u64, unit: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(unit)?;
         let (&offset, &gap) = self.free.iter().find(|(_, gap)| **gap >= size)?;
@@ -29,7 +29,7 @@ impl Gaps {
         Some(offset)
     }
 
-    /// Takes bytes back that were handed out with the same unit.
+    /// Returns bytes that were taken with the same unit.
     pub(crate) fn give_back(&mut self, mut offset: u64, size: u64, unit: u64) {
         let mut size = size.next_multiple_of(unit);
         if let Some(gap) = self.free.remove(&(offset + size)) {
@@ -44,7 +44,7 @@ impl Gaps {
         self.free.insert(offset, size);
     }
 
-    /// Whether nothing is handed out.
+    /// Returns whether nothing is taken.
     pub(crate) fn is_whole(&self) -> bool {
         self.free.values().sum::<u64>() == self.len
     }

@@ -1,53 +1,53 @@
-//! The 64 bytes that name memory or an event of another process.
+//! Handles: 64 bytes that name memory or an event of another process.
 //!
-//! Why two readings: whoever opens memory looks at 19 of the bytes, as measured on two H200 with driver 580.159.04, so
-//! that a handle which was damaged elsewhere still opens. What only events need lies in the others.
+//! An open of memory reads only 19 of the bytes, as measured on two H200 with driver 580.159.04, so that a handle
+//! with other damaged bytes still opens. The other bytes have the fields of events.
 
 use rustix::fs::stat;
 
-/// The first byte of a handle is not looked at, as by the driver.
+/// The first byte of a handle is ignored, as by the driver.
 const MAGIC: u64 = u64::from_le_bytes(*b"\0simcuda");
 const IGNORED: u64 = 0xff;
-/// Bits of a place's numbers: what is behind each, and the process id, which Linux gives no more than 22.
+/// Widths of the fields of a place in bits. Linux pids have at most 22.
 const FD_BITS: u32 = 20;
 const SLOT_BITS: u32 = 16;
 const GENERATION_BITS: u32 = 16;
 const PID_BITS: u32 = 24;
-/// Never all zeros nor all ones.
+/// Neither all zeros nor all ones.
 const MARK: u64 = 0b0110;
-/// The word that says where in its process, and the byte of it that the others are checked by.
+/// The word with the place in the exporter, and its byte with the checksum of the others.
 const WHERE: usize = 6;
 const CHECK: u32 = 56;
 
-/// What a handle names.
+/// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandleKind {
     Memory = 1,
     Event = 2,
 }
 
-/// A place in the table of an exporter: all that opening memory looks at.
+/// A slot of an exporter's directory: all that an open of memory reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The exporter's pid, as its own pid namespace numbers it.
+    /// The pid of the exporter, in its pid namespace.
     pub(crate) pid: u32,
-    /// The descriptor of its table.
+    /// The descriptor of the exporter's directory.
     pub(crate) fd: u32,
-    /// Tells the exporter from others that have, or will have, its pid.
+    /// Distinguishes the exporter from other processes with its pid.
     pub(crate) nonce: u64,
     pub(crate) slot: u32,
-    /// The low bits of the number of what was exported.
+    /// The low bits of the number of the export.
     generation: u16,
 }
 
 impl Place {
-    /// `None` for numbers that a handle has no room for.
+    /// Creates a place; `None` for numbers that exceed their fields.
     pub(crate) fn new(pid: u32, fd: u32, nonce: u64, slot: u32, id: u64) -> Option<Self> {
         let fits = pid >> PID_BITS == 0 && fd >> FD_BITS == 0 && slot >> SLOT_BITS == 0;
         fits.then_some(Self { pid, fd, nonce, slot, generation: id as u16 })
     }
 
-    /// `None` for bytes that no exporter made.
+    /// Decodes a place; `None` for bytes that no exporter made.
     pub(crate) fn decode(bytes: &[u8; 64]) -> Option<Self> {
         let pid = u64_at(bytes, 3) >> 32 & low(PID_BITS);
         let (nonce, place) = (u64_at(bytes, 2), u64_at(bytes, WHERE));
@@ -74,15 +74,15 @@ impl Place {
     }
 }
 
-/// A handle, taken apart.
+/// A decoded handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) place: Place,
     pub(crate) kind: HandleKind,
-    /// Number of what was exported.
+    /// Number of the export.
     pub(crate) id: u64,
     pub(crate) pid_namespace: u64,
-    /// Which `/dev/shm` the exporter has.
+    /// Identity of the exporter's `/dev/shm`.
     pub(crate) shared_memory: u64,
 }
 
@@ -104,7 +104,8 @@ impl Handle {
         bytes
     }
 
-    /// `None` for bytes that no exporter made, and for a handle of another kind: all of them are looked at.
+    /// Decodes a handle, reading all bytes; `None` for bytes that no exporter made, and for a handle of another
+    /// kind.
     pub(crate) fn decode(bytes: &[u8; 64], kind: HandleKind) -> Option<Self> {
         let mut words: [u64; 7] = std::array::from_fn(|at| u64_at(bytes, at));
         words[0] &= !IGNORED;
@@ -116,18 +117,18 @@ impl Handle {
         Some(Self { place, kind, id: words[4], pid_namespace: words[1], shared_memory: words[5] })
     }
 
-    /// Whether its exporter is in another pid namespace.
+    /// Returns whether the exporter is in another pid namespace.
     pub(crate) fn is_far(&self) -> bool {
         self.pid_namespace != pid_namespace()
     }
 }
 
-/// Which pid namespace this process is in.
+/// Returns the identity of this process's pid namespace.
 pub(crate) fn pid_namespace() -> u64 {
     stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Which `/dev/shm` this process has; 0 for none.
+/// Returns the identity of this process's `/dev/shm`; 0 if it has none.
 pub(crate) fn shared_memory() -> u64 {
     stat("/dev/shm").map_or(0, |stat| stat.st_dev ^ stat.st_ino.rotate_left(32))
 }
@@ -140,13 +141,13 @@ fn low(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// The sum of the bytes: no change of one bit, and no inversion of one byte, leaves it as it was.
+/// Returns a checksum that changes with every single bit and every inverted byte.
 fn check(nonce: u64, pid: u64, place: u64) -> u8 {
     let bytes = [nonce, pid, place].map(u64::to_le_bytes);
     bytes.as_flattened().iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// FNV-1a over the words: tells accidents, not forgery.
+/// Returns the FNV-1a hash of the words, which detects accidents, not forgery.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| {
         word.to_le_bytes()

@@ -1,4 +1,4 @@
-//! Memory of the host that devices access: page-locked, registered, managed ("Memory Management" in `cuda.h`).
+//! Host memory that devices access: page-locked, registered, managed ("Memory Management" in `cuda.h`).
 
 use std::ffi::{c_uint, c_void};
 
@@ -13,17 +13,17 @@ use crate::memory::{Block, Kind};
 use crate::simulator::{Objects, Simulator, simulator};
 use crate::status::{Result, Status};
 
-/// What is known of memory of the host.
+/// A block of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) registered: bool,
     pub(crate) managed: bool,
     pub(crate) flags: c_uint,
-    /// Bytes that were mapped for it.
+    /// Number of bytes that were mapped for the block; 0 for registered memory.
     pub(crate) mapped: usize,
 }
 
-/// Memory of the host that is no longer known, and that running work may still access.
+/// Removed host memory that running work may still access.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct HostRemains {
@@ -32,17 +32,17 @@ pub(crate) struct HostRemains {
 }
 
 impl HostRemains {
-    /// Waits for that work, and unmaps what was mapped for it.
+    /// Waits for that work, and unmaps the memory.
     pub(crate) fn give_back(self, machine: &Machine) {
         let unregistered = machine.unregister_host(Address::new(self.base));
         if self.mapped > 0 && unregistered.is_ok() {
-            // SAFETY: mapped by `host_memory`, and nobody's any more: its owner has freed it, and work has let go.
+            // SAFETY: mapped by `host_memory`; its owner has freed it, and no work uses it.
             let _ = unsafe { munmap(self.base as *mut c_void, self.mapped) };
         }
     }
 }
 
-/// New memory of the host that the devices know.
+/// Maps host memory and registers it for the devices.
 fn host_memory(simulator: &Simulator, len: usize, flags: c_uint, managed: bool) -> Result<u64> {
     let context = current()?;
     refuse_where_unsafe()?;
@@ -54,7 +54,7 @@ fn host_memory(simulator: &Simulator, len: usize, flags: c_uint, managed: bool) 
     // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
     let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, protection, MapFlags::PRIVATE) };
     let base = memory.map_err(|_| Status::OUT_OF_MEMORY)? as u64;
-    // SAFETY: mapped above, and unmapped only after it has been unregistered.
+    // SAFETY: mapped above, and unmapped only after it was unregistered.
     unsafe { simulator.machine.register_host(Address::new(base), len as u64) }?;
     let host = Host { registered: false, managed, flags, mapped };
     add_host(simulator, &context, base, len, host);
@@ -91,7 +91,7 @@ fn remove_host(address: u64, registered: bool, refused: Status) -> Result {
 }
 
 driver! {
-    /// Allocates memory that moves between host and devices.
+    /// Allocates managed memory.
     fn cuMemAllocManaged(out: Out<u64>, size: usize, flags: c_uint) {
         // CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST
         if !matches!(flags, 1 | 2) {
@@ -100,22 +100,22 @@ driver! {
         out.put(host_memory(simulator()?, size, flags, true)?)
     }
 
-    /// Allocates page-locked memory of the host.
+    /// Allocates page-locked host memory.
     fn cuMemHostAlloc(out: Out<u64>, size: usize, flags: c_uint) {
         out.put(host_memory(simulator()?, size, flags, false)?)
     }
 
-    /// As the one before, without flags.
+    /// Allocates page-locked host memory without flags.
     fn cuMemAllocHost_v2(out: Out<u64>, size: usize) {
         out.put(host_memory(simulator()?, size, 0, false)?)
     }
 
-    /// Frees it, after all work.
+    /// Frees page-locked host memory, after all work.
     fn cuMemFreeHost(address: u64) {
         remove_host(address, false, Status::INVALID_VALUE)
     }
 
-    /// Makes memory of the program's own page-locked.
+    /// Page-locks host memory of the program.
     fn cuMemHostRegister_v2(address: u64, size: usize, flags: c_uint) {
         let context = current()?;
         let simulator = simulator()?;
@@ -130,19 +130,19 @@ driver! {
                 return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
             }
         }
-        // SAFETY: the caller keeps the memory until it has unregistered it, as `cuda.h` says.
+        // SAFETY: the caller keeps the memory until it unregisters it, as `cuda.h` requires.
         unsafe { simulator.machine.register_host(Address::new(address), size as u64) }?;
         let host = Host { registered: true, managed: false, flags, mapped: 0 };
         add_host(simulator, &context, address, size, host);
         Ok(())
     }
 
-    /// Ends that.
+    /// Unregisters host memory.
     fn cuMemHostUnregister(address: u64) {
         remove_host(address, true, Status::HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// The address under which devices know memory of the host: the same.
+    /// Returns the device address of host memory, which is its host address.
     fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: c_uint) {
         current()?;
         let objects = simulator()?.objects();
@@ -153,7 +153,7 @@ driver! {
         out.put(address)
     }
 
-    /// The flags with which memory of the host was allocated.
+    /// Returns the flags with which host memory was allocated.
     fn cuMemHostGetFlags(out: Out<c_uint>, address: u64) {
         current()?;
         let objects = simulator()?.objects();

@@ -1,33 +1,33 @@
-//! Where the library is, and how a program comes to load it.
+//! The location of the library, and directories from which programs load it.
 
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// The shared library, where Cargo put it for the running test or program.
+/// Returns the path of the shared library that Cargo built for the running test or program.
 ///
 /// # Errors
 ///
-/// `NotFound`, naming the places.
+/// `NotFound` with the searched paths.
 pub fn library() -> io::Result<PathBuf> {
     device_ipc_sim_support::built_library("libdevice_ipc_sim_cuda.so")
 }
 
-/// Makes a folder, which is there and empty, one for `LD_LIBRARY_PATH`: with `libcuda.so.1` and `libcuda.so`. The path of
-/// the former is returned.
+/// Links `libcuda.so.1` and `libcuda.so` in an existing empty folder, for use in `LD_LIBRARY_PATH`. Returns the
+/// path of the former.
 ///
 /// # Errors
 ///
-/// Those of making links.
+/// Errors of creating links.
 pub fn install(folder: &Path) -> io::Result<PathBuf> {
     link(&library()?, folder)
 }
 
-/// As [`install`], with a library that lacks these functions.
+/// Installs a copy of the library that lacks these functions, as [`install`] does.
 ///
 /// # Errors
 ///
-/// As `install`, and `NotFound` for a function that there is not.
+/// As `install`, and `NotFound` for an unknown function.
 pub fn install_without(folder: &Path, functions: &[&str]) -> io::Result<PathBuf> {
     let older = folder.join("libcuda-older.so");
     device_ipc_sim_support::hide_symbols(&library()?, functions, &older)?;

@@ -1,4 +1,4 @@
-//! Memory and events of another process by 64 bytes (`cuIpc*`, in "Memory Management" of `cuda.h`).
+//! Memory and events of other processes by handles of 64 bytes (`cuIpc*`, in "Memory Management" of `cuda.h`).
 
 use std::ffi::c_uint;
 
@@ -15,23 +15,23 @@ use crate::portal::{Question, ask};
 use crate::simulator::{Objects, lock, simulator};
 use crate::status::{Result, Status};
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: without it no handle is opened.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: required by every open.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// Memory that was opened.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// Where the handle said that it is.
+    /// The slot in the handle.
     place: Place,
-    /// How often this context has it open.
+    /// Opens of this context that were not closed yet.
     opens: u32,
     block: BlockId,
-    /// Address and size of the whole that is mapped.
+    /// Address and size of the whole mapping.
     pub(crate) range: (u64, u64),
 }
 
 impl Opened {
-    /// Takes the mapping away.
+    /// Unmaps the memory.
     pub(crate) fn close(self, machine: &Machine) {
         let (base, size) = self.range;
         let _ = machine.unmap_blocks(Address::new(base), size);
@@ -40,7 +40,7 @@ impl Opened {
     }
 }
 
-/// The table of this process, which is made with the first export.
+/// Returns the directory of this process, and creates it for the first export.
 fn directory(objects: &mut Objects) -> Result<&mut Directory> {
     match &mut objects.directory {
         Some(directory) => Ok(directory),
@@ -48,8 +48,8 @@ fn directory(objects: &mut Objects) -> Result<&mut Directory> {
     }
 }
 
-/// What a process that has a handle open already gets when it opens it again: the same address in the same context, an error in
-/// another context of the device, and nothing yet on another device.
+/// Re-opens a handle that is open in this process: the same address in the same context, an error in another
+/// context of the device, and `None` on another device.
 fn open_again(memory: &mut MemoryTable, context: &Context, place: &Place) -> Result<Option<u64>> {
     for block in memory.blocks.values_mut().filter(|block| block.device == context.device) {
         if let Kind::Opened(opened) = &mut block.kind
@@ -65,11 +65,12 @@ fn open_again(memory: &mut MemoryTable, context: &Context, place: &Place) -> Res
     Ok(None)
 }
 
-/// The event that is now where a handle says, destroyed or not; `None` if there is none, or its exporter has ended.
+/// Returns the event in the slot that a handle names, destroyed or not; `None` if there is none, or its exporter
+/// has exited.
 fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Option<EventId>> {
     let exporter = match Exporter::reach(&handle.place) {
         Ok(exporter) => exporter,
-        // Who ended and who cannot be reached are one where the exporter is not in this `/proc`.
+        // For an exporter that is not in this `/proc`, exited and unreachable are not distinguished.
         Err(_) if handle.is_far() => return Err(Status::MAP_FAILED),
         Err(_) => return Ok(None),
     };
@@ -83,15 +84,15 @@ fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Optio
     };
     match opened {
         Ok(event) => Ok(Some(event)),
-        // Another one has taken its place, or its exporter was killed, since the table was read.
+        // Since the table was read, another event took the slot, or the exporter was killed.
         Err(EngineError::InvalidHandle { .. } | EngineError::ExporterGone { .. }) => Ok(None),
         Err(_) => Err(Status::MAP_FAILED),
     }
 }
 
-/// The physical memory that an entry names, imported.
+/// Imports the physical memory that an entry names.
 fn import(machine: &Machine, exporter: &Exporter, place: &Place, number: u64) -> Result<BlockId> {
-    // Freed since the table was read: then its number names nothing any more.
+    // Freed since the table was read: the number of the block is stale.
     if exporter.far {
         let fd = ask(place.nonce, Question::block(number)).map_err(|_| Status::INVALID_VALUE)?;
         return machine.import_block_fd(fd).map_err(Status::from);
@@ -100,7 +101,7 @@ fn import(machine: &Machine, exporter: &Exporter, place: &Place, number: u64) ->
 }
 
 driver! {
-    /// The handle of the allocation in which an address lies: always the same bytes while it lives.
+    /// Returns the handle of the allocation that contains an address, always the same bytes.
     fn cuIpcGetMemHandle(out: Out<IpcHandle>, address: u64) {
         current()?;
         let simulator = simulator()?;
@@ -116,7 +117,7 @@ driver! {
         out.put(IpcHandle { reserved })
     }
 
-    /// Opens it in the current context. A context that has it open already gets the same address again.
+    /// Opens a handle in the current context. A context that has it open already gets the same address.
     fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: IpcHandle, flags: c_uint) {
         let context = current()?;
         // Other bits are ignored.
@@ -130,7 +131,7 @@ driver! {
         }
         let exporter = Exporter::reach(&named)?;
         let (number, offset, size) = match exporter.entry(&named)? {
-            // Not the number of the handle's block is asked for, but what is in its place.
+            // Imports the block that is in the slot now, not the one that the handle was made for.
             Entry::Memory { block, offset, size, .. } => (block, offset, size),
             Entry::Private => return Err(Status::NOT_PERMITTED),
             Entry::Empty | Entry::Event { .. } => return Err(Status::INVALID_VALUE),
@@ -169,7 +170,7 @@ driver! {
         out.put(base + offset)
     }
 
-    /// Closes once what was opened once, whichever context is current, and also while streams are being captured.
+    /// Closes one open, whatever context is current, also during captures.
     fn cuIpcCloseMemHandle(address: u64) {
         current()?;
         let simulator = simulator()?;
@@ -180,7 +181,7 @@ driver! {
             is_last.then_some(block.context)
         };
         if let Some(owner) = owner {
-            // As the driver, which takes no mapping away while any stream has work, whatever that accesses.
+            // As the driver, which unmaps nothing while any stream has work.
             context(owner)?.synchronize_alone()?;
         }
         let mut objects = simulator.objects();
@@ -188,18 +189,18 @@ driver! {
         let block = memory.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
         match &mut block.kind {
             Kind::Opened(opened) if opened.opens > 1 => opened.opens -= 1,
-            // Nothing is left to do after memory of another process has been closed.
+            // Closed memory of another process needs no further steps.
             Kind::Opened(_) => drop(memory.remove(&simulator.machine, address, pools, None)),
             _ => return Err(Status::INVALID_VALUE),
         }
         Ok(())
     }
 
-    /// The handle of an event that was made with `CU_EVENT_INTERPROCESS`.
+    /// Returns the handle of an event that was created with `CU_EVENT_INTERPROCESS`.
     fn cuIpcGetEventHandle(out: Out<IpcHandle>, handle: u64) {
         current()?;
         let event = event(handle).map_err(|status| match status {
-            // An event whose context was reset.
+            // An event of a reset context.
             Status::INVALID_CONTEXT => Status::INVALID_HANDLE,
             status => status,
         })?;
@@ -215,8 +216,8 @@ driver! {
         out.put(IpcHandle { reserved })
     }
 
-    /// Opens it in the current context. Needs the exporter's `/dev/shm`, and no exporter: neither that the event was destroyed
-    /// nor that its maker has ended is told.
+    /// Opens an event in the current context. It needs the exporter's `/dev/shm` but not the exporter: neither the
+    /// destruction of the event nor the death of its creator is detected.
     fn cuIpcOpenEventHandle(out: Out<u64>, handle: IpcHandle) {
         let context = current()?;
         if out.is_null() {
@@ -233,7 +234,8 @@ driver! {
         let machine = &simulator()?.machine;
         let engine = match open_event(machine, &named, context.device)? {
             Some(event) => event,
-            // As the driver, which does not tell: one that nobody will ever record, and for which nobody waits.
+            // As the driver, which reports no error: an event that is never recorded, so that no stream waits for
+            // it.
             None => machine.create_event(context.device, true)?,
         };
         add(Event::new(context, engine, true, true), out)

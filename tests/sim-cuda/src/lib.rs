@@ -1,53 +1,52 @@
 //! A `libcuda` that runs on the CPU.
 //!
-//! Why: what goes wrong when processes share device memory goes wrong between real processes, and no continuous
-//! integration has two GPUs. This shared library has the driver's symbols; programs load it as they load the real one
-//! (`LD_LIBRARY_PATH` with a link called `libcuda.so.1`, see [`install`]), and nothing in them is changed. It behaves as
-//! the driver does, the unpleasant parts included, and can fail on demand. Devices, memory, streams and events are the
-//! mock's engine (`device-ipc-mock-engine`).
+//! Code that shares device memory fails between real processes, and CI has no two GPUs. This shared library has the
+//! driver's symbols. Unmodified programs load it in place of the driver (`LD_LIBRARY_PATH` with a link
+//! `libcuda.so.1`, see [`install`]). It behaves as the driver does, including its defects, and injects faults.
+//! Devices, memory, streams and events are those of the mock's engine (`device-ipc-mock-engine`).
 //!
-//! Where this library and a GPU disagree, the GPU is right. The program `cuda-probes` prints what a driver does, a line
-//! for each rule; it runs on both, and a test compares the outputs: `tests/probes.txt` with that of two H200, driver
-//! 580.159.04. Where they may differ is in `tests/gpu-differences.txt`, which probes were not run on a GPU, and what their
-//! answers are founded on, in `tests/probes-not-run.txt`.
+//! Where this library and a GPU differ, the GPU is right. The program `cuda-probes` prints one line for each rule
+//! of a driver. It runs on both, and a test compares the outputs: `tests/probes.txt` is that of two H200, driver
+//! 580.159.04. `tests/gpu-differences.txt` lists permitted differences, and `tests/probes-not-run.txt` the probes
+//! that were not run on a GPU, with their sources.
 //!
-//! Some rules worth knowing, since programs hang or crash on them: `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and
-//! `cuIpcCloseMemHandle` wait for all streams of the context and hold up every other thread's call on it meanwhile;
-//! where the real driver crashes (a stream of another context waits for a `CU_EVENT_INTERPROCESS` event in its creator, a
-//! stream or such an event is used after its context was reset) the process is aborted with a line on stderr that says why. An
-//! event opens also when it was destroyed or its exporter has ended, and a pool's allocation when it was freed: the driver does
-//! not tell. Most bytes of a memory handle are not looked at.
+//! Some rules cause hangs and crashes: `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and
+//! `cuIpcCloseMemHandle` wait for all streams of the context and block every other thread's call on it meanwhile.
+//! Where the driver crashes (a stream of another context waits for a `CU_EVENT_INTERPROCESS` event in its creator,
+//! a stream or such an event is used after its context was reset), the process is aborted with a line on stderr. An
+//! event opens also after it was destroyed or its exporter has exited, and a pool's allocation after it was freed:
+//! the driver does not detect that. Most bytes of a memory handle are ignored.
 //!
 //! # Configuration
 //!
-//! One variable, [`VARIABLE`], with entries separated by semicolons; all may be left out:
+//! The variable [`VARIABLE`] has entries separated by semicolons, all optional:
 //!
-//! | entry | what it means |
+//! | entry | meaning |
 //! |---|---|
-//! | `devices=2` | how many GPUs there are |
-//! | `memory=64MiB` | the size of each one's memory (1 GiB) |
-//! | `peers=all`, `none`, `0>1,1>0` | which device reaches the memory of which |
-//! | `latency=50us` | the time before each piece of work of a stream begins |
-//! | `driver=12020` | the version that `cuDriverGetVersion` tells (13000) |
-//! | `fault=cuIpcOpenMemHandle:2:304` | the second call fails with status 304, any number; several by commas |
-//! | `imex` | there is an IMEX channel, and fabric handles work |
+//! | `devices=2` | the number of GPUs |
+//! | `memory=64MiB` | the memory of each GPU (1 GiB) |
+//! | `peers=all`, `none`, `0>1,1>0` | peer access between devices |
+//! | `latency=50us` | the delay before each operation of a stream |
+//! | `driver=12020` | the version that `cuDriverGetVersion` returns (13000) |
+//! | `fault=cuIpcOpenMemHandle:2:304` | the second call fails with status 304 (any number); several separated by commas |
+//! | `imex` | an IMEX channel exists, and fabric handles work |
 //!
 //! `CUDA_VISIBLE_DEVICES` works as with the driver: ordinals, or prefixes of UUIDs, in any order.
 //!
-//! An older driver is one that lacks functions. `dlsym` cannot be taught that, so [`install_without`] makes a copy of the
-//! library whose table of symbols does not have them; `cuGetProcAddress` does not find them in it either.
+//! An older driver lacks functions. [`install_without`] makes a copy of the library without these symbols;
+//! `cuGetProcAddress` does not find them either.
 //!
 //! # What is not played
 //!
-//! * Graphs can be captured, not launched. Textures, arrays, managed memory's migration and cubins are left out, as every
-//!   function that is not there: its symbol is missing.
-//! * Kernels are PTX, carried out an instruction at a time and a thread at a time: what threads of one block tell each
-//!   other while they run (shared memory, barriers, atomics) is refused when the module is loaded.
-//! * `cuMemGetInfo` counts this process's allocations only, unless `DEVICE_IPC_MOCK_NODE` names a node; other processes' pools
-//!   never count.
-//! * A stream that waits for an event whose recording process has died fails with `CUDA_ERROR_LAUNCH_FAILED`. On a GPU it waits
-//!   for ever.
-//! * Across pid namespaces both processes have to share the network namespace.
+//! * Graphs can be captured, but not launched. Textures, arrays, migration of managed memory and cubins are not
+//!   supported; the symbols of unsupported functions are missing.
+//! * Kernels are PTX, interpreted one instruction and one thread at a time. Modules with communication between
+//!   threads of a block (shared memory, barriers, atomics) are rejected at load.
+//! * `cuMemGetInfo` counts only allocations of this process, unless `DEVICE_IPC_MOCK_NODE` names a node; pools of
+//!   other processes never count.
+//! * A stream that waits for an event of a dead process fails with `CUDA_ERROR_LAUNCH_FAILED`. On a GPU it never
+//!   completes.
+//! * Across pid namespaces both processes must share the network namespace.
 
 #![cfg(target_os = "linux")]
 
@@ -80,5 +79,5 @@ mod install;
 
 pub use install::{install, install_without, library};
 
-/// The environment variable that describes the machine and the driver to play.
+/// The environment variable that describes the machine and the driver.
 pub const VARIABLE: &str = "DEVICE_IPC_SIM_CUDA";

@@ -1,7 +1,7 @@
-//! Memory by address: what each address belongs to, and plain device memory ("Memory Management" in `cuda.h`).
+//! The table of device addresses, and plain device memory ("Memory Management" in `cuda.h`).
 //!
-//! Blocks of less than 2 MiB lie side by side in one page of 2 MiB, and a new block takes the lowest place that is free,
-//! as measured on two H200 with driver 580.159.04: a kernel that may access one of them reaches its neighbours.
+//! Blocks of less than 2 MiB share pages of 2 MiB, and a new block takes the lowest free place, as measured on two
+//! H200 with driver 580.159.04: a kernel with access to one of them can access its neighbours.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -20,37 +20,37 @@ use crate::pool::PoolTable;
 use crate::simulator::{Objects, simulator};
 use crate::status::{Result, Status};
 
-/// The page of device memory, which small blocks share, and the granularity of virtual memory.
+/// The page size of device memory, which small blocks share, and the granularity of virtual memory.
 pub(crate) const PAGE: u64 = 2 << 20;
 
-/// What small blocks are rounded up to.
+/// The unit of the sizes of small blocks.
 const UNIT: u64 = 512;
 
-/// The addresses of a device are more than its bytes, so that gaps do not matter.
+/// Ratio of the address space of a device to its memory, so that fragmentation does not matter.
 const ADDRESSES_PER_BYTE: u64 = 4;
 
-/// A range of known memory: an allocation, or a mapping.
+/// A range of known memory: an allocation or a mapping.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) base: u64,
     pub(crate) size: u64,
-    /// Ordinal of the device that it is said to be on.
+    /// Ordinal of the device that the driver reports.
     pub(crate) device: usize,
-    /// The context that it goes with; 0: with none.
+    /// The context that owns the block; 0 for none.
     pub(crate) context: u64,
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: no two allocations of a process have the same.
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: unique for each allocation of a process.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
 }
 
-/// How memory came to be.
+/// The origin of a block.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// `cuMemAlloc`: in this chunk.
+    /// `cuMemAlloc`, in this chunk.
     Plain { chunk: u64 },
     /// `cuIpcOpenMemHandle`.
     Opened(Opened),
-    /// `cuMemAllocAsync` and its like: in this pool, at this offset.
+    /// `cuMemAllocAsync` and similar calls, in this pool at this offset.
     Pooled { pool: u64, offset: u64 },
     /// `cuMemPoolImportPointer`.
     PoolImported { pool: u64 },
@@ -66,7 +66,7 @@ impl Block {
     }
 }
 
-/// Physical memory that plain blocks are cut out of.
+/// Physical memory that is divided into plain blocks.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) block: BlockId,
@@ -87,7 +87,7 @@ struct Arena {
 pub(crate) struct MemoryTable {
     pub(crate) blocks: BTreeMap<u64, Block>,
     pub(crate) chunks: BTreeMap<u64, Chunk>,
-    /// What `cuMemCreate` was asked for, by block.
+    /// The arguments of `cuMemCreate`, by block.
     pub(crate) properties: HashMap<u64, AllocationProp>,
     arenas: Vec<Option<Arena>>,
     last_id: u64,
@@ -107,13 +107,13 @@ impl MemoryTable {
         self.blocks.insert(block.base, block);
     }
 
-    /// The block in which an address lies.
+    /// Returns the block that contains an address.
     pub(crate) fn find(&self, address: u64) -> Option<&Block> {
         let (_, block) = self.blocks.range(..=address).next_back()?;
         (address < block.end()).then_some(block)
     }
 
-    /// The block that begins at an address.
+    /// Returns the block that begins at an address.
     ///
     /// # Errors
     /// `INVALID_VALUE`.
@@ -121,11 +121,11 @@ impl MemoryTable {
         self.blocks.get(&address).ok_or(Status::INVALID_VALUE)
     }
 
-    /// The block that holds these bytes, or begins with them where mapped memory goes on behind it; `None` where the
-    /// first byte is not known.
+    /// Returns the block that contains these bytes, or their first block where further mappings follow; `None` if
+    /// the first byte is not known.
     ///
     /// # Errors
-    /// `INVALID_VALUE` where the bytes run past the end.
+    /// `INVALID_VALUE` where the bytes exceed the block.
     pub(crate) fn holding(&self, address: u64, len: u64) -> Result<Option<&Block>> {
         let Some(first) = self.find(address) else { return Ok(None) };
         let end = address.checked_add(len).ok_or(Status::INVALID_VALUE)?;
@@ -138,8 +138,8 @@ impl MemoryTable {
         Ok(Some(first))
     }
 
-    /// Whether a kernel of a context may go to the page in which an address lies, as far as that depends on the
-    /// context: the bytes from first to before last, and whether.
+    /// Returns whether kernels of a context may access the page of an address, and the range of bytes for which
+    /// this answer holds.
     pub(crate) fn kernel_may(&self, context: &Context, address: u64) -> Option<(u64, u64, bool)> {
         let of =
             |device| device == context.device || crate::simulator::lock(&context.peers).contains(&device);
@@ -157,7 +157,7 @@ impl MemoryTable {
         }
     }
 
-    /// Cuts a block out of a chunk, or makes a chunk for it: its address.
+    /// Allocates a block in a chunk, or in a new one, and returns its address.
     fn allocate(&mut self, machine: &Machine, context: &Context, size: u64) -> Result<u64> {
         let unit = if size < PAGE { UNIT } else { PAGE };
         if unit == UNIT {
@@ -176,7 +176,7 @@ impl MemoryTable {
                 let _ = machine.release_block(block);
             })?;
             for device in 0..machine.devices().len() {
-                // Copies go from every device to every other; who may run kernels on it is the context's affair.
+                // Copies work between all devices; the access of kernels is checked by context.
                 set_access_unasked(machine, base, whole, device, Access::ReadWrite)?;
             }
             Ok(block)
@@ -209,8 +209,8 @@ impl MemoryTable {
         }
     }
 
-    /// Forgets a block of any kind, and gives back what only it needed. No work is waited for here; what has to wait is
-    /// left to the caller, for when it no longer holds the lock that work may need.
+    /// Removes a block of any kind, and releases its resources. It does not wait for work: it returns what must
+    /// wait, so that the caller does so without the lock that the work may need.
     #[must_use = "something may be left to do"]
     pub(crate) fn remove(
         &mut self,
@@ -252,7 +252,7 @@ impl MemoryTable {
         self.give_back(device, base, size);
     }
 
-    /// Forgets everything that goes with a context.
+    /// Removes all memory of a context.
     pub(crate) fn remove_all_of(
         &mut self,
         machine: &Machine,
@@ -267,12 +267,12 @@ impl MemoryTable {
     }
 }
 
-/// Gives a device access where the machine has a way to it, and else the way that a driver's copies take.
+/// Sets the access of a device, with or without peer access: copies of the driver need none.
 fn set_access_unasked(machine: &Machine, base: u64, size: u64, device: usize, access: Access) -> Result {
     machine.grant_access(Address::new(base), size, device, Some(access)).map_err(Status::from)
 }
 
-/// Makes all devices' copies reach a mapping.
+/// Gives all devices' copies access to a mapping.
 pub(crate) fn open_to_all(machine: &Machine, base: u64, size: u64) -> Result {
     (0..machine.devices().len())
         .try_for_each(|device| set_access_unasked(machine, base, size, device, Access::ReadWrite))
@@ -314,7 +314,7 @@ driver! {
             let waits = match &block.kind {
                 Kind::Plain { .. } => true,
                 Kind::Host(host) if host.managed => true,
-                // A pool hands it out again at once.
+                // The pool reuses it at once.
                 Kind::Pooled { .. } | Kind::PoolImported { .. } => false,
                 _ => return Err(Status::INVALID_VALUE),
             };
@@ -325,7 +325,7 @@ driver! {
             context(owner)?.synchronize_alone()?;
         }
         let mut objects = simulator.objects();
-        // Meanwhile another thread may have freed it.
+        // Another thread may have freed it meanwhile.
         if freeable(&objects)?.1 != id {
             return Err(Status::INVALID_VALUE);
         }
@@ -338,7 +338,7 @@ driver! {
         Ok(())
     }
 
-    /// Free and total bytes of the current device, as far as this process uses it.
+    /// Returns the free and the total bytes of the current device, as used by this process.
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let context = current()?;
         let simulator = simulator()?;
@@ -348,7 +348,7 @@ driver! {
         total.put(all as usize)
     }
 
-    /// The block in which an address lies.
+    /// Returns the block that contains an address.
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
         current()?;
         let objects = simulator()?.objects();
@@ -364,13 +364,13 @@ driver! {
 
 }
 
-/// Whether a device may access mapped memory.
+/// Returns whether a device has access to mapped memory.
 fn is_accessible(address: u64, device: usize) -> bool {
     let access = simulator().map(|simulator| simulator.machine.access_of(Address::new(address), device));
     matches!(access, Ok(Ok(Some(_))))
 }
 
-/// The ordinal of the device that a location names.
+/// Returns the ordinal of the device that a location names.
 pub(crate) fn device_of(location: crate::ffi::Location) -> Result<usize> {
     if location.kind != crate::ffi::Location::DEVICE {
         return Err(Status::INVALID_VALUE);

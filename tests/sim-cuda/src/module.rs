@@ -1,4 +1,4 @@
-//! Kernels ("Module Management" and "Execution Control" in `cuda.h`): PTX that is carried out an instruction at a time.
+//! Kernels ("Module Management" and "Execution Control" in `cuda.h`): interpreted PTX.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::simulator::{next_handle, simulator};
 use crate::status::Status;
 use crate::stream::target;
 
-/// What was loaded into a context.
+/// A module that was loaded into a context.
 pub(crate) struct Module {
     pub(crate) context: u64,
     program: Arc<Program>,
@@ -27,14 +27,14 @@ pub(crate) struct Function {
     entry: usize,
 }
 
-/// `CU_LAUNCH_PARAM_*` and its like are not known here: parameters come one by one.
+/// `CU_LAUNCH_PARAM_*` is not supported: parameters are passed separately.
 const THREADS_PER_BLOCK: u64 = 1024;
 
-/// The engine's memory, with the rules of a context about the memory of its peers.
+/// The engine's memory, with the context's access to the memory of peers.
 struct Seen<'a> {
     memory: &'a mut KernelMemory,
     context: &'a Context,
-    /// Where the context has been asked for last.
+    /// The range for which the access was checked last.
     asked: Option<(u64, u64)>,
 }
 
@@ -73,7 +73,7 @@ driver! {
     /// Loads PTX.
     fn cuModuleLoadData(out: Out<u64>, image: Text) {
         let context = current()?;
-        // What is no text is an image for a real device, or nothing at all.
+        // An image that is not text is for a real device, or invalid.
         let text = image.get().map_err(|_| Status::INVALID_IMAGE)?;
         if !text.lines().any(|line| line.trim_start().starts_with(".version")) {
             return Err(Status::INVALID_IMAGE);
@@ -88,7 +88,7 @@ driver! {
         out.put(handle)
     }
 
-    /// Unloads it.
+    /// Unloads a module.
     fn cuModuleUnload(handle: u64) {
         let mut objects = simulator()?.objects();
         let module = objects.modules.remove(&handle).ok_or(Status::INVALID_HANDLE)?;
@@ -96,7 +96,7 @@ driver! {
         Ok(())
     }
 
-    /// A kernel by its name.
+    /// Returns a kernel of a module by its name.
     fn cuModuleGetFunction(out: Out<u64>, module: u64, name: Text) {
         let mut objects = simulator()?.objects();
         let module = objects.modules.get(&module).cloned().ok_or(Status::INVALID_HANDLE)?;
@@ -113,7 +113,7 @@ driver! {
         out.put(handle)
     }
 
-    /// Launches it. The parameters are taken during the call.
+    /// Launches a kernel. The parameters are copied during the call.
     fn cuLaunchKernel(
         function: u64,
         grid_x: c_uint,
@@ -153,7 +153,7 @@ driver! {
         let kernel = move |memory: &mut KernelMemory| {
             let mut seen = Seen { memory, context: &context, asked: None };
             let ran = module.program.run(entry, &values, grid, &mut seen);
-            // Before the stream drops what stands behind it, so that the first failure is this one.
+            // Set before the stream drops later work, so that this failure is the first one.
             ran.inspect_err(|error| context.fail(error))
         };
         target.submit(|machine| machine.run_kernel(kernel, target.engine))

@@ -1,4 +1,4 @@
-//! What is known of an address ("Unified Addressing" in `cuda.h`).
+//! Attributes of addresses ("Unified Addressing" in `cuda.h`).
 
 use std::ffi::{c_int, c_uint};
 
@@ -12,7 +12,7 @@ use crate::simulator::simulator;
 use crate::status::{Result, Status};
 use crate::vmm::flags_of;
 
-/// The value of an attribute, as wide as the driver writes it.
+/// The value of an attribute, with the width that the driver writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Narrow(u32),
@@ -28,7 +28,7 @@ impl Value {
     }
 }
 
-/// `CUpointer_attribute` of an address that is known; an attribute that its kind does not have is an error.
+/// Returns a `CUpointer_attribute` of a known address; fails for an attribute that its kind does not have.
 fn attribute(number: c_int, address: u64) -> Result<Value> {
     use Value::{Narrow, Wide};
     let simulator = simulator()?;
@@ -62,7 +62,7 @@ fn attribute(number: c_int, address: u64) -> Result<Value> {
         9 => Ok(Narrow(block.device as u32)),
         // IS_LEGACY_CUDA_IPC_CAPABLE
         10 => flag(matches!(block.kind, Kind::Plain { .. })),
-        // RANGE_START_ADDR, RANGE_SIZE: of mapped memory all the addresses that were set aside with its own.
+        // RANGE_START_ADDR, RANGE_SIZE: for mapped memory, the whole reserved range.
         11 | 12 if matches!(block.kind, Kind::Virtual) => {
             let reserved = simulator.machine.reservation_of(Address::new(address));
             let (base, size) = reserved.ok_or(Status::INVALID_VALUE)?;
@@ -100,8 +100,8 @@ fn attribute(number: c_int, address: u64) -> Result<Value> {
     }
 }
 
-/// What `cuPointerGetAttributes` tells of an address that it does not know; `None`: nothing, and what was in the caller's
-/// place stays there.
+/// Returns the value that `cuPointerGetAttributes` writes for an unknown address; `None` leaves the caller's value
+/// unchanged.
 fn unknown(number: c_int) -> Result<Option<Value>> {
     match number {
         // RANGE_START_ADDR, RANGE_SIZE
@@ -115,13 +115,13 @@ fn unknown(number: c_int) -> Result<Option<Value>> {
 }
 
 driver! {
-    /// An attribute of an address.
+    /// Returns an attribute of an address.
     fn cuPointerGetAttribute(out: Out<u8>, number: c_int, address: u64) {
         current_in_any_state()?;
         attribute(number, address)?.put(out.address())
     }
 
-    /// Several attributes; those that the address does not have are null or 0, or are not written.
+    /// Returns several attributes; those that the address does not have are null, 0 or not written.
     fn cuPointerGetAttributes(count: c_uint, numbers: In<c_int>, outs: In<usize>, address: u64) {
         current_in_any_state()?;
         for index in 0..count as usize {

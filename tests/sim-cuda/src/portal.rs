@@ -1,9 +1,9 @@
-//! The way to an exporter that is in another pid namespace.
+//! Requests to an exporter in another pid namespace.
 //!
-//! The real driver finds memory and events inside the kernel, wherever the two processes are. Here an importer opens
-//! the exporter's descriptors through `/proc`; where it does not see the exporter there, it asks it over a socket in the
-//! abstract namespace, which leaves no file behind. Both processes have to be in one network namespace then, which is
-//! the one thing in which this differs from the driver.
+//! The driver finds memory and events in the kernel, wherever the two processes are. This library opens the
+//! exporter's descriptors through `/proc`. If the exporter is not visible there, it sends requests over a socket in
+//! the abstract namespace, which leaves no file behind. Both processes must then be in one network namespace, which
+//! is a difference from the driver.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use rustix::net::{
 use crate::simulator::simulator;
 use crate::status::{Result, Status};
 
-/// What is asked for: the exporter's table.
+/// The request for the exporter's directory.
 pub(crate) const DIRECTORY: Question = Question { what: 0, number: 0 };
 
-/// Neither side waits longer for the other.
+/// Time limit of both sides.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What one process asks of another.
+/// A request of one process to another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Question {
     what: u64,
@@ -34,12 +34,12 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// The physical memory of this number.
+    /// Creates the request for the physical memory with this number.
     pub(crate) fn block(number: u64) -> Self {
         Self { what: 1, number }
     }
 
-    /// The event in this place.
+    /// Creates the request for the event in a slot.
     pub(crate) fn event(slot: u32) -> Self {
         Self { what: 2, number: slot.into() }
     }
@@ -50,14 +50,14 @@ fn address(nonce: u64) -> Result<SocketAddr> {
         .map_err(|_| Status::OPERATING_SYSTEM)
 }
 
-/// Serves the table, and what it names, for the life of the process.
+/// Serves the directory and its objects for the life of the process.
 pub(crate) fn serve(nonce: u64, directory: &OwnedFd) -> Result {
     let system = |_| Status::OPERATING_SYSTEM;
     let listener = UnixListener::bind_addr(&address(nonce)?).map_err(system)?;
     let directory = directory.try_clone().map_err(system)?;
     let serve = move || {
         for stream in listener.incoming().flatten() {
-            // Who asks wrongly gets nothing.
+            // An invalid request gets no answer.
             let _ = answer(&stream, &directory);
         }
     };
@@ -102,10 +102,10 @@ fn event(slot: u64) -> Option<OwnedFd> {
     simulator.machine.export_event_fd(event).ok()
 }
 
-/// Asks an exporter.
+/// Sends a request to an exporter.
 ///
 /// # Errors
-/// `INVALID_HANDLE` if it has ended, or has not got it any more.
+/// `INVALID_HANDLE` if the exporter has exited, or does not have the object any more.
 pub(crate) fn ask(nonce: u64, question: Question) -> Result<OwnedFd> {
     let gone = |_| Status::INVALID_HANDLE;
     let mut stream = UnixStream::connect_addr(&address(nonce)?).map_err(gone)?;

@@ -1,7 +1,7 @@
-//! The one driver of the process, and its table of objects.
+//! The driver of the process, and its table of objects.
 //!
-//! What a caller holds are numbers: never addresses of ours, so that a handle that was destroyed, or never was one, is
-//! told and not followed.
+//! Handles are numbers, never addresses, so that a destroyed or invalid handle is rejected without dereferencing
+//! it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,14 +23,15 @@ use crate::stream::Stream;
 pub(crate) struct Simulator {
     pub(crate) config: Config,
     pub(crate) machine: Arc<Machine>,
-    /// How many devices this process sees.
+    /// The number of visible devices.
     pub(crate) devices: usize,
-    /// For each device, held while its primary context comes or goes: who retains it meanwhile gets the next one.
+    /// For each device, a lock for creating and destroying its primary context: a concurrent retain gets the next
+    /// one.
     pub(crate) changing: Vec<Mutex<()>>,
     objects: Mutex<Objects>,
 }
 
-/// Everything that a handle or an address names.
+/// All objects that handles and addresses name.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) primaries: Vec<Primary>,
@@ -40,25 +41,25 @@ pub(crate) struct Objects {
     pub(crate) modules: HashMap<u64, Arc<Module>>,
     pub(crate) functions: HashMap<u64, Function>,
     pub(crate) graphs: BTreeMap<u64, usize>,
-    /// Streams and events that went with their context.
+    /// Streams and events of reset contexts.
     pub(crate) gone: HashMap<u64, Gone>,
     pub(crate) memory: MemoryTable,
     pub(crate) pools: PoolTable,
     pub(crate) directory: Option<Directory>,
 }
 
-/// What became of a handle whose context was reset: the driver does not always refuse it.
+/// The state of a handle whose context was reset: the driver does not always reject it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     Stream,
-    /// `freed`: it was destroyed afterwards, which was refused, and yet nothing is behind the handle any more.
+    /// `freed`: a later destroy was rejected, but has freed the object.
     Event {
         interprocess: bool,
         freed: bool,
     },
 }
 
-/// Says why, and ends the process: what the real driver does there by a segmentation fault.
+/// Prints the reason and aborts the process, where the driver crashes by a segmentation fault.
 pub(crate) fn crash(why: &str) -> ! {
     eprintln!("device-ipc-sim-cuda: {why}: the real driver crashes with SIGSEGV here");
     std::process::abort()
@@ -72,11 +73,11 @@ impl Simulator {
     }
 }
 
-/// Initialises, once; later calls only look.
+/// Initializes the driver once.
 ///
 /// # Errors
-/// `NO_DEVICE`; `OPERATING_SYSTEM` without the `/proc` of the process's own pid namespace; `UNKNOWN` where the environment
-/// describes no machine, which stderr then says.
+/// `NO_DEVICE`; `OPERATING_SYSTEM` without the `/proc` of the process's pid namespace; `UNKNOWN` for an invalid
+/// configuration, which is printed on stderr.
 pub(crate) fn initialise() -> Result {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = lock(&MAKING);
@@ -107,7 +108,7 @@ pub(crate) fn initialise() -> Result {
     Ok(())
 }
 
-/// The driver, once `cuInit` has made it.
+/// Returns the driver after `cuInit`.
 ///
 /// # Errors
 /// `NOT_INITIALIZED`, also in a forked child.
@@ -120,19 +121,19 @@ pub(crate) fn simulator() -> Result<&'static Simulator> {
     Ok(simulator)
 }
 
-/// The driver, if there is one.
+/// Returns the driver, if it is initialized.
 pub(crate) fn simulator_if_any() -> Option<&'static Simulator> {
     SIMULATOR.get()
 }
 
-/// A number for a handle: unlike any other, and unlike an address of this process.
+/// Returns a new number for a handle, different from all others and from addresses of this process.
 pub(crate) fn next_handle() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     const FIRST: u64 = 0x0c0d_a000_0000_0000;
     FIRST + 16 * NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Locks, also after a panic: every table is consistent between two statements.
+/// Locks a mutex, also a poisoned one: every table is consistent between two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,14 @@
-//! The driver's statuses: numbers with names, and which of them the engine's errors become.
+//! The statuses of the driver, and the conversion of the engine's errors.
 //!
 //! Numbers and names are those of `cuda.h` (`CUresult`).
 
 use device_ipc_mock_engine::EngineError;
 
-/// A `CUresult`. Any number can be one: a fault may ask for a status that no header knows.
+/// A `CUresult`. A fault may inject a number that no header defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) i32);
 
-/// What a call comes to.
+/// The result of a call.
 pub(crate) type Result<T = ()> = std::result::Result<T, Status>;
 
 macro_rules! statuses {
@@ -17,7 +17,7 @@ macro_rules! statuses {
         impl Status {
             $(pub(crate) const $name: Self = Self($number);)*
 
-            /// The name, with its NUL.
+            /// Returns the NUL-terminated name.
             pub(crate) fn name(self) -> Option<&'static str> {
                 match self.0 {
                     0 => Some("CUDA_SUCCESS\0"),
@@ -26,7 +26,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// What it says to people, with its NUL.
+            /// Returns the NUL-terminated description.
             pub(crate) fn text(self) -> Option<&'static str> {
                 match self.0 {
                     0 => Some("no error\0"),
@@ -74,7 +74,7 @@ statuses! {
     UNKNOWN = 999, "unknown error";
 }
 
-/// Why a call was refused.
+/// Converts the error of a call.
 impl From<EngineError> for Status {
     fn from(error: EngineError) -> Self {
         match error {
@@ -94,7 +94,7 @@ impl From<EngineError> for Status {
     }
 }
 
-/// What work that failed on a stream makes of its context, for good.
+/// Returns the permanent status of a context whose work has failed.
 pub(crate) fn sticky(error: &EngineError) -> Status {
     match error {
         EngineError::IllegalAddress { .. } | EngineError::ReadOnly { .. } => Status::ILLEGAL_ADDRESS,

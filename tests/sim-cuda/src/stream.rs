@@ -18,7 +18,7 @@ pub(crate) const NON_BLOCKING: c_uint = 1;
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
-/// A stream that a program made.
+/// A stream that a program created.
 pub(crate) struct Stream {
     handle: u64,
     pub(crate) context: Arc<Context>,
@@ -28,19 +28,19 @@ pub(crate) struct Stream {
     pub(crate) capture: Mutex<Option<Capture>>,
 }
 
-/// The stream that a call names.
+/// The stream of a call.
 pub(crate) struct Target {
     pub(crate) context: Arc<Context>,
     pub(crate) engine: StreamId,
-    /// `None`: a default stream.
+    /// `None` for a default stream.
     pub(crate) stream: Option<Arc<Stream>>,
     pub(crate) legacy: bool,
 }
 
-/// The stream of a handle: null and two small numbers are the current context's default streams.
+/// Returns the stream of a handle: null, 1 and 2 are default streams of the current context.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, and what makes the context unusable.
+/// `INVALID_HANDLE`, and the status of an unusable context.
 pub(crate) fn target(handle: u64) -> Result<Target> {
     let simulator = simulator()?;
     if handle <= PER_THREAD {
@@ -71,8 +71,8 @@ pub(crate) fn target(handle: u64) -> Result<Target> {
 }
 
 impl Target {
-    /// Submits work, in the order that default and blocking streams have among each other; on a stream that is being
-    /// captured it becomes a node of the graph instead.
+    /// Submits work in the order between default and blocking streams. On a stream that is being captured it
+    /// records a node instead.
     pub(crate) fn submit(
         &self,
         work: impl FnOnce(&Arc<Machine>) -> std::result::Result<(), EngineError>,
@@ -84,7 +84,7 @@ impl Target {
         work(&simulator()?.machine).map_err(Status::from)
     }
 
-    /// The legacy default stream waits for all blocking streams of the context, and each of them for it.
+    /// Orders the legacy default stream behind all blocking streams of the context, and each of them behind it.
     pub(crate) fn order(&self) -> Result {
         let simulator = simulator()?;
         let machine = &simulator.machine;
@@ -118,7 +118,7 @@ impl Target {
         Ok(())
     }
 
-    /// Waits for all its work.
+    /// Waits for all work of the stream.
     pub(crate) fn synchronize(&self) -> Result {
         self.order()?;
         self.context.settle(simulator()?.machine.synchronize(self.engine))
@@ -156,7 +156,7 @@ fn write_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
 }
 
 fn wait_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
-    // CU_STREAM_WAIT_VALUE_FLUSH, which H200 do not support with host memory, is accepted and has nothing to flush.
+    // CU_STREAM_WAIT_VALUE_FLUSH, which H200 do not support with host memory, is accepted and has no effect.
     let comparison = flags & !(1 << 30);
     if comparison > 3 {
         return Err(Status::INVALID_VALUE);
@@ -164,7 +164,7 @@ fn wait_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
     let target = target(stream)?;
     is_known_word(&target, address, false)?;
     let ready = move |word: u64| match comparison {
-        // As the header says: cyclic, so that counters may wrap around.
+        // As in the header: cyclic, so that counters may wrap around.
         0 => word.wrapping_sub(value).cast_signed() >= 0,
         1 => word == value,
         2 => word & value != 0,
@@ -174,17 +174,17 @@ fn wait_value(stream: u64, address: u64, value: u64, flags: c_uint) -> Result {
 }
 
 driver! {
-    /// Makes a stream.
+    /// Creates a stream.
     fn cuStreamCreate(out: Out<u64>, flags: c_uint) {
         create(out, flags, 0)
     }
 
-    /// Makes a stream of a priority, which is kept and has no effect.
+    /// Creates a stream with a priority, which has no effect.
     fn cuStreamCreateWithPriority(out: Out<u64>, flags: c_uint, priority: c_int) {
         create(out, flags, priority.clamp(-5, 0))
     }
 
-    /// The priorities that there are.
+    /// Returns the range of priorities.
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
         current()?;
         least.put_if_wanted(0);
@@ -192,7 +192,7 @@ driver! {
         Ok(())
     }
 
-    /// Destroys a stream. Its work is still done.
+    /// Destroys a stream. Queued work still runs.
     fn cuStreamDestroy_v2(handle: u64) {
         let simulator = simulator()?;
         if handle <= PER_THREAD {
@@ -201,7 +201,7 @@ driver! {
         target(handle)?;
         let removed = simulator.objects().streams.remove(&handle);
         let stream = removed.ok_or(Status::INVALID_HANDLE)?;
-        // Kept until somebody waits for the context, so that a failure of its work is not lost.
+        // Kept until a call waits for the context, so that a failure of the work is not lost.
         let oldest = {
             let mut leaving = lock(&stream.context.leaving);
             leaving.push(stream.engine);
@@ -213,7 +213,7 @@ driver! {
         Ok(())
     }
 
-    /// Waits for its work.
+    /// Waits for the work of a stream.
     fn cuStreamSynchronize(handle: u64) {
         let target = target(handle)?;
         crate::capture::refuse_on(&target)?;
@@ -221,7 +221,7 @@ driver! {
         target.synchronize()
     }
 
-    /// Whether its work is done.
+    /// Returns whether the work of a stream is complete.
     fn cuStreamQuery(handle: u64) {
         let target = target(handle)?;
         crate::capture::refuse_on(&target)?;
@@ -229,33 +229,33 @@ driver! {
         if done { Ok(()) } else { Err(Status::NOT_READY) }
     }
 
-    /// Its context.
+    /// Returns the context of a stream.
     fn cuStreamGetCtx(handle: u64, out: Out<u64>) {
         out.put(target(handle)?.context.handle)
     }
 
-    /// Its device.
+    /// Returns the device of a stream.
     fn cuStreamGetDevice(handle: u64, out: Out<c_int>) {
         out.put(target(handle)?.context.device as c_int)
     }
 
-    /// Its flags.
+    /// Returns the flags of a stream.
     fn cuStreamGetFlags(handle: u64, out: Out<c_uint>) {
         out.put(target(handle)?.stream.map_or(0, |stream| stream.flags))
     }
 
-    /// Its priority.
+    /// Returns the priority of a stream.
     fn cuStreamGetPriority(handle: u64, out: Out<c_int>) {
         out.put(target(handle)?.stream.map_or(0, |stream| stream.priority))
     }
 
-    /// A number that no other stream of the process has.
+    /// Returns the unique id of a stream.
     fn cuStreamGetId(handle: u64, out: Out<u64>) {
         let target = target(handle)?;
         out.put(target.stream.map_or(target.engine.get(), |stream| stream.handle))
     }
 
-    /// Calls a function of the host when the stream gets there.
+    /// Submits a host function.
     fn cuLaunchHostFunc(handle: u64, function: Option<HostFn>, data: *mut c_void) {
         let function = function.ok_or(Status::INVALID_VALUE)?;
         let data = data as usize;
@@ -265,22 +265,22 @@ driver! {
         target.submit(|machine| machine.host_fn(Box::new(call), target.engine))
     }
 
-    /// Writes a word when the stream gets there.
+    /// Submits a write of a 64-bit word.
     fn cuStreamWriteValue64(stream: u64, address: u64, value: u64, flags: c_uint) {
         write_value(stream, address, value, flags)
     }
 
-    /// As the one before.
+    /// Submits a write of a 64-bit word.
     fn cuStreamWriteValue64_v2(stream: u64, address: u64, value: u64, flags: c_uint) {
         write_value(stream, address, value, flags)
     }
 
-    /// Makes the stream wait for a word.
+    /// Makes a stream wait for a 64-bit word.
     fn cuStreamWaitValue64(stream: u64, address: u64, value: u64, flags: c_uint) {
         wait_value(stream, address, value, flags)
     }
 
-    /// As the one before.
+    /// Makes a stream wait for a 64-bit word.
     fn cuStreamWaitValue64_v2(stream: u64, address: u64, value: u64, flags: c_uint) {
         wait_value(stream, address, value, flags)
     }

@@ -1,4 +1,4 @@
-//! Physical memory and addresses apart from each other ("Virtual Memory Management" in `cuda.h`).
+//! Physical memory and reserved addresses ("Virtual Memory Management" in `cuda.h`).
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
@@ -26,7 +26,7 @@ fn checked(prop: &AllocationProp) -> Result<usize> {
     device_of(prop.location)
 }
 
-/// `CUmemAccess_flags` in the engine's words.
+/// Converts `CUmemAccess_flags` to the engine's access.
 pub(crate) fn access(flags: c_int) -> Result<Option<Access>> {
     match flags {
         0 => Ok(None),
@@ -36,7 +36,7 @@ pub(crate) fn access(flags: c_int) -> Result<Option<Access>> {
     }
 }
 
-/// And back.
+/// Converts the engine's access to `CUmemAccess_flags`.
 pub(crate) fn flags_of(access: Option<Access>) -> c_int {
     match access {
         None => 0,
@@ -45,16 +45,16 @@ pub(crate) fn flags_of(access: Option<Access>) -> c_int {
     }
 }
 
-/// The file descriptor of the caller that an `osHandle` is: the number, cast to a pointer.
+/// Returns the file descriptor in an `osHandle`: its number, cast to a pointer.
 pub(crate) fn descriptor(os_handle: *const c_void) -> Result<OwnedFd> {
     let number = i32::try_from(os_handle as usize).map_err(|_| Status::UNKNOWN)?;
-    // SAFETY: looked at during the call only; a number that is no descriptor is an error of the call below. The caller
+    // SAFETY: used during the call only; an invalid descriptor is an error of the duplication below. The caller
     // passed it as one that it has open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     borrowed.try_clone_to_owned().map_err(|_| Status::UNKNOWN)
 }
 
-/// Hands a descriptor to the caller.
+/// Writes a descriptor for the caller.
 pub(crate) fn give(out: *mut c_void, fd: OwnedFd) -> Result {
     let out = Out::<c_int>::from_address(out as usize);
     if out.is_null() {
@@ -69,7 +69,7 @@ fn whole_pages(size: usize) -> Result<u64> {
 }
 
 driver! {
-    /// What sizes and addresses are multiples of.
+    /// Returns the unit of sizes and addresses.
     fn cuMemGetAllocationGranularity(out: Out<usize>, prop: In<AllocationProp>, option: c_int) {
         simulator()?;
         checked(&prop.get()?)?;
@@ -79,7 +79,7 @@ driver! {
         out.put(PAGE as usize)
     }
 
-    /// Makes physical memory.
+    /// Creates physical memory.
     fn cuMemCreate(out: Out<u64>, size: usize, prop: In<AllocationProp>, flags: c_ulonglong) {
         let simulator = simulator()?;
         let prop = prop.get()?;
@@ -96,12 +96,12 @@ driver! {
         out.put(block.get())
     }
 
-    /// Lets go of a handle. Mappings keep the memory.
+    /// Releases a handle. Mappings keep the memory alive.
     fn cuMemRelease(handle: u64) {
         Ok(simulator()?.machine.release_block(BlockId::new(handle))?)
     }
 
-    /// Sets addresses aside.
+    /// Reserves addresses.
     fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, _wanted: u64, flags: c_ulonglong) {
         let simulator = simulator()?;
         let size = whole_pages(size)?;
@@ -111,18 +111,18 @@ driver! {
         out.put(simulator.machine.reserve(size, (alignment as u64).max(PAGE))?.get())
     }
 
-    /// Gives them back.
+    /// Releases reserved addresses.
     fn cuMemAddressFree(address: u64, size: usize) {
         Ok(simulator()?.machine.unreserve(Address::new(address), size as u64)?)
     }
 
-    /// Maps physical memory at reserved addresses. No device may access it yet.
+    /// Maps physical memory at reserved addresses, without access of any device.
     fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong) {
         let simulator = simulator()?;
         let block = BlockId::new(handle);
         let info = simulator.machine.block_info(block)?;
         let size = size as u64;
-        // As measured: only all of a block can be mapped.
+        // As measured: only a whole block can be mapped.
         if offset != 0 || size != info.size {
             return Err(Status::NOT_SUPPORTED);
         }
@@ -137,7 +137,7 @@ driver! {
         Ok(())
     }
 
-    /// Takes whole mappings away.
+    /// Removes whole mappings.
     fn cuMemUnmap(address: u64, size: usize) {
         let simulator = simulator()?;
         let mut objects = simulator.objects();
@@ -148,7 +148,7 @@ driver! {
         Ok(())
     }
 
-    /// Says what devices may do with whole mappings.
+    /// Sets the access of devices to whole mappings.
     fn cuMemSetAccess(address: u64, size: usize, descriptions: In<AccessDesc>, count: usize) {
         let simulator = simulator()?;
         for index in 0..count {
@@ -160,14 +160,14 @@ driver! {
         Ok(())
     }
 
-    /// What a device may do at an address.
+    /// Returns the access of a device to an address.
     fn cuMemGetAccess(out: Out<c_ulonglong>, location: In<Location>, address: u64) {
         let device = device_of(location.get()?)?;
         let access = simulator()?.machine.access_of(Address::new(address), device)?;
         out.put(flags_of(access) as c_ulonglong)
     }
 
-    /// Exports physical memory: a file descriptor, or the 64 bytes of a fabric handle.
+    /// Exports physical memory as a file descriptor, or as the 64 bytes of a fabric handle.
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: c_int, flags: c_ulonglong) {
         let simulator = simulator()?;
         let block = BlockId::new(handle);
@@ -207,11 +207,11 @@ driver! {
         };
         let info = machine.block_info(block)?;
         if info.sparse {
-            // A pool's descriptor.
+            // The descriptor of a pool.
             machine.release_block(block)?;
             return Err(Status::NOT_SUPPORTED);
         }
-        // CU_DEVICE_INVALID, where this process does not see the device.
+        // CU_DEVICE_INVALID if the device is not visible to this process.
         let device = info.device.map_or(-2, |device| device as c_int);
         let location = Location { kind: Location::DEVICE, id: device };
         let prop = AllocationProp { kind: PINNED, handle_types: 0, location, win32: 0, flags: [0; 8] };
@@ -219,7 +219,7 @@ driver! {
         out.put(block.get())
     }
 
-    /// One more handle of the physical memory that is mapped at an address.
+    /// Returns an additional handle of the physical memory that is mapped at an address.
     fn cuMemRetainAllocationHandle(out: Out<u64>, address: u64) {
         let simulator = simulator()?;
         {
@@ -232,7 +232,7 @@ driver! {
         out.put(simulator.machine.retain_block_at(Address::new(address))?.get())
     }
 
-    /// What physical memory was made with.
+    /// Returns the properties of physical memory.
     fn cuMemGetAllocationPropertiesFromHandle(out: Out<AllocationProp>, handle: u64) {
         let simulator = simulator()?;
         simulator.machine.block_info(BlockId::new(handle))?;

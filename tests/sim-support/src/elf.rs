@@ -1,4 +1,4 @@
-//! As much of the ELF format as it takes to find the names of dynamic symbols.
+//! A minimal ELF reader that finds the names of dynamic symbols.
 //!
 //! The fields are those of [elf(5)](https://man7.org/linux/man-pages/man5/elf.5.html), for 64 bits.
 
@@ -7,7 +7,7 @@ use std::io;
 const SECTION_IS_DYNAMIC_SYMBOLS: u32 = 11;
 const SYMBOL_BYTES: usize = 24;
 
-/// A shared library's bytes, with its table of dynamic symbols.
+/// The bytes of a shared library, with its table of dynamic symbols.
 pub(crate) struct Elf<'a> {
     bytes: &'a [u8],
     symbols: std::ops::Range<usize>,
@@ -17,7 +17,7 @@ pub(crate) struct Elf<'a> {
 /// A dynamic symbol.
 pub(crate) struct Symbol<'a> {
     pub(crate) name: &'a [u8],
-    /// Where the file holds the number of its name, of 4 bytes.
+    /// Offset in the file of the symbol's name index, 4 bytes.
     pub(crate) name_at: usize,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Elf<'a> {
         Some(Self { bytes, symbols: range(found)?, strings: &bytes[range(strings)?] })
     }
 
-    /// The symbols that the library defines.
+    /// Iterates over the symbols that the library defines.
     pub(crate) fn defined(&self) -> impl Iterator<Item = Symbol<'a>> + '_ {
         self.symbols.clone().step_by(SYMBOL_BYTES).filter_map(|at| {
             let symbol = self.bytes.get(at..at + SYMBOL_BYTES)?;

@@ -1,7 +1,7 @@
-//! What the simulators of vendors' libraries have in common.
+//! Support for the simulators of vendors' libraries.
 //!
-//! Why: an older driver is one whose library lacks symbols, and `dlsym` cannot be taught to pretend. What can
-//! be done is to copy the library and take names out of the copy's table of symbols.
+//! An older driver is one whose library lacks symbols. To simulate it, the library is copied, and names are removed
+//! from the symbol table of the copy.
 #![forbid(unsafe_code)]
 
 mod elf;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use elf::Elf;
 
-/// Writes a copy of a shared library to `out` whose dynamic symbols no longer have these names: `dlsym` and the
-/// linker do not find them. All else stays, also what the library calls inside itself.
+/// Writes a copy of a shared library to `out` in which `dlsym` and the linker do not find these dynamic symbols.
+/// Calls inside the library still work.
 ///
 /// # Errors
 ///
-/// `InvalidData` for a file that is no shared library of this machine (64 bits, little endian), `NotFound` for a
-/// name that it does not define, and whatever reading and writing gives.
+/// `InvalidData` for a file that is not a shared library of this machine (64 bits, little endian), `NotFound` for a
+/// name that the library does not define, and errors of reading and writing.
 pub fn hide_symbols(library: &Path, names: &[&str], out: &Path) -> io::Result<()> {
     let mut bytes = std::fs::read(library)?;
     let slots = {
@@ -33,24 +33,24 @@ pub fn hide_symbols(library: &Path, names: &[&str], out: &Path) -> io::Result<()
         names.iter().map(find).collect::<io::Result<Vec<usize>>>()?
     };
     for slot in slots {
-        // String 0 of every table of strings is the empty one.
+        // String 0 of every string table is the empty one.
         bytes[slot..slot + 4].fill(0);
     }
-    // A new file, not new bytes in the old one: a process may have that mapped.
+    // Written to a new file, because a process may have the old one mapped.
     let unfinished = unfinished_name(out);
     std::fs::write(&unfinished, bytes)?;
     std::fs::rename(&unfinished, out)
 }
 
-/// A name beside `path` that nobody else uses: to make something there, and then rename it to `path`, so that others
-/// who do the same at the same time always find a whole one.
+/// Returns a unique path beside `path`, for a file that is renamed to `path` when it is complete. Concurrent
+/// writers thus never see an incomplete file.
 pub fn unfinished_name(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     path.with_extension(format!("{}-{count}.unfinished", std::process::id()))
 }
 
-/// The names of the dynamic symbols that a shared library defines, sorted.
+/// Returns the sorted names of the dynamic symbols that a shared library defines.
 ///
 /// # Errors
 ///
@@ -64,12 +64,12 @@ pub fn defined_symbols(library: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where Cargo put the shared library of a package that the running test or program depends on: beside
-/// it, or under `deps/`.
+/// Returns the path of the shared library that Cargo built for the running test or program: beside the program, or
+/// in `deps/`.
 ///
 /// # Errors
 ///
-/// `NotFound`, naming the places.
+/// `NotFound` with the searched paths.
 pub fn built_library(file_name: &str) -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let folders = program.ancestors().skip(1).take(2);

@@ -1,4 +1,4 @@
-//! What is allocated from pools, and freed, in the order of a stream.
+//! Stream-ordered allocations and frees.
 
 use crate::capture::node;
 use crate::entry::driver;
@@ -34,7 +34,7 @@ fn allocate(out: Out<u64>, size: usize, pool: Option<u64>, target: &Target) -> R
     let offset = pool.take(machine, size)?;
     let base = pool.base + offset;
     if node(target)? {
-        // The place is the graph's from now on; there is memory once it runs.
+        // The graph reserves the addresses; the memory is allocated when it runs.
         return out.put(base);
     }
     let kind = Kind::Pooled { pool: handle, offset };
@@ -42,7 +42,7 @@ fn allocate(out: Out<u64>, size: usize, pool: Option<u64>, target: &Target) -> R
     out.put(base)
 }
 
-/// Frees when the stream gets there; from now on nothing new can be asked of the address.
+/// Submits a free. From now on calls with the address fail.
 fn free_on_stream(address: u64, target: &Target) -> Result {
     crate::capture::refuse_on(target)?;
     target.order()?;
@@ -59,10 +59,10 @@ fn free_on_stream(address: u64, target: &Target) -> Result {
     let free = move || {
         let mut objects = simulator.objects();
         let Objects { memory, pools, directory, .. } = &mut *objects;
-        // Unless the context has gone meanwhile, with everything, and somebody else has the place.
+        // Skipped if the context was destroyed with its memory meanwhile, and the address was reused.
         if let std::collections::btree_map::Entry::Vacant(place) = memory.blocks.entry(address) {
             place.insert(block);
-            // Only memory of the host leaves anything to do, and this is none.
+            // Only host memory needs further steps.
             drop(memory.remove(&simulator.machine, address, pools, directory.as_mut()));
         }
     };
@@ -75,12 +75,12 @@ driver! {
         allocate(out, size, None, &target(stream)?)
     }
 
-    /// Allocates from a pool.
+    /// Allocates from a pool, in the order of a stream.
     fn cuMemAllocFromPoolAsync(out: Out<u64>, size: usize, pool: u64, stream: u64) {
         allocate(out, size, Some(pool), &target(stream)?)
     }
 
-    /// Frees in the order of a stream: also memory of `cuMemAlloc`.
+    /// Frees memory in the order of a stream, also memory of `cuMemAlloc`.
     fn cuMemFreeAsync(address: u64, stream: u64) {
         let target = target(stream)?;
         if address == 0 { Ok(()) } else { free_on_stream(address, &target) }

@@ -1,4 +1,4 @@
-//! What a pool says of itself, and which devices may access it.
+//! Attributes of pools, and the access of devices to them.
 
 use std::ffi::c_int;
 
@@ -26,7 +26,7 @@ fn attribute(simulator: &Simulator, pool: u64, attribute: c_int) -> Result<u64> 
 }
 
 driver! {
-    /// Sets an attribute.
+    /// Sets an attribute of a pool.
     fn cuMemPoolSetAttribute(handle: u64, attribute: c_int, value: Out<u64>) {
         let mut objects = simulator()?.objects();
         let pool = objects.pools.get_mut(handle)?;
@@ -40,7 +40,7 @@ driver! {
         Ok(())
     }
 
-    /// An attribute.
+    /// Returns an attribute of a pool.
     fn cuMemPoolGetAttribute(handle: u64, number: c_int, value: Out<u64>) {
         let known = attribute(simulator()?, handle, number)?;
         match number {
@@ -49,7 +49,7 @@ driver! {
         }
     }
 
-    /// Says what devices may do with all of a pool's memory.
+    /// Sets the access of devices to all memory of a pool.
     fn cuMemPoolSetAccess(handle: u64, descriptions: In<AccessDesc>, count: usize) {
         let simulator = simulator()?;
         let mut objects = simulator.objects();
@@ -69,7 +69,7 @@ driver! {
         Ok(())
     }
 
-    /// What a device may do.
+    /// Returns the access of a device to a pool.
     fn cuMemPoolGetAccess(out: Out<c_int>, handle: u64, location: In<Location>) {
         let device = device_of(location.get()?)?;
         let simulator = simulator()?;

@@ -1,7 +1,7 @@
-//! The memory of a pool: addresses, and what is behind them.
+//! The memory of a pool: addresses and physical pages.
 //!
-//! Why apart: what nobody uses goes back to the device, and what is behind the same address later is other memory. An
-//! importer that has been given the old goes on reading it, as measured on two H200 with driver 580.159.04.
+//! Unused pages are returned to the device, and an address later gets other pages. An importer that received the
+//! old pages continues to read them, as measured on two H200 with driver 580.159.04.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,29 @@ use crate::gaps::Gaps;
 use crate::memory::PAGE;
 use crate::status::{Result, Status};
 
-/// Small allocations begin at multiples of this. They share a page; large ones have pages of their own.
+/// The unit of small allocations. They share a page; large allocations have separate pages.
 const UNIT: u64 = 512;
 
-/// Whole pages that allocations are cut out of.
+/// Whole pages that are divided into allocations.
 #[derive(Debug)]
 struct Chunk {
-    /// Where in the pool's block they are.
+    /// Offset of the pages in the pool's block.
     physical: u64,
     size: u64,
     gaps: Gaps,
 }
 
-/// What a pool of this process has taken of the device, by its offset from the pool's base. The first page is not among it.
+/// The chunks of a pool of this process, by offset from the pool's base, without the first page.
 #[derive(Debug)]
 pub(super) struct Chunks {
     base: u64,
     block: BlockId,
     addresses: Gaps,
     physical: Gaps,
-    /// What went back to the device last: the device gives out something else next.
+    /// The pages that were returned to the device last. The device uses other pages next.
     returned: Option<(u64, u64)>,
     chunks: BTreeMap<u64, Chunk>,
-    /// What devices may do with all of it.
+    /// The access of devices to all chunks.
     access: BTreeMap<usize, Access>,
     reserved: u64,
 }
@@ -56,23 +56,23 @@ impl Chunks {
         }
     }
 
-    /// Bytes that it has of the device.
+    /// Returns the bytes that the pool has reserved on the device.
     pub(super) fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// What an allocation counts for.
+    /// Returns the accounted size of an allocation.
     pub(super) fn rounded(size: u64) -> u64 {
         size.next_multiple_of(UNIT)
     }
 
-    /// Where in the pool's block an offset from its base is.
+    /// Returns the offset in the pool's block for an offset from its base.
     pub(super) fn physical(&self, offset: u64) -> Option<u64> {
         let (start, chunk) = self.chunks.range(..=offset).next_back()?;
         Some(chunk.physical + (offset - start)).filter(|_| offset - start < chunk.size)
     }
 
-    /// Allocates: the lowest offset with room.
+    /// Allocates at the lowest offset with room.
     pub(super) fn take(&mut self, machine: &Machine, size: u64) -> Result<u64> {
         let unit = unit_of(size);
         for (offset, chunk) in &mut self.chunks {
@@ -97,14 +97,14 @@ impl Chunks {
         Ok(offset)
     }
 
-    /// Takes an allocation back. What nobody uses stays as long as the pool has no more than `keep` bytes.
+    /// Frees an allocation. Unused pages stay reserved while the pool has no more than `keep` bytes.
     pub(super) fn give_back(&mut self, machine: &Machine, offset: u64, size: u64, keep: u64) {
         let Some((&start, chunk)) = self.chunks.range_mut(..=offset).next_back() else { return };
         chunk.gaps.give_back(offset - start, size, unit_of(size));
         self.trim(machine, keep);
     }
 
-    /// Gives back what nobody uses until no more than `keep` bytes are left.
+    /// Releases unused pages until the pool has no more than `keep` bytes.
     pub(super) fn trim(&mut self, machine: &Machine, keep: u64) {
         while self.reserved > keep {
             let unused = self.chunks.iter().find(|(_, chunk)| chunk.gaps.is_whole());
@@ -113,7 +113,7 @@ impl Chunks {
         }
     }
 
-    /// Says what a device may do with all of it, also with what comes later.
+    /// Sets the access of a device to all present and future chunks.
     pub(super) fn set_access(&mut self, machine: &Machine, device: usize, access: Option<Access>) -> Result {
         for (offset, chunk) in &self.chunks {
             machine.set_access(Address::new(self.base + offset), chunk.size, device, access)?;
@@ -161,7 +161,7 @@ impl Chunks {
         }
     }
 
-    /// Gives all of it back, in use or not.
+    /// Releases all pages, used or not.
     pub(super) fn release_all(&mut self, machine: &Machine) {
         while let Some(offset) = self.chunks.keys().next().copied() {
             self.release(machine, offset);
@@ -179,7 +179,7 @@ mod tests {
 
     const LARGE: u64 = 2 * PAGE;
 
-    /// A machine, and a pool on it of 4 pages besides the first.
+    /// Creates a machine, and a pool on it with 4 pages besides the first.
     fn pool() -> (Arc<Machine>, Chunks) {
         let machine = Machine::new(MachineConfig::default());
         let size = 5 * PAGE;

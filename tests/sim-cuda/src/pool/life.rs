@@ -1,4 +1,4 @@
-//! Which pools there are: each device's own, those that are made, and the one that is allocated from.
+//! Creation and selection of pools: default pools, created pools, and the current pool.
 
 use std::ffi::c_int;
 
@@ -19,21 +19,21 @@ fn pool_properties(props: &PoolProps) -> Result<(usize, u64)> {
 }
 
 driver! {
-    /// The pool that a device has from the start. It cannot be exported.
+    /// Returns the default pool of a device. It cannot be exported.
     fn cuDeviceGetDefaultMemPool(out: Out<u64>, number: c_int) {
         let device = device(number)?;
         let simulator = simulator()?;
         out.put(simulator.objects().pools.default_of(&simulator.machine, device)?)
     }
 
-    /// The pool that `cuMemAllocAsync` takes from.
+    /// Returns the pool from which `cuMemAllocAsync` allocates.
     fn cuDeviceGetMemPool(out: Out<u64>, number: c_int) {
         let device = device(number)?;
         let simulator = simulator()?;
         out.put(simulator.objects().pools.current_of(&simulator.machine, device)?)
     }
 
-    /// Sets it.
+    /// Sets the pool from which `cuMemAllocAsync` allocates.
     fn cuDeviceSetMemPool(number: c_int, handle: u64) {
         let device = device(number)?;
         let mut objects = simulator()?.objects();
@@ -45,7 +45,7 @@ driver! {
         Ok(())
     }
 
-    /// Makes a pool.
+    /// Creates a pool.
     fn cuMemPoolCreate(out: Out<u64>, props: In<PoolProps>) {
         let simulator = simulator()?;
         let machine = &simulator.machine;
@@ -59,7 +59,7 @@ driver! {
         out.put(simulator.objects().pools.add(machine, block, props.handle_types, false, false)?)
     }
 
-    /// Destroys a pool, which stays for what is allocated from it.
+    /// Destroys a pool, which exists until its allocations are freed.
     fn cuMemPoolDestroy(handle: u64) {
         let simulator = simulator()?;
         let mut objects = simulator.objects();
@@ -80,7 +80,7 @@ driver! {
         Ok(())
     }
 
-    /// Gives unused memory back until the pool has no more than that.
+    /// Releases unused memory until the pool has no more than `keep` bytes.
     fn cuMemPoolTrimTo(handle: u64, keep: usize) {
         let simulator = simulator()?;
         simulator.objects().pools.get_mut(handle)?.chunks.trim(&simulator.machine, keep as u64);

@@ -1,8 +1,8 @@
 //! Memory pools ("Stream Ordered Memory Allocator" in `cuda.h`).
 //!
-//! A pool is one block of physical memory, whose pages come and go at the pool's addresses. The first page holds the number
-//! by which the pool is known again. An importer has the whole block, and nobody tells it that an allocation which it was
-//! given has gone: as on a GPU it reads what is there.
+//! A pool is one block of physical memory, whose pages are mapped at the pool's addresses on demand. The first page
+//! has the number by which processes identify the pool. An importer has the whole block and is not notified of a
+//! free: as on a GPU, it reads the present content.
 
 mod allocation;
 mod attributes;
@@ -21,7 +21,7 @@ use crate::simulator::next_handle;
 use crate::status::{Result, Status};
 use chunks::Chunks;
 
-/// A pool, own or imported.
+/// A pool, created or imported.
 #[derive(Debug)]
 pub(crate) struct Pool {
     device: usize,
@@ -35,11 +35,11 @@ pub(crate) struct Pool {
     is_default: bool,
     imported: bool,
     exported: bool,
-    /// Destroyed by its owner; goes with the last allocation.
+    /// Destroyed by its owner; removed with the last allocation.
     destroyed: bool,
-    /// Its memory; an imported pool has none of its own.
+    /// The memory of the pool; an imported pool has none.
     chunks: Chunks,
-    /// Allocations, or imported pointers.
+    /// Number of allocations, or of imported pointers.
     live: u64,
     used: u64,
     most_used: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 pub(crate) struct PoolTable {
     pools: HashMap<u64, Pool>,
-    /// Imported pools that were destroyed: to destroy one again is no error.
+    /// Imported pools that were destroyed: a second destroy is not an error.
     closed: HashSet<u64>,
-    /// Each device's own, made when first asked for, and the one that is current; 0: none yet.
+    /// The default pool of each device, created on demand, and the current one; 0 for none.
     defaults: Vec<u64>,
     current: Vec<u64>,
 }
@@ -72,13 +72,13 @@ impl PoolTable {
         self.pools.get_mut(&handle).filter(|pool| !pool.destroyed).ok_or(Status::INVALID_VALUE)
     }
 
-    /// Bytes of a device that this process's own pools have handed out.
+    /// Returns the bytes of a device that this process's pools have allocated.
     pub(crate) fn used(&self, device: usize) -> u64 {
         let own = self.pools.values().filter(|pool| pool.device == device && !pool.imported);
         own.map(|pool| pool.used).sum()
     }
 
-    /// The handle types that a pool offers, and its device.
+    /// Returns the handle types of a pool, and its device.
     pub(crate) fn handle_types(&self, handle: u64) -> c_int {
         self.pools.get(&handle).map_or(0, |pool| pool.handle_types)
     }
@@ -99,7 +99,7 @@ impl PoolTable {
         }
     }
 
-    /// Maps a pool's memory.
+    /// Maps the memory of a pool, and adds the pool.
     fn add(
         &mut self,
         machine: &Machine,
@@ -110,10 +110,10 @@ impl PoolTable {
     ) -> Result<u64> {
         let info = machine.block_info(block)?;
         let base = machine.reserve(info.size, PAGE)?;
-        // An importer has everything that there is, or will be.
+        // An importer maps all present and future memory.
         let mapped = if imported { info.size } else { PAGE };
         machine.map_block(base, mapped, 0, block)?;
-        // A pool of a device that this process does not see can be imported, and opened to one that it sees.
+        // A pool of a device that is not visible can be imported, and access can be given to a visible one.
         let device = info.device.unwrap_or(0);
         let mut pool = Pool {
             device,
@@ -143,7 +143,7 @@ impl PoolTable {
             let is_it = |(_, known): &(&u64, &Pool)| known.imported && known.nonce == pool.nonce;
             let known = self.pools.iter().find(is_it).map(|(handle, _)| *handle);
             if let Some(known) = known {
-                // A process has a pool once, however often it imports it.
+                // A process has a pool once, whatever the number of imports.
                 pool.unmap(machine);
                 return Ok(known);
             }
@@ -156,7 +156,7 @@ impl PoolTable {
         Ok(handle)
     }
 
-    /// Takes an allocation back.
+    /// Frees an allocation.
     pub(crate) fn give_back(&mut self, machine: &Machine, handle: u64, offset: u64, size: u64) {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
         pool.chunks.give_back(machine, offset, size, pool.release_threshold);
@@ -164,7 +164,7 @@ impl PoolTable {
         self.let_go(machine, handle);
     }
 
-    /// Forgets one allocation or imported pointer of a pool.
+    /// Removes one allocation or imported pointer of a pool.
     pub(crate) fn let_go(&mut self, machine: &Machine, handle: u64) {
         if let Some(pool) = self.pools.get_mut(&handle) {
             pool.live -= 1;
@@ -172,7 +172,7 @@ impl PoolTable {
         self.settle(machine, handle);
     }
 
-    /// Takes a destroyed pool away once nothing of it is left.
+    /// Removes a destroyed pool without allocations.
     fn settle(&mut self, machine: &Machine, handle: u64) {
         if self.pools.get(&handle).is_some_and(|pool| pool.destroyed && pool.live == 0)
             && let Some(mut pool) = self.pools.remove(&handle)
@@ -193,14 +193,14 @@ impl Pool {
         let _ = machine.release_block(self.block);
     }
 
-    /// The word by which processes know it again.
+    /// Returns the word by which processes identify the pool.
     fn number(&self) -> &AtomicU64 {
-        // SAFETY: the first page of the pool is mapped as long as the pool is in the table, begins with this aligned word,
-        // and is only accessed in this way, also by other processes.
+        // SAFETY: the first page is mapped while the pool is in the table, begins with this aligned word, and is
+        // only accessed as an atomic, also by other processes.
         unsafe { AtomicU64::from_ptr(self.base as *mut u64) }
     }
 
-    /// Says what a device may do with all of its memory.
+    /// Sets the access of a device to all memory of a pool.
     fn set_access(&mut self, machine: &Machine, device: usize, access: Option<Access>) -> Result {
         machine.set_access(Address::new(self.base), self.mapped, device, access)?;
         self.chunks.set_access(machine, device, access)

@@ -1,4 +1,4 @@
-//! Pools and allocations of theirs in other processes. Nobody tells an importer that an allocation has gone.
+//! Pools and their allocations in other processes. An importer is not notified of a free.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 
@@ -13,7 +13,7 @@ use crate::vmm::{POSIX_FD, descriptor, give};
 const POINTER_MAGIC: u64 = u64::from_le_bytes(*b"simpool\x01");
 
 driver! {
-    /// Exports a pool that was made for it: a file descriptor.
+    /// Exports a pool with the handle type as a file descriptor.
     fn cuMemPoolExportToShareableHandle(out: *mut c_void, handle: u64, kind: c_int, flags: c_ulonglong) {
         let simulator = simulator()?;
         let mut objects = simulator.objects();
@@ -26,7 +26,7 @@ driver! {
         Ok(())
     }
 
-    /// Imports one. Nothing can be allocated from it.
+    /// Imports a pool. It does not allocate.
     fn cuMemPoolImportFromShareableHandle(
         out: Out<u64>,
         os_handle: *const c_void,
@@ -40,14 +40,14 @@ driver! {
         }
         let block = machine.import_block_fd(descriptor(os_handle)?).map_err(|_| Status::UNKNOWN)?;
         if !machine.block_info(block)?.sparse {
-            // A descriptor of physical memory that is no pool.
+            // A descriptor of physical memory that is not a pool.
             machine.release_block(block)?;
             return Err(Status::NOT_SUPPORTED);
         }
         out.put(simulator.objects().pools.add(machine, block, 0, false, true)?)
     }
 
-    /// The bytes that name an allocation of a pool which has been exported before.
+    /// Returns the bytes that name an allocation of a pool that was exported.
     fn cuMemPoolExportPointer(out: Out<PoolPointer>, address: u64) {
         current()?;
         let objects = simulator()?.objects();
@@ -66,7 +66,7 @@ driver! {
         out.put(PoolPointer { reserved })
     }
 
-    /// The address of such an allocation in an imported pool, whether or not it still lives.
+    /// Returns the address of an exported allocation in an imported pool, whether or not it was freed.
     fn cuMemPoolImportPointer(out: Out<u64>, handle: u64, data: In<PoolPointer>) {
         let context = current()?;
         let bytes = data.get()?.reserved;
@@ -82,7 +82,7 @@ driver! {
         }
         let base = pool.base + offset;
         if memory.blocks.contains_key(&base) {
-            // Open already: the same address, which one free gives back.
+            // Imported already: the same address, which is freed once.
             return out.put(base);
         }
         pool.live += 1;

@@ -1,32 +1,32 @@
-//! PTX, as much of it as plain kernels are made of: loads and stores of global memory, arithmetic, branches.
+//! A subset of PTX: loads and stores of global memory, arithmetic, branches.
 //!
-//! Why not kernels known by name: a program brings its own along, and what it does to memory is the point. Each thread
-//! runs from its beginning to its end before the next one begins, so whatever lets threads work together is not known,
-//! and refused when the text is read. The language is that of NVIDIA's "Parallel Thread Execution ISA".
+//! Programs bring their own kernels, and the accesses of kernels are under test. Threads run one after the other,
+//! so instructions by which threads communicate are rejected when the text is parsed. The language is that of
+//! NVIDIA's "Parallel Thread Execution ISA".
 
 mod parse;
 mod run;
 
-/// Memory, as a thread accesses it.
+/// The memory that a thread accesses.
 pub(crate) trait Memory {
-    /// Why an access failed.
+    /// The error of an access.
     type Error;
 
-    /// Reads 1, 2, 4 or 8 bytes.
+    /// Loads 1, 2, 4 or 8 bytes.
     fn load(&mut self, address: u64, len: u64) -> Result<u64, Self::Error>;
 
-    /// Writes the lowest 1, 2, 4 or 8 bytes of a value.
+    /// Stores the lowest 1, 2, 4 or 8 bytes of a value.
     fn store(&mut self, address: u64, len: u64, value: u64) -> Result<(), Self::Error>;
 }
 
-/// How many threads run.
+/// The dimensions of a launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
     pub(crate) blocks: [u32; 3],
     pub(crate) threads: [u32; 3],
 }
 
-/// The kernels of a text.
+/// The kernels of a module.
 #[derive(Debug)]
 pub(crate) struct Program {
     entries: Vec<Entry>,
@@ -42,12 +42,12 @@ struct Entry {
 }
 
 impl Program {
-    /// The number of the kernel of this name.
+    /// Returns the index of the kernel with this name.
     pub(crate) fn entry(&self, name: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.name == name)
     }
 
-    /// Sizes of its parameters in bytes: 1, 2, 4 or 8.
+    /// Returns the sizes of the parameters in bytes: 1, 2, 4 or 8.
     pub(crate) fn parameters(&self, entry: usize) -> impl Iterator<Item = u64> + '_ {
         self.entries[entry].parameters.iter().copied()
     }
@@ -62,7 +62,7 @@ enum Class {
     Predicate,
 }
 
-/// `.u32` and its like.
+/// A type such as `.u32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Type {
     class: Class,
@@ -74,12 +74,12 @@ impl Type {
         8 * self.bytes as u32
     }
 
-    /// A value cut down to the type's width.
+    /// Truncates a value to the width of the type.
     fn cut(self, value: u64) -> u64 {
         if self.bytes >= 8 { value } else { value & ((1 << self.bits()) - 1) }
     }
 
-    /// The value as a signed number.
+    /// Converts a value to a signed number.
     fn signed(self, value: u64) -> i64 {
         let unused = 64 - self.bits();
         (value << unused).cast_signed() >> unused
@@ -159,7 +159,7 @@ enum Action {
 
 #[derive(Debug, Clone, Copy)]
 struct Instruction {
-    /// The predicate that it depends on, and whether that has to be false.
+    /// The predicate register of the instruction, and whether it must be false.
     guard: Option<(usize, bool)>,
     action: Action,
 }

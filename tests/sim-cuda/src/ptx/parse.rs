@@ -1,4 +1,4 @@
-//! From text to instructions.
+//! The parser.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use super::{Action, Binary, Class, Comparison, Entry, Instruction, Operand, Prog
 type Parsed<T> = Result<T, String>;
 
 impl Program {
-    /// Reads a module.
+    /// Parses a module.
     ///
     /// # Errors
-    /// What is not known, in words.
+    /// The unsupported part of the text.
     pub(crate) fn parse(text: &str) -> Parsed<Self> {
         let text = without_comments(text);
         let mut rest = text.as_str();
@@ -75,13 +75,14 @@ fn entry(head: &str, body: &str) -> Parsed<Entry> {
     Ok(Entry { name, parameters: sizes, registers: reader.registers.len(), code })
 }
 
-/// The statements of a body, without declarations, each with the label before it. A label at the end has an empty one.
+/// Splits a body into statements without declarations, each with its label. A label at the end has an empty
+/// statement.
 fn statements(body: &str) -> Vec<(Option<&str>, &str)> {
     let mut found = Vec::new();
     for statement in body.split(';') {
         let mut rest = statement.trim();
         while let Some((label, after)) = rest.split_once(':') {
-            // A colon elsewhere would be part of an instruction that is not known, and is told as one.
+            // A colon elsewhere is part of an unsupported instruction, which is reported.
             if label.contains(char::is_whitespace) {
                 break;
             }
@@ -115,7 +116,7 @@ fn kind(name: &str) -> Option<Type> {
     Some(Type { class, bytes })
 }
 
-/// What the statements of one body refer to.
+/// The names that the statements of one body refer to.
 #[derive(Default)]
 struct Reader<'a> {
     registers: HashMap<String, usize>,
@@ -147,7 +148,7 @@ impl Reader<'_> {
         Some(match (parts[0], operands) {
             ("ret" | "exit", []) => Action::Return,
             ("bra", [label]) => Action::Branch { to: *self.labels.get(label)? },
-            // Between threads that run one after the other there is nothing to order.
+            // Threads that run one after the other need no ordering.
             ("membar" | "fence", []) => Action::Nothing,
             ("ld", [to, from]) if has("param") => {
                 let number = *self.parameters.get(from.strip_prefix('[')?.strip_suffix(']')?.trim())?;
@@ -235,12 +236,12 @@ impl Reader<'_> {
     }
 }
 
-/// Conversions to floats come from numbers of one of these widths.
+/// Returns whether a conversion to a float has a source type of a supported width.
 fn source_is_plain(source: Type) -> bool {
     source.class != Class::Predicate && source.class != Class::Bits
 }
 
-/// Global memory, also by generic addresses: there is no other.
+/// Returns whether the access is to global memory, also by generic addresses.
 fn is_global(parts: &[&str]) -> bool {
     !parts.iter().any(|part| matches!(*part, "shared" | "local" | "const" | "v2" | "v4"))
 }

@@ -1,11 +1,11 @@
-//! Running a kernel.
+//! The interpreter.
 
 use super::{
     Action, Binary, Class, Comparison, Entry, Grid, Instruction, Memory, Operand, Program, Special, Type,
     Unary,
 };
 
-/// Where a thread is.
+/// The position of a thread.
 #[derive(Clone, Copy)]
 struct Place {
     grid: Grid,
@@ -17,7 +17,7 @@ impl Program {
     /// Runs every thread of a kernel.
     ///
     /// # Errors
-    /// The first access that fails.
+    /// The first failed access.
     pub(crate) fn run<M: Memory>(
         &self,
         entry: usize,
@@ -114,7 +114,7 @@ fn float(value: u64, kind: Type) -> f64 {
     if kind.bytes == 4 { f64::from(f32::from_bits(value as u32)) } else { f64::from_bits(value) }
 }
 
-/// Rounded once: a sum, difference, product or quotient of two `f32` is exact enough in `f64` for that.
+/// Rounds once: the sum, difference, product or quotient of two `f32` is exact enough in `f64` for that.
 fn bits_of(value: f64, kind: Type) -> u64 {
     if kind.bytes == 4 { u64::from((value as f32).to_bits()) } else { value.to_bits() }
 }
@@ -144,14 +144,14 @@ fn binary(what: Binary, left: u64, right: u64, kind: Type) -> u64 {
         Binary::Add => left.wrapping_add(right),
         Binary::Subtract => left.wrapping_sub(right),
         Binary::Multiply => left.wrapping_mul(right),
-        // Twice as wide as the operands, which are of 16 or 32 bits.
+        // The product is twice as wide as the operands of 16 or 32 bits.
         Binary::MultiplyWide if kind.is_signed() => return a.wrapping_mul(b).cast_unsigned(),
         Binary::MultiplyWide => return left.wrapping_mul(right),
         Binary::MultiplyHigh if kind.is_signed() => {
             (i128::from(a).wrapping_mul(i128::from(b)) >> kind.bits()) as u64
         }
         Binary::MultiplyHigh => (u128::from(left).wrapping_mul(u128::from(right)) >> kind.bits()) as u64,
-        // What the hardware gives for a division by zero is unspecified; all ones is what it mostly is.
+        // The result of a division by zero is unspecified; on hardware it is mostly all ones.
         Binary::Divide if right == 0 => u64::MAX,
         Binary::Divide if kind.is_signed() => a.wrapping_div(b).cast_unsigned(),
         Binary::Divide => left / right,
@@ -216,7 +216,7 @@ fn convert(value: u64, target: Type, source: Type) -> u64 {
         (true, true) => bits_of(float(value, source), target),
         (true, false) if source.is_signed() => bits_of(source.signed(value) as f64, target),
         (true, false) => bits_of(source.cut(value) as f64, target),
-        // Towards zero, and to the nearest number that there is.
+        // Towards zero, and to the nearest representable number.
         (false, true) if target.is_signed() => target.cut((float(value, source) as i64).cast_unsigned()),
         (false, true) => target.cut(float(value, source) as u64),
         (false, false) if source.is_signed() => target.cut(source.signed(value).cast_unsigned()),
