@@ -1,4 +1,4 @@
-//! `device-ipc attach`: one thing done to a tensor of another process.
+//! `device-ipc attach`: describes, reads, fills or adds to a tensor that another process shares.
 
 use std::path::PathBuf;
 
@@ -6,97 +6,97 @@ use anyhow::{Result, bail};
 use device_ipc::BundleDescriptor;
 use serde_json::{Value, json};
 
-use crate::exporter::{self, Exporter};
-use crate::memory::{Opened, Place};
+use crate::exporter::{self, ExporterState};
+use crate::memory::{OpenArguments, OpenTensor};
 use crate::recv::write_out;
-use crate::road::descriptor::{AnyDescriptor, RING_IS_JOINED};
-use crate::road::{descriptor_argument, printable};
+use crate::transport::descriptor::{AnyDescriptor, RING_IS_NOT_READABLE};
+use crate::transport::{descriptor_argument, printable};
 use device_ipc_cli::output::{self, line};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// @FILE for the file that the descriptor is in, '-' for standard input, or the descriptor itself, which every user of the
-    /// machine sees in 'ps'. Of an export, a bundle or, for 'info', a ring.
+    /// Descriptor of an export or a bundle (for 'info' also of a ring): @FILE reads it from a file, '-' from standard input;
+    /// given as text it is visible to every user of this machine in 'ps'
     #[arg(value_name = "@FILE|-|DESCRIPTOR")]
     descriptor: String,
     #[command(flatten)]
-    place: Place,
+    open: OpenArguments,
     #[command(subcommand)]
     action: Action,
 }
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Print what the descriptor says, and what its exporter says of it, as JSON; never its secret. Opens nothing.
+    /// Print the contents of the descriptor and the state of its export as JSON, without the token; opens nothing
     Info {
-        /// Do not ask the exporter.
+        /// Do not query the exporter
         #[arg(long)]
         offline: bool,
     },
-    /// Print shape, type, mean and first values, or write the bytes out.
+    /// Print shape, element type, mean and first values, or write the bytes to a file
     Read {
-        /// Write the tensor's bytes, as they lie in memory, to this file; '-' is standard output.
+        /// File to write the tensor's bytes to, in memory order; '-' is standard output
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         #[command(flatten)]
-        which: Which,
+        selection: TensorSelection,
     },
-    /// Set every byte of the tensor, or of the region where no tensor is stated.
+    /// Set every byte of the tensor, or of the whole region if the descriptor states no tensor
     Fill {
-        /// The byte, 0 to 255.
+        /// Value of each byte, 0 to 255
         byte: u8,
         #[command(flatten)]
-        which: Which,
+        selection: TensorSelection,
     },
-    /// Add to every element in place: by a kernel to float32, through the host to others. Integers wrap around; bytes
-    /// without a stated type are uint8.
+    /// Add a number to every element in place: float32 by a kernel on the device, other types through host memory.
+    /// Integers wrap around; a region without an element type is treated as uint8
     Add {
-        /// What to add.
+        /// Number to add
         #[arg(allow_hyphen_values = true)]
         summand: String,
         #[command(flatten)]
-        which: Which,
+        selection: TensorSelection,
     },
 }
 
-/// Which of many tensors.
+/// Selection of one tensor of a bundle.
 #[derive(clap::Args)]
-struct Which {
-    /// The tensor of this name, of a bundle.
+struct TensorSelection {
+    /// Name of the tensor in the bundle
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
 }
 
 impl Action {
-    /// The name of a tensor, for what is done to one.
+    /// Returns the name of the selected tensor.
     fn tensor(&self) -> Option<&str> {
         match self {
             Self::Info { .. } => None,
-            Self::Read { which, .. } | Self::Fill { which, .. } | Self::Add { which, .. } => {
-                which.tensor.as_deref()
+            Self::Read { selection, .. } | Self::Fill { selection, .. } | Self::Add { selection, .. } => {
+                selection.tensor.as_deref()
             }
         }
     }
 }
 
 const EXAMPLES: &str = "\
-Examples, with 'device-ipc send --file w.ipc --dtype uint8 --shape 1024 --receivers 0' in another terminal:
+Examples, while 'device-ipc send --file w.ipc --dtype uint8 --shape 1024 --receivers 0' runs in another terminal:
   device-ipc attach @w.ipc info
   device-ipc attach @w.ipc fill 8
   device-ipc attach @w.ipc add 3
   device-ipc attach @w.ipc read
   device-ipc attach @w.ipc read --out - | xxd | head
 
-With the descriptor of a bundle in a file:
+With the descriptor of a bundle in the file 'bundle':
   device-ipc attach @bundle info --offline
   device-ipc attach @bundle read --tensor layers.0.weight";
 
-/// How many names are shown to somebody who has to choose one.
-const SHOWN: usize = 8;
+/// Maximum number of tensor names in an error message.
+const MAX_NAMES: usize = 8;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let descriptor = descriptor_argument(&arguments.descriptor, arguments.place.patience())?;
+    let descriptor = descriptor_argument(&arguments.descriptor, arguments.open.timeout())?;
     if let Action::Info { offline } = arguments.action {
         return info(&descriptor, offline);
     }
@@ -109,8 +109,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             line(tensor.summary()?)?;
         }
         Action::Add { summand, .. } => {
-            let way = tensor.add(summand)?;
-            line(format_args!("added {summand} {way}: {}", tensor.place()))?;
+            let path = tensor.add(summand)?;
+            line(format_args!("added {summand} {path}: {}", tensor.place()))?;
             line(tensor.summary()?)?;
         }
         Action::Read { out: None, .. } | Action::Info { .. } => {
@@ -121,65 +121,72 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     tensor.release()
 }
 
-fn open(descriptor: &AnyDescriptor, arguments: &Arguments) -> Result<Opened> {
+fn open(descriptor: &AnyDescriptor, arguments: &Arguments) -> Result<OpenTensor> {
     match (descriptor, arguments.action.tensor()) {
-        (AnyDescriptor::Export(descriptor), None) => Opened::open(descriptor, &arguments.place),
+        (AnyDescriptor::Export(descriptor), None) => OpenTensor::open(descriptor, &arguments.open),
         (AnyDescriptor::Export(_), Some(name)) => {
             bail!(
-                "--tensor {name}: the descriptor is one of memory without names, not of a bundle; leave --tensor away"
+                "--tensor {name} requires the descriptor of a bundle, but this is the descriptor of a single export; remove \
+                 --tensor"
             )
         }
         (AnyDescriptor::Bundle(bundle), Some(name)) if bundle.layout(name).is_some() => {
-            Opened::open_in(bundle, name, &arguments.place)
+            OpenTensor::open_in_bundle(bundle, name, &arguments.open)
         }
         (AnyDescriptor::Bundle(bundle), Some(name)) => {
-            bail!("--tensor {name}: the bundle has no tensor of this name; it has {}", names(bundle))
+            bail!(
+                "--tensor {name} not found: the bundle has no tensor of this name; it has {}",
+                names(bundle)
+            )
         }
         (AnyDescriptor::Bundle(bundle), None) => {
-            bail!("the descriptor is of a bundle; name one of its tensors with --tensor: {}", names(bundle))
+            bail!(
+                "this is the descriptor of a bundle: select one of its tensors with --tensor: {}",
+                names(bundle)
+            )
         }
-        (AnyDescriptor::Ring(_), _) => bail!("{RING_IS_JOINED}"),
+        (AnyDescriptor::Ring(_), _) => bail!("{RING_IS_NOT_READABLE}"),
     }
 }
 
-/// The first names in a bundle.
+/// Returns the first tensor names of a bundle, for an error message.
 fn names(bundle: &BundleDescriptor) -> String {
-    let first: Vec<String> = bundle.tensors().take(SHOWN).map(|(name, _)| printable(name)).collect();
+    let first: Vec<String> = bundle.tensors().take(MAX_NAMES).map(|(name, _)| printable(name)).collect();
     let more = bundle.len() - first.len();
-    let rest = if more > 0 { format!(" and {more} more ('info' lists them)") } else { String::new() };
+    let rest = if more > 0 { format!(" and {more} more (list them with 'info')") } else { String::new() };
     format!("{}{rest}", first.join(", "))
 }
 
-/// One JSON document. An error, behind it, where the exporter no longer shares.
+/// Prints one JSON document. Fails after that if the exporter no longer shares the memory.
 fn info(descriptor: &AnyDescriptor, offline: bool) -> Result<()> {
     let (kind, view) = (descriptor.kind(), descriptor.view()?);
     if offline {
         return output::json(&json!({ "kind": kind, "descriptor": view }));
     }
-    let (exporter, problem) = ask(descriptor)?;
-    let told = json!({ "kind": kind, "descriptor": view, "exporter": exporter });
-    output::json(&told)?;
+    let (exporter, problem) = query_exporter(descriptor)?;
+    let document = json!({ "kind": kind, "descriptor": view, "exporter": exporter });
+    output::json(&document)?;
     match problem {
         Some(problem) => bail!("{problem}"),
         None => Ok(()),
     }
 }
 
-/// What the exporter says of what is shared, and what is wrong with it.
-fn ask(descriptor: &AnyDescriptor) -> Result<(Value, Option<String>)> {
-    let number = descriptor.exporter().pid;
+/// Returns the state of the export as its exporter reports it, and the problem if it is not shared.
+fn query_exporter(descriptor: &AnyDescriptor) -> Result<(Value, Option<String>)> {
+    let pid = descriptor.exporter().pid;
     let process = match exporter::find(descriptor)? {
-        Exporter::Answers(process) => process,
-        Exporter::Silent => {
+        ExporterState::Answered(process) => process,
+        ExporterState::Unresponsive => {
             let why = format!(
-                "process {number}, the exporter, lives and does not answer; is it stopped or very busy?"
+                "the exporter, process {pid}, is alive and does not answer; check whether it is stopped or overloaded"
             );
-            return Ok((json!({ "state": "silent", "pid": number }), Some(why)));
+            return Ok((json!({ "state": "silent", "pid": pid }), Some(why)));
         }
-        Exporter::Unseen => {
+        ExporterState::NotFound => {
             let why = format!(
-                "no process answers for this descriptor: its exporter (process {number} of its pid namespace) has ended, is \
-                 another user's, or is in another network namespace (DEVICE_IPC_SOCKET_DIR)"
+                "no process answers for this descriptor: its exporter (process {pid} of its pid namespace) has exited, \
+                 belongs to another user, or is in another network namespace (set DEVICE_IPC_SOCKET_DIR in both processes)"
             );
             return Ok((json!({ "state": "no answer" }), Some(why)));
         }
@@ -189,13 +196,13 @@ fn ask(descriptor: &AnyDescriptor) -> Result<(Value, Option<String>)> {
     let shared = exports.iter().all(|export| export.is_some_and(|export| !export.dropped));
     let state = if shared { "sharing" } else { "dropped" };
     let problem = (!shared).then(|| {
-        format!("process {pid} has dropped this {}; ask it for a new descriptor", descriptor.kind())
+        format!("process {pid} has dropped this {}; get a new descriptor from it", descriptor.kind())
     });
-    let mut told = json!({ "state": state, "pid": pid, "program": program });
-    // A bundle has one for each device.
+    let mut document = json!({ "state": state, "pid": pid, "program": program });
+    // A bundle has one export per device.
     match (descriptor, &*exports) {
-        (AnyDescriptor::Bundle(_), exports) => told["exports"] = json!(exports),
-        (_, exports) => told["export"] = json!(exports[0]),
+        (AnyDescriptor::Bundle(_), exports) => document["exports"] = json!(exports),
+        (_, exports) => document["export"] = json!(exports[0]),
     }
-    Ok((told, problem))
+    Ok((document, problem))
 }

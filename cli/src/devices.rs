@@ -1,4 +1,4 @@
-//! `device-ipc devices`: what there is, or why not.
+//! `device-ipc devices`: lists backends and devices.
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
@@ -9,10 +9,10 @@ use device_ipc_cli::output::line;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// This backend only.
+    /// Show only this backend
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -33,7 +33,7 @@ struct BackendReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     library: Option<String>,
     devices: Vec<DeviceReport>,
-    /// A row for each device: which devices it reaches.
+    /// Row `i`, column `j`: whether device `i` can access memory of device `j`.
     peer_access: Vec<Vec<bool>>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn report(only: Option<&str>) -> Result<Report> {
     if let Some(name) = only {
-        // An unknown name is an error; one that cannot be used is part of the report.
+        // An unknown name is an error; an unavailable backend is part of the report.
         match Backends::registered().named(name) {
             Ok(_) | Err(device_ipc::Error::BackendUnavailable { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -75,7 +75,7 @@ fn report(only: Option<&str>) -> Result<Report> {
             continue;
         }
         backends.push(match status.state {
-            Ok(devices) => usable(status.name, &devices)?,
+            Ok(devices) => available(status.name, &devices)?,
             Err(reason) => BackendReport {
                 name: status.name,
                 available: false,
@@ -90,7 +90,7 @@ fn report(only: Option<&str>) -> Result<Report> {
     Ok(Report { backends })
 }
 
-fn usable(name: &'static str, devices: &[DeviceInfo]) -> Result<BackendReport> {
+fn available(name: &'static str, devices: &[DeviceInfo]) -> Result<BackendReport> {
     let backend = Backends::registered().named(name)?;
     let info = backend.info();
     let mut peer_access = Vec::with_capacity(devices.len());

@@ -1,4 +1,4 @@
-//! The process that a descriptor names, asked by its socket; nothing is opened.
+//! Queries to the exporter that a descriptor names, over its socket; nothing is opened.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,38 +6,39 @@ use std::time::Duration;
 use anyhow::Result;
 use device_ipc::{AllowList, ListedExport, ListedProcess, ProcessIdentity, list_exports};
 
-use crate::road::descriptor::AnyDescriptor;
+use crate::transport::descriptor::AnyDescriptor;
 
-/// How long it may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of a query.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What has become of the exporting process.
-pub(crate) enum Exporter {
-    Answers(ListedProcess),
-    /// It lives, and does not answer.
-    Silent,
-    /// It has ended; or it is another user's, or in other namespaces, where it cannot be seen from here.
-    Unseen,
+/// State of an exporter.
+pub(crate) enum ExporterState {
+    Answered(ListedProcess),
+    /// The process is alive and does not answer.
+    Unresponsive,
+    /// The process has exited, belongs to another user, or is in namespaces that are not visible here.
+    NotFound,
 }
 
-pub(crate) fn find(descriptor: &AnyDescriptor) -> Result<Exporter> {
+/// Returns the state of the exporter that the descriptor names.
+pub(crate) fn find(descriptor: &AnyDescriptor) -> Result<ExporterState> {
     let view = descriptor.view()?;
     let exporter =
         if let AnyDescriptor::Ring(_) = descriptor { &view["memory"]["exporter"] } else { &view["exporter"] };
-    // An abstract socket is found without a directory.
+    // An abstract socket needs no directory.
     let socket = exporter["socket"].as_str().filter(|socket| socket.starts_with('/'));
     let directory =
         socket.and_then(|socket| Path::new(socket).parent()).filter(|directory| directory.is_dir());
-    let listed = list_exports(directory, &AllowList::own_user(), PATIENCE)?;
-    let answers = listed.into_iter().flatten().find(|process| process.process == *descriptor.exporter());
-    Ok(match answers {
-        Some(process) => Exporter::Answers(process),
-        None if is_alive(descriptor.exporter()) => Exporter::Silent,
-        None => Exporter::Unseen,
+    let listed = list_exports(directory, &AllowList::own_user(), TIMEOUT)?;
+    let answered = listed.into_iter().flatten().find(|process| process.process == *descriptor.exporter());
+    Ok(match answered {
+        Some(process) => ExporterState::Answered(process),
+        None if is_alive(descriptor.exporter()) => ExporterState::Unresponsive,
+        None => ExporterState::NotFound,
     })
 }
 
-/// Is it a process of this pid namespace that has not ended? Its id may have been given to another one since.
+/// Returns whether the process is in this pid namespace and alive. The start time detects a reused process id.
 fn is_alive(process: &ProcessIdentity) -> bool {
     let here = ProcessIdentity::current()
         .is_ok_and(|here| here.boot == process.boot && here.pid_namespace == process.pid_namespace);
@@ -45,21 +46,21 @@ fn is_alive(process: &ProcessIdentity) -> bool {
     here && stat().and_then(|stat| start_time(&stat)) == Some(process.start_time)
 }
 
-/// Field 22 (proc_pid_stat(5)); the name in field 2 may hold blanks and parentheses.
+/// Parses field 22 of proc_pid_stat(5); the name in field 2 may contain blanks and parentheses.
 fn start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Each export that the descriptor names, as its process lists it; `None` for one that is no longer there.
+/// Returns each export that the descriptor names, as its process lists it; `None` for an export that no longer exists.
 pub(crate) fn exports<'p>(
     process: &'p ListedProcess,
     descriptor: &AnyDescriptor,
 ) -> Vec<Option<&'p ListedExport>> {
-    let named = match descriptor {
+    let ids = match descriptor {
         AnyDescriptor::Export(descriptor) => vec![descriptor.export()],
         AnyDescriptor::Bundle(bundle) => bundle.exports().collect(),
         AnyDescriptor::Ring(ring) => vec![ring.export()],
     };
-    let listed = |number| process.exports.iter().find(|export| export.export == number);
-    named.into_iter().map(listed).collect()
+    let listed = |id| process.exports.iter().find(|export| export.export == id);
+    ids.into_iter().map(listed).collect()
 }

@@ -1,4 +1,4 @@
-//! The program `device-ipc`: what this machine can share, the proof that it does, and who shares what.
+//! The program `device-ipc`: lists devices and exports, shares tensors between terminals, and diagnoses a machine.
 
 mod attach;
 mod demo;
@@ -9,8 +9,8 @@ mod memory;
 mod progress;
 mod ps;
 mod recv;
-mod road;
 mod send;
+mod transport;
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 use device_ipc::printable;
 use device_ipc_cli::output::OutputClosed;
 
-/// Share accelerator memory between processes.
+/// Share accelerator memory between processes
 #[derive(Parser)]
 #[command(name = "device-ipc", version, arg_required_else_help = true)]
 struct Arguments {
@@ -29,27 +29,27 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List every backend with its devices, or why it cannot be used, and which devices reach each other.
+    /// List backends and devices with their peer access, and why a backend is unavailable
     Devices(devices::Arguments),
-    /// Hand a tensor to a second process, which changes it in place, and prove by its bytes that no copy was made.
+    /// Share a tensor with a child process that adds 1 in place, and verify that no copy was made
     Demo(demo::Arguments),
-    /// List every export on this machine that this user may see, and the processes that hold it.
+    /// List the exports of this user's processes on this machine, and the processes that lease them
     Ps(ps::Arguments),
-    /// Share a tensor with receivers in other terminals: by a file, by TCP with a shared key, or by text.
+    /// Share a tensor with receivers in other terminals: by a file, over TCP with a shared key, or as text
     Send(Box<send::Arguments>),
-    /// Open a tensor that `send` shares, on any device, and print it, add to it or write it out.
+    /// Open a tensor that `send` shares, on any device, and print it, add to it or write it to a file
     Recv(Box<recv::Arguments>),
-    /// Do one thing to a tensor that another process shares: describe, read, fill or add.
+    /// Describe, read, fill or add to a tensor that another process shares
     Attach(Box<attach::Arguments>),
-    /// Look for what on this machine would stop sharing, say what to change, and try it with a second process.
+    /// Diagnose this machine: report what prevents sharing and how to fix it, and share with a child process
     Doctor(doctor::Arguments),
-    /// The second process of `doctor`.
+    /// The child process of `doctor` that loads a library
     #[command(hide = true)]
     DoctorLibrary(doctor::libraries::Arguments),
-    /// The second process of `doctor` that looks at Ascend cards.
+    /// The child process of `doctor` that probes Ascend cards
     #[command(hide = true)]
     DoctorAscend(doctor::ascend_card::Arguments),
-    /// The second process of `demo`.
+    /// The child process of `demo`
     #[command(hide = true)]
     DemoReceiver(demo::receiver::Arguments),
 }
@@ -62,18 +62,18 @@ fn main() -> ExitCode {
         Command::Send(arguments) => send::run(&arguments),
         Command::Recv(arguments) => recv::run(&arguments),
         Command::Attach(arguments) => attach::run(&arguments),
-        Command::Doctor(arguments) => return ended(doctor::run(&arguments)),
+        Command::Doctor(arguments) => return exit_code(doctor::run(&arguments)),
         Command::DoctorLibrary(arguments) => doctor::libraries::run(&arguments),
         Command::DoctorAscend(arguments) => doctor::ascend_card::run(&arguments),
         Command::DemoReceiver(arguments) => demo::receiver::run(&arguments),
     };
-    ended(outcome.map(|()| ExitCode::SUCCESS))
+    exit_code(outcome.map(|()| ExitCode::SUCCESS))
 }
 
-fn ended(outcome: Result<ExitCode>) -> ExitCode {
+fn exit_code(outcome: Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         if !error.is::<OutputClosed>() {
-            // It may quote what another process wrote.
+            // The text may quote what another process wrote.
             let text = format!("{error:#}");
             eprintln!("error: {}", text.split('\n').map(printable).collect::<Vec<_>>().join("\n"));
         }

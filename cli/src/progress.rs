@@ -1,4 +1,4 @@
-//! How far long work has come: a bar on a terminal, else a line now and then.
+//! Progress of long operations: a bar on a terminal, else periodic lines.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -6,38 +6,39 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-/// How often a line is written where there is no terminal.
-const EVERY: Duration = Duration::from_secs(5);
+/// Interval between lines where standard error is not a terminal.
+const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Of work that is done piece by piece. Goes to standard error.
+/// Progress of an operation that is done in pieces, shown on standard error.
 pub(crate) struct Progress {
-    what: &'static str,
+    operation: &'static str,
     total: u64,
     done: Cell<u64>,
-    told: Cell<Instant>,
+    printed: Cell<Instant>,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Of so many bytes; shown where they are more than `piece`.
-    pub(crate) fn of_bytes(what: &'static str, total: u64, piece: u64) -> Self {
+    /// Starts the progress of an operation on `total` bytes; a bar is shown if they exceed one piece.
+    pub(crate) fn of_bytes(operation: &'static str, total: u64, piece: u64) -> Self {
         let bar = (total > piece && std::io::stderr().is_terminal()).then(|| {
             let style =
                 ProgressStyle::with_template("{msg} {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}");
             ProgressBar::new(total)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-                .with_message(what)
+                .with_message(operation)
         });
-        Self { what, total, done: Cell::new(0), told: Cell::new(Instant::now()), bar }
+        Self { operation, total, done: Cell::new(0), printed: Cell::new(Instant::now()), bar }
     }
 
-    pub(crate) fn more(&self, bytes: u64) {
+    /// Records that `bytes` more bytes are done.
+    pub(crate) fn advance(&self, bytes: u64) {
         self.done.set(self.done.get() + bytes);
         if let Some(bar) = &self.bar {
             bar.set_position(self.done.get());
-        } else if self.told.get().elapsed() >= EVERY {
-            self.told.set(Instant::now());
-            eprintln!("{}: {} of {}", self.what, HumanBytes(self.done.get()), HumanBytes(self.total));
+        } else if self.printed.get().elapsed() >= INTERVAL {
+            self.printed.set(Instant::now());
+            eprintln!("{}: {} of {}", self.operation, HumanBytes(self.done.get()), HumanBytes(self.total));
         }
     }
 }

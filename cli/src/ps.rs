@@ -1,4 +1,4 @@
-//! `device-ipc ps`: every export on this machine that this user may see, and who holds it.
+//! `device-ipc ps`: lists the exports of this user's processes, and the processes that lease them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use device_ipc_cli::output::{json, line};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Look in this socket directory too; DEVICE_IPC_SOCKET_DIR unless given.
+    /// Also search this socket directory; default: DEVICE_IPC_SOCKET_DIR
     #[arg(long, value_name = "DIR")]
     socket_dir: Option<PathBuf>,
-    /// How long the processes may take to answer, all of them together, in milliseconds.
+    /// Timeout for the answers of all processes, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     timeout: u64,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 #[derive(Serialize)]
 struct Report {
     processes: Vec<ProcessReport>,
-    /// Processes that share memory and could not be asked.
+    /// Errors of processes that share memory and did not answer.
     unanswered: Vec<String>,
 }
 
@@ -50,9 +50,9 @@ impl From<ListedProcess> for ProcessReport {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let patience = Duration::from_millis(arguments.timeout);
+    let timeout = Duration::from_millis(arguments.timeout);
     let mut report = Report { processes: Vec::new(), unanswered: Vec::new() };
-    for process in list_exports(arguments.socket_dir.as_deref(), &AllowList::own_user(), patience)? {
+    for process in list_exports(arguments.socket_dir.as_deref(), &AllowList::own_user(), timeout)? {
         match process {
             Ok(process) => report.processes.push(process.into()),
             Err(error) => report.unanswered.push(error.to_string()),
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return json(&report);
     }
     for error in &report.unanswered {
-        eprintln!("a process that shares memory could not be asked: {error}");
+        eprintln!("warning: cannot query a process that shares memory: {error}");
     }
     if report.processes.iter().all(|process| process.exports.is_empty()) {
         return line("no process of this user shares memory");
@@ -98,7 +98,7 @@ fn table(report: &Report) -> Table {
 
 fn holders(export: &ListedExport) -> String {
     if export.held_by == 0 {
-        return "nobody".into();
+        return "no process".into();
     }
     let shown = export.holders.iter();
     let mut lines: Vec<String> = shown

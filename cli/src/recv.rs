@@ -1,4 +1,4 @@
-//! `device-ipc recv`: opens a tensor of another terminal.
+//! `device-ipc recv`: opens a tensor that `device-ipc send` shares from another terminal.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -6,41 +6,41 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use device_ipc::{Descriptor, environment};
 
-use crate::memory::{Opened, Place};
-use crate::road::descriptor::AnyDescriptor;
-use crate::road::key::KeyArguments;
-use crate::road::message::{FromReceiver, FromSender};
-use crate::road::sealed::Sealed;
-use crate::road::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
+use crate::memory::{OpenArguments, OpenTensor};
+use crate::transport::authenticated::AuthenticatedConnection;
+use crate::transport::descriptor::AnyDescriptor;
+use crate::transport::key::KeyArguments;
+use crate::transport::message::{FromReceiver, FromSender};
+use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
 use device_ipc_cli::output::{RawOutput, line};
 
-/// How long the sender may take for the handshake, and to take in what is said to it.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Timeout of the handshake and of each message to the sender.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
-#[command(group = clap::ArgGroup::new("road").args(["connect", "file", "descriptor"]), after_long_help = EXAMPLES)]
+#[command(group = clap::ArgGroup::new("transport").args(["connect", "file", "descriptor"]), after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Get the descriptor from 'device-ipc send --listen' there; tried until the time is over.
+    /// Get the descriptor from 'device-ipc send --listen' at this address; retries until --timeout
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<String>,
-    /// Read the descriptor from this file; waits for it.
+    /// Read the descriptor from this file; waits for the file until --timeout
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// @FILE for the file that the descriptor is in, '-' for standard input, or the descriptor itself, which every user of the
-    /// machine sees in 'ps'. The variable DEVICE_IPC_DESCRIPTOR is read where nothing is given.
+    /// Descriptor: @FILE reads it from a file, '-' from standard input; given as text it is visible to every user of this
+    /// machine in 'ps'. Default: the variable DEVICE_IPC_DESCRIPTOR
     #[arg(long, value_name = "@FILE|-|TEXT")]
     descriptor: Option<String>,
     #[command(flatten)]
     key: KeyArguments,
     #[command(flatten)]
-    place: Place,
-    /// Add this to every element in place: on the device to float32, through the host to others; integers wrap around.
+    open: OpenArguments,
+    /// Add this number to every element in place: float32 on the device, other types through host memory; integers wrap around
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     add: Option<String>,
-    /// Write the bytes, as they lie in memory, to this file; '-' is standard output.
+    /// File to write the tensor's bytes to, in memory order; '-' is standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Keep the tensor open for so long at the end; the sender's end is an error then.
+    /// Keep the tensor open for this time before releasing it; fails if the sender exits meanwhile
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     hold: u64,
 }
@@ -57,92 +57,93 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let descriptor = descriptor(arguments)?;
         return receive(arguments, &descriptor, |_| Ok(())).map(drop);
     };
-    let mut sender = join(arguments, address)?;
+    let mut sender = connect_to_sender(arguments, address)?;
     let outcome = over_tcp(arguments, &mut sender);
     if let Err(error) = &outcome {
-        // The sender's transcript shall say why. It may be gone already.
+        // The sender prints the reason. It may have exited already.
         let failed = FromReceiver::Failed { error: format!("{error:#}") };
-        let _ = sender.say(&failed, Some(Instant::now() + HANDSHAKE));
+        let _ = sender.send_message(&failed, Some(Instant::now() + HANDSHAKE_TIMEOUT));
     }
-    outcome.with_context(|| format!("receiving from {address}"))
+    outcome.with_context(|| format!("cannot receive the tensor from {address}"))
 }
 
-/// By any road but TCP.
+/// Reads the descriptor from a file, an argument or the environment.
 fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
     if let Some(path) = &arguments.file {
-        let (seconds, shown) = (arguments.place.timeout, path.display());
+        let (seconds, shown) = (arguments.open.timeout, path.display());
         let waiting = || eprintln!("waiting up to {seconds} s for a sender to write {shown}");
-        return file::read(path, arguments.place.patience(), waiting);
+        return file::read(path, arguments.open.timeout(), waiting);
     }
     if let Some(text) = &arguments.descriptor {
-        return descriptor_argument(text, arguments.place.patience())?.of_one_tensor();
+        return descriptor_argument(text, arguments.open.timeout())?.into_single_tensor();
     }
     match environment::variable(DESCRIPTOR_VARIABLE) {
         Some(text) => {
-            let descriptor = descriptor_of(&text.to_string_lossy(), arguments.place.patience())
-                .and_then(AnyDescriptor::of_one_tensor);
-            descriptor.with_context(|| format!("reading the variable {DESCRIPTOR_VARIABLE}"))
+            let descriptor = descriptor_of(&text.to_string_lossy(), arguments.open.timeout())
+                .and_then(AnyDescriptor::into_single_tensor);
+            descriptor
+                .with_context(|| format!("cannot read a descriptor from the variable {DESCRIPTOR_VARIABLE}"))
         }
         None => bail!(
-            "no descriptor: give --connect HOST:PORT, --file PATH or --descriptor TEXT, or set {DESCRIPTOR_VARIABLE}"
+            "no descriptor given: use --connect HOST:PORT, --file PATH or --descriptor TEXT, or set {DESCRIPTOR_VARIABLE}"
         ),
     }
 }
 
-/// Connects, and has both sides prove the key.
-fn join(arguments: &Arguments, address: &str) -> Result<Sealed> {
-    let key = arguments.key.read(arguments.place.patience())?;
-    let seconds = arguments.place.timeout;
+/// Connects to the sender and authenticates both sides.
+fn connect_to_sender(arguments: &Arguments, address: &str) -> Result<AuthenticatedConnection> {
+    let key = arguments.key.read(arguments.open.timeout())?;
+    let seconds = arguments.open.timeout;
     let waiting = || eprintln!("waiting up to {seconds} s for a sender to listen at {address}");
-    let wire = connect(address, arguments.place.patience(), waiting)?;
-    handshake::join(wire, &key, Instant::now() + HANDSHAKE)
-        .with_context(|| format!("the sender at {address}"))
+    let wire = connect(address, arguments.open.timeout(), waiting)?;
+    handshake::connect(wire, &key, Instant::now() + HANDSHAKE_TIMEOUT)
+        .with_context(|| format!("cannot authenticate with the sender at {address}"))
 }
 
-fn over_tcp(arguments: &Arguments, sender: &mut Sealed) -> Result<()> {
-    let soon = || Some(Instant::now() + HANDSHAKE);
-    sender.say(&FromReceiver::Ready, soon())?;
-    let (descriptor, pid) = FromSender::offer(sender, soon())?;
-    let descriptor = AnyDescriptor::parse(&descriptor)?.of_one_tensor()?;
+fn over_tcp(arguments: &Arguments, sender: &mut AuthenticatedConnection) -> Result<()> {
+    let deadline = || Some(Instant::now() + HANDSHAKE_TIMEOUT);
+    sender.send_message(&FromReceiver::Ready, deadline())?;
+    let (descriptor, pid) = FromSender::receive_offer(sender, deadline())?;
+    let descriptor = AnyDescriptor::parse(&descriptor)?.into_single_tensor()?;
     transcript(arguments, format!("[receiver] got the descriptor from process {pid}"))?;
     let summary = receive(arguments, &descriptor, |opened| {
         let opened = FromReceiver::Opened { pid: std::process::id(), place: opened.place() };
-        sender.say(&opened, soon())
+        sender.send_message(&opened, deadline())
     })?;
-    // Where the sender has gone by now, it was done without us.
-    let _ = sender.say(&FromReceiver::Finished { summary }, soon());
+    // A sender that has exited by now does not need this message.
+    let _ = sender.send_message(&FromReceiver::Finished { summary }, deadline());
     Ok(())
 }
 
-/// Opens the tensor and does what the arguments say. Gives what was seen last, in words.
+/// Opens the tensor and applies the arguments. Returns the last summary.
 fn receive(
     arguments: &Arguments,
     descriptor: &Descriptor,
-    opened: impl FnOnce(&Opened) -> Result<()>,
+    on_open: impl FnOnce(&OpenTensor) -> Result<()>,
 ) -> Result<String> {
-    let say = |text: String| transcript(arguments, text);
-    let tensor = Opened::open(descriptor, &arguments.place)?;
-    opened(&tensor)?;
-    say(format!("[receiver] pid={} got tensor: {}", std::process::id(), tensor.place()))?;
+    let print = |text: String| transcript(arguments, text);
+    let tensor = OpenTensor::open(descriptor, &arguments.open)?;
+    on_open(&tensor)?;
+    print(format!("[receiver] pid={} got tensor: {}", std::process::id(), tensor.place()))?;
     let mut summary = tensor.summary()?.to_string();
-    say(format!("[receiver] {summary}"))?;
+    print(format!("[receiver] {summary}"))?;
     if let Some(summand) = &arguments.add {
-        let way = tensor.add(summand)?;
-        summary = format!("added {summand} {way}, {}", tensor.summary()?);
-        say(format!("[receiver] {summary}"))?;
+        let path = tensor.add(summand)?;
+        summary = format!("added {summand} {path}, {}", tensor.summary()?);
+        print(format!("[receiver] {summary}"))?;
     }
     if let Some(path) = &arguments.out {
         write_out(&tensor, path)?;
     }
     if arguments.hold > 0 {
-        say(format!("[receiver] holding it for {} s", arguments.hold))?;
+        print(format!("[receiver] holding it for {} s", arguments.hold))?;
         tensor.hold(Duration::from_secs(arguments.hold))?;
     }
     tensor.release()?;
     Ok(summary)
 }
 
-/// Lines for people; where standard output is the tensor's bytes, they go to standard error.
+/// Prints a line of the transcript: to standard error if standard output receives the tensor's bytes.
 fn transcript(arguments: &Arguments, text: String) -> Result<()> {
     if is_standard_output(arguments.out.as_deref()) {
         eprintln!("{text}");
@@ -156,10 +157,10 @@ fn is_standard_output(path: Option<&Path>) -> bool {
 }
 
 /// Writes the tensor's bytes to a file, or to standard output for `-`.
-pub(crate) fn write_out(tensor: &Opened, path: &Path) -> Result<()> {
+pub(crate) fn write_out(tensor: &OpenTensor, path: &Path) -> Result<()> {
     let mut raw = RawOutput::create(path)?;
     tensor.bytes()?.read(|piece| raw.write(piece))?;
-    // A file of a sender that died on the way is not taken for whole.
+    // The bytes are unreliable if the sender exited during the copy.
     tensor.check()?;
     raw.finish()
 }

@@ -1,4 +1,4 @@
-//! The program on the simulator of Ascend's ACL: the same commands that a user gives on a server.
+//! The program on the simulator of Ascend's ACL.
 
 mod support;
 
@@ -7,18 +7,18 @@ use std::process::{Command, Output};
 
 use device_ipc_sim_ascendcl::{Cann, MACHINE_VARIABLE, install};
 use serde_json::Value;
-use support::{Folder, Terminal};
+use support::{Directory, Terminal};
 
-/// Runs the program on a machine that this text describes; where the tests were not built, there is no simulator.
+/// Runs the program on a simulated machine; `None` where the tests were not built, because the simulator is missing there.
 fn device_ipc(machine: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Option<Output> {
     let output = command(machine, arguments)?.envs(environment.iter().copied()).output();
-    Some(output.expect("the program runs"))
+    Some(output.expect("running the program"))
 }
 
 fn command(machine: &str, arguments: &[&str]) -> Option<Command> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     if !directory.is_dir() {
-        eprintln!("skipped: the simulator of ACL is where the tests were built");
+        eprintln!("skipped: the simulator of ACL exists only where the tests were built");
         return None;
     }
     let directory = directory.join(format!("ascend-{}", machine.replace([';', '='], "-")));
@@ -41,11 +41,11 @@ fn text(bytes: &[u8]) -> String {
 
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("the program prints JSON")
+    serde_json::from_slice(&output.stdout).expect("the output is JSON")
 }
 
 #[test]
-fn the_demo_opens_the_tensor_on_another_card() {
+fn demo_opens_the_tensor_on_another_card() {
     let arguments = ["demo", "--backend", "ascend", "--from", "0", "--to", "1", "--json"];
     for allocates in ["key", "shareable"] {
         let environment = [("DEVICE_IPC_ASCEND_ALLOCATE", allocates)];
@@ -59,7 +59,7 @@ fn the_demo_opens_the_tensor_on_another_card() {
 }
 
 #[test]
-fn the_demo_takes_ascend_by_itself_where_there_is_no_gpu() {
+fn demo_selects_ascend_without_gpu() {
     let Some(output) = device_ipc("soc=910_93;devices=1", &["demo"], &[]) else { return };
     let out = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -67,18 +67,18 @@ fn the_demo_takes_ascend_by_itself_where_there_is_no_gpu() {
 }
 
 #[test]
-fn the_demo_shows_what_the_driver_says_when_a_card_cannot_import() {
+fn demo_reports_the_driver_error_of_a_failed_import() {
     let machine = "soc=910b;devices=2;fault=aclrtIpcMemImportByKey:1:507899";
     let Some(output) = device_ipc(machine, &["demo", "--backend=ascend", "--to=1"], &[]) else { return };
     let err = text(&output.stderr);
     assert!(!output.status.success());
-    for said in ["507899", "DeviceMemory::allocate_as", "plog"] {
-        assert!(err.contains(said), "{said:?} is missing in:\n{err}");
+    for expected in ["507899", "DeviceMemory::allocate_as", "plog"] {
+        assert!(err.contains(expected), "{expected:?} not found in:\n{err}");
     }
 }
 
 #[test]
-fn devices_are_listed_or_the_reason_why_not() {
+fn devices_lists_devices_or_the_reason() {
     let arguments = ["devices", "--backend", "ascend", "--json"];
     let Some(output) = device_ipc("soc=310p;devices=2", &arguments, &[]) else { return };
     let report = json(&output);
@@ -91,14 +91,14 @@ fn devices_are_listed_or_the_reason_why_not() {
 }
 
 #[test]
-fn a_tensor_goes_to_another_terminal_on_another_card() {
+fn tensor_is_shared_with_another_card() {
     let machine = "soc=910b;devices=2";
-    let folder = Folder::new();
-    let file = folder.text("w.ipc");
+    let directory = Directory::new();
+    let file = directory.text("w.ipc");
     let start = |arguments: &[&str]| command(machine, arguments).map(Terminal::start);
     let Some(mut sender) = start(&["send", "--file", &file, "--receivers", "3"]) else { return };
     sender.until("wrote");
-    let run = |arguments: &[&str]| start(arguments).expect("as before").end().good();
+    let run = |arguments: &[&str]| start(arguments).expect("as before").wait().good();
     let received = run(&["recv", "--file", &file, "--device", "1", "--add", "1"]);
     assert!(
         received.contains("device=ascend:1 (across cards)") && received.contains("mean=2.000000"),
@@ -107,11 +107,11 @@ fn a_tensor_goes_to_another_terminal_on_another_card() {
     let at = format!("@{file}");
     assert!(run(&["attach", &at, "add", "3"]).contains("mean=5.000000"));
     assert!(run(&["attach", &at, "--device", "1", "fill", "0"]).contains("mean=0.000000"));
-    assert!(sender.end().good().contains("mean delta=-1.000000"));
+    assert!(sender.wait().good().contains("mean delta=-1.000000"));
 }
 
 #[test]
-fn the_doctor_tries_every_card_and_names_the_stub() {
+fn doctor_tests_every_card_and_reports_the_stub() {
     let arguments = ["doctor", "--backend", "ascend", "--json"];
     let Some(output) = device_ipc("soc=910b;devices=2", &arguments, &[]) else { return };
     let report = json(&output);
@@ -131,7 +131,7 @@ fn the_doctor_tries_every_card_and_names_the_stub() {
     {
         assert!(seen.iter().any(|one| one.starts_with("ok") && one.contains(topic)), "{topic}: {seen:#?}");
     }
-    // A machine that differs from what is assumed is told as one, with what to do.
+    // Unexpected behaviour of a card is a warning with the action to report it.
     let Some(output) = device_ipc("soc=910b;devices=1;host-words", &arguments, &[]) else { return };
     let report = json(&output);
     let differs = |one: &&Value| one["check"] == "Ascend card" && one["verdict"] == "warning";

@@ -1,53 +1,54 @@
-//! The roles of `attach`: describe, read, fill, add.
+//! The actions of `attach`: info, read, fill and add.
 
 mod support;
 
 use device_ipc::{Access, Buffer, Dtype, Error, Ipc, TensorLayout, mock::MockBackend};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, Terminal, device_ipc, run, send_by_file};
+use support::{Directory, Terminal, device_ipc, run, send_by_file};
 
 fn attach(file: &str, action: &[&str]) -> String {
     run(["attach", &format!("@{file}")].iter().chain(action)).good()
 }
 
 #[test]
-fn three_roles_print_fill_and_add_as_on_the_tutorials_buffer() {
-    let folder = Folder::new();
+fn read_fill_and_add_modify_a_shared_buffer() {
+    let directory = Directory::new();
     let arguments = ["--dtype", "uint8", "--shape", "1024", "--value", "1", "--receivers", "0"];
-    let (sender, file) = send_by_file(&folder, &arguments);
+    let (sender, file) = send_by_file(&directory, &arguments);
     assert!(attach(&file, &["read"]).contains("mean=1.000000"));
     assert!(attach(&file, &["fill", "8"]).contains("set every byte to 8"));
     let added = attach(&file, &["add", "3"]);
     assert!(added.contains("added 3 through the host") && added.contains("mean=11.000000"), "{added}");
     assert!(attach(&file, &["add", "250"]).contains("values=[5, 5, 5"), "bytes wrap around");
-    let out = folder.text("out");
+    let out = directory.text("out");
     attach(&file, &["read", "--out", &out]);
     assert_eq!(std::fs::read(out).unwrap(), [5; 1024]);
     sender.signal(Signal::INT);
-    sender.end().good();
+    sender.wait().good();
 }
 
 #[test]
-fn floats_are_added_to_on_the_device_and_halves_through_the_host() {
-    let folder = Folder::new();
+fn add_uses_device_for_float32_and_host_for_others() {
+    let directory = Directory::new();
     for (dtype, way) in
         [("float32", "on the device"), ("float16", "through the host"), ("float64", "through the host")]
     {
-        let (sender, file) = send_by_file(&folder, &["--dtype", dtype, "--value", "2.5"]);
+        let (sender, file) = send_by_file(&directory, &["--dtype", dtype, "--value", "2.5"]);
         let added = attach(&file, &["add", "-0.5"]);
         assert!(
             added.contains(&format!("added -0.5 {way}")) && added.contains("values=[2.0, 2.0"),
             "{added}"
         );
-        assert!(sender.end().good().contains("mean delta=-0.500000"));
+        assert!(sender.wait().good().contains("mean delta=-0.500000"));
     }
 }
 
 #[test]
-fn what_cannot_be_added_is_refused_and_nothing_is_changed() {
-    let folder = Folder::new();
-    let (sender, file) = send_by_file(&folder, &["--dtype", "bool", "--value", "true", "--receivers", "0"]);
+fn unsupported_actions_are_rejected_without_changes() {
+    let directory = Directory::new();
+    let (sender, file) =
+        send_by_file(&directory, &["--dtype", "bool", "--value", "true", "--receivers", "0"]);
     let at = format!("@{file}");
     assert!(run(["attach", &at, "add", "1"]).bad().contains("elements of bool"));
     assert!(run(["attach", &at, "--device", "5", "read"]).bad().contains("--device 5"));
@@ -55,13 +56,13 @@ fn what_cannot_be_added_is_refused_and_nothing_is_changed() {
     assert!(run(["attach", &file, "read"]).bad().contains("@FILE"));
     assert!(attach(&file, &["read"]).contains("values=[01, 01"));
     sender.signal(Signal::TERM);
-    assert!(sender.end().good().contains("the export has ended"));
+    assert!(sender.wait().good().contains("the export is closed"));
 }
 
 #[test]
-fn a_descriptor_is_described_without_its_secret_with_and_without_its_exporter() {
-    let folder = Folder::new();
-    let (sender, file) = send_by_file(&folder, &["--shape", "2,3", "--receivers", "0"]);
+fn info_omits_the_token_and_reports_the_exporter() {
+    let directory = Directory::new();
+    let (sender, file) = send_by_file(&directory, &["--shape", "2,3", "--receivers", "0"]);
     let text = attach(&file, &["info"]);
     let info: Value = serde_json::from_str(&text).expect("one JSON document");
     assert_eq!(info["descriptor"]["tensor"]["shape"], serde_json::json!([2, 3]));
@@ -70,39 +71,39 @@ fn a_descriptor_is_described_without_its_secret_with_and_without_its_exporter() 
         (info["exporter"]["state"].as_str(), info["exporter"]["pid"].as_u64()),
         (Some("sharing"), Some(sender.pid().into()))
     );
-    assert_eq!(info["exporter"]["export"]["opened"], 0, "asking opened the tensor");
+    assert_eq!(info["exporter"]["export"]["opened"], 0, "info does not open the tensor");
     let line = std::fs::read_to_string(&file).unwrap();
     assert!(!text.contains("token") && !text.contains(line.trim().trim_start_matches("dipc.")), "{text}");
 
-    let kept = folder.file("kept", line.as_bytes());
+    let kept = directory.file("kept", line.as_bytes());
     sender.signal(Signal::TERM);
-    sender.end().good();
+    sender.wait().good();
     let info: Value = serde_json::from_str(&attach(&kept, &["info", "--offline"])).unwrap();
     assert!(info["descriptor"]["backend"] == "mock" && info.get("exporter").is_none(), "{info}");
-    let ended = run(["attach", &format!("@{kept}"), "info"]);
-    assert!(ended.out.contains("\"no answer\""), "{ended:?}");
-    assert!(ended.bad().contains("no process answers for this descriptor"));
+    let result = run(["attach", &format!("@{kept}"), "info"]);
+    assert!(result.out.contains("\"no answer\""), "{result:?}");
+    assert!(result.bad().contains("no process answers for this descriptor"));
     for action in [&["read"][..], &["fill", "0"], &["add", "1"]] {
         let error = run(["attach", &format!("@{kept}")].iter().chain(action)).bad();
         assert!(error.contains("has ended, and its exports with it"), "{error}");
     }
 }
 
-/// Of a program that is not ours: without a layout, with gaps between the elements, read-only.
+/// Exports that `send` does not create: without a layout, with gaps between the elements, read-only.
 #[test]
-fn what_other_programs_share_is_taken_as_they_share_it() {
+fn exports_without_layout_with_gaps_or_read_only_work() {
     let machine = "devices=1;handles=fds";
     let ipc = Ipc::with_backend(MockBackend::from_spec(machine).unwrap());
     let attach = |descriptor: &str, action: &[&str]| {
         let mut command = device_ipc();
         command.args(["attach", descriptor]).args(action).env("DEVICE_IPC_MOCK", machine);
-        Terminal::start(command).end()
+        Terminal::start(command).wait()
     };
 
     let bytes = ipc.share(ipc.allocate(0, 7).unwrap()).start().unwrap();
     let at = bytes.descriptor().to_string();
     assert!(attach(&at, &["fill", "254"]).good().contains("7 bytes device=mock:0"));
-    assert!(attach(&at, &["add", "3"]).good().contains("values=[1, 1, 1, 1, 1, 1, 1]"), "they are uint8");
+    assert!(attach(&at, &["add", "3"]).good().contains("values=[1, 1, 1, 1, 1, 1, 1]"), "bytes are uint8");
 
     for dtype in [Dtype::F32, Dtype::I32] {
         let layout = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(dtype).shape([2, 2]).strides([4, 1]);
@@ -119,7 +120,7 @@ fn what_other_programs_share_is_taken_as_they_share_it() {
         .handle_kinds()
         .into_iter()
         .find(|kind| kind.read_only)
-        .expect("one that can be read-only");
+        .expect("a kind that supports read-only access");
     let memory = ipc.allocate_as(0, 64, kind.kind).unwrap();
     let read_only = ipc.share(memory).access(Access::ReadOnly).start().map_err(Error::from).unwrap();
     let at = read_only.descriptor().to_string();
@@ -130,13 +131,13 @@ fn what_other_programs_share_is_taken_as_they_share_it() {
     }
 }
 
-/// A process of its own would share so: on this machine of the mock's, and the program there too.
-fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> support::Ended + '_) {
+/// Returns an exporter on a mock machine, and a function that runs the program on the same machine.
+fn machine(spec: &str) -> (Ipc, impl Fn(&[&str]) -> support::CommandResult + '_) {
     let ipc = Ipc::with_backend(MockBackend::from_spec(spec).unwrap());
     let program = move |arguments: &[&str]| {
         let mut command = device_ipc();
         command.args(arguments).env("DEVICE_IPC_MOCK", spec);
-        Terminal::start(command).end()
+        Terminal::start(command).wait()
     };
     (ipc, program)
 }
@@ -154,7 +155,7 @@ fn bytes_of(ipc: &Ipc, buffer: &Buffer) -> Vec<u8> {
 }
 
 #[test]
-fn a_tensor_with_an_offset_is_read_and_written_where_it_lies_and_nothing_beside_it() {
+fn tensor_with_offset_is_accessed_within_its_bounds() {
     let (ipc, program) = machine("devices=1");
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>();
     let memory = std::sync::Arc::new(buffer(&ipc, 0, &floats(&[9.0, 9.0, 1.0, 2.0, 3.0, 9.0])));
@@ -163,8 +164,8 @@ fn a_tensor_with_an_offset_is_read_and_written_where_it_lies_and_nothing_beside_
     let at = share.descriptor().to_string();
     assert!(program(&["attach", &at, "read"]).good().contains("mean=2.000000 values=[1.0, 2.0, 3.0]"));
     assert!(program(&["recv", "--descriptor", &at, "--add", "1"]).good().contains("values=[2.0, 3.0, 4.0]"));
-    let folder = Folder::new();
-    let out = folder.text("out");
+    let directory = Directory::new();
+    let out = directory.text("out");
     program(&["attach", &at, "read", "--out", &out]).good();
     assert_eq!(std::fs::read(out).unwrap(), floats(&[2.0, 3.0, 4.0]));
     program(&["attach", &at, "fill", "0"]).good();
@@ -177,7 +178,7 @@ fn a_tensor_with_an_offset_is_read_and_written_where_it_lies_and_nothing_beside_
     assert!(added.contains("values=[1800, 1800]"), "{added}");
     assert_eq!(bytes_of(&ipc, &halves), [7, 7, 8, 7, 8, 7, 7, 7, 7, 7]);
 
-    // A tensor with gaps is not filled: what lies between its elements may be somebody else's.
+    // A tensor with gaps is not filled, because other data may be between its elements.
     let gaps = ipc.share(ipc.allocate(0, 32).unwrap()).dtype(Dtype::I32).shape([2, 2]).strides([4, 1]);
     let gaps = gaps.start().unwrap();
     assert!(program(&["attach", &gaps.descriptor().to_string(), "fill", "1"]).bad().contains("gaps between"));
@@ -189,7 +190,7 @@ fn a_tensor_with_an_offset_is_read_and_written_where_it_lies_and_nothing_beside_
 }
 
 #[test]
-fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
+fn actions_apply_to_one_tensor_of_a_bundle() {
     let (ipc, program) = machine("devices=2");
     let packed = std::sync::Arc::new(buffer(&ipc, 0, &[5; 16]));
     let other = std::sync::Arc::new(buffer(&ipc, 1, &[6; 4]));
@@ -200,8 +201,8 @@ fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
     let layout = TensorLayout::contiguous(Dtype::U8, [4]).unwrap();
     bundle.owned("c", std::sync::Arc::clone(&other), Some(layout)).unwrap();
     let export = bundle.start().map_err(Error::from).unwrap();
-    let folder = Folder::new();
-    let file = folder.file("bundle", export.descriptor().to_string().as_bytes());
+    let directory = Directory::new();
+    let file = directory.file("bundle", export.descriptor().to_string().as_bytes());
     let at = format!("@{file}");
 
     let text = program(&["attach", &at, "info"]).good();
@@ -211,7 +212,7 @@ fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
         (Some("bundle"), Some("sharing"))
     );
     assert_eq!(info["descriptor"]["tensors"][2]["name"], "c");
-    assert_eq!(info["exporter"]["exports"].as_array().map(Vec::len), Some(2), "one for each device");
+    assert_eq!(info["exporter"]["exports"].as_array().map(Vec::len), Some(2), "one export per device");
     assert!(!text.contains("token"), "{text}");
 
     let read = program(&["attach", &at, "read", "--tensor", "c"]).good();
@@ -224,17 +225,17 @@ fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
     program(&["attach", &at, "add", "2", "--tensor", "a"]).good();
     program(&["attach", &at, "fill", "1", "--tensor", "b"]).good();
     let expected = [vec![7; 8], vec![1; 4], vec![5; 4]].concat();
-    assert_eq!(bytes_of(&ipc, &packed), expected, "the tensors beside it and the rest are as they were");
+    assert_eq!(bytes_of(&ipc, &packed), expected, "the other bytes are unchanged");
     assert_eq!(bytes_of(&ipc, &other), [6; 4]);
 
-    for (arguments, said) in [
-        (&["attach", &at, "read"][..], "name one of its tensors with --tensor: a, b, c"),
+    for (arguments, expected) in [
+        (&["attach", &at, "read"][..], "select one of its tensors with --tensor: a, b, c"),
         (&["attach", &at, "read", "--tensor", "d"], "has no tensor of this name; it has a, b, c"),
-        (&["attach", &at, "--or-staged", "read", "--tensor", "a"], "a bundle is not copied"),
+        (&["attach", &at, "--or-staged", "read", "--tensor", "a"], "not supported for a bundle"),
         (&["recv", "--file", &file], "attach @FILE read --tensor NAME"),
     ] {
         let error = program(arguments).bad();
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
     drop(export);
     let dropped = program(&["attach", &at, "info"]);
@@ -243,7 +244,7 @@ fn one_tensor_of_a_bundle_is_read_filled_and_added_to() {
 }
 
 #[test]
-fn a_ring_is_described_and_not_read() {
+fn ring_is_described_but_not_readable() {
     let (ipc, program) = machine("devices=1");
     let ring = ipc.ring(ipc.allocate(0, 4096).unwrap()).slots(2).start().map_err(Error::from).unwrap();
     let at = ring.descriptor().to_string();
@@ -254,21 +255,21 @@ fn a_ring_is_described_and_not_read() {
     assert!(!text.contains("token"), "{text}");
     for arguments in [&["attach", &at, "read"][..], &["recv", "--descriptor", &at]] {
         let error = program(arguments).bad();
-        assert!(error.contains("a program reads it by Ipc::open_ring"), "{error}");
+        assert!(error.contains("a program reads it with Ipc::open_ring"), "{error}");
     }
     let error = program(&["attach", &at[..at.len() - 9], "info"]).bad();
-    assert!(error.contains("no descriptor of a ring"), "{error}");
+    assert!(error.contains("not a valid descriptor of a ring"), "{error}");
 }
 
 #[test]
-fn a_copy_is_taken_where_it_is_asked_for_and_says_so() {
+fn staged_copy_is_opened_on_request_and_reported() {
     let (ipc, program) = machine("devices=2;peers=0>1");
     let memory = std::sync::Arc::new(buffer(&ipc, 0, &[3; 100]));
     let share = ipc.share(std::sync::Arc::clone(&memory)).dtype(Dtype::U8).shape([100]).start().unwrap();
     let at = share.descriptor().to_string();
     let attach = |arguments: &[&str]| program(&[&["attach", &at], arguments].concat());
     let error = attach(&["--device", "1", "read"]).bad();
-    assert!(error.contains("(--or-staged takes a copy)"), "{error}");
+    assert!(error.contains("(--or-staged opens a copy)"), "{error}");
     let copy = "(a copy: what is written to it stays here)";
     let read = attach(&["--device", "1", "--or-staged", "read"]).good();
     assert!(read.contains("device=mock:1") && read.contains(copy) && read.contains("mean=3"), "{read}");
@@ -280,6 +281,6 @@ fn a_copy_is_taken_where_it_is_asked_for_and_says_so() {
         program(&["recv", "--descriptor", &at, "--device", "1", "--or-staged", "--add", "1", "--hold", "1"]);
     let received = received.good();
     assert!(received.contains(copy) && received.contains("mean=4"), "{received}");
-    assert_eq!(bytes_of(&ipc, &memory), [3; 100], "a copy is the receiver's own");
+    assert_eq!(bytes_of(&ipc, &memory), [3; 100], "the export is unchanged");
     assert_eq!(attach(&["--staged", "--or-staged", "read"]).status.code(), Some(2));
 }

@@ -1,4 +1,4 @@
-//! `doctor` on this machine, with the mock. Its checks, one by one, are tested where they are.
+//! `doctor` on this machine with the mock. Unit tests cover the individual checks.
 
 mod support;
 
@@ -15,8 +15,8 @@ fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, Str
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("ASCEND_RT_VISIBLE_DEVICES")
         .envs(environment.iter().copied());
-    let ended = Terminal::start(command).end();
-    (ended.status.code(), ended.out)
+    let result = Terminal::start(command).wait();
+    (result.status.code(), result.out)
 }
 
 fn checks(text: &str) -> Vec<Value> {
@@ -29,7 +29,7 @@ fn verdicts<'a>(checks: &'a [Value], name: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_second_process_is_tried_on_each_device_and_across() {
+fn round_trips_cover_each_device_and_pair() {
     let (code, text) = doctor(&["--backend", "mock", "--json"], &[]);
     assert_eq!(code, Some(0), "{text}");
     let checks = checks(&text);
@@ -39,18 +39,18 @@ fn a_second_process_is_tried_on_each_device_and_across() {
         doctor(&["--backend", "mock", "--quick"], &[("DEVICE_IPC_MOCK", "devices=2;peers=0>1")]);
     assert_eq!(code, Some(0));
     assert!(
-        !text.contains("round trip") && text.contains("do not reach each other's memory: 1 -> 0"),
+        !text.contains("round trip") && text.contains("no peer access between devices: 1 -> 0"),
         "{text}"
     );
 }
 
 #[test]
-fn what_does_not_work_is_a_problem_with_its_reason_and_the_exit_code_tells() {
+fn problem_has_a_reason_and_sets_the_exit_code() {
     let broken = [("DEVICE_IPC_MOCK", "devices=1;fault=open:1")];
     let (code, text) = doctor(&["--backend", "mock", "--json"], &broken);
     assert_eq!(code, Some(1), "{text}");
     let checks = checks(&text);
-    let trip = checks.iter().find(|one| one["check"] == "round trip").expect("it was tried");
+    let trip = checks.iter().find(|one| one["check"] == "round trip").expect("the round trip was made");
     assert!(trip["found"].as_str().is_some_and(|found| found.contains("injected fault")), "{trip}");
     assert!(
         trip["change"].as_str().is_some_and(|change| change.contains("device-ipc demo --backend mock")),
@@ -70,22 +70,22 @@ fn what_does_not_work_is_a_problem_with_its_reason_and_the_exit_code_tells() {
     assert!(text.contains("-> mkdir -p /nowhere/sockets"), "{text}");
 }
 
-/// Whoever opens a pipe that nobody writes to waits for ever: so does the loader, as in a driver that hangs.
+/// The loader blocks for ever on a pipe without a writer, like in a driver that hangs.
 #[test]
-fn a_library_that_hangs_is_a_problem_and_does_not_stop_the_rest() {
-    let folder = support::Folder::new();
-    let pipe = folder.path("libcuda.so.1");
+fn hanging_library_is_a_problem_and_other_checks_run() {
+    let directory = support::Directory::new();
+    let pipe = directory.path("libcuda.so.1");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
     let library = pipe.to_str().expect("a path in UTF-8");
     let (code, text) = doctor(&["--quick", "--timeout", "1"], &[("DEVICE_IPC_CUDA_LIBRARY", library)]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("problem  library of cuda") && text.contains("did not end within 1 s"), "{text}");
+    assert!(text.contains("problem  library of cuda") && text.contains("timed out after 1 s"), "{text}");
     assert!(text.contains("ok       mock"), "{text}");
 }
 
 #[test]
-fn an_unknown_backend_is_an_error() {
+fn unknown_backend_is_an_error() {
     let mut command = device_ipc();
     command.args(["doctor", "--backend", "acme"]);
-    assert!(Terminal::start(command).end().bad().contains("no backend is called \"acme\""));
+    assert!(Terminal::start(command).wait().bad().contains("no backend is called \"acme\""));
 }

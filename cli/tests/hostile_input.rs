@@ -1,4 +1,4 @@
-//! Input that never comes, text that acts on a terminal, and an environment that is an attacker's.
+//! Input that never arrives, control characters, and an environment that an attacker controls.
 
 mod support;
 
@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, StatVfsMountFlags, mknodat, statvfs};
 use rustix::process::Signal;
-use support::{Folder, Terminal, device_ipc, run, send_by_file};
+use support::{Directory, Terminal, device_ipc, run, send_by_file};
 
 /// The user and group nobody.
 const NOBODY: u32 = 65534;
 
-fn pipe(folder: &Folder, name: &str) -> String {
-    let path = folder.text(name);
+fn pipe(directory: &Directory, name: &str) -> String {
+    let path = directory.text(name);
     mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
     path
 }
 
 #[test]
-fn pipe_that_no_process_writes_to_is_an_error_in_time() {
-    let folder = Folder::new();
-    let fifo = pipe(&folder, "pipe");
+fn pipe_without_writer_times_out() {
+    let directory = Directory::new();
+    let fifo = pipe(&directory, "pipe");
     let at = format!("@{fifo}");
     let cases: [&[&str]; 4] = [
         &["recv", "--file", &fifo, "--timeout", "1"],
@@ -43,70 +43,70 @@ fn pipe_that_no_process_writes_to_is_an_error_in_time() {
 }
 
 #[test]
-fn pipe_in_place_of_a_regular_file_is_refused() {
-    let folder = Folder::new();
-    let fifo = pipe(&folder, "pipe");
+fn pipe_instead_of_regular_file_is_rejected() {
+    let directory = Directory::new();
+    let fifo = pipe(&directory, "pipe");
     let error = run(["send", "--file", &fifo]).bad();
-    assert!(error.contains("no regular file"), "{error}");
-    let error = run(["send", "--file", &folder.text("w.ipc"), "--in", &fifo]).bad();
-    assert!(error.contains("no regular file"), "{error}");
-    let (sender, file) = send_by_file(&folder, &["--receivers", "0"]);
+    assert!(error.contains("not a regular file"), "{error}");
+    let error = run(["send", "--file", &directory.text("w.ipc"), "--in", &fifo]).bad();
+    assert!(error.contains("not a regular file"), "{error}");
+    let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
     let error = run(["recv", "--file", &file, "--out", &fifo]).bad();
-    assert!(error.contains("no process reads from"), "{error}");
-    // A sender that ends looks whether the file is still its own.
-    fs::remove_file(&file).expect("it is ours");
-    pipe(&folder, "w.ipc");
+    assert!(error.contains("pipe without a reader"), "{error}");
+    // A sender that exits does not remove a file that another process has replaced.
+    fs::remove_file(&file).expect("permitted for the owner");
+    pipe(&directory, "w.ipc");
     sender.signal(Signal::TERM);
-    sender.end().good();
-    assert!(Path::new(&file).exists(), "it was another process's");
+    sender.wait().good();
+    assert!(Path::new(&file).exists(), "the file of another process is kept");
 }
 
 #[test]
-fn descriptor_is_read_from_a_pipe_and_from_standard_input() {
-    let folder = Folder::new();
-    let (sender, file) = send_by_file(&folder, &["--receivers", "0", "--value", "2"]);
-    let fifo = pipe(&folder, "pipe");
+fn descriptor_is_read_from_pipe_and_standard_input() {
+    let directory = Directory::new();
+    let (sender, file) = send_by_file(&directory, &["--receivers", "0", "--value", "2"]);
+    let fifo = pipe(&directory, "pipe");
     let mut command = device_ipc();
     command.args(["attach", &format!("@{fifo}"), "read"]);
     let attached = Terminal::start(command);
-    // Opens when the other process has opened it.
-    let mut writer = File::options().write(true).open(&fifo).expect("it is read");
-    writer.write_all(&fs::read(&file).expect("it is there")).expect("it is read");
+    // Blocks until the reader has opened it.
+    let mut writer = File::options().write(true).open(&fifo).expect("the pipe is open");
+    writer.write_all(&fs::read(&file).expect("the file exists")).expect("the pipe is open");
     drop(writer);
-    let ended = attached.end();
-    assert!(!ended.err.contains("warning"), "{ended:?}");
-    assert!(ended.good().contains("mean=2.0"));
+    let result = attached.wait();
+    assert!(!result.err.contains("warning"), "{result:?}");
+    assert!(result.good().contains("mean=2.0"));
     for arguments in [["attach", "-", "read"], ["recv", "--descriptor", "-"]] {
         let mut command = device_ipc();
-        command.args(arguments).stdin(File::open(&file).expect("it is there"));
+        command.args(arguments).stdin(File::open(&file).expect("the file exists"));
         let output = command.output().expect("it runs");
         let out = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && out.contains("mean=2.0"), "{output:?}");
         assert!(output.stderr.is_empty(), "{output:?}");
     }
     sender.signal(Signal::TERM);
-    sender.end().good();
+    sender.wait().good();
 }
 
 #[test]
-fn descriptor_on_the_command_line_is_warned_of() {
-    let folder = Folder::new();
-    let (sender, file) = send_by_file(&folder, &["--receivers", "0"]);
-    let text = fs::read_to_string(&file).expect("it is there");
+fn descriptor_on_command_line_prints_a_warning() {
+    let directory = Directory::new();
+    let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
+    let text = fs::read_to_string(&file).expect("the file exists");
     for arguments in [["attach", text.trim(), "read"], ["recv", "--descriptor", text.trim()]] {
-        let ended = run(arguments);
-        assert!(ended.err.contains("warning: every user of this machine can read"), "{ended:?}");
-        assert!(!ended.err.contains(text.trim()), "the warning shows the descriptor");
-        ended.good();
+        let result = run(arguments);
+        assert!(result.err.contains("warning: every user of this machine can read"), "{result:?}");
+        assert!(!result.err.contains(text.trim()), "the warning shows the descriptor");
+        result.good();
     }
     sender.signal(Signal::TERM);
-    sender.end().good();
+    sender.wait().good();
 }
 
 #[test]
-fn holder_with_escape_sequences_in_its_name_is_listed_harmlessly() {
-    let folder = Folder::new();
-    let (mut sender, file) = send_by_file(&folder, &["--receivers", "1"]);
+fn holder_name_is_printed_without_control_characters() {
+    let directory = Directory::new();
+    let (mut sender, file) = send_by_file(&directory, &["--receivers", "1"]);
     let mut command = device_ipc();
     command.args(["recv", "--file", &file, "--hold", "60"]).arg0("/x/\u{1b}[2J\u{9b}31m\u{202e}evil\r");
     let mut holder = Terminal::start(command);
@@ -116,41 +116,41 @@ fn holder_with_escape_sequences_in_its_name_is_listed_harmlessly() {
     let json = run(["ps", "--json"]).good();
     assert!(json.contains("evil"));
     sender.signal(Signal::TERM);
-    let stopped = sender.until("it was still held");
+    let stopped = sender.until("is still held");
     for text in [table, json, stopped] {
-        let harmful = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
-        assert!(!text.contains(harmful), "{text:?}");
+        let is_harmful = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
+        assert!(!text.contains(is_harmful), "{text:?}");
     }
 }
 
-/// The set-user-id copy of the program is root's, and the environment is nobody's.
+/// The set-user-id copy of the program belongs to root, and the caller is nobody.
 #[test]
-fn set_user_id_program_loads_no_library_that_a_variable_names() {
-    let test = "set_user_id_program_loads_no_library_that_a_variable_names";
+fn set_user_id_program_ignores_library_variables() {
+    let test = "set_user_id_program_ignores_library_variables";
     if !rustix::process::geteuid().is_root() {
         println!("{test} is skipped: only root can make a set-user-id program of another user");
         return;
     }
-    let folder = Folder::new();
-    let (directory, program) = (folder.path(""), folder.path("device-ipc"));
-    fs::copy(device_ipc().get_program(), &program).expect("it can be copied");
-    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    if statvfs(&program).expect("it is there").f_flag.contains(StatVfsMountFlags::NOSUID) {
-        println!("{test} is skipped: {} is mounted nosuid", directory.display());
+    let directory = Directory::new();
+    let (path, program) = (directory.path(""), directory.path("device-ipc"));
+    fs::copy(device_ipc().get_program(), &program).expect("copying the program");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("permitted for the owner");
+    if statvfs(&program).expect("the file exists").f_flag.contains(StatVfsMountFlags::NOSUID) {
+        println!("{test} is skipped: {} is mounted nosuid", path.display());
         return;
     }
-    chown(&program, Some(0), Some(0)).expect("root may");
-    let library = folder.text("of-an-attacker.so");
+    chown(&program, Some(0), Some(0)).expect("permitted for root");
+    let library = directory.text("of-an-attacker.so");
     for (mode, named) in [(0o755, true), (0o4755, false)] {
-        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).expect("root may");
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).expect("permitted for root");
         let mut command = Command::new(&program);
         command.arg("devices").uid(NOBODY).gid(NOBODY);
         for variable in ["DEVICE_IPC_CUDA_LIBRARY", "DEVICE_IPC_ASCEND_LIBRARY"] {
             command.env(variable, &library);
         }
         command.env("DEVICE_IPC_MOCK", "devices=3");
-        let ended = Terminal::start(command).end();
-        let said = format!("{}{}", ended.out, ended.err);
+        let result = Terminal::start(command).wait();
+        let said = format!("{}{}", result.out, result.err);
         assert_eq!(said.matches(&library).count() >= 2, named, "mode {mode:o}: {said}");
         assert_eq!(said.contains(&library), named, "mode {mode:o}: {said}");
         assert_eq!(said.contains("Mock Device 2"), named, "mode {mode:o}: {said}");

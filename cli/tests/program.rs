@@ -1,42 +1,43 @@
-//! The program as its users run it, on the mock.
+//! The commands `demo`, `devices` and `ps` on the mock.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
 fn device_ipc(machine: &str, arguments: &[&str]) -> Output {
-    // On a machine without cargo the program lies elsewhere.
+    // DEVICE_IPC_BIN names the program on a machine without cargo.
     let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
     Command::new(program)
         .args(arguments)
         .env("DEVICE_IPC_MOCK", machine)
         .env_remove("DEVICE_IPC_BACKEND")
         .output()
-        .expect("the program runs")
+        .expect("running the program")
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the program prints text")
+    String::from_utf8(bytes.to_vec()).expect("the output is UTF-8")
 }
 
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("the program prints JSON")
+    serde_json::from_slice(&output.stdout).expect("the output is JSON")
 }
 
 #[test]
-fn the_demo_shares_on_one_device_and_says_so() {
+fn demo_prints_a_transcript() {
     let output = device_ipc("devices=1", &["demo", "--backend", "mock"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{err}");
-    for said in ["[sender]", "[receiver]", "got tensor: shape=[4, 5] device=mock:0", "mean delta = 1.000000"]
+    for expected in
+        ["[sender]", "[receiver]", "got tensor: shape=[4, 5] device=mock:0", "mean delta = 1.000000"]
     {
-        assert!(out.contains(said), "{said:?} is missing in:\n{out}");
+        assert!(out.contains(expected), "{expected:?} not found in:\n{out}");
     }
 }
 
 #[test]
-fn the_demo_opens_the_tensor_on_another_device() {
+fn demo_opens_the_tensor_on_another_device() {
     let report = json(&device_ipc("devices=2", &["demo", "--backend=mock", "--from=0", "--to=1", "--json"]));
     assert_eq!(report["shared"], true);
     assert_eq!((report["from"].as_u64(), report["to"].as_u64()), (Some(0), Some(1)));
@@ -45,7 +46,7 @@ fn the_demo_opens_the_tensor_on_another_device() {
 }
 
 #[test]
-fn the_demo_fails_when_the_bytes_do_not_prove_it() {
+fn demo_fails_on_injected_faults() {
     for fault in ["kernel", "open", "export", "copy", "read"] {
         let output = device_ipc(&format!("fault={fault}:1"), &["demo", "--backend", "mock"]);
         // The demo makes no device-to-device copy, so a fault there changes nothing.
@@ -57,7 +58,7 @@ fn the_demo_fails_when_the_bytes_do_not_prove_it() {
 }
 
 #[test]
-fn the_demo_says_which_cards_cannot_reach_each_other() {
+fn demo_reports_missing_peer_access() {
     let output = device_ipc("devices=2;peers=none", &["demo", "--backend=mock", "--to=1"]);
     let err = text(&output.stderr);
     assert!(!output.status.success());
@@ -65,7 +66,7 @@ fn the_demo_says_which_cards_cannot_reach_each_other() {
 }
 
 #[test]
-fn the_demo_falls_back_to_the_mock_where_there_is_nothing_else() {
+fn demo_falls_back_to_the_mock() {
     let output =
         Command::new(std::env::var("DEVICE_IPC_BIN").unwrap_or(env!("CARGO_BIN_EXE_device-ipc").into()))
             .arg("demo")
@@ -73,17 +74,20 @@ fn the_demo_falls_back_to_the_mock_where_there_is_nothing_else() {
             .env_remove("DEVICE_IPC_BACKEND")
             .env_remove("DEVICE_IPC_MOCK")
             .output()
-            .expect("the program runs");
+            .expect("running the program");
     let out = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(out.contains("runs on the mock") && out.contains("/nowhere/libcuda.so.1"), "{out}");
 }
 
 #[test]
-fn a_device_or_a_backend_that_is_not_there_is_named() {
-    for (arguments, said) in [
-        (["demo", "--backend=mock", "--from=5"], "--from 5: the backend mock has 2 device(s)"),
-        (["demo", "--backend=mock", "--to=2"], "--to 2: the backend mock has 2 device(s)"),
+fn unknown_device_or_backend_is_an_error() {
+    for (arguments, expected) in [
+        (
+            ["demo", "--backend=mock", "--from=5"],
+            "--from 5 is out of range: the backend mock has 2 device(s)",
+        ),
+        (["demo", "--backend=mock", "--to=2"], "--to 2 is out of range: the backend mock has 2 device(s)"),
         (
             ["demo", "--backend=acme", "--to=0"],
             "no backend is called \"acme\"; there are: cuda, ascend, mock",
@@ -92,19 +96,19 @@ fn a_device_or_a_backend_that_is_not_there_is_named() {
     ] {
         let output = device_ipc("", &arguments);
         let err = text(&output.stderr);
-        assert!(!output.status.success() && err.contains(said), "{arguments:?}: {err}");
+        assert!(!output.status.success() && err.contains(expected), "{arguments:?}: {err}");
     }
 }
 
 #[test]
-fn a_machine_that_cannot_be_described_is_an_error_with_the_variable() {
+fn invalid_machine_variable_is_an_error() {
     let output = device_ipc("devices=many", &["demo", "--backend", "mock"]);
     let err = text(&output.stderr);
     assert!(!output.status.success() && err.contains("DEVICE_IPC_MOCK") && err.contains("'many'"), "{err}");
 }
 
 #[test]
-fn devices_lists_every_backend_or_why_not() {
+fn devices_lists_every_backend() {
     let report = json(&device_ipc("devices=2;peers=0>1", &["devices", "--json"]));
     let backends = report["backends"].as_array().expect("a list");
     let named =
@@ -123,22 +127,22 @@ fn devices_lists_every_backend_or_why_not() {
     assert!(table.contains("Mock Device 1") && !table.contains("cuda"), "{table}");
 }
 
-/// A demonstration whose receiver waits, so that there is something to list.
-fn sharing(during: impl FnOnce(u32)) {
+/// Runs a function while this process has an export with one holder.
+fn with_export(run: impl FnOnce(u32)) {
     use device_ipc::{Ipc, mock::MockBackend};
 
     let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
     let buffer = ipc.allocate(0, 4096).expect("memory");
     let share = ipc.share(buffer).start().expect("an export");
     let mapping = ipc.open(share.descriptor()).at_home().expect("a mapping");
-    during(std::process::id());
+    run(std::process::id());
     drop(mapping);
-    share.close(std::time::Duration::from_secs(10)).expect("nobody holds it");
+    share.close(std::time::Duration::from_secs(10)).expect("no process holds it");
 }
 
 #[test]
-fn ps_lists_exports_and_who_holds_them_and_no_secret() {
-    sharing(|pid| {
+fn ps_lists_exports_and_holders_without_tokens() {
+    with_export(|pid| {
         let output = device_ipc("", &["ps", "--json"]);
         let report = json(&output);
         let processes = report["processes"].as_array().expect("a list");

@@ -1,34 +1,30 @@
-//! What Huawei's files tell: the nodes in `/dev`, the driver's version, and what the page size means for it.
+//! Checks of Ascend: the nodes in `/dev`, the version of the driver, and the page size.
 
 use super::facts::Facts;
 use super::finding::Finding;
 use super::libraries::Library;
 
-/// Without these no card of theirs can be used (CANN's installation guide, "Mounting devices into a container").
-const NODES: [&str; 3] = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"];
+/// Device nodes that every use of a card requires (CANN's installation guide, "Mounting devices into a container").
+const NODES: [&str; 3] = [super::facts::ASCEND_MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc"];
 
 const VERSION: &str = "/usr/local/Ascend/driver/version.info";
 
 /// The first Ascend HDK whose driver shares memory between processes (PyTorch's `memory_sharing_ipc.md`).
-const SHARES: (u32, u32) = (25, 3);
+const MIN_MEMORY_SHARING: (u32, u32) = (25, 3);
 
-/// The first one that shares events where the pages of the host are not of 4096 bytes (torch_npu's `AclInterface.cpp`).
-const SHARES_EVENTS: (u32, u32) = (26, 0);
+/// The first Ascend HDK that shares events on hosts whose page size is not 4096 B (torch_npu's `AclInterface.cpp`).
+const MIN_EVENT_SHARING: (u32, u32) = (26, 0);
 
 pub(super) fn check(facts: &Facts, libraries: &[Library]) -> Vec<Finding> {
-    let usable = libraries.iter().any(|library| library.name == "ascend" && library.usable().is_some());
-    if !usable && !is_there(facts) {
-        return vec![Finding::ok("Ascend driver", "none here (/dev/davinci_manager is not there)")];
+    let available = libraries.iter().any(|library| library.name == "ascend" && library.available().is_some());
+    if !available && !facts.has_ascend_device() {
+        return vec![Finding::ok("Ascend driver", "not installed (/dev/davinci_manager does not exist)")];
     }
     let mut findings = vec![driver(facts), page_size(facts)];
-    if is_there(facts) {
+    if facts.has_ascend_device() {
         findings.push(nodes(facts));
     }
     findings
-}
-
-pub(super) fn is_there(facts: &Facts) -> bool {
-    facts.exists(NODES[0])
 }
 
 fn nodes(facts: &Facts) -> Finding {
@@ -41,8 +37,8 @@ fn nodes(facts: &Facts) -> Finding {
     let cards = cards.count();
     if !missing.is_empty() || cards == 0 {
         let missing = if missing.is_empty() { "/dev/davinci0".into() } else { missing.join(", ") };
-        let change = "start the container by the Ascend Docker Runtime, or with --device for each of them";
-        return Finding::problem(check, format!("{missing} is missing"), change);
+        let change = "start the container with the Ascend Docker Runtime, or with --device for each node";
+        return Finding::problem(check, format!("not found: {missing}"), change);
     }
     Finding::ok(check, format!("{cards} in /dev"))
 }
@@ -52,12 +48,14 @@ fn driver(facts: &Facts) -> Finding {
     match version(facts) {
         None => Finding::warning(
             check,
-            format!("{VERSION} is not there or tells no version; Ascend HDK 25.3.RC1 is needed"),
-            "in a container: -v /usr/local/Ascend/driver:/usr/local/Ascend/driver; or ask: npu-smi info",
+            format!(
+                "unknown version: {VERSION} does not exist or contains no version; Ascend HDK 25.3.RC1 is required"
+            ),
+            "in a container: -v /usr/local/Ascend/driver:/usr/local/Ascend/driver; or check the version with npu-smi info",
         ),
-        Some((number, whole)) if number < SHARES => Finding::problem(
+        Some((number, whole)) if number < MIN_MEMORY_SHARING => Finding::problem(
             check,
-            format!("{whole}, which does not share memory between processes"),
+            format!("{whole} does not support sharing memory between processes"),
             "install Ascend HDK 25.3.RC1 or newer (driver and firmware)",
         ),
         Some((_, whole)) => Finding::ok(check, whole),
@@ -68,23 +66,23 @@ fn page_size(facts: &Facts) -> Finding {
     let check = "page size";
     let bytes = facts.page_bytes;
     if bytes == 4096 {
-        return Finding::ok(check, "4096 bytes");
+        return Finding::ok(check, "4096 B");
     }
     match version(facts) {
-        Some((number, whole)) if number >= SHARES_EVENTS => {
-            Finding::ok(check, format!("{bytes} bytes; driver {whole} shares events nevertheless"))
+        Some((number, whole)) if number >= MIN_EVENT_SHARING => {
+            Finding::ok(check, format!("{bytes} B, with which driver {whole} can share events"))
         }
         _ => Finding::warning(
             check,
             format!(
-                "{bytes} bytes: this driver shares no events, so ready_on and mappings on a stream wait on the host"
+                "{bytes} B, with which this driver cannot share events: ready_on and mappings on a stream wait on the host"
             ),
-            "install Ascend HDK 26.0.RC1 or newer, or boot a kernel with pages of 4096 bytes",
+            "install Ascend HDK 26.0.RC1 or newer, or boot a kernel with a page size of 4096 B",
         ),
     }
 }
 
-/// `Version=25.3.rc1`.
+/// Parses a line such as `Version=25.3.rc1`.
 fn version(facts: &Facts) -> Option<((u32, u32), String)> {
     let text = facts.text(VERSION)?;
     let whole = text.lines().find_map(|line| line.trim().strip_prefix("Version="))?.trim();
@@ -105,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_cards_that_are_not_there() {
+    fn machine_without_cards_has_one_finding() {
         let findings = check(&Machine::new().facts, &[]);
         assert!(findings.len() == 1 && findings[0].verdict == Verdict::Ok);
         assert_eq!(check(&with_driver("25.3.rc1").with("/dev/davinci_manager", "").facts, &[]).len(), 3);
     }
 
     #[test]
-    fn the_driver_is_unknown_old_or_good() {
+    fn driver_version_determines_the_verdict() {
         assert_eq!(driver(&Machine::new().facts).verdict, Verdict::Warning);
         assert_eq!(driver(&with_driver("new").facts).verdict, Verdict::Warning);
         for (version, verdict) in [
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_another_size_need_a_newer_driver() {
+    fn large_pages_require_a_newer_driver() {
         let mut machine = with_driver("25.3.rc1");
         assert_eq!(page_size(&machine.facts).verdict, Verdict::Ok);
         machine.facts.page_bytes = 65536;
@@ -138,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_a_container_lacks_are_named() {
+    fn missing_device_nodes_are_named() {
         let machine = Machine::new().with("/dev/davinci_manager", "").with("/dev/davinci0", "");
         let finding = nodes(&machine.facts);
         assert_eq!(
             (finding.verdict, finding.found.as_str()),
-            (Verdict::Problem, "/dev/devmm_svm, /dev/hisi_hdc is missing")
+            (Verdict::Problem, "not found: /dev/devmm_svm, /dev/hisi_hdc")
         );
         let machine = machine.with("/dev/devmm_svm", "").with("/dev/hisi_hdc", "");
         assert_eq!(nodes(&machine.facts).found, "1 in /dev");

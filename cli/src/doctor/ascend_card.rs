@@ -1,6 +1,7 @@
-//! What an Ascend card says about the points that nobody has seen on one: `doctor --backend ascend` prints it to be reported.
+//! Probes of Ascend card behaviour that the project could not test on hardware; users report the output of
+//! `doctor --backend ascend`.
 //!
-//! The calls are made in a process of their own, and what it takes two processes for with a further one.
+//! The probes run in a child process; those that need a second process start another one.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,37 +16,37 @@ use device_ipc::{Descriptor, DeviceIpc, HandleKind, Ipc};
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
-use super::second;
+use super::process;
 use device_ipc_cli::output::line;
 
 const CHECK: &str = "Ascend card";
 const REPORT: &str = "send us this line: docs/guide/ascend.md, \"What to send us when it fails\"";
 const BYTES: u64 = 2 << 20;
 const PATTERN: u8 = 0x5a;
-const PROCESS: Duration = Duration::from_secs(60);
+const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The second process of `doctor` that looks at the cards, and the one that it starts in turn.
+/// Arguments of the child process that probes the cards, and of the child process that it starts in turn.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Open the descriptor in this file on two devices.
+    /// Open the descriptor in this file on two devices
     #[arg(long, value_name = "FILE")]
     open: Option<PathBuf>,
 }
 
-/// An observation, as it goes from one process to the other.
+/// An observation that the child process reports.
 #[derive(Debug, Serialize, Deserialize)]
-struct Seen {
+struct Observation {
     topic: String,
-    seen: String,
-    as_assumed: bool,
+    result: String,
+    expected: bool,
 }
 
-/// What a second process sees on the cards.
-pub(super) fn findings(time: Duration) -> Vec<Finding> {
-    let seen = second::run(&["doctor-ascend"], time).and_then(|printed| {
-        // The vendor's library may print lines of its own.
+/// Returns the observations of a child process as findings.
+pub(super) fn findings(timeout: Duration) -> Vec<Finding> {
+    let seen = process::run(&["doctor-ascend"], timeout).and_then(|printed| {
+        // The vendor library may print additional lines.
         let last = printed.lines().last().unwrap_or_default();
-        serde_json::from_str::<Vec<Seen>>(last).map_err(|error| format!("{error}: {last}"))
+        serde_json::from_str::<Vec<Observation>>(last).map_err(|error| format!("{error}: {last}"))
     });
     match seen {
         Ok(seen) => seen.into_iter().map(finding).collect(),
@@ -53,9 +54,9 @@ pub(super) fn findings(time: Duration) -> Vec<Finding> {
     }
 }
 
-fn finding(seen: Seen) -> Finding {
-    let found = format!("{}: {}", seen.topic, seen.seen);
-    if seen.as_assumed { Finding::ok(CHECK, found) } else { Finding::warning(CHECK, found, REPORT) }
+fn finding(observation: Observation) -> Finding {
+    let found = format!("{}: {}", observation.topic, observation.result);
+    if observation.expected { Finding::ok(CHECK, found) } else { Finding::warning(CHECK, found, REPORT) }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -64,8 +65,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let backend = AscendBackend::load()?;
     let observed = backend.observe()?.into_iter();
-    let mut seen: Vec<Seen> = observed
-        .map(|one| Seen { topic: one.topic.to_owned(), seen: one.seen, as_assumed: one.as_assumed })
+    let mut seen: Vec<Observation> = observed
+        .map(|one| Observation { topic: one.topic.to_owned(), result: one.seen, expected: one.as_assumed })
         .collect();
     if backend.devices()?.len() > 1 && backend.peer_access(1.into(), 0.into())? {
         seen.extend([KEY, SHAREABLE].map(|kind| two_devices_of_one_process(&backend, kind)));
@@ -73,14 +74,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     line(serde_json::to_string(&seen)?)
 }
 
-/// Memory of device 0 that another process opens on devices 0 and 1 at once.
-fn two_devices_of_one_process(backend: &Arc<AscendBackend>, kind: HandleKind) -> Seen {
+/// Shares memory of device 0 with a child process that opens it on devices 0 and 1 at the same time.
+fn two_devices_of_one_process(backend: &Arc<AscendBackend>, kind: HandleKind) -> Observation {
     let name = if kind == KEY { "keys" } else { "shareable handles" };
     let outcome = share_with_two_devices(backend, kind);
-    Seen {
+    Observation {
         topic: "two devices of one process".into(),
-        as_assumed: outcome.is_ok(),
-        seen: match outcome {
+        expected: outcome.is_ok(),
+        result: match outcome {
             Ok(()) => format!("{name}: opened on both"),
             Err(error) => format!("{name}: {error:#}"),
         },
@@ -94,15 +95,17 @@ fn share_with_two_devices(backend: &Arc<AscendBackend>, kind: HandleKind) -> Res
     buffer.view_mut::<u8>(&stream)?.fill_bytes(PATTERN)?;
     stream.synchronize()?;
     let share = ipc.share(buffer).start()?;
-    // Not an argument: others could read it there.
+    // A file, because other users can read arguments.
     let file = std::env::temp_dir().join(format!("device-ipc-doctor-{}-{}", std::process::id(), kind.0));
     let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
     let opened = written
         .write_all(share.descriptor().to_string().as_bytes())
         .map_err(anyhow::Error::from)
         .and_then(|()| {
-            let path = file.to_str().context("the directory of temporary files has no name in UTF-8")?;
-            second::run(&["doctor-ascend", "--open", path], PROCESS).map_err(anyhow::Error::msg)
+            let path = file
+                .to_str()
+                .context("the path of the directory for temporary files is not UTF-8; set TMPDIR")?;
+            process::run(&["doctor-ascend", "--open", path], CHILD_TIMEOUT).map_err(anyhow::Error::msg)
         });
     std::fs::remove_file(&file)?;
     opened.map(drop)
@@ -112,14 +115,16 @@ fn open_on_two_devices(file: &Path) -> Result<()> {
     let descriptor: Descriptor = std::fs::read_to_string(file)?.parse()?;
     let ipc = Ipc::named("ascend")?;
     let open = |device: u32| {
-        ipc.open(&descriptor).on_device(device).with_context(|| format!("opening it on device {device}"))
+        ipc.open(&descriptor)
+            .on_device(device)
+            .with_context(|| format!("cannot open the memory on device {device}"))
     };
     for mapping in [open(0)?, open(1)?] {
         let stream = ipc.create_stream(mapping.device())?;
         let bytes = mapping.view::<u8, _>(&stream)?.to_vec()?;
         ensure!(
             bytes.iter().all(|byte| *byte == PATTERN),
-            "device {} reads other bytes than were written",
+            "device {} reads bytes that differ from those written",
             mapping.device()
         );
     }

@@ -1,12 +1,12 @@
-//! Which devices a process sees, and which reach each other.
+//! Checks of device visibility and peer access.
 
 use super::facts::Facts;
 use super::finding::Finding;
 use super::libraries::Library;
 
-/// Between which devices memory can be opened across cards. `None` for a backend that has no devices here.
+/// Checks which devices can access each other's memory. `None` for a backend without devices.
 pub(super) fn peer_access(library: &Library) -> Option<Finding> {
-    let peers = &library.usable()?.peers;
+    let peers = &library.available()?.peers;
     let check = match library.name {
         "cuda" => "peer access of cuda",
         "ascend" => "peer access of ascend",
@@ -14,26 +14,29 @@ pub(super) fn peer_access(library: &Library) -> Option<Finding> {
         _ => "peer access",
     };
     if peers.len() < 2 {
-        return Some(Finding::ok(check, "one device, which needs none"));
+        return Some(Finding::ok(check, "not required with one device"));
     }
-    let apart: Vec<String> = peers
+    let unreachable: Vec<String> = peers
         .iter()
         .enumerate()
         .flat_map(|(from, row)| row.iter().enumerate().map(move |(to, reaches)| (from, to, *reaches)))
         .filter(|(from, to, reaches)| from != to && !reaches)
         .map(|(from, to, _)| format!("{from} -> {to}"))
         .collect();
-    if apart.is_empty() {
-        return Some(Finding::ok(check, format!("each of {} devices reaches every other one", peers.len())));
+    if unreachable.is_empty() {
+        return Some(Finding::ok(
+            check,
+            format!("each of the {} devices can access the memory of every other device", peers.len()),
+        ));
     }
     Some(Finding::warning(
         check,
-        format!("these do not reach each other's memory: {}", apart.join(", ")),
-        "open at home and copy (without --device); on the host: nvidia-smi topo -p2p r, and ACS and IOMMU off",
+        format!("no peer access between devices: {}", unreachable.join(", ")),
+        "open on the home device and copy (omit --device); on the host, check nvidia-smi topo -p2p r and disable ACS and IOMMU",
     ))
 }
 
-/// A variable that hides devices: the backend, its name, and what its value means.
+/// A variable that hides devices: the backend, the name, and the check of its value.
 type Variable = (&'static str, &'static str, fn(&'static str, &str) -> Finding);
 
 const VARIABLES: [Variable; 4] = [
@@ -43,7 +46,7 @@ const VARIABLES: [Variable; 4] = [
     ("ascend", "ASCEND_VISIBLE_DEVICES", container),
 ];
 
-/// What the variables that hide devices say, of the backends that matter.
+/// Checks the variables that hide devices of the selected backends.
 pub(super) fn visible(facts: &Facts, concerns: impl Fn(&str) -> bool) -> Vec<Finding> {
     let variables = VARIABLES.iter().filter(|(backend, ..)| concerns(backend));
     let set: Vec<Finding> = variables
@@ -52,61 +55,61 @@ pub(super) fn visible(facts: &Facts, concerns: impl Fn(&str) -> bool) -> Vec<Fin
         .collect();
     let names: Vec<&str> = variables.map(|(_, name, _)| *name).collect();
     if set.is_empty() && !names.is_empty() {
-        let found = format!("no variable hides any ({} are not set)", names.join(", "));
+        let found = format!("no variable hides devices (not set: {})", names.join(", "));
         return vec![Finding::ok("visible devices", found)];
     }
     set
 }
 
 fn numbers_differ(value: &str) -> String {
-    format!("{value:?}; numbers may differ between processes, as descriptors name cards by what they are")
+    format!("{value:?}; ordinals may differ between processes, because descriptors identify devices by UUID")
 }
 
-/// The list ends at the first entry that is no device (CUDA programming guide, "CUDA Environment Variables").
+/// Checks a value for CUDA, whose list ends at the first entry that is not a device (CUDA programming guide, "CUDA Environment Variables").
 fn cuda(name: &'static str, value: &str) -> Finding {
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
-    let change = format!("unset {name}, or name the cards: {name}=0,1");
+    let change = format!("unset {name}, or list the devices: {name}=0,1");
     if entries[0].is_empty() || entries[0] == "-1" || entries[0] == "NoDevFiles" {
         return Finding::problem(name, format!("{value:?} hides every GPU"), change);
     }
     let twice = entries.iter().enumerate().any(|(index, entry)| entries[..index].contains(entry));
     if twice {
-        return Finding::problem(
-            name,
-            format!("{value:?} names a card twice, and CUDA then sees none"),
-            change,
-        );
+        return Finding::problem(name, format!("{value:?} lists a device twice, so CUDA sees none"), change);
     }
     if entries.iter().any(|entry| entry.is_empty() || *entry == "-1") {
-        let found = format!("{value:?}: the list ends at the first entry that is no device");
+        let found = format!("{value:?}: CUDA ignores everything from the first entry that is not a device");
         return Finding::warning(name, found, change);
     }
     Finding::ok(name, numbers_differ(value))
 }
 
-/// The runtime reads no further than the first entry that is not in ascending order (ACL manual, "aclrtSetDevice").
+/// Checks a value for ACL, which ignores everything from the first entry that is not in ascending order (ACL manual,
+/// "aclrtSetDevice").
 fn ascend(name: &'static str, value: &str) -> Finding {
     let numbers: Option<Vec<u32>> = value.split(',').map(|entry| entry.trim().parse().ok()).collect();
-    let change = format!("unset {name}, or name the cards in ascending order: {name}=0,1");
+    let change = format!("unset {name}, or list the devices in ascending order: {name}=0,1");
     let Some(numbers) = numbers else {
-        return Finding::problem(name, format!("{value:?} is no list of numbers, and hides cards"), change);
+        return Finding::problem(
+            name,
+            format!("{value:?} is not a list of numbers, so it hides devices"),
+            change,
+        );
     };
     if !numbers.is_sorted_by(|a, b| a < b) {
-        let found =
-            format!("{value:?} is not in ascending order, and the runtime reads no further than that");
+        let found = format!("{value:?} is not in ascending order, so the runtime ignores part of it");
         return Finding::warning(name, found, change);
     }
     Finding::ok(name, numbers_differ(value))
 }
 
-/// What the containers' runtimes were told when the container was started.
+/// Checks a variable that the container runtime reads at the start of the container.
 fn container(name: &'static str, value: &str) -> Finding {
     if matches!(value.trim(), "" | "void" | "none") {
-        let found = format!("{value:?}: the container was started without cards");
+        let found = format!("{value:?}: the container was started without devices");
         return Finding::warning(
             name,
             found,
-            format!("start it with cards, e.g. -e {name}=0,1, or --gpus all"),
+            format!("start it with devices, for example -e {name}=0,1 or --gpus all"),
         );
     }
     Finding::ok(name, format!("{value:?}"))
@@ -120,16 +123,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_do_not_reach_each_other_are_listed() {
+    fn devices_without_peer_access_are_listed() {
         let verdict = |peers| peer_access(&with_peers("cuda", peers)).unwrap();
         assert_eq!(verdict(vec![vec![true]]).verdict, Verdict::Ok);
         assert_eq!(verdict(vec![vec![true, true], vec![true, true]]).verdict, Verdict::Ok);
-        let apart = verdict(vec![vec![true, true], vec![false, true]]);
-        assert!(apart.verdict == Verdict::Warning && apart.found.ends_with("memory: 1 -> 0"), "{apart}");
+        let unreachable = verdict(vec![vec![true, true], vec![false, true]]);
+        assert!(
+            unreachable.verdict == Verdict::Warning && unreachable.found.ends_with("devices: 1 -> 0"),
+            "{unreachable}"
+        );
     }
 
     #[test]
-    fn variables_that_hide_devices_are_read_as_their_vendors_do() {
+    fn visibility_variables_are_parsed_as_vendors_do() {
         for (name, value, verdict) in [
             ("CUDA_VISIBLE_DEVICES", "", Verdict::Problem),
             ("CUDA_VISIBLE_DEVICES", "-1", Verdict::Problem),

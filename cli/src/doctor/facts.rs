@@ -1,4 +1,4 @@
-//! Where the checks look.
+//! The properties of a machine that the checks inspect.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,14 +10,20 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-/// The machine as this process sees it, or as a test makes it.
+/// The file that contains the version of the NVIDIA kernel driver.
+pub(super) const NVIDIA_VERSION: &str = "/proc/driver/nvidia/version";
+
+/// The device node of the Ascend driver that every use of a card requires.
+pub(super) const ASCEND_MANAGER: &str = "/dev/davinci_manager";
+
+/// The properties of a machine: of this one, or of one that a test creates.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// What stands for `/`.
+    /// The directory that is inspected in place of `/`.
     pub(super) root: PathBuf,
     pub(super) environment: HashMap<String, String>,
     pub(super) page_bytes: usize,
-    /// Calls that were tried; why they failed.
+    /// Results of system calls, with the reason for a failure.
     pub(super) sealed_memory: Result<(), String>,
     pub(super) process_descriptors: Result<(), String>,
     pub(super) abstract_sockets: Result<(), String>,
@@ -25,7 +31,7 @@ pub(super) struct Facts {
 
 impl Facts {
     pub(super) fn of_this_machine() -> Self {
-        // Values that are no text are none of those that the checks look for.
+        // Variables that are not UTF-8 are not relevant to any check.
         let environment = if environment::is_ignored() { None } else { Some(std::env::vars_os()) };
         let environment = environment
             .into_iter()
@@ -44,7 +50,7 @@ impl Facts {
         }
     }
 
-    /// The place of an absolute path.
+    /// Returns an absolute path below the root.
     pub(super) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -58,7 +64,7 @@ impl Facts {
         fs::read_to_string(self.at(path)).ok()
     }
 
-    /// The names in a directory, in order; none where there is no such directory.
+    /// Returns the sorted names in a directory; empty if the directory does not exist.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -67,7 +73,7 @@ impl Facts {
         names
     }
 
-    /// The number of a namespace of this process: behind the colon of the link, as in `pid:[4026531836]`.
+    /// Returns the number of a namespace of this process, which the link contains as in `pid:[4026531836]`.
     pub(super) fn namespace(&self, kind: &str) -> Option<u64> {
         let path = self.at(format!("/proc/self/ns/{kind}"));
         let link = fs::read_link(&path).ok()?;
@@ -80,7 +86,17 @@ impl Facts {
         self.environment.get(name).map(String::as_str)
     }
 
-    /// Does this look like the inside of a container?
+    /// Returns whether the kernel has a driver of NVIDIA.
+    pub(super) fn has_nvidia_driver(&self) -> bool {
+        self.exists(NVIDIA_VERSION) || self.exists("/dev/nvidiactl")
+    }
+
+    /// Returns whether the machine has a device node of Ascend.
+    pub(super) fn has_ascend_device(&self) -> bool {
+        self.exists(ASCEND_MANAGER)
+    }
+
+    /// Returns whether this process appears to run in a container.
     pub(super) fn in_container(&self) -> bool {
         self.exists("/.dockerenv")
             || self.exists("/run/.containerenv")
@@ -88,7 +104,7 @@ impl Facts {
     }
 }
 
-/// Memory in a file that cannot change its size any more, as words and notices are shared.
+/// Creates a memory file of fixed size, as the library does for counter pages.
 fn try_sealed_memory() -> rustix::io::Result<()> {
     let file = memfd_create("device-ipc-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -107,7 +123,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A machine that a test makes. Nothing is wrong with it, and nothing is in it.
+    /// A machine that a test creates. Without further calls it has no files, and all system calls succeed.
     pub(in crate::doctor) struct Machine {
         pub(in crate::doctor) facts: Facts,
         root: tempfile::TempDir,
@@ -157,7 +173,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_root_stands_for_the_machine() {
+    fn facts_are_read_below_the_root() {
         let machine =
             Machine::new().with("/proc/a", "text").with_link("/proc/self/ns/pid", "pid:[4026531836]");
         let facts = &machine.facts;
@@ -169,7 +185,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_this_machine_can_do_is_tried() {
+    fn system_calls_succeed_on_this_machine() {
         let facts = Facts::of_this_machine();
         assert_eq!(facts.sealed_memory, Ok(()));
         assert_eq!(facts.abstract_sockets, Ok(()));

@@ -1,29 +1,29 @@
-//! What a check found.
+//! The result of a check.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// Nothing to do.
+    /// No action is required.
     Ok,
-    /// Something is limited, or may be in the way of some.
+    /// Sharing is limited, or fails in some configurations.
     Warning,
-    /// Something will not work.
+    /// Sharing fails.
     Problem,
 }
 
-/// The outcome of one check.
+/// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
-    /// What there is, and what it means.
+    /// The observation and its meaning.
     pub(super) found: String,
-    /// What to do about it: where it can be, the line to type.
+    /// The action that fixes it, as a command where possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) change: Option<String>,
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Finding {
             Verdict::Warning => "warning",
             Verdict::Problem => "problem",
         };
-        // What a program said may have several lines.
+        // The output of a program may have several lines.
         let found = self.found.replace('\n', "\n         ");
         write!(f, "{verdict:8} {}: {found}", self.check)?;
         match &self.change {

@@ -1,4 +1,4 @@
-//! The vendors' libraries: there, of which version, or why not. Each is loaded by a process of its own.
+//! Checks of the vendor libraries. Each library is loaded in a child process.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,74 +9,74 @@ use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
 use super::finding::Finding;
-use super::{ascend, nvidia, second};
+use super::process;
 use device_ipc_cli::output::line;
 
-/// The backend that has no hardware.
+/// The name of the backend without hardware.
 const SIMULATED: &str = "mock";
 
-/// The second process of `doctor` that loads a library: what it found, as JSON.
+/// Arguments of the child process that loads a library and prints its state as JSON.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     backend: String,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    line(serde_json::to_string(&usable(&arguments.backend))?)
+    line(serde_json::to_string(&probe(&arguments.backend))?)
 }
 
-/// A backend with its library, or why it cannot be used.
+/// A backend and the state of its library.
 pub(super) struct Library {
     pub(super) name: &'static str,
-    pub(super) state: Result<Usable, Reason>,
+    pub(super) state: Result<AvailableLibrary, UnavailableReason>,
 }
 
-/// A backend that has devices.
+/// An available library with at least one device.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Usable {
+pub(super) struct AvailableLibrary {
     version: String,
     file: Option<String>,
-    /// A row for each device: which devices it reaches.
+    /// Row `i`, column `j`: whether device `i` can access memory of device `j`.
     pub(super) peers: Vec<Vec<bool>>,
 }
 
-/// Why a backend cannot be used.
+/// The reason why a backend is unavailable.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Reason {
-    kind: Kind,
+pub(super) struct UnavailableReason {
+    kind: ReasonKind,
     text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Kind {
+enum ReasonKind {
     NotFound,
     TooOld,
     Stub,
-    /// It was loaded and crashed, or did not come to an end.
+    /// The child process that loaded it crashed or timed out.
     Unhealthy,
     Other,
 }
 
-impl From<Unavailable> for Reason {
+impl From<Unavailable> for UnavailableReason {
     fn from(reason: Unavailable) -> Self {
         let kind = match &reason {
-            Unavailable::LibraryNotFound { .. } => Kind::NotFound,
-            Unavailable::TooOld { .. } => Kind::TooOld,
-            Unavailable::StubLibrary { .. } => Kind::Stub,
-            _ => Kind::Other,
+            Unavailable::LibraryNotFound { .. } => ReasonKind::NotFound,
+            Unavailable::TooOld { .. } => ReasonKind::TooOld,
+            Unavailable::StubLibrary { .. } => ReasonKind::Stub,
+            _ => ReasonKind::Other,
         };
         Self { kind, text: reason.to_string() }
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for UnavailableReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
 impl Library {
-    pub(super) fn usable(&self) -> Option<&Usable> {
+    pub(super) fn available(&self) -> Option<&AvailableLibrary> {
         self.state.as_ref().ok()
     }
 
@@ -85,91 +85,95 @@ impl Library {
     }
 }
 
-/// All backends, or one. Each may take so long.
-pub(super) fn of_this_machine(only: Option<&str>, time: Duration) -> Vec<Library> {
+/// Probes all backends, or one. The timeout applies to each backend.
+pub(super) fn of_this_machine(only: Option<&str>, timeout: Duration) -> Vec<Library> {
     let backends = Backends::registered();
-    let wanted = backends.names().filter(|name| only.is_none_or(|only| only == *name));
-    wanted.map(|name| Library { name, state: asked(name, time) }).collect()
+    let selected = backends.names().filter(|name| only.is_none_or(|only| only == *name));
+    selected.map(|name| Library { name, state: probe_in_child(name, timeout) }).collect()
 }
 
-/// What a second process finds.
-fn asked(name: &str, time: Duration) -> Result<Usable, Reason> {
-    let unhealthy = |text| Reason { kind: Kind::Unhealthy, text };
-    let printed = second::run(&["doctor-library", name], time)
-        .map_err(|why| unhealthy(format!("a process that loads the library and lists the devices: {why}")))?;
-    // A vendor's library may print lines of its own.
-    let found = printed.lines().last().and_then(|last| serde_json::from_str(last).ok());
-    found.unwrap_or_else(|| Err(unhealthy("a process that loads the library ended without a result".into())))
+/// Loads the library in a child process.
+fn probe_in_child(name: &str, timeout: Duration) -> Result<AvailableLibrary, UnavailableReason> {
+    let unhealthy = |text| UnavailableReason { kind: ReasonKind::Unhealthy, text };
+    let printed = process::run(&["doctor-library", name], timeout).map_err(|why| {
+        unhealthy(format!("loading the library and listing its devices in a child process failed: {why}"))
+    })?;
+    // A vendor library may print additional lines.
+    let state = printed.lines().last().and_then(|last| serde_json::from_str(last).ok());
+    state.unwrap_or_else(|| {
+        Err(unhealthy("the child process that loads the library exited without a result".into()))
+    })
 }
 
-/// Loads the library, in this process.
-fn usable(name: &str) -> Result<Usable, Reason> {
+/// Loads the library in this process.
+fn probe(name: &str) -> Result<AvailableLibrary, UnavailableReason> {
     let other = |error: Error| match error {
-        Error::BackendUnavailable { reason, .. } => Reason::from(reason),
-        error => Reason { kind: Kind::Other, text: error.to_string() },
+        Error::BackendUnavailable { reason, .. } => UnavailableReason::from(reason),
+        error => UnavailableReason { kind: ReasonKind::Other, text: error.to_string() },
     };
     let backend = Backends::registered().named(name).map_err(other)?;
     let devices = backend.devices().map_err(other)?;
     if devices.is_empty() {
-        return Err(Unavailable::NoDevice { detail: "the backend lists none".into() }.into());
+        return Err(Unavailable::NoDevice { detail: "the backend lists no devices".into() }.into());
     }
     let row = |from| devices.iter().map(|to| backend.peer_access(from, to.ordinal)).collect::<Result<_, _>>();
     let peers = devices.iter().map(|from| row(from.ordinal)).collect::<Result<_, _>>().map_err(other)?;
     let info = backend.info();
-    Ok(Usable { version: info.version.clone(), file: info.library.clone(), peers })
+    Ok(AvailableLibrary { version: info.version.clone(), file: info.library.clone(), peers })
 }
 
-pub(super) fn check(facts: &Facts, libraries: &[Library], wanted: Option<&str>) -> Vec<Finding> {
+pub(super) fn check(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
-        libraries.iter().map(|library| one(facts, library, wanted.is_some())).collect();
-    let accelerated = libraries.iter().any(|library| library.usable().is_some() && !library.is_simulated());
-    if wanted.is_none() && !accelerated {
+        libraries.iter().map(|library| one(facts, library, selected.is_some())).collect();
+    let accelerated =
+        libraries.iter().any(|library| library.available().is_some() && !library.is_simulated());
+    if selected.is_none() && !accelerated {
         findings.push(Finding::warning(
             "accelerator",
-            "none can be used here, so only the mock shares memory",
-            "nothing on a machine without one; else see the reasons above",
+            "no accelerator is available; only the mock can share memory",
+            "no action on a machine without an accelerator; otherwise see the reasons above",
         ));
     }
     findings
 }
 
-fn one(facts: &Facts, library: &Library, wanted: bool) -> Finding {
+fn one(facts: &Facts, library: &Library, selected: bool) -> Finding {
     let (check, present) = match library.name {
-        "cuda" => ("library of cuda", nvidia::is_there(facts)),
-        "ascend" => ("library of ascend", ascend::is_there(facts)),
+        "cuda" => ("library of cuda", facts.has_nvidia_driver()),
+        "ascend" => ("library of ascend", facts.has_ascend_device()),
         SIMULATED => ("mock", false),
         _ => ("library of another backend", false),
     };
     let reason = match &library.state {
-        Ok(usable) => return in_use(check, usable),
+        Ok(available) => return in_use(check, available),
         Err(reason) => reason,
     };
-    let change = "do what the reason says; 'device-ipc devices' shows it again";
+    let change = "fix the reported cause, then verify with: device-ipc devices";
     let text = reason.to_string();
     match reason.kind {
-        // Loaded, and no good: somebody put it there.
-        Kind::Stub => Finding::problem(
+        // The library exists, but cannot work, so its absence is not the cause.
+        ReasonKind::Stub => Finding::problem(
             check,
             text,
-            "take the folder of stubs (stubs, devlib) out of LD_LIBRARY_PATH, and install or mount the driver",
+            "remove the directory of stub libraries (stubs, devlib) from LD_LIBRARY_PATH, and install or mount the driver",
         ),
-        Kind::TooOld => Finding::problem(check, text, "install the newer version"),
-        Kind::Unhealthy => Finding::problem(
+        ReasonKind::TooOld => Finding::problem(check, text, "install the newer version"),
+        ReasonKind::Unhealthy => Finding::problem(
             check,
             text,
-            "look for the driver's errors (dmesg) and its own tool (nvidia-smi, npu-smi info); then: device-ipc devices",
+            "check the errors of the driver (dmesg) and the vendor's tool (nvidia-smi, npu-smi info), then verify with: device-ipc devices",
         ),
-        _ if present || wanted => Finding::problem(check, text, change),
-        Kind::NotFound => Finding::ok(check, "not installed, and no card of the vendor is here"),
-        Kind::Other => Finding::warning(check, text, change),
+        _ if present || selected => Finding::problem(check, text, change),
+        ReasonKind::NotFound => Finding::ok(check, "not installed, and no card of this vendor was found"),
+        ReasonKind::Other => Finding::warning(check, text, change),
     }
 }
 
-fn in_use(check: &'static str, usable: &Usable) -> Finding {
-    let file = usable.file.as_deref().map(|file| format!(", {file}")).unwrap_or_default();
-    let found = format!("{}{file}, {} device(s)", usable.version, usable.peers.len());
-    if usable.file.as_deref().is_some_and(|file| file.contains("/stubs/") || file.contains("/devlib/")) {
-        let change = "take that folder out of LD_LIBRARY_PATH: what lies in it is for linking only";
+fn in_use(check: &'static str, library: &AvailableLibrary) -> Finding {
+    let file = library.file.as_deref().map(|file| format!(", {file}")).unwrap_or_default();
+    let found = format!("{}{file}, {} device(s)", library.version, library.peers.len());
+    if library.file.as_deref().is_some_and(|file| file.contains("/stubs/") || file.contains("/devlib/")) {
+        let change = "remove that directory from LD_LIBRARY_PATH: its libraries are for linking only";
         return Finding::problem(check, found, change);
     }
     Finding::ok(check, found)
@@ -181,9 +185,9 @@ pub(super) mod tests {
     use super::super::finding::Verdict;
     use super::*;
 
-    /// A library with devices that reach each other so.
+    /// Creates an available library with this peer access.
     pub(in crate::doctor) fn with_peers(name: &'static str, peers: Vec<Vec<bool>>) -> Library {
-        Library { name, state: Ok(Usable { version: "1.0".into(), file: None, peers }) }
+        Library { name, state: Ok(AvailableLibrary { version: "1.0".into(), file: None, peers }) }
     }
 
     fn without(name: &'static str, reason: Unavailable) -> Library {
@@ -203,7 +207,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_matters_where_there_are_cards_or_where_it_was_asked_for() {
+    fn missing_library_is_a_problem_if_cards_exist_or_selected() {
         let library = without("cuda", not_found());
         let bare = Machine::new();
         assert_eq!(one(&bare.facts, &library, false).verdict, Verdict::Ok);
@@ -216,7 +220,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_library_that_is_there_and_no_good_is_told() {
+    fn unusable_library_is_reported() {
         let bare = Machine::new();
         let finding = one(&bare.facts, &without("ascend", stub()), false);
         assert!(finding.verdict == Verdict::Problem && finding.found.contains("stub library"), "{finding}");
@@ -226,24 +230,24 @@ pub(super) mod tests {
             needed: "470".into(),
         };
         assert_eq!(one(&bare.facts, &without("cuda", old), false).verdict, Verdict::Problem);
-        let hangs = Reason { kind: Kind::Unhealthy, text: "it did not end within 90 s".into() };
+        let hangs = UnavailableReason { kind: ReasonKind::Unhealthy, text: "timed out after 90 s".into() };
         let hangs = Library { name: "cuda", state: Err(hangs) };
         assert_eq!(one(&bare.facts, &hangs, false).verdict, Verdict::Problem);
         let none = Unavailable::NoDevice { detail: "none".into() };
         assert_eq!(one(&bare.facts, &without("cuda", none), false).verdict, Verdict::Warning);
         let mut stubs = with_peers("cuda", vec![vec![true]]);
-        let Ok(usable) = &mut stubs.state else { unreachable!() };
-        usable.file = Some("/usr/local/cuda/lib64/stubs/libcuda.so".into());
+        let Ok(available) = &mut stubs.state else { unreachable!() };
+        available.file = Some("/usr/local/cuda/lib64/stubs/libcuda.so".into());
         assert_eq!(one(&bare.facts, &stubs, false).verdict, Verdict::Problem);
         assert_eq!(one(&bare.facts, &with_peers("cuda", vec![vec![true]]), false).verdict, Verdict::Ok);
     }
 
     #[test]
-    fn a_machine_with_the_mock_alone_is_warned_of() {
+    fn machine_with_only_the_mock_is_a_warning() {
         let bare = Machine::new();
         let mock = [with_peers("mock", vec![vec![true]])];
-        let verdicts = |libraries: &[Library], wanted| -> Vec<Verdict> {
-            check(&bare.facts, libraries, wanted).iter().map(|finding| finding.verdict).collect()
+        let verdicts = |libraries: &[Library], selected| -> Vec<Verdict> {
+            check(&bare.facts, libraries, selected).iter().map(|finding| finding.verdict).collect()
         };
         assert_eq!(verdicts(&mock, None), [Verdict::Ok, Verdict::Warning]);
         assert_eq!(verdicts(&mock, Some("mock")), [Verdict::Ok]);

@@ -1,8 +1,8 @@
-//! `device-ipc doctor`: what on this machine would stop sharing, and what to change.
+//! `device-ipc doctor`: diagnoses what prevents sharing on this machine, and how to fix it.
 //!
-//! Each check is a small function of [`Facts`], which come from a root directory that tests can make, so that both
-//! outcomes of each are tested. What no file tells is tried: a second process takes a tensor on each device. This process loads
-//! no vendor's library: a driver that crashes or hangs ends processes of their own.
+//! Each check is a function of [`Facts`], which tests create in a temporary root directory, so that every verdict is tested.
+//! Properties that no file describes are probed: a child process opens a tensor on each device. Vendor libraries are loaded
+//! only in child processes, because a driver may crash or hang.
 
 mod ascend;
 pub(crate) mod ascend_card;
@@ -11,8 +11,8 @@ mod facts;
 mod finding;
 pub(crate) mod libraries;
 mod nvidia;
+mod process;
 mod round_trip;
-mod second;
 mod system;
 
 use std::process::ExitCode;
@@ -30,29 +30,29 @@ use libraries::Library;
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// This backend only, and a problem where it cannot be used.
+    /// Check only this backend; its unavailability is a problem
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Look only: hand no tensor to a second process.
+    /// Skip the round trips through child processes
     #[arg(long)]
     quick: bool,
-    /// How long the loading of a vendor's library may take, and each try; in seconds. The first context on a device can take
-    /// many.
+    /// Timeout for loading each vendor library and for each round trip, in seconds; creating the first context on a device
+    /// can take many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 const EXAMPLES: &str = "\
-Each check is ok, a warning (something is limited) or a problem (something will not work), with the line to type. The exit
-code is 1 where there is a problem, else 0.
+The verdict of each check is ok, warning (sharing is limited) or problem (sharing fails), with the command or setting that
+fixes it. The exit code is 1 if there is a problem, otherwise 0.
 
 Examples:
   device-ipc doctor
   device-ipc doctor --backend cuda --json
-  device-ipc doctor --backend ascend      (also what its cards say about points that nobody has seen on one)
+  device-ipc doctor --backend ascend      (also probes card behaviour that the project could not test on hardware)
   device-ipc doctor --quick";
 
 #[derive(Serialize)]
@@ -66,39 +66,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(name) = &arguments.backend {
         let backends = Backends::registered();
         if !backends.names().any(|known| known == name) {
-            // The error names those that there are.
+            // The error names the known backends.
             backends.named(name)?;
         }
     }
     let mut report = Report { problems: 0, warnings: 0, checks: Vec::new() };
-    let wanted = arguments.backend.as_deref();
+    let selected = arguments.backend.as_deref();
     let facts = Facts::of_this_machine();
-    let time = Duration::from_secs(arguments.timeout);
-    let libraries = libraries::of_this_machine(wanted, time);
-    let tell = |report: &mut Report, finding: Finding| {
+    let timeout = Duration::from_secs(arguments.timeout);
+    let libraries = libraries::of_this_machine(selected, timeout);
+    let report_finding = |report: &mut Report, finding: Finding| {
         report.problems += usize::from(finding.verdict == Verdict::Problem);
         report.warnings += usize::from(finding.verdict == Verdict::Warning);
-        let said = if arguments.json { Ok(()) } else { line(&finding) };
+        let printed = if arguments.json { Ok(()) } else { line(&finding) };
         report.checks.push(finding);
-        said
+        printed
     };
-    for finding in look(&facts, &libraries, wanted) {
-        tell(&mut report, finding)?;
+    for finding in inspect(&facts, &libraries, selected) {
+        report_finding(&mut report, finding)?;
     }
     if !arguments.quick {
-        for trip in round_trip::trips(&libraries, wanted) {
+        for round_trip in round_trip::round_trips(&libraries, selected) {
             if !arguments.json {
-                eprintln!("trying {trip}");
+                eprintln!("trying {round_trip}");
             }
-            tell(&mut report, trip.make(time))?;
+            report_finding(&mut report, round_trip.run(timeout))?;
         }
-        let ascend = libraries.iter().any(|library| library.name == "ascend" && library.usable().is_some());
-        if ascend && wanted == Some("ascend") {
+        let ascend =
+            libraries.iter().any(|library| library.name == "ascend" && library.available().is_some());
+        if ascend && selected == Some("ascend") {
             if !arguments.json {
-                eprintln!("asking the Ascend cards what nobody has seen on one");
+                eprintln!("probing the Ascend cards");
             }
-            for finding in ascend_card::findings(time) {
-                tell(&mut report, finding)?;
+            for finding in ascend_card::findings(timeout) {
+                report_finding(&mut report, finding)?;
             }
         }
     }
@@ -110,10 +111,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if report.problems > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Everything that can be seen without trying.
-fn look(facts: &Facts, libraries: &[Library], wanted: Option<&str>) -> Vec<Finding> {
-    let concerns = |name: &str| wanted.is_none_or(|wanted| wanted == name);
-    let mut findings = libraries::check(facts, libraries, wanted);
+/// Returns the findings of all checks except the round trips.
+fn inspect(facts: &Facts, libraries: &[Library], selected: Option<&str>) -> Vec<Finding> {
+    let concerns = |name: &str| selected.is_none_or(|selected| selected == name);
+    let mut findings = libraries::check(facts, libraries, selected);
     findings.extend(libraries.iter().filter_map(devices::peer_access));
     findings.extend(devices::visible(facts, concerns));
     if concerns("cuda") {

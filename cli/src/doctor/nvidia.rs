@@ -1,49 +1,42 @@
-//! What NVIDIA's files tell: the kernel's driver, the nodes in `/dev`, MIG, IMEX channels.
+//! Checks of NVIDIA: the kernel driver, the nodes in `/dev`, MIG and IMEX channels.
 
 use super::facts::Facts;
 use super::finding::Finding;
 
-const VERSION: &str = "/proc/driver/nvidia/version";
+const VERSION: &str = super::facts::NVIDIA_VERSION;
 
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     if facts.exists("/dev/dxg") {
         return vec![Finding::warning(
             "NVIDIA driver",
-            "this is WSL, where nobody has tried this library",
-            "see what the round trips below say, or use Linux itself",
+            "this is WSL, on which device-ipc has not been tested",
+            "see the round trips below, or use native Linux",
         )];
     }
-    if !is_there(facts) {
-        return vec![Finding::ok("NVIDIA driver", format!("none here ({VERSION} is not there)"))];
+    if !facts.has_nvidia_driver() {
+        return vec![Finding::ok("NVIDIA driver", format!("not installed ({VERSION} does not exist)"))];
     }
     vec![driver(facts), nodes(facts), multi_instance(facts), fabric_channels(facts)]
-}
-
-/// Is there a driver of NVIDIA's in the kernel?
-pub(super) fn is_there(facts: &Facts) -> bool {
-    facts.exists(VERSION) || facts.exists("/dev/nvidiactl")
 }
 
 fn driver(facts: &Facts) -> Finding {
     let check = "NVIDIA driver";
     let Some(text) = facts.text(VERSION) else {
         let change = "modprobe nvidia on the host; in a container, start it with --gpus all";
-        return Finding::warning(check, format!("{VERSION} cannot be read"), change);
+        return Finding::warning(check, format!("cannot read {VERSION}"), change);
     };
     match version(&text) {
         Some((major, whole)) if major < 470 => Finding::problem(
             check,
-            format!("{whole} in the kernel"),
+            format!("kernel driver {whole}"),
             "install version 470 (CUDA 11.4) or newer",
         ),
-        Some((_, whole)) => Finding::ok(check, format!("{whole} in the kernel")),
-        None => {
-            Finding::ok(check, format!("of an unknown version: {}", text.lines().next().unwrap_or_default()))
-        }
+        Some((_, whole)) => Finding::ok(check, format!("kernel driver {whole}")),
+        None => Finding::ok(check, format!("unknown version: {}", text.lines().next().unwrap_or_default())),
     }
 }
 
-/// The first word that looks like `580.159.04`.
+/// Returns the first word that has the form of a version, such as `580.159.04`.
 fn version(text: &str) -> Option<(u32, &str)> {
     text.lines().next()?.split_whitespace().find_map(|word| {
         let (major, rest) = word.split_once('.')?;
@@ -63,21 +56,21 @@ fn nodes(facts: &Facts) -> Finding {
     if !names.iter().any(|name| name == "nvidiactl") || cards == 0 {
         return Finding::problem(
             check,
-            "the driver is in the kernel, and /dev/nvidiactl or /dev/nvidia0 is not here",
+            "not found: /dev/nvidiactl or /dev/nvidia0, although the kernel driver is loaded",
             "start the container with --gpus all (nvidia-container-toolkit); on the host: nvidia-smi",
         );
     }
     if !names.iter().any(|name| name == "nvidia-uvm") {
         return Finding::problem(
             check,
-            "/dev/nvidia-uvm is not here, and CUDA cannot start without it",
-            "nvidia-modprobe -u -c=0 on the host, then start the container again",
+            "not found: /dev/nvidia-uvm, which CUDA requires",
+            "run nvidia-modprobe -u -c=0 on the host, then restart the container",
         );
     }
     Finding::ok(check, format!("{cards} in /dev"))
 }
 
-/// GPU instances have directories below the capabilities of their card.
+/// Checks for GPU instances, which have directories below the capabilities of their card.
 fn multi_instance(facts: &Facts) -> Finding {
     let check = "MIG and compute mode";
     let capabilities = "/proc/driver/nvidia/capabilities";
@@ -92,17 +85,16 @@ fn multi_instance(facts: &Facts) -> Finding {
     if divided.is_empty() && !hidden {
         return Finding::ok(
             check,
-            "no card is divided into instances; no file tells the compute mode, but a second process does not get in where \
-             that is exclusive",
+            "MIG is disabled; the compute mode cannot be read from a file, but if it is exclusive, the round trips below fail",
         );
     }
     Finding::warning(
         check,
         format!(
-            "cards are divided into GPU instances ({}), which share no memory with each other",
+            "MIG is enabled ({}), and GPU instances cannot share memory with each other",
             divided.join(", ")
         ),
-        "give sender and receivers the same instance (CUDA_VISIBLE_DEVICES=MIG-…), or turn it off: nvidia-smi -mig 0",
+        "use the same instance in sender and receivers (CUDA_VISIBLE_DEVICES=MIG-…), or disable MIG: nvidia-smi -mig 0",
     )
 }
 
@@ -112,8 +104,8 @@ fn fabric_channels(facts: &Facts) -> Finding {
     if channels.is_empty() {
         return Finding::ok(
             check,
-            "none: memory with fabric handles alone cannot be shared, and all other memory can (nvidia-modprobe -i 0:1 \
-             would make a channel where the node has IMEX)",
+            "none: memory that has only fabric handles cannot be shared, all other memory can (on a node with IMEX, \
+             nvidia-modprobe -i 0:1 creates a channel)",
         );
     }
     Finding::ok(check, format!("{}: memory with fabric handles can be shared", channels.join(", ")))
@@ -137,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_driver_is_absent_old_or_good() {
+    fn driver_version_determines_the_verdict() {
         assert_eq!(check(&Machine::new().facts).len(), 1);
         let old = driver(&with_driver("460.32.03").facts);
         assert!(old.verdict == Verdict::Problem && old.found.contains("460.32.03"), "{old}");
@@ -149,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_a_container_lacks_are_named() {
+    fn missing_device_nodes_are_named() {
         let none = nodes(&with_driver("580.1").facts);
         assert!(none.verdict == Verdict::Problem && none.change.unwrap().contains("--gpus all"));
         let half = nodes(&with_cards().facts);
@@ -159,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_are_divided_are_told() {
+    fn mig_instances_are_a_warning() {
         let capabilities = "/proc/driver/nvidia/capabilities";
         let machine = with_cards().with(&format!("{capabilities}/gpu0/mig/access"), "");
         assert_eq!(multi_instance(&machine.facts).verdict, Verdict::Ok);

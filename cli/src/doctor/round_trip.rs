@@ -1,75 +1,76 @@
-//! What no file tells is tried: a tensor goes to a second process, which changes it in place.
+//! Round trips: a child process opens a tensor and modifies it in place.
 //!
-//! The demonstration runs in processes of its own, so that a vendor's library that crashes or hangs ends nothing but
-//! them.
+//! Each round trip runs `device-ipc demo` in a child process, because a vendor library may crash or hang.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::finding::Finding;
 use super::libraries::Library;
-use super::second;
+use super::process;
 
-/// One tensor, there and back.
-pub(super) struct Trip {
+/// A round trip of one tensor between two devices.
+pub(super) struct RoundTrip {
     backend: &'static str,
     from: usize,
     to: usize,
 }
 
-impl fmt::Display for Trip {
+impl fmt::Display for RoundTrip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: device {} to device {}", self.backend, self.from, self.to)
     }
 }
 
-/// On each device, and from each to its next neighbour that reaches it. On the mock where nothing else is usable, or where it
-/// was asked for.
-pub(super) fn trips(libraries: &[Library], wanted: Option<&str>) -> Vec<Trip> {
-    let accelerated = libraries.iter().any(|library| library.usable().is_some() && !library.is_simulated());
+/// Returns the round trips to make: on each device, and from each device to the next one that can access its memory. The mock
+/// is included if no other backend is available or it is selected.
+pub(super) fn round_trips(libraries: &[Library], selected: Option<&str>) -> Vec<RoundTrip> {
+    let accelerated =
+        libraries.iter().any(|library| library.available().is_some() && !library.is_simulated());
     let mut trips = Vec::new();
     for library in libraries {
-        let Some(usable) = library.usable() else { continue };
-        if library.is_simulated() && accelerated && wanted.is_none() {
+        let Some(available) = library.available() else { continue };
+        if library.is_simulated() && accelerated && selected.is_none() {
             continue;
         }
-        let (backend, count) = (library.name, usable.peers.len());
+        let (backend, count) = (library.name, available.peers.len());
         for from in 0..count {
-            trips.push(Trip { backend, from, to: from });
+            trips.push(RoundTrip { backend, from, to: from });
             let to = (from + 1) % count;
-            // The receiver's device has to reach the sender's.
-            if to != from && usable.peers[to][from] {
-                trips.push(Trip { backend, from, to });
+            // The receiver's device must have access to the sender's.
+            if to != from && available.peers[to][from] {
+                trips.push(RoundTrip { backend, from, to });
             }
         }
     }
     trips
 }
 
-impl Trip {
-    pub(super) fn make(&self, time: Duration) -> Finding {
+impl RoundTrip {
+    /// Makes the round trip.
+    pub(super) fn run(&self, timeout: Duration) -> Finding {
         let check = "round trip";
-        match self.run(time) {
-            Ok(()) => Finding::ok(check, format!("{self}: a second process changed the tensor in place")),
+        match self.demo(timeout) {
+            Ok(()) => Finding::ok(check, format!("{self}: a child process modified the tensor in place")),
             Err(why) => {
-                let again = format!(
+                let command = format!(
                     "device-ipc demo --backend {} --from {} --to {}",
                     self.backend, self.from, self.to
                 );
                 let change = if why.contains("DEVICE_UNAVAILABLE") {
-                    format!("nvidia-smi -c DEFAULT, where the compute mode is exclusive; then: {again}")
+                    format!("if the compute mode is exclusive: nvidia-smi -c DEFAULT; then: {command}")
                 } else {
-                    format!("do what the reason says; then: {again}")
+                    format!("fix the reported cause; then: {command}")
                 };
                 Finding::problem(check, format!("{self}: {why}"), change)
             }
         }
     }
 
-    fn run(&self, time: Duration) -> Result<(), String> {
+    fn demo(&self, timeout: Duration) -> Result<(), String> {
         let (from, to) = (self.from.to_string(), self.to.to_string());
         let arguments = ["demo", "--json", "--backend", self.backend, "--from", &from, "--to", &to];
-        second::run(&arguments, time).map(drop)
+        process::run(&arguments, timeout).map(drop)
     }
 }
 
@@ -78,12 +79,12 @@ mod tests {
     use super::super::libraries::tests::with_peers;
     use super::*;
 
-    fn listed(libraries: &[Library], wanted: Option<&str>) -> Vec<(&'static str, usize, usize)> {
-        trips(libraries, wanted).iter().map(|trip| (trip.backend, trip.from, trip.to)).collect()
+    fn listed(libraries: &[Library], selected: Option<&str>) -> Vec<(&'static str, usize, usize)> {
+        round_trips(libraries, selected).iter().map(|trip| (trip.backend, trip.from, trip.to)).collect()
     }
 
     #[test]
-    fn each_device_is_tried_and_each_neighbour_that_can_be_reached() {
+    fn round_trips_cover_each_device_and_reachable_neighbour() {
         let cuda = || with_peers("cuda", vec![vec![true, true], vec![false, true]]);
         let mock = || with_peers("mock", vec![vec![true]]);
         assert_eq!(listed(&[cuda()], None), [("cuda", 0, 0), ("cuda", 1, 1), ("cuda", 1, 0)]);

@@ -1,4 +1,4 @@
-//! What a tensor holds, in a line: its mean and its first values.
+//! One-line summaries of tensors: the mean and the first values.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use device_ipc::{Dtype, TensorLayout};
 
 use super::{DeviceBytes, values};
 
-/// How many values are shown.
+/// Maximum number of values shown.
 const SHOWN: usize = 8;
 
-/// The mean of more bytes is nobody's first question, and takes its time.
+/// Maximum size of a tensor whose mean is computed: more takes too long for a summary.
 const MAX_MEAN_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// The mean of a tensor and its first values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Summary {
-    /// `None` for elements that are no plain numbers, for a tensor with gaps, and for one of more than 1 GiB.
+    /// `None` for element types without a numeric value, for a tensor with gaps, and for one larger than 1 GiB.
     pub(crate) mean: Option<f64>,
     first: Vec<String>,
     more: bool,
 }
 
 impl Summary {
-    /// Reads the elements, which begin where the bytes do. Bytes without a layout, and those of a tensor with gaps, are taken
-    /// as they lie there.
+    /// Reads the elements, the first of which is at the start of the range. Without a layout, or with gaps between the
+    /// elements, the bytes are shown instead.
     pub(crate) fn of(bytes: &DeviceBytes<'_>, layout: Option<&TensorLayout>) -> Result<Self> {
         match layout {
             Some(layout) if layout.is_contiguous() => Self::of_numbers(bytes, layout.dtype(), true),
@@ -38,7 +38,7 @@ impl Summary {
         let with_mean = with_mean && bytes.len() <= MAX_MEAN_BYTES;
         let (mut sum, mut count, mut first) = (with_mean.then_some(0.0), 0, Vec::new());
         let read = if with_mean { bytes.len() } else { bytes.len().min((SHOWN * element) as u64) };
-        bytes.part(0, read)?.read(|piece| {
+        bytes.slice(0, read)?.read(|piece| {
             sum = sum.and_then(|sum| Some(sum + values::sum(dtype, piece)?));
             count += piece.len() / element;
             if first.is_empty() {
@@ -54,7 +54,7 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(mean) = self.mean {
-            // Six digits of a very small or large mean say nothing.
+            // Six decimal places show nothing of a very small or very large mean.
             if mean == 0.0 || (1e-5..1e16).contains(&mean.abs()) {
                 write!(f, "mean={mean:.6} ")?;
             } else {

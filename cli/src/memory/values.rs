@@ -1,28 +1,28 @@
-//! Values of the element types: written from text, added to, shown.
+//! Values of element types: parsing, addition and formatting.
 
 use anyhow::{Context, Result, bail};
 use device_ipc::Dtype;
 use half::{bf16, f16};
 
-/// The element type that PyTorch calls so.
+/// Returns the element type with this PyTorch name.
 pub(crate) fn dtype_of_name(name: &str) -> Result<Dtype, String> {
     Dtype::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Dtype::ALL.iter().filter_map(|dtype| dtype.name()).collect();
-        format!("no element type is called {name:?}; there are: {}", names.join(", "))
+        format!("element type {name:?} not found; supported: {}", names.join(", "))
     })
 }
 
-/// A number as it lies in memory.
+/// A number in its in-memory representation.
 trait Number: Copy {
     const BYTES: usize;
-    /// Exactly [`Self::BYTES`] bytes, in the machine's order.
+    /// Reads exactly [`Self::BYTES`] bytes in native byte order.
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
-    /// Reads a value that the type can hold.
+    /// Parses a value; fails if it is out of range.
     fn parse(text: &str) -> Result<Self>;
-    /// Reads what is to be added: for integers any number, of which only the low bits count.
+    /// Parses a summand; an integer type takes any integer and uses its low bits.
     fn parse_summand(text: &str) -> Result<Self>;
-    /// Integers wrap around.
+    /// Adds; integers wrap around.
     fn plus(self, other: Self) -> Self;
     fn value(self) -> f64;
     fn show(self) -> String;
@@ -50,7 +50,7 @@ macro_rules! integers {
             fn parse(text: &str) -> Result<Self> {
                 let whole = whole_number(text)?;
                 Self::try_from(whole).with_context(|| {
-                    format!("{text} does not fit: the smallest value is {}, the largest {}", Self::MIN, Self::MAX)
+                    format!("{text} is out of range: the element type holds values from {} to {}", Self::MIN, Self::MAX)
                 })
             }
 
@@ -79,7 +79,7 @@ macro_rules! floats {
             read_and_write!($type);
 
             fn parse(text: &str) -> Result<Self> {
-                let parsed: $parsed = text.parse().with_context(|| format!("{text:?} is no number"))?;
+                let parsed: $parsed = text.parse().with_context(|| format!("{text:?} is not a number"))?;
                 Ok($from(parsed))
             }
 
@@ -110,19 +110,19 @@ floats! {
     bf16: f32, bf16::from_f32, bf16::to_f32;
 }
 
-/// Also `4.0`, which is whole.
+/// Parses an integer; also accepts `4.0`.
 fn whole_number(text: &str) -> Result<i128> {
     if let Ok(whole) = text.parse() {
         return Ok(whole);
     }
     match text.parse::<f64>() {
-        // Up to 2^53 every whole number has a value of its own.
+        // f64 represents every integer up to 2^53 exactly.
         Ok(value) if value.fract() == 0.0 && value.abs() <= 9_007_199_254_740_992.0 => Ok(value as i128),
-        _ => bail!("{text:?} is no whole number, and the elements are integers"),
+        _ => bail!("{text:?} is not an integer, but the element type is"),
     }
 }
 
-/// Does the same for the type of the elements, or something else for those that are no plain numbers.
+/// Evaluates an expression with the Rust type of a numeric element type, and another one for the other types.
 macro_rules! for_number {
     ($dtype:expr, $T:ident => $then:expr, _ => $otherwise:expr) => {
         for_number!(@ $dtype, $T, $then, $otherwise;
@@ -136,20 +136,20 @@ macro_rules! for_number {
     };
 }
 
-/// The bytes of one element with this value.
+/// Returns the bytes of one element with this value.
 pub(crate) fn bytes_of_value(dtype: Dtype, text: &str) -> Result<Vec<u8>> {
     if dtype == Dtype::BOOL {
         return match text {
             "true" | "1" => Ok(vec![1]),
             "false" | "0" => Ok(vec![0]),
-            _ => bail!("{text:?} is no value of bool: true or false"),
+            _ => bail!("{text:?} is not a value of bool: use true or false"),
         };
     }
     for_number!(dtype, T => {
         let mut bytes = vec![0; T::BYTES];
         T::parse(text)?.write(&mut bytes);
         Ok(bytes)
-    }, _ => bail!("values of {dtype} cannot be written as text; give the bytes with --in FILE"))
+    }, _ => bail!("values of {dtype} have no text form; provide the bytes with --in FILE"))
 }
 
 /// Adds a value to every element. Integers wrap around: 250 plus 10 is 4 in `uint8`.
@@ -161,18 +161,19 @@ pub(crate) fn add_to_bytes(dtype: Dtype, bytes: &mut [u8], summand: &str) -> Res
         }
         Ok(())
     }, _ => bail!(
-        "nothing can be added to elements of {dtype} here; read them (attach … read --out FILE), or fill them"
+        "addition is not supported for elements of {dtype}; write the bytes to a file with 'attach … read --out FILE', or \
+         set them with 'attach … fill'"
     ))
 }
 
-/// The sum of the elements, or `None` for those that are no plain numbers.
+/// Returns the sum of the elements, or `None` for an element type without a numeric value.
 pub(super) fn sum(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     for_number!(dtype, T => {
         Some(bytes.chunks_exact(T::BYTES).map(|element| T::read(element).value()).sum())
     }, _ => None)
 }
 
-/// The elements as text: numbers, else the bytes of each in hexadecimal.
+/// Formats the elements: as numbers, or as hexadecimal bytes for other element types.
 pub(super) fn show(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
     for_number!(dtype, T => {
         bytes.chunks_exact(T::BYTES).map(|element| T::read(element).show()).collect()
@@ -190,14 +191,14 @@ fn hexadecimal(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn added(dtype: Dtype, value: &str, summand: &str) -> Vec<String> {
+    fn sum_of(dtype: Dtype, value: &str, summand: &str) -> Vec<String> {
         let mut bytes = bytes_of_value(dtype, value).unwrap();
         add_to_bytes(dtype, &mut bytes, summand).unwrap();
         show(dtype, &bytes)
     }
 
     #[test]
-    fn integers_wrap_around_and_floats_round() {
+    fn addition_wraps_integers_and_rounds_floats() {
         for (dtype, value, summand, sum) in [
             (Dtype::U8, "250", "10", "4"),
             (Dtype::U8, "2", "-3", "255"),
@@ -211,26 +212,26 @@ mod tests {
             (Dtype::F16, "2048", "1", "2048.0"),
             (Dtype::BF16, "1", "0.5", "1.5"),
         ] {
-            assert_eq!(added(dtype, value, summand), [sum], "{value} + {summand} as {dtype}");
+            assert_eq!(sum_of(dtype, value, summand), [sum], "{value} + {summand} as {dtype}");
         }
     }
 
     #[test]
-    fn what_a_type_cannot_hold_is_refused_with_its_bounds() {
-        let refused = |dtype, text| format!("{:#}", bytes_of_value(dtype, text).unwrap_err());
-        assert!(refused(Dtype::U8, "256").contains("the largest 255"));
-        assert!(refused(Dtype::U8, "1.5").contains("no whole number"));
-        assert!(refused(Dtype::I64, "1e300").contains("no whole number"));
-        assert!(refused(Dtype::F32, "one").contains("no number"));
-        assert!(refused(Dtype::BOOL, "2").contains("true or false"));
-        assert!(refused(Dtype::COMPLEX64, "1").contains("--in FILE"));
+    fn out_of_range_value_is_rejected_with_its_bounds() {
+        let rejected = |dtype, text| format!("{:#}", bytes_of_value(dtype, text).unwrap_err());
+        assert!(rejected(Dtype::U8, "256").contains("from 0 to 255"));
+        assert!(rejected(Dtype::U8, "1.5").contains("not an integer"));
+        assert!(rejected(Dtype::I64, "1e300").contains("not an integer"));
+        assert!(rejected(Dtype::F32, "one").contains("not a number"));
+        assert!(rejected(Dtype::BOOL, "2").contains("true or false"));
+        assert!(rejected(Dtype::COMPLEX64, "1").contains("--in FILE"));
         let error = add_to_bytes(Dtype::BOOL, &mut [1], "1").unwrap_err();
         assert!(error.to_string().contains("bool"), "{error}");
         assert!(add_to_bytes(Dtype::I32, &mut [0; 4], "0.5").is_err());
     }
 
     #[test]
-    fn other_types_are_shown_as_bytes() {
+    fn non_numeric_types_are_shown_as_bytes() {
         assert_eq!(show(Dtype::BOOL, &[1, 0]), ["01", "00"]);
         assert_eq!(show(Dtype::COMPLEX32, &[1, 2, 3, 4]), ["01020304"]);
         assert_eq!(sum(Dtype::COMPLEX32, &[0; 4]), None);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_found_by_its_name() {
+    fn dtype_of_name_finds_every_type() {
         for dtype in Dtype::ALL {
             assert_eq!(dtype_of_name(dtype.name().unwrap()), Ok(*dtype));
         }

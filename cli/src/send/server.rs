@@ -1,4 +1,4 @@
-//! Receivers that connect by TCP: each has a thread of its own, so that none waits for another.
+//! The TCP server for receivers, with one thread per connection.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,42 +9,42 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::road::handshake;
-use crate::road::key::{Key, KeyArguments};
-use crate::road::message::{FromReceiver, FromSender};
-use crate::road::sealed::Sealed;
-use crate::road::{Wire, printable};
+use crate::transport::authenticated::AuthenticatedConnection;
+use crate::transport::handshake;
+use crate::transport::key::{Key, KeyArguments};
+use crate::transport::message::{FromReceiver, FromSender};
+use crate::transport::{Connection, printable};
 
-/// How long a receiver may take to prove the key and to ask for the descriptor.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Timeout for a receiver to authenticate and to request the descriptor.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many connections may be without a proof at a time. The oldest gives way to a new one, so that those who connect and
-/// say nothing keep nobody out.
-const MAX_STRANGERS: usize = 64;
+/// Maximum number of unauthenticated connections. A new connection closes the oldest one, so that silent connections do not
+/// lock out receivers.
+const MAX_UNAUTHENTICATED: usize = 64;
 
-/// How long accepting pauses where the system lets it fail, as when this process has no file descriptors left.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept, for example if this process has no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the main thread is told.
-pub(super) enum Told {
-    /// Something for the transcript.
-    Note(String),
-    /// A receiver that had the tensor open is done, well or not.
-    Done(String),
-    /// Others hold the export than before, or fewer receivers talk.
+/// An event for the main thread.
+pub(super) enum Event {
+    /// A line for the transcript.
+    Transcript(String),
+    /// A receiver that had opened the tensor is done, successfully or not; a line for the transcript.
+    ReceiverDone(String),
+    /// The holders of the export or the active receivers have changed.
     Changed,
-    /// A signal came.
+    /// A signal with this name has arrived.
     Stop(&'static str),
 }
 
-/// A socket that nobody has been accepted from yet.
+/// A bound socket that does not accept connections yet.
 pub(super) struct Listener {
     listener: TcpListener,
     address: SocketAddr,
     key: Key,
 }
 
-/// A thread that accepts connections. It ends with the process.
+/// A handle of the thread that accepts connections until the process exits.
 pub(super) struct Server {
     shared: Arc<Shared>,
 }
@@ -52,22 +52,22 @@ pub(super) struct Server {
 struct Shared {
     key: Key,
     descriptor: String,
-    tell: Mutex<Sender<Told>>,
-    strangers: Mutex<VecDeque<(u64, TcpStream)>>,
-    next: AtomicU64,
-    /// Receivers that have been sent the descriptor and have not said that they are done.
-    talking: AtomicUsize,
+    events: Mutex<Sender<Event>>,
+    unauthenticated: Mutex<VecDeque<(u64, TcpStream)>>,
+    next_id: AtomicU64,
+    /// Number of receivers that have the descriptor and have not reported completion.
+    active_receivers: AtomicUsize,
 }
 
 /// How long a process may take that writes the key to a pipe; it may ask a person for a passphrase.
-const KEY_PATIENCE: Duration = Duration::from_secs(60);
+const KEY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads the key and takes the address.
+/// Reads the key and binds the address.
 pub(super) fn bind(address: &str, key: &KeyArguments) -> Result<Listener> {
-    let key = key.read(KEY_PATIENCE)?;
-    let listener =
-        TcpListener::bind(address).with_context(|| format!("listening at {address} (--listen HOST:PORT)"))?;
-    let address = listener.local_addr().context("asking where it listens")?;
+    let key = key.read(KEY_TIMEOUT)?;
+    let listener = TcpListener::bind(address)
+        .with_context(|| format!("cannot listen at {address} (--listen HOST:PORT)"))?;
+    let address = listener.local_addr().context("cannot get the address of the listener")?;
     Ok(Listener { listener, address, key })
 }
 
@@ -76,26 +76,26 @@ impl Listener {
         self.address
     }
 
-    /// Hands out the descriptor from now on.
-    pub(super) fn serve(self, descriptor: String, tell: Sender<Told>) -> Server {
+    /// Starts to send the descriptor to receivers that connect.
+    pub(super) fn serve(self, descriptor: String, events: Sender<Event>) -> Server {
         let shared = Arc::new(Shared {
             key: self.key,
             descriptor,
-            tell: Mutex::new(tell),
-            strangers: Mutex::default(),
-            next: AtomicU64::new(0),
-            talking: AtomicUsize::new(0),
+            events: Mutex::new(events),
+            unauthenticated: Mutex::default(),
+            next_id: AtomicU64::new(0),
+            active_receivers: AtomicUsize::new(0),
         });
         let server = Server { shared: Arc::clone(&shared) };
         std::thread::spawn(move || {
             loop {
                 match self.listener.accept() {
-                    Ok((stream, from)) => shared.welcome(stream, from),
+                    Ok((stream, from)) => shared.start_connection(stream, from),
                     Err(error) => {
-                        shared.tell(Told::Note(format!(
-                            "[sender]   a connection could not be accepted: {error}"
+                        shared.notify(Event::Transcript(format!(
+                            "[sender]   cannot accept a connection: {error}"
                         )));
-                        std::thread::sleep(PAUSE);
+                        std::thread::sleep(ACCEPT_PAUSE);
                     }
                 }
             }
@@ -105,59 +105,61 @@ impl Listener {
 }
 
 impl Server {
-    /// How many receivers have the descriptor and have not said that they are done.
-    pub(super) fn talking(&self) -> usize {
-        self.shared.talking.load(Ordering::Acquire)
+    /// Returns the number of receivers that have the descriptor and have not reported completion.
+    pub(super) fn active_receivers(&self) -> usize {
+        self.shared.active_receivers.load(Ordering::Acquire)
     }
 }
 
 impl Shared {
-    fn tell(&self, told: Told) {
-        // Nobody listens any more where the process is about to end.
-        let _ = self.tell.lock().unwrap_or_else(PoisonError::into_inner).send(told);
+    fn notify(&self, event: Event) {
+        // The receiver is dropped while the process exits.
+        let _ = self.events.lock().unwrap_or_else(PoisonError::into_inner).send(event);
     }
 
-    fn strangers(&self) -> std::sync::MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
-        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unauthenticated(&self) -> std::sync::MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a thread for a connection.
-    fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let deadline = Instant::now() + HANDSHAKE;
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let remembered = stream.try_clone().map(|clone| {
-            let mut strangers = self.strangers();
-            strangers.push_back((number, clone));
-            if strangers.len() > MAX_STRANGERS
-                && let Some((_, oldest)) = strangers.pop_front()
+    /// Starts the thread of a connection.
+    fn start_connection(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let registered = stream.try_clone().map(|clone| {
+            let mut unauthenticated = self.unauthenticated();
+            unauthenticated.push_back((id, clone));
+            if unauthenticated.len() > MAX_UNAUTHENTICATED
+                && let Some((_, oldest)) = unauthenticated.pop_front()
             {
                 let _ = oldest.shutdown(Shutdown::Both);
             }
         });
         let shared = Arc::clone(self);
-        let started = remembered.and_then(|()| {
+        let started = registered.and_then(|()| {
             let thread = std::thread::Builder::new().name(format!("receiver {from}"));
-            thread.spawn(move || shared.meet(stream, from, number, deadline)).map(drop)
+            thread.spawn(move || shared.authenticate(stream, from, id, deadline)).map(drop)
         });
         if let Err(error) = started {
-            self.strangers().retain(|(one, _)| *one != number);
-            self.tell(Told::Note(format!("[sender]   {from} could not be served: {error}")));
+            self.unauthenticated().retain(|(other, _)| *other != id);
+            self.notify(Event::Transcript(format!("[sender]   cannot serve {from}: {error}")));
         }
     }
 
-    fn meet(&self, stream: TcpStream, from: SocketAddr, number: u64, deadline: Instant) {
-        let met = Wire::new(stream).context("using the connection").and_then(|wire| {
-            let mut sealed = handshake::serve(wire, &self.key, deadline)?;
-            let FromReceiver::Ready = sealed.hear(Some(deadline))? else {
-                anyhow::bail!("it did not ask for the descriptor");
-            };
-            Ok(sealed)
-        });
-        self.strangers().retain(|(one, _)| *one != number);
-        match met {
-            Ok(sealed) => self.hand_over(sealed, from, deadline),
+    /// Authenticates a receiver, then serves it.
+    fn authenticate(&self, stream: TcpStream, from: SocketAddr, id: u64, deadline: Instant) {
+        let authenticated =
+            Connection::new(stream).context("cannot configure the connection").and_then(|connection| {
+                let mut connection = handshake::accept(connection, &self.key, deadline)?;
+                let FromReceiver::Ready = connection.receive_message(Some(deadline))? else {
+                    anyhow::bail!("protocol violation: the receiver did not request the descriptor");
+                };
+                Ok(connection)
+            });
+        self.unauthenticated().retain(|(other, _)| *other != id);
+        match authenticated {
+            Ok(connection) => self.send_descriptor(connection, from, deadline),
             Err(error) => {
-                self.tell(Told::Note(format!(
+                self.notify(Event::Transcript(format!(
                     "[sender]   refused {from}: {}",
                     printable(&format!("{error:#}"))
                 )));
@@ -165,48 +167,56 @@ impl Shared {
         }
     }
 
-    /// Sends the descriptor, and listens to what becomes of it.
-    fn hand_over(&self, mut sealed: Sealed, from: SocketAddr, deadline: Instant) {
-        self.talking.fetch_add(1, Ordering::AcqRel);
+    /// Sends the descriptor, then receives the reports of the receiver.
+    fn send_descriptor(&self, mut connection: AuthenticatedConnection, from: SocketAddr, deadline: Instant) {
+        self.active_receivers.fetch_add(1, Ordering::AcqRel);
         let offer = FromSender::Offer { descriptor: self.descriptor.clone(), pid: std::process::id() };
-        if let Err(error) = sealed.say(&offer, Some(deadline)) {
-            self.tell(Told::Note(format!(
-                "[sender]   the descriptor could not be sent to {from}: {error:#}"
+        if let Err(error) = connection.send_message(&offer, Some(deadline)) {
+            self.notify(Event::Transcript(format!(
+                "[sender]   cannot send the descriptor to {from}: {error:#}"
             )));
         } else {
-            self.listen(&mut sealed, from);
+            self.receive_reports(&mut connection, from);
         }
-        self.talking.fetch_sub(1, Ordering::AcqRel);
-        self.tell(Told::Changed);
+        self.active_receivers.fetch_sub(1, Ordering::AcqRel);
+        self.notify(Event::Changed);
     }
 
-    /// Without a deadline: a receiver may work for as long as it likes, and holds up nobody.
-    fn listen(&self, sealed: &mut Sealed, from: SocketAddr) {
+    /// Forwards the reports of a receiver. There is no deadline, because a receiver may keep the tensor and delays no other.
+    fn receive_reports(&self, connection: &mut AuthenticatedConnection, from: SocketAddr) {
         let mut opened = None;
         loop {
-            match sealed.hear(None) {
+            match connection.receive_message(None) {
                 Ok(FromReceiver::Opened { pid, place }) => {
-                    self.tell(Told::Note(format!(
+                    self.notify(Event::Transcript(format!(
                         "[receiver] {from} pid={pid} opened {}",
                         printable(&place)
                     )));
                     opened = Some(pid);
                 }
                 Ok(FromReceiver::Finished { summary }) => {
-                    return self
-                        .tell(Told::Done(format!("[receiver] {from} is done: {}", printable(&summary))));
+                    return self.notify(Event::ReceiverDone(format!(
+                        "[receiver] {from} is done: {}",
+                        printable(&summary)
+                    )));
                 }
                 Ok(FromReceiver::Failed { error }) => {
                     let failed = format!("[receiver] {from} failed: {}", printable(&error));
-                    return self.tell(if opened.is_some() { Told::Done(failed) } else { Told::Note(failed) });
+                    return self.notify(if opened.is_some() {
+                        Event::ReceiverDone(failed)
+                    } else {
+                        Event::Transcript(failed)
+                    });
                 }
                 Ok(FromReceiver::Ready) => {}
                 Err(_) => {
-                    return self.tell(match opened {
-                        Some(pid) => Told::Done(format!(
-                            "[receiver] {from} pid={pid} ended without saying that it was done"
+                    return self.notify(match opened {
+                        Some(pid) => Event::ReceiverDone(format!(
+                            "[receiver] {from} pid={pid} exited without reporting completion"
                         )),
-                        None => Told::Note(format!("[receiver] {from} left without opening the tensor")),
+                        None => Event::Transcript(format!(
+                            "[receiver] {from} disconnected without opening the tensor"
+                        )),
                     });
                 }
             }

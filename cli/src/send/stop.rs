@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, as something that is told like the rest.
+//! Ctrl-C and SIGTERM as events for the main thread.
 
 use std::sync::mpsc::Sender;
 
@@ -7,19 +7,19 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
-use super::server::Told;
+use super::server::Event;
 
-/// Has the first signal told. A second one ends the process at once, as if nobody had listened.
-pub(super) fn on_signals(tell: Sender<Told>) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("listening for signals")?;
+/// Sends an event for the first signal. The second signal terminates the process immediately.
+pub(super) fn on_signals(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot register signal handlers")?;
     std::thread::spawn(move || {
         let mut first = true;
         for signal in &mut signals {
             if !std::mem::take(&mut first) {
                 let _ = emulate_default_handler(signal);
             }
-            eprintln!("stopping; once more to end at once");
-            let _ = tell.send(Told::Stop(signal_name(signal).unwrap_or("a signal")));
+            eprintln!("stopping; send the signal again to exit immediately");
+            let _ = events.send(Event::Stop(signal_name(signal).unwrap_or("a signal")));
         }
     });
     Ok(())

@@ -1,4 +1,4 @@
-//! What is sent.
+//! The tensor that `send` shares.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,36 +10,36 @@ use device_ipc::{Buffer, Dtype, Error, Export, Ipc, Stream, TensorLayout};
 use indicatif::HumanBytes;
 
 use crate::memory::{DeviceBytes, Summary, bytes_of_value, dtype_of_name};
-use crate::road::input;
+use crate::transport::input;
 
 #[derive(clap::Args)]
 pub(super) struct TensorArguments {
-    /// The size of each dimension; 4,5 unless given, or one dimension with all that the file of --in holds.
+    /// Size of each dimension; default: 4,5, or with --in one dimension with all elements of the file
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     shape: Option<Vec<u64>>,
-    /// The type of the elements, as PyTorch writes it; float32 unless given, and uint8 with --in.
+    /// Element type by its PyTorch name; default: float32, or uint8 with --in
     #[arg(long, value_name = "NAME", value_parser = dtype_of_name)]
     dtype: Option<Dtype>,
-    /// The value of every element; 1 unless given.
+    /// Value of every element; default: 1
     #[arg(long, value_name = "X", conflicts_with = "input", allow_hyphen_values = true)]
     value: Option<String>,
-    /// The elements' bytes, as they lie in memory, in this file.
+    /// File with the bytes of the elements, in memory order
     #[arg(long = "in", id = "input", value_name = "FILE")]
     input: Option<PathBuf>,
 }
 
 /// A tensor of this process.
-pub(super) struct SentTensor {
+pub(super) struct SharedTensor {
     buffer: Arc<Buffer>,
     stream: Stream,
     layout: TensorLayout,
     backend: &'static str,
 }
 
-/// Where the elements come from.
+/// The source of the elements.
 enum Source {
     File(File, PathBuf),
-    /// One element, over and over.
+    /// The bytes of one element, repeated.
     Element(Vec<u8>),
 }
 
@@ -52,17 +52,20 @@ impl TensorArguments {
             return Ok((TensorLayout::contiguous(dtype, shape)?, Source::Element(element)));
         };
         let shown = path.display();
-        let file = input::open(path).with_context(|| format!("opening {shown}"))?;
-        let metadata = file.metadata().with_context(|| format!("looking at {shown}"))?;
-        ensure!(metadata.is_file(), "{shown} is no regular file, so nobody knows how long it is");
+        let file = input::open(path).with_context(|| format!("cannot open {shown}"))?;
+        let metadata = file.metadata().with_context(|| format!("cannot read {shown}"))?;
+        ensure!(
+            metadata.is_file(),
+            "{shown} is not a regular file, so its length is unknown; copy the bytes to a file first"
+        );
         let dtype = self.dtype.unwrap_or(Dtype::U8);
-        let element = dtype.bytes().context("an element type that this version does not know")?;
+        let element = dtype.bytes().context("element type not supported by this version")?;
         let shape = self.shape.clone().unwrap_or_else(|| vec![metadata.len() / element]);
         let layout = TensorLayout::contiguous(dtype, shape)?;
         let needed = layout.span_bytes()?;
         if needed != metadata.len() {
             bail!(
-                "{shown} holds {} bytes, and {dtype} of shape {:?} has {needed}; change --shape or --dtype",
+                "{shown} has {} B, but {dtype} of shape {:?} requires {needed} B; change --shape or --dtype",
                 metadata.len(),
                 layout.shape()
             );
@@ -71,12 +74,16 @@ impl TensorArguments {
     }
 }
 
-impl SentTensor {
+impl SharedTensor {
     /// Allocates the tensor and fills it.
     pub(super) fn make(ipc: &Ipc, device: u32, arguments: &TensorArguments) -> Result<Self> {
         let (layout, source) = arguments.layout_and_source()?;
         let bytes = layout.span_bytes()?;
-        ensure!(bytes > 0, "a tensor of shape {:?} has no elements to share", layout.shape());
+        ensure!(
+            bytes > 0,
+            "a tensor of shape {:?} has no elements to share; choose another --shape",
+            layout.shape()
+        );
         let stream = ipc.create_stream(device)?;
         let buffer = Arc::new(ipc.allocate(device, bytes)?);
         let tensor = Self { buffer, stream, layout, backend: ipc.backend().info().name };
@@ -85,7 +92,7 @@ impl SentTensor {
     }
 
     fn bytes(&self) -> DeviceBytes<'_> {
-        // SAFETY: the buffer keeps its range allocated, on the device that the stream is of.
+        // SAFETY: `self` keeps the range allocated, and the stream belongs to its device.
         unsafe { DeviceBytes::new(self.buffer.range(), &self.stream) }
     }
 
@@ -98,9 +105,9 @@ impl SentTensor {
                 piece.chunks_exact_mut(element.len()).for_each(|one| one.copy_from_slice(&element));
                 Ok(())
             }),
-            Source::File(mut file, path) => self
-                .bytes()
-                .write(|piece| file.read_exact(piece).with_context(|| format!("reading {}", path.display()))),
+            Source::File(mut file, path) => self.bytes().write(|piece| {
+                file.read_exact(piece).with_context(|| format!("cannot read {}", path.display()))
+            }),
         }
     }
 
@@ -114,7 +121,7 @@ impl SentTensor {
         Ok(share.shape(self.layout.shape()).ready_on(&self.stream).start().map_err(Error::from)?)
     }
 
-    /// For people: `shape=[4, 5] dtype=float32 device=mock:0, 80 B`.
+    /// Returns a description for the transcript: `shape=[4, 5] dtype=float32 device=mock:0, 80 B`.
     pub(super) fn place(&self) -> String {
         let range = self.buffer.range();
         format!(

@@ -1,6 +1,6 @@
-//! The program in terminals of its own, each with a deadline.
+//! Runs of the program in simulated terminals, each with a deadline.
 
-#![allow(dead_code, reason = "each test file takes what it needs")]
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long one command may take.
-const TIME: Duration = Duration::from_secs(60);
+/// Timeout of one command.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A command that runs. It is killed when it goes out of scope.
+/// A running command; it is killed on drop.
 pub(crate) struct Terminal {
     child: Child,
     lines: Receiver<(Stream, String)>,
@@ -29,23 +29,23 @@ enum Stream {
     Err,
 }
 
-/// A command that has ended.
+/// The result of a command that has exited.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct CommandResult {
     pub(crate) status: ExitStatus,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Ended {
-    /// What it printed; it succeeded.
+impl CommandResult {
+    /// Returns its standard output; asserts that it succeeded.
     #[track_caller]
     pub(crate) fn good(self) -> String {
         assert!(self.status.success(), "{self:?}");
         self.out
     }
 
-    /// Its error; it failed, by itself.
+    /// Returns its standard error; asserts that it failed with exit code 1.
     #[track_caller]
     pub(crate) fn bad(self) -> String {
         assert_eq!(self.status.code(), Some(1), "{self:?}");
@@ -53,7 +53,7 @@ impl Ended {
     }
 }
 
-/// The program on the mock. On a machine without cargo it lies elsewhere.
+/// Returns a command for the program on the mock. DEVICE_IPC_BIN names the program on a machine without cargo.
 pub(crate) fn device_ipc() -> Command {
     let program = std::env::var("DEVICE_IPC_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_device-ipc").into());
     let mut command = Command::new(program);
@@ -71,9 +71,9 @@ pub(crate) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     Terminal::start(command)
 }
 
-/// Runs the program on the mock to its end.
-pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
-    start(arguments).end()
+/// Runs the program on the mock until it exits.
+pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> CommandResult {
+    start(arguments).wait()
 }
 
 impl Terminal {
@@ -81,33 +81,33 @@ impl Terminal {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let (sender, lines) = channel();
-        listen(child.stdout.take().expect("piped"), Stream::Out, sender.clone());
-        listen(child.stderr.take().expect("piped"), Stream::Err, sender);
-        Self { child, lines, out: String::new(), err: String::new(), deadline: Instant::now() + TIME }
+        forward_lines(child.stdout.take().expect("piped"), Stream::Out, sender.clone());
+        forward_lines(child.stderr.take().expect("piped"), Stream::Err, sender);
+        Self { child, lines, out: String::new(), err: String::new(), deadline: Instant::now() + TIMEOUT }
     }
 
     fn next(&mut self) -> Option<String> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
             Ok((stream, line)) => {
-                let text = if stream == Stream::Out { &mut self.out } else { &mut self.err };
-                text.push_str(&line);
-                text.push('\n');
+                let output = if stream == Stream::Out { &mut self.out } else { &mut self.err };
+                output.push_str(&line);
+                output.push('\n');
                 Some(line)
             }
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing more came:\n{}{}", self.out, self.err),
+            Err(RecvTimeoutError::Timeout) => panic!("timed out; output so far:\n{}{}", self.out, self.err),
         }
     }
 
-    /// Waits for a line with these words.
+    /// Waits for a line that contains this text.
     #[track_caller]
-    pub(crate) fn until(&mut self, words: &str) -> String {
+    pub(crate) fn until(&mut self, text: &str) -> String {
         loop {
             match self.next() {
-                Some(line) if line.contains(words) => return line,
+                Some(line) if line.contains(text) => return line,
                 Some(_) => {}
-                None => panic!("{words:?} was not said:\n{}{}", self.out, self.err),
+                None => panic!("{text:?} was not printed:\n{}{}", self.out, self.err),
             }
         }
     }
@@ -118,20 +118,20 @@ impl Terminal {
 
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        kill_process(pid, signal).expect("it runs");
+        kill_process(pid, signal).expect("the process is running");
     }
 
-    /// Waits for its end.
-    pub(crate) fn end(mut self) -> Ended {
+    /// Waits until it exits.
+    pub(crate) fn wait(mut self) -> CommandResult {
         while self.next().is_some() {}
-        let status = self.child.wait().expect("it can be waited for");
-        Ended { status, out: std::mem::take(&mut self.out), err: std::mem::take(&mut self.err) }
+        let status = self.child.wait().expect("waiting for the process");
+        CommandResult { status, out: std::mem::take(&mut self.out), err: std::mem::take(&mut self.err) }
     }
 
-    /// Kills it without a warning.
+    /// Kills it.
     pub(crate) fn kill(self) {
         self.signal(Signal::KILL);
-        self.end();
+        self.wait();
     }
 }
 
@@ -142,7 +142,7 @@ impl Drop for Terminal {
     }
 }
 
-fn listen(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, String)>) {
+fn forward_lines(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, String)>) {
     std::thread::spawn(move || {
         for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
             if to.send((stream, String::from_utf8_lossy(&line).into_owned())).is_err() {
@@ -152,12 +152,12 @@ fn listen(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, 
     });
 }
 
-/// A folder that is removed at the end.
-pub(crate) struct Folder(tempfile::TempDir);
+/// A temporary directory that is removed on drop.
+pub(crate) struct Directory(tempfile::TempDir);
 
-impl Folder {
+impl Directory {
     pub(crate) fn new() -> Self {
-        Self(tempfile::tempdir().expect("a folder"))
+        Self(tempfile::tempdir().expect("a temporary directory"))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -165,28 +165,28 @@ impl Folder {
     }
 
     pub(crate) fn text(&self, name: &str) -> String {
-        self.path(name).to_str().expect("a path in UTF-8").to_owned()
+        self.path(name).to_str().expect("the path is UTF-8").to_owned()
     }
 
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
-        std::fs::write(self.path(name), bytes).expect("it can be written");
+        std::fs::write(self.path(name), bytes).expect("writing a file");
         self.text(name)
     }
 
-    /// A file with a key, for its owner alone.
+    /// Writes a key file that only its owner can read.
     pub(crate) fn key(&self, name: &str, key: &str) -> String {
         use std::os::unix::fs::PermissionsExt;
 
         let path = self.file(name, format!("{key}\n").as_bytes());
         let own = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(Path::new(&path), own).expect("it is ours");
+        std::fs::set_permissions(Path::new(&path), own).expect("setting permissions");
         path
     }
 }
 
-/// `send --file` with these arguments too, and the file, which is there.
-pub(crate) fn send_by_file(folder: &Folder, arguments: &[&str]) -> (Terminal, String) {
-    let file = folder.text("w.ipc");
+/// Starts `send --file` with additional arguments, and waits for the file.
+pub(crate) fn send_by_file(directory: &Directory, arguments: &[&str]) -> (Terminal, String) {
+    let file = directory.text("w.ipc");
     let mut sender = start(["send", "--file", &file].iter().chain(arguments));
     sender.until("wrote");
     (sender, file)

@@ -1,4 +1,4 @@
-//! What a descriptor's text may name: an export, a bundle or a ring. What it begins with tells.
+//! Descriptors of any kind: an export, a bundle or a ring, distinguished by their text prefix.
 
 use anyhow::{Context, Result, bail};
 use device_ipc::descriptor::MAX_DESCRIPTOR_BYTES;
@@ -20,30 +20,30 @@ impl AnyDescriptor {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let text = text.trim();
         Ok(if text.starts_with(BUNDLE_TEXT_PREFIX) {
-            Self::Bundle(text.parse().context("that is no descriptor of a bundle")?)
+            Self::Bundle(text.parse().context("not a valid descriptor of a bundle")?)
         } else if text.starts_with(RING_TEXT_PREFIX) {
-            Self::Ring(Box::new(text.parse().context("that is no descriptor of a ring")?))
+            Self::Ring(Box::new(text.parse().context("not a valid descriptor of a ring")?))
         } else {
-            let hint = "that is no descriptor (it begins with 'dipc.', 'dipcb.' or 'dipcr.'); write @FILE for the descriptor in \
-                        a file";
+            let hint = "not a device-ipc descriptor: expected the prefix 'dipc.', 'dipcb.' or 'dipcr.'; use @FILE to read the \
+                        descriptor from a file";
             Self::Export(Box::new(text.parse().context(hint)?))
         })
     }
 
-    /// The export that one tensor lies in; who has a bundle or a ring is told what to do with it.
-    pub(crate) fn of_one_tensor(self) -> Result<Descriptor> {
+    /// Returns the descriptor of a single export; the error for a bundle or a ring names the command to use instead.
+    pub(crate) fn into_single_tensor(self) -> Result<Descriptor> {
         match self {
             Self::Export(descriptor) => Ok(*descriptor),
             Self::Bundle(bundle) => bail!(
-                "this descriptor is a bundle's, of {} tensors: see them with 'device-ipc attach @FILE info', and read one with \
-                 'device-ipc attach @FILE read --tensor NAME'",
+                "this is the descriptor of a bundle of {} tensors: list them with 'device-ipc attach @FILE info', and read one \
+                 with 'device-ipc attach @FILE read --tensor NAME'",
                 bundle.len()
             ),
-            Self::Ring(_) => bail!("{RING_IS_JOINED}"),
+            Self::Ring(_) => bail!("{RING_IS_NOT_READABLE}"),
         }
     }
 
-    /// Everything but the secrets.
+    /// Returns the contents without secrets.
     pub(crate) fn view(&self) -> Result<Value> {
         Ok(match self {
             Self::Export(descriptor) => serde_json::to_value(descriptor.view())?,
@@ -69,12 +69,12 @@ impl AnyDescriptor {
     }
 }
 
-/// Why a ring is described and not read.
-pub(crate) const RING_IS_JOINED: &str = "this descriptor is a ring's, whose slots hold something only between a publication \
-     and its acknowledgement: see it with 'device-ipc attach @FILE info'; a program reads it by Ipc::open_ring";
+/// Error text: a ring can be described, but not read.
+pub(crate) const RING_IS_NOT_READABLE: &str = "reading is not supported for the descriptor of a ring, whose slots are valid only \
+     between publication and acknowledgement: describe it with 'device-ipc attach @FILE info'; a program reads it with Ipc::open_ring";
 
-/// The longest text of the descriptor that begins so: Base64, and white space around it.
-pub(super) fn longest(beginning: &[u8]) -> u64 {
-    let bundle = beginning.trim_ascii_start().starts_with(BUNDLE_TEXT_PREFIX.as_bytes());
+/// Returns the maximum text length of a descriptor with this prefix: Base64 and surrounding white space.
+pub(super) fn max_text_bytes(prefix: &[u8]) -> u64 {
+    let bundle = prefix.trim_ascii_start().starts_with(BUNDLE_TEXT_PREFIX.as_bytes());
     2 * if bundle { MAX_TABLE_BYTES } else { MAX_DESCRIPTOR_BYTES } as u64
 }

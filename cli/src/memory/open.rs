@@ -1,0 +1,289 @@
+//! Opening a tensor of another process.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use device_ipc::{
+    Access, BundleDescriptor, BundleMapping, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc,
+    Mapping, Stream, Tensor, TensorLayout,
+};
+
+use super::{DeviceBytes, Summary, add_to_bytes};
+use device_ipc_cli::selection::check_device;
+
+/// Options for opening a tensor.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct OpenArguments {
+    /// Backend to use; default: the one that the descriptor names
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// Ordinal of the device to open on; default: the tensor's home device
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<u32>,
+    /// Timeout for the sender to appear, to answer and to have the data ready, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    /// Open a copy, and report it, if the device cannot access the tensor's memory; on device 0 if the tensor's home device
+    /// is not visible to this process and --device is not given
+    #[arg(long, conflicts_with = "staged")]
+    pub(crate) or_staged: bool,
+    /// Always open a copy
+    #[arg(long)]
+    pub(crate) staged: bool,
+}
+
+impl OpenArguments {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
+
+/// An open tensor with a stream of its device.
+pub(crate) struct OpenTensor {
+    mapping: TensorMapping,
+    stream: Stream,
+    /// Why the exporter is gone.
+    gone: Arc<OnceLock<String>>,
+    /// Receives a message when the exporter is gone.
+    gone_receiver: Receiver<()>,
+    /// Keeps the channel connected: a copy drops its callback unused, as it does not depend on the exporter.
+    _gone_sender: Sender<()>,
+    backend: &'static str,
+}
+
+/// The mapping that contains the tensor.
+enum TensorMapping {
+    Export(Mapping),
+    /// A bundle and the name of the tensor in it.
+    Bundle(BundleMapping, String),
+}
+
+impl OpenTensor {
+    pub(crate) fn open(descriptor: &Descriptor, arguments: &OpenArguments) -> Result<Self> {
+        let ipc = Ipc::named(arguments.backend.as_deref().unwrap_or(descriptor.backend()))?;
+        let open = || {
+            let open = ipc.open(descriptor).timeout(arguments.timeout());
+            match (arguments.staged, arguments.or_staged) {
+                (true, _) => open.staged(),
+                (false, true) => open.or_staged(),
+                (false, false) => open,
+            }
+        };
+        let home =
+            || ipc.devices().map(|devices| devices.iter().find(|one| one.identity == descriptor.home()));
+        let device = match arguments.device {
+            Some(device) => {
+                check_device(&ipc, "--device", device)?;
+                device.into()
+            }
+            None => match home()? {
+                Some(home) => home.ordinal,
+                // A copy can be placed on any device.
+                None if arguments.staged || arguments.or_staged => DeviceOrdinal::new(0),
+                // The error of the library names the device and the variable to set.
+                None => open().at_home().map_err(suggest_option)?.device(),
+            },
+        };
+        let stream = ipc.create_stream(device)?;
+        Ok(Self::new(&ipc, TensorMapping::Export(open().on(&stream).map_err(suggest_option)?), stream))
+    }
+
+    /// Opens one tensor of a bundle; the library opens the bundle as a whole.
+    pub(crate) fn open_in_bundle(
+        bundle: &BundleDescriptor,
+        name: &str,
+        arguments: &OpenArguments,
+    ) -> Result<Self> {
+        if arguments.staged || arguments.or_staged {
+            bail!(
+                "--staged and --or-staged are not supported for a bundle; remove the option, or share the tensor as a single export"
+            );
+        }
+        let ipc = Ipc::named(arguments.backend.as_deref().unwrap_or(bundle.backend()))?;
+        let open = ipc.open_bundle(bundle).timeout(arguments.timeout());
+        let mapping = match arguments.device {
+            Some(device) => {
+                check_device(&ipc, "--device", device)?;
+                open.on_device(device)?
+            }
+            None => open.at_home()?,
+        };
+        let stream = ipc.create_stream(mapping.tensor(name)?.device())?;
+        Ok(Self::new(&ipc, TensorMapping::Bundle(mapping, name.to_owned()), stream))
+    }
+
+    fn new(ipc: &Ipc, mapping: TensorMapping, stream: Stream) -> Self {
+        let gone = Arc::new(OnceLock::new());
+        let (gone_sender, gone_receiver) = channel();
+        let (reason, sender) = (Arc::clone(&gone), gone_sender.clone());
+        mapping.on_gone(move |error| {
+            let _ = reason.set(error.to_string());
+            let _ = sender.send(());
+        });
+        Self {
+            mapping,
+            stream,
+            gone,
+            gone_receiver,
+            _gone_sender: gone_sender,
+            backend: ipc.backend().info().name,
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Option<&TensorLayout> {
+        match &self.mapping {
+            TensorMapping::Export(mapping) => mapping.layout(),
+            TensorMapping::Bundle(mapping, name) => mapping.descriptor().layout(name),
+        }
+    }
+
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(&self.mapping, TensorMapping::Export(mapping) if mapping.is_copy())
+    }
+
+    /// Returns the bytes of the tensor, or of the whole region if no tensor is stated. Fails if the exporter is gone,
+    /// because the contents are undefined then.
+    pub(crate) fn bytes(&self) -> Result<DeviceBytes<'_>> {
+        self.check()?;
+        // SAFETY: `self` keeps the range mapped, and the stream belongs to its device.
+        Ok(unsafe { DeviceBytes::new(self.mapping.range()?, &self.stream) })
+    }
+
+    /// Returns the bytes for writing. Fails for a tensor with gaps, as other data may be between its elements.
+    fn writable(&self) -> Result<DeviceBytes<'_>> {
+        let granted = self.mapping.access();
+        if !granted.is_writable() {
+            return Err(Error::AccessDenied { wanted: Access::ReadWrite, granted }.into());
+        }
+        if let Some(layout) = self.layout().filter(|layout| !layout.is_contiguous()) {
+            bail!(
+                "writing to a tensor with gaps between its elements is not supported (shape {:?}, strides {:?}); share it contiguous",
+                layout.shape(),
+                layout.strides()
+            );
+        }
+        self.bytes()
+    }
+
+    /// Returns an error if the exporter is gone.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.gone.get() {
+            Some(reason) => bail!("{reason}"),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn summary(&self) -> Result<Summary> {
+        let summary = Summary::of(&self.bytes()?, self.layout())?;
+        self.check()?;
+        Ok(summary)
+    }
+
+    /// Adds to every element: `float32` by a kernel of the backend, other types through host memory. Bytes without a layout
+    /// are treated as `uint8`. Returns a phrase for the path taken.
+    pub(crate) fn add(&self, summand: &str) -> Result<&'static str> {
+        let elements = self.writable()?;
+        let dtype = self.layout().map_or(Dtype::U8, TensorLayout::dtype);
+        let path = if let (Dtype::F32, Some(tensor), 1..) = (dtype, self.mapping.tensor()?, elements.len()) {
+            let Ok(summand) = summand.parse() else { bail!("{summand:?} is not a number") };
+            tensor.view_mut::<f32, _>(&self.stream)?.add(summand)?;
+            self.stream.synchronize()?;
+            "on the device"
+        } else {
+            elements.modify(|piece| add_to_bytes(dtype, piece, summand))?;
+            "through the host"
+        };
+        self.check()?;
+        Ok(path)
+    }
+
+    /// Sets every byte of the tensor, or of the whole region if no tensor is stated.
+    pub(crate) fn fill(&self, byte: u8) -> Result<()> {
+        self.writable()?.fill(byte)?;
+        self.check()
+    }
+
+    /// Keeps the tensor open for this time. Fails if the exporter is gone before.
+    pub(crate) fn hold(&self, time: Duration) -> Result<()> {
+        match self.gone_receiver.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => self.check(),
+        }
+    }
+
+    /// Releases the tensor after the stream has completed.
+    pub(crate) fn release(self) -> Result<()> {
+        self.stream.synchronize()?;
+        match self.mapping {
+            TensorMapping::Export(mapping) => mapping.release(&self.stream).map_err(Error::from)?,
+            TensorMapping::Bundle(mapping, _) => mapping.release(&self.stream).map_err(Error::from)?,
+        }
+        Ok(())
+    }
+
+    /// Returns a description for the transcript: `shape=[4, 5] dtype=float32 device=mock:0 (its home)`.
+    pub(crate) fn place(&self) -> String {
+        let tensor = match self.layout() {
+            Some(layout) => format!("shape={:?} dtype={}", layout.shape(), layout.dtype()),
+            None => format!("{} bytes", self.mapping.range().map_or(0, |range| range.len)),
+        };
+        let place = match (self.is_copy(), self.mapping.is_at_home()) {
+            (true, _) => "a copy: what is written to it stays here",
+            (false, true) => "its home",
+            (false, false) => "across cards",
+        };
+        format!("{tensor} device={}:{} ({place})", self.backend, self.stream.device())
+    }
+}
+
+/// Adds the command-line option to an error that names a call of the library.
+fn suggest_option(error: Error) -> anyhow::Error {
+    match error {
+        Error::NoPeerAccess { .. } | Error::HomeNotVisible { .. } => {
+            anyhow!("{error} (--or-staged opens a copy)")
+        }
+        error => error.into(),
+    }
+}
+
+impl TensorMapping {
+    /// Returns the tensor, if one is stated.
+    fn tensor(&self) -> Result<Option<Tensor<'_>>> {
+        Ok(match self {
+            Self::Export(mapping) if mapping.layout().is_none() => None,
+            Self::Export(mapping) => Some(mapping.tensor()?),
+            Self::Bundle(mapping, name) => Some(mapping.tensor(name)?),
+        })
+    }
+
+    fn range(&self) -> Result<DeviceRange> {
+        Ok(match (self.tensor()?, self) {
+            (Some(tensor), _) => tensor.range(),
+            (None, Self::Export(mapping)) => mapping.range(),
+            (None, Self::Bundle(..)) => unreachable!("a bundle contains only tensors"),
+        })
+    }
+
+    fn access(&self) -> Access {
+        match self {
+            Self::Export(mapping) => mapping.access(),
+            Self::Bundle(mapping, _) => mapping.access(),
+        }
+    }
+
+    fn is_at_home(&self) -> bool {
+        match self {
+            Self::Export(mapping) => mapping.is_at_home(),
+            Self::Bundle(mapping, _) => mapping.is_at_home(),
+        }
+    }
+
+    fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
+        match self {
+            Self::Export(mapping) => mapping.on_gone(callback),
+            Self::Bundle(mapping, _) => mapping.on_gone(callback),
+        }
+    }
+}
