@@ -29,7 +29,7 @@ fn seed_000(ipc: &Ipc, tensor: Buffer, stream: Stream, timeout: Duration) -> Res
 
     let channel = ipc.connect("weights").timeout(timeout).start()?; // another process
     let received = channel.receive(timeout)?;
-    let tensor = received.tensors()[0].open().on(&stream)?; // the stream waits for the sender's
+    let tensor = received.tensors()[0].open().on(&stream)?; // this stream waits for the sender's stream
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
     // end
     Ok(())
@@ -39,11 +39,11 @@ fn seed_000(ipc: &Ipc, tensor: Buffer, stream: Stream, timeout: Duration) -> Res
 fn seed_001(ipc: &Ipc, tensor: Buffer, stream: Stream, descriptor: Descriptor, home: DeviceIdentity) -> Result<()> {
     // begin docs/seeds/001.md
     let share = ipc.share(tensor).dtype(Dtype::F32).shape([5]).ready_on(&stream).start()?;
-    std::fs::write("w.ipc", share.descriptor().to_string())?; // any road
+    std::fs::write("w.ipc", share.descriptor().to_string())?; // or any other transport
 
-    let tensor = ipc.open(&descriptor).on(&stream)?; // another process: on the card of its stream
-    let tensor = ipc.open(&descriptor).at_home()?; // or where the bytes live, under whatever number that card has here
-    let map = DeviceMap::new().insert(home, 1u32)?; // or by a map: from a card's identity to a card of ours
+    let tensor = ipc.open(&descriptor).on(&stream)?; // another process: on the device of its stream
+    let tensor = ipc.open(&descriptor).at_home()?; // or on the home device, whatever its ordinal is in this process
+    let map = DeviceMap::new().insert(home, 1u32)?; // or by a map: from a device identity to an ordinal of this process
     let tensor = ipc.open(&descriptor).mapped_by(&map)?;
     // end
     Ok(())
@@ -53,11 +53,11 @@ fn seed_001(ipc: &Ipc, tensor: Buffer, stream: Stream, descriptor: Descriptor, h
 fn seed_002(ipc: &Ipc, tensor: Buffer, stream: Stream, descriptor: Descriptor, timeout: Duration) -> Result<()> {
     // begin docs/seeds/002.md
     let share = ipc.share(tensor).dtype(Dtype::F32).shape([1000, 1000]).ready_on(&stream).start()?;
-    share.wait_released(timeout)?; // B's lease has ended behind its work: what A submits now sees it
+    share.wait_released(timeout)?; // B's lease has ended after its work: work that A submits now sees B's writes
 
-    let tensor = ipc.open(&descriptor).on(&stream)?; // behind `ready_on`
+    let tensor = ipc.open(&descriptor).on(&stream)?; // after the point of `ready_on`
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
-    tensor.release(&stream)?; // when the stream gets here
+    tensor.release(&stream)?; // when the stream reaches this point
     // end
     Ok(())
 }
@@ -76,17 +76,17 @@ fn seed_003(stream: Arc<CudaStream>, kernel: CudaFunction, launch: Launch, descr
 
 #[rustfmt::skip]
 fn seed_004(
-    ipc: &Ipc, share: Export, result: Export, stream: Stream, stream_of_card_1: Stream, timeout: Duration,
+    ipc: &Ipc, share: Export, result: Export, stream: Stream, stream_of_device_1: Stream, timeout: Duration,
 ) -> Result<()> {
     // begin docs/seeds/004.md
-    let map = DeviceMap::new().insert(0u32, 1u32)?; // numbers or identities; one to one, checked on both sides at connection
+    let map = DeviceMap::new().insert(0u32, 1u32)?; // ordinals or identities; one-to-one, checked in both processes at connection
     let channel = ipc.listen("layers").device_map(map).start()?.accept(timeout)?;
     channel.send(Message::new().tensor(&share).ready_on(&stream), timeout)?;
-    let answer = channel.receive(timeout)?.tensors()[0].open().mapped()?; // on card 0: the inverse of the map
+    let answer = channel.receive(timeout)?.tensors()[0].open().mapped()?; // on device 0: the inverse of the map
 
     let received = channel.receive(timeout)?; // the other process
-    let tensor = received.tensors()[0].open().on(&stream_of_card_1)?;
-    received.reply(Message::new().tensor(&result).ready_on(&stream_of_card_1), timeout)?;
+    let tensor = received.tensors()[0].open().on(&stream_of_device_1)?;
+    received.reply(Message::new().tensor(&result).ready_on(&stream_of_device_1), timeout)?;
     // end
     Ok(())
 }
