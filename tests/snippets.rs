@@ -207,11 +207,16 @@ fn channel(tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
 #[rustfmt::skip]
 #[allow(clippy::too_many_arguments, reason = "everything that the page leaves to the reader")]
 fn ring(
-    ipc: &Ipc, buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
+    buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
     send: fn(String), compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
 ) -> Result<()> {
     // begin docs/guide/ring.md
+    use std::time::Duration;
+
+    use device_ipc::{Error, Ipc};
+
     // The writer.
+    let ipc = Ipc::auto()?;
     let mut ring = ipc.ring(buffer).slots(2).start()?;
     send(ring.descriptor().to_string());                 // "dipcr.…", over any transport
     ring.wait_readers(2, Duration::from_secs(30))?;
@@ -240,8 +245,11 @@ fn ring(
 }
 
 #[rustfmt::skip]
-fn staging(ipc: &Ipc, stream: Stream, descriptor: Descriptor) -> Result<()> {
+fn staging(stream: Stream, descriptor: Descriptor) -> Result<()> {
     // begin docs/guide/staging.md
+    use device_ipc::Ipc;
+
+    let ipc = Ipc::auto()?;
     let mapping = ipc.open(&descriptor).or_staged().on(&stream)?; // opened if possible, else copied
     if mapping.is_copy() {
         // A private copy of the bytes at this moment: the exporter's later writes do not reach it.
