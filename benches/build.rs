@@ -1,8 +1,8 @@
-//! Tells the program which commit it was built from, for the heading of its measurements.
+//! Passes the commit of the source to the program, for the heading of its report.
 
 use std::process::Command;
 
-/// What the program is made of: a change there may be one that is not committed.
+/// The sources of the program; uncommitted changes in them mark the commit.
 const SOURCES: [&str; 7] = [
     "src",
     "../cli/src",
@@ -18,7 +18,7 @@ fn main() {
     if std::env::var_os("DEVICE_IPC_COMMIT").is_some() {
         return;
     }
-    // A change of the checked-out commit is written there.
+    // Git appends every change of the checked-out commit to this file.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
@@ -31,7 +31,7 @@ fn main() {
     println!("cargo::rustc-env=DEVICE_IPC_COMMIT={commit}{}", if changed { "+" } else { "" });
 }
 
-/// What git says, where there is a git and a repository.
+/// Returns the output of git, or `None` without git or a repository.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

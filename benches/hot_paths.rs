@@ -1,6 +1,6 @@
-//! The hot paths one by one, on the mock, for whoever changes them: `cargo bench -p device-ipc-bench`.
+//! Microbenchmarks of the hot paths on the mock: `cargo bench -p device-ipc-bench`.
 //!
-//! What these cost beside a vendor's own calls is measured by `device-ipc-bench`.
+//! The program `device-ipc-bench` compares them with a vendor's own calls.
 
 use std::cell::Cell;
 use std::io::{BufRead as _, BufReader};
@@ -12,12 +12,12 @@ use device_ipc::mock::MockBackend;
 use device_ipc::{Buffer, BundleDescriptor, BundleExport, Descriptor, Dtype, Ipc, Mapping, TensorLayout};
 use divan::Bencher;
 
-/// Has this program be the exporter of its own measurements.
+/// The variable that makes this program run as the exporter.
 const EXPORTER: &str = "DEVICE_IPC_BENCH_EXPORTER";
 
 const BYTES: u64 = 1 << 20;
 
-/// How many exports there are of the other process.
+/// Number of exports of the exporter process.
 const EXPORTS: usize = 1000;
 
 fn main() {
@@ -27,13 +27,13 @@ fn main() {
     let (mut exporter, descriptors) = start_exporter();
     DESCRIPTORS.set(descriptors).expect("set once");
     divan::main();
-    end(&mut exporter);
+    stop(&mut exporter);
 }
 
-/// Ends an exporter by closing its input.
-fn end(exporter: &mut Child) {
+/// Stops the exporter by closing its standard input.
+fn stop(exporter: &mut Child) {
     drop(exporter.stdin.take());
-    exporter.wait().expect("it can be waited for");
+    exporter.wait().expect("waiting for the exporter");
 }
 
 static DESCRIPTORS: OnceLock<Vec<Descriptor>> = OnceLock::new();
@@ -46,13 +46,13 @@ fn descriptor() -> &'static Descriptor {
     &descriptors()[0]
 }
 
-/// This process's machine.
+/// Returns the entry point of this process.
 fn ipc() -> &'static Ipc {
     static IPC: OnceLock<Ipc> = OnceLock::new();
     IPC.get_or_init(|| Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine")))
 }
 
-/// What keeps the export open between two measurements.
+/// Returns a mapping that keeps the export open between measurements.
 fn open() -> &'static Mapping {
     static OPEN: OnceLock<Mapping> = OnceLock::new();
     OPEN.get_or_init(|| ipc().open(descriptor()).at_home().expect("opened"))
@@ -65,7 +65,7 @@ fn block() -> &'static Arc<Buffer> {
 
 #[divan::bench]
 fn share(bencher: Bencher<'_, '_>) {
-    // The allocation has its handle, as when further parts of it are shared.
+    // The handle of the allocation exists, as when further parts of it are shared.
     let first = ipc().share(Arc::clone(block())).start().expect("shared");
     bencher.bench(|| ipc().share(Arc::clone(block())).start().expect("shared"));
     drop(first);
@@ -83,14 +83,14 @@ fn open_again_and_drop(bencher: Bencher<'_, '_>) {
     bencher.bench(|| drop(ipc().open(descriptor()).at_home().expect("opened")));
 }
 
-/// The lease is nobody else's: it becomes idle each time, and is used again.
+/// The lease becomes idle each time and is re-used.
 #[divan::bench]
 fn open_idle_and_drop(bencher: Bencher<'_, '_>) {
     let descriptor = &descriptors()[EXPORTS - 1];
     bencher.bench(|| drop(ipc().open(descriptor).at_home().expect("opened")));
 }
 
-/// So many exports in turn, which are all open.
+/// Opens a number of exports in turn, all of which are open already.
 #[divan::bench(args = [16, EXPORTS - 1], threads = [1, 8])]
 fn open_again_in_turn(bencher: Bencher<'_, '_>, exports: usize) {
     let open = |descriptor| ipc().open(descriptor).at_home().expect("opened");
@@ -119,7 +119,7 @@ fn descriptor_to_bytes(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn descriptor_from_bytes(bencher: Bencher<'_, '_>) {
     let bytes = descriptor().to_bytes();
-    bencher.bench(|| Descriptor::from_bytes(&bytes).expect("it is read back"));
+    bencher.bench(|| Descriptor::from_bytes(&bytes).expect("valid"));
 }
 
 #[divan::bench]
@@ -130,18 +130,18 @@ fn descriptor_to_text(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn descriptor_from_text(bencher: Bencher<'_, '_>) {
     let text = descriptor().to_string();
-    bencher.bench(|| text.parse::<Descriptor>().expect("it is read back"));
+    bencher.bench(|| text.parse::<Descriptor>().expect("valid"));
 }
 
-/// Tensors of a bundle, in one allocation.
+/// Numbers of tensors in a bundle, all in one allocation.
 const TENSORS: [u64; 2] = [1000, 10_000];
 
-/// A bundle of so many tensors of 64 bytes.
+/// Exports a bundle of tensors of 64 B.
 fn bundle(tensors: u64) -> BundleExport {
     bundle_of(tensors, 16)
 }
 
-/// The same of shorter ones.
+/// Exports a bundle of tensors with this number of elements.
 fn bundle_of(tensors: u64, elements: u64) -> BundleExport {
     let mut bundle = ipc().bundle();
     let memory = bundle.memory(Arc::clone(block()));
@@ -152,7 +152,7 @@ fn bundle_of(tensors: u64, elements: u64) -> BundleExport {
     bundle.start().expect("shared")
 }
 
-/// The same tensors each time.
+/// Shares the same tensors each time.
 #[divan::bench(args = TENSORS)]
 fn bundle_share(bencher: Bencher<'_, '_>, tensors: u64) {
     let first = bundle(1);
@@ -160,7 +160,7 @@ fn bundle_share(bencher: Bencher<'_, '_>, tensors: u64) {
     drop(first);
 }
 
-/// Other ones than the last few times.
+/// Shares tensors that differ from the last 15 bundles.
 #[divan::bench(args = TENSORS)]
 fn bundle_share_others(bencher: Bencher<'_, '_>, tensors: u64) {
     let first = bundle(1);
@@ -172,7 +172,7 @@ fn bundle_share_others(bencher: Bencher<'_, '_>, tensors: u64) {
     drop(first);
 }
 
-/// The same 500 allocations each time, with a tensor in each.
+/// Shares the same 500 allocations each time, with one tensor in each.
 #[divan::bench]
 fn bundle_share_many_allocations(bencher: Bencher<'_, '_>) {
     let blocks: Vec<_> = (0..500).map(|_| Arc::new(ipc().allocate(0, 64).expect("memory"))).collect();
@@ -199,10 +199,10 @@ fn bundle_to_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
 #[divan::bench(args = TENSORS)]
 fn bundle_from_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
     let bytes = bundle(tensors).descriptor().to_bytes();
-    bencher.bench(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
+    bencher.bench(|| BundleDescriptor::from_bytes(&bytes).expect("valid"));
 }
 
-/// Other ones than the last few times.
+/// Reads descriptors that differ from the last 15.
 #[divan::bench(args = TENSORS)]
 fn bundle_from_bytes_of_others(bencher: Bencher<'_, '_>, tensors: u64) {
     let bytes: Vec<_> =
@@ -210,7 +210,7 @@ fn bundle_from_bytes_of_others(bencher: Bencher<'_, '_>, tensors: u64) {
     let turn = Cell::new(0);
     bencher.bench_local(|| {
         turn.set(turn.get() + 1);
-        BundleDescriptor::from_bytes(&bytes[turn.get() % bytes.len()]).expect("it is read back")
+        BundleDescriptor::from_bytes(&bytes[turn.get() % bytes.len()]).expect("valid")
     });
 }
 
@@ -221,7 +221,7 @@ fn bundle_every_tensor(bencher: Bencher<'_, '_>, tensors: u64) {
     bencher.bench(|| mapping.iter().map(|(_, tensor)| tensor.range().len).sum::<u64>());
 }
 
-/// The exporter: prints its descriptors, and serves until its input ends.
+/// Runs the exporter: prints its descriptors, and serves until its standard input is closed.
 fn export() {
     let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
     let block = ipc.allocate(0, BYTES).expect("memory");
@@ -233,12 +233,12 @@ fn export() {
 }
 
 fn start_exporter() -> (Child, Vec<Descriptor>) {
-    let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+    let mut child = Command::new(std::env::current_exe().expect("the path of this program"))
         .env(EXPORTER, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("the exporter starts");
+        .expect("starting the exporter");
     let output = BufReader::new(child.stdout.take().expect("piped"));
     let read = |line: std::io::Result<String>| {
         line.expect("the exporter prints its descriptors").parse().expect("a descriptor")

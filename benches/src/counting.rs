@@ -1,53 +1,53 @@
-//! What the process has allocated, counted where that is asked for.
+//! A global allocator that counts the bytes of the process during a measurement.
 
-#![allow(unsafe_code, reason = "an allocator that hands everything on to the system's")]
+#![allow(unsafe_code, reason = "an allocator that forwards to the system allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 use anyhow::Result;
 
-/// The system's allocator. While nobody measures, it counts nothing.
-pub(crate) struct Counting;
+/// The system allocator, which counts allocated bytes during a measurement.
+pub(crate) struct CountingAllocator;
 
-static ON: AtomicBool = AtomicBool::new(false);
-static HELD: AtomicIsize = AtomicIsize::new(0);
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static ALLOCATED: AtomicIsize = AtomicIsize::new(0);
 
-fn note(bytes: isize) {
-    if ON.load(Ordering::Relaxed) {
-        HELD.fetch_add(bytes, Ordering::Relaxed);
+fn record(bytes: isize) {
+    if ENABLED.load(Ordering::Relaxed) {
+        ALLOCATED.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-// SAFETY: every call is the system allocator's, with the arguments it came with.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator with unchanged arguments.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
-        // SAFETY: as the caller promised.
+        record(layout.size() as isize);
+        // SAFETY: the caller upholds the contract of this method.
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        note(-(layout.size() as isize));
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(at, layout) }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        record(-(layout.size() as isize));
+        // SAFETY: the caller upholds the contract of this method.
+        unsafe { System.dealloc(pointer, layout) }
     }
 
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note(size as isize - layout.size() as isize);
-        // SAFETY: as the caller promised.
-        unsafe { System.realloc(at, layout, size) }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        record(size as isize - layout.size() as isize);
+        // SAFETY: the caller upholds the contract of this method.
+        unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
-/// Bytes that each of `count` things holds after they have been made.
-pub(super) fn held_by(count: usize, make: impl FnOnce() -> Result<()>) -> Result<f64> {
-    ON.store(true, Ordering::Relaxed);
-    let before = HELD.load(Ordering::Relaxed);
-    let made = make();
-    let after = HELD.load(Ordering::Relaxed);
-    ON.store(false, Ordering::Relaxed);
-    made?;
+/// Returns the bytes that remain allocated after the closure, divided by `count`.
+pub(super) fn allocated_per_item(count: usize, create: impl FnOnce() -> Result<()>) -> Result<f64> {
+    ENABLED.store(true, Ordering::Relaxed);
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    let created = create();
+    let after = ALLOCATED.load(Ordering::Relaxed);
+    ENABLED.store(false, Ordering::Relaxed);
+    created?;
     Ok((after - before) as f64 / count as f64)
 }
 
@@ -56,17 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_counted_and_what_is_freed_is_not() {
+    fn freed_memory_is_not_counted() {
         let mut kept = Vec::with_capacity(16);
-        let held = held_by(16, || {
+        let allocated = allocated_per_item(16, || {
             for _ in 0..16 {
                 drop(vec![0_u8; 5_000_000]);
                 kept.push(vec![0_u8; 1_000_000]);
             }
             Ok(())
         });
-        let held = held.expect("nothing fails");
+        let allocated = allocated.expect("the closure succeeds");
         // Other tests allocate a little beside this one.
-        assert!((0.9e6..1.1e6).contains(&held), "{held}");
+        assert!((0.9e6..1.1e6).contains(&allocated), "{allocated}");
     }
 }

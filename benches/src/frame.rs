@@ -1,4 +1,4 @@
-//! How a row is measured: rounds of ours and of the bare side, one after the other in one run.
+//! The measurement of a row: rounds of our side and of the raw side, in turn within one run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,36 +11,36 @@ use crate::line::{Line, Subject};
 use crate::peer::Remote;
 use crate::raw::{RawHandle, RawSide};
 
-/// Rounds before the first that counts.
+/// Number of rounds before the first one that is recorded.
 const WARM_UP: usize = 3;
 
-/// A row of the table: a name to choose it by, and what measures it.
+/// A row of the report: its name for `--row`, its title and its measurement.
 pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
     pub(super) run: fn(&Bench) -> Result<Vec<Line>>,
 }
 
-/// What rows have in common.
+/// The options and the state that all rows share.
 pub(super) struct Bench {
     pub(super) ipc: Ipc,
     pub(super) raw: Arc<dyn RawSide>,
-    /// This process's device.
+    /// Ordinal of this process's device.
     pub(super) device: u32,
-    /// The second process's: another one where there is any.
+    /// Ordinal of the peer's device: another device if there are several.
     pub(super) other: u32,
-    /// Is there a vendor's hardware behind the backend?
+    /// Whether the backend runs on hardware, not on a simulator.
     pub(super) hardware: bool,
     pub(super) rounds: usize,
     pub(super) importers: usize,
     pub(super) exports: usize,
-    /// What 1000 tensors of 1 MiB lie in.
+    /// Number of allocations for 1000 tensors of 1 MiB in the row 'state-dict'.
     pub(super) allocations: usize,
-    /// Bytes of the row 'weights'.
+    /// Size of the weights in the row 'weights', in bytes.
     pub(super) weights: u64,
-    /// What they are handed over in.
+    /// Number of buckets of the weights.
     pub(super) buckets: usize,
-    /// Of the ring that they go through.
+    /// Number of slots of the ring for the weights.
     pub(super) slots: u32,
     pub(super) row: &'static str,
     pub(super) progress: MultiProgress,
@@ -51,12 +51,12 @@ impl Bench {
         self.ipc.backend().info().name
     }
 
-    /// A second process of this program, on this device.
+    /// Starts a peer process on this device.
     pub(super) fn remote(&self, device: u32) -> Result<Remote> {
         Remote::start(self.backend(), device, &[])
     }
 
-    /// Bare handles of blocks of the second process, which this process may open.
+    /// Returns raw handles of blocks of the peer that this process is authorized to open.
     pub(super) fn raw_handles(
         &self,
         exporter: &mut Remote,
@@ -67,7 +67,7 @@ impl Bench {
         exporter.raw_handles(blocks, bytes, peer)
     }
 
-    /// Measures both sides in turn. Who goes first changes from round to round.
+    /// Measures both sides in turn. The side that starts alternates from round to round.
     pub(super) fn compare<S>(
         &self,
         subject: Subject,
@@ -94,13 +94,13 @@ impl Bench {
         Ok(Line::of(self.row, subject, &samples, self.hardware))
     }
 
-    /// A line of what one side alone has.
+    /// Returns a line of samples without a raw side.
     pub(super) fn figure(&self, subject: Subject, samples: &[f64]) -> Line {
         let samples: Vec<_> = samples.iter().map(|sample| (*sample, None)).collect();
         Line::of(self.row, subject, &samples, self.hardware)
     }
 
-    /// A bar that says which measurement is running.
+    /// Returns a progress bar for a measurement.
     pub(super) fn bar(&self, case: &str, length: usize) -> ProgressBar {
         let style = ProgressStyle::with_template("{prefix:.bold} {msg:<50!} {bar:30} {pos}/{len} {eta}");
         let bar = ProgressBar::new(length as u64).with_prefix(self.row).with_message(case.to_owned());
@@ -108,18 +108,18 @@ impl Bench {
         self.progress.add(bar)
     }
 
-    pub(super) fn skipped(&self, case: impl Into<String>, why: impl Into<String>) -> Line {
-        Line::skipped(self.row, case, why)
+    pub(super) fn skipped(&self, case: impl Into<String>, reason: impl Into<String>) -> Line {
+        Line::skipped(self.row, case, reason)
     }
 
-    /// Do the two devices reach each other, and are there two?
-    pub(super) fn two_cards(&self) -> Result<bool> {
+    /// Returns whether there are two devices with peer access.
+    pub(super) fn has_peer_device(&self) -> Result<bool> {
         let [from, to] = [self.device, self.other].map(DeviceOrdinal::new);
         Ok(from != to && self.ipc.backend().peer_access(from, to)?)
     }
 }
 
-/// Nanoseconds of one of `count` calls.
+/// Returns the mean time of `count` calls in nanoseconds.
 pub(super) fn timed(count: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<f64> {
     let begin = Instant::now();
     for index in 0..count {

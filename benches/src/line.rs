@@ -1,10 +1,10 @@
-//! A line of the result: what was measured, both sides, and whether that is enough.
+//! A line of the report: the measurements of both sides and the target.
 
 use serde::Serialize;
 
 use crate::statistics::Summary;
 
-/// What numbers mean.
+/// The unit of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Unit {
@@ -12,31 +12,31 @@ pub(super) enum Unit {
     BytesPerSecond,
     Bytes,
     Count,
-    /// How one number grows with another: 1 is a straight line.
+    /// Exponent of a power law: 1 is linear growth.
     Exponent,
 }
 
-/// What is to be reached.
+/// The target of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Target {
-    /// Nothing: the line is there to be compared.
+    /// No target.
     None,
-    /// Ours takes at most so many times as long as the bare side, and `plus` nanoseconds.
+    /// Our time is at most `most` times the raw time plus `plus` nanoseconds.
     Times { most: f64, plus: f64 },
-    /// Ours has at least this part of the bare side's speed.
+    /// Our speed is at least this fraction of the raw speed.
     Speed { least: f64 },
-    /// Ours is at most this.
+    /// Our value is at most this.
     Most { value: f64 },
 }
 
 impl Target {
-    /// So many times as long at most.
+    /// Returns the target that our time is at most `most` times the raw time.
     pub(super) const fn times(most: f64) -> Self {
         Self::Times { most, plus: 0.0 }
     }
 
-    /// Is it reached by these medians? `None` where there is nothing to reach, or nothing to compare with.
+    /// Returns whether these medians reach the target; `None` without a target or without a raw side.
     pub(super) fn reached(&self, ours: f64, raw: Option<f64>, ratio: Option<f64>) -> Option<bool> {
         match *self {
             Self::None => None,
@@ -48,21 +48,21 @@ impl Target {
     }
 }
 
-/// What a line is about.
+/// The description of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
-    /// Which of the row's measurements.
+    /// The name of the measurement within its row.
     pub(super) case: String,
-    /// The bare side, in words; empty where there is none.
+    /// The description of the raw side; empty without one.
     pub(super) against: String,
     pub(super) unit: Unit,
     pub(super) target: Target,
-    /// The target is about the driver's own calls, so that only hardware can tell whether it is reached.
+    /// Whether the target compares with the driver's own calls, so that only a run on hardware can judge it.
     pub(super) needs_hardware: bool,
     pub(super) note: Option<&'static str>,
 }
 
-/// A measurement.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Line {
     pub(super) row: &'static str,
@@ -71,23 +71,23 @@ pub(super) struct Line {
     pub(super) unit: Unit,
     pub(super) ours: Option<Summary>,
     pub(super) raw: Option<Summary>,
-    /// Ours by the bare side's, of each round.
+    /// Our value divided by the raw value, per round.
     pub(super) ratio: Option<Summary>,
     pub(super) target: Target,
-    /// `null` where it cannot be told here.
+    /// `null` if the target cannot be judged here.
     pub(super) reached: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) note: Option<String>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) skipped: Option<String>,
-    /// What a plot shows: counts and nanoseconds.
+    /// Points of the plot: count and nanoseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) points: Vec<(f64, f64)>,
 }
 
 impl Line {
-    /// From the samples of both sides, round by round.
+    /// Creates a line from the samples of both sides, one pair per round.
     pub(super) fn of(
         row: &'static str,
         subject: Subject,
@@ -118,8 +118,8 @@ impl Line {
         }
     }
 
-    /// Nothing was measured, and why.
-    pub(super) fn skipped(row: &'static str, case: impl Into<String>, why: impl Into<String>) -> Self {
+    /// Creates a line without a measurement, with the reason.
+    pub(super) fn skipped(row: &'static str, case: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             row,
             case: case.into(),
@@ -131,7 +131,7 @@ impl Line {
             target: Target::None,
             reached: None,
             note: None,
-            skipped: Some(why.into()),
+            skipped: Some(reason.into()),
             points: Vec::new(),
         }
     }
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_is_reached_by_the_medians_or_not() {
+    fn targets_are_judged_by_medians() {
         let allowed = Target::Times { most: 1.1, plus: 2000.0 };
         assert_eq!(allowed.reached(2100.0, Some(100.0), Some(21.0)), Some(true));
         assert_eq!(allowed.reached(2111.0, Some(100.0), Some(21.1)), Some(false));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_hardware_can_tell_is_not_judged_without() {
+    fn hardware_targets_are_not_judged_without_hardware() {
         let subject = |needs_hardware| Subject {
             case: "one".into(),
             against: "another".into(),
@@ -167,6 +167,6 @@ mod tests {
         assert_eq!(Line::of("row", subject(true), &samples, false).reached, None);
         assert_eq!(Line::of("row", subject(true), &samples, true).reached, Some(false));
         let line = Line::of("row", subject(false), &samples, false);
-        assert_eq!((line.reached, line.ratio.expect("there are two sides").median), (Some(false), 2.0));
+        assert_eq!((line.reached, line.ratio.expect("both sides were measured").median), (Some(false), 2.0));
     }
 }

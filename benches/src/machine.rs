@@ -1,4 +1,4 @@
-//! Where and when it was measured.
+//! The machine, the driver and the time of a measurement.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,12 +18,12 @@ pub(super) struct Machine {
     pub(super) backend: &'static str,
     pub(super) driver: String,
     pub(super) devices: Vec<String>,
-    /// Is there a vendor's hardware behind the backend?
+    /// Whether the backend runs on hardware, not on a simulator.
     pub(super) hardware: bool,
     pub(super) version: &'static str,
-    /// Of the program's source; ends in `+` where that had been changed.
+    /// Commit of the source; ends in `+` if the working tree had changes.
     pub(super) commit: &'static str,
-    /// Was the program compiled with optimisations?
+    /// Whether the program was compiled with optimisations.
     pub(super) optimised: bool,
 }
 
@@ -31,7 +31,9 @@ impl Machine {
     pub(super) fn of(ipc: &Ipc, hardware: bool) -> Result<Self> {
         let name = rustix::system::uname();
         let info = ipc.backend().info();
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
+        let seconds = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .context("the system clock is set to a time before 1970")?;
         Ok(Self {
             date: utc(seconds.as_secs()),
             host: name.nodename().to_string_lossy().into_owned(),
@@ -55,7 +57,7 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Seconds since 1970 as a date and a time of day. (The algorithm is Howard Hinnant's `civil_from_days`.)
+/// Formats seconds since 1970 as date and time. (The algorithm is Howard Hinnant's `civil_from_days`.)
 fn utc(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -74,7 +76,7 @@ mod tests {
     use super::utc;
 
     #[test]
-    fn dates_are_right_at_the_ends_of_years_and_in_leap_years() {
+    fn utc_formats_year_ends_and_leap_years() {
         assert_eq!(utc(0), "1970-01-01T00:00:00Z");
         assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
         assert_eq!(utc(1_767_225_599), "2025-12-31T23:59:59Z");

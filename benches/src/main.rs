@@ -1,7 +1,7 @@
-//! `device-ipc-bench`: what sharing costs on this machine, beside the bare calls, measured in one run.
+//! `device-ipc-bench`: measures what sharing costs on this machine beside the driver's own calls, in one run.
 //!
-//! A row is a file in `rows/`: it sets up what it needs, gives the frame one closure for each side, and the frame runs
-//! them in turn for many rounds. The ratio of each round is taken, so that what disturbs the machine disturbs both sides.
+//! Each row is a file in `rows/`. It sets up its state and passes one closure per side to the frame, which runs both in turn
+//! for many rounds. The ratio is computed per round, so that a disturbance of the machine affects both sides.
 
 mod counting;
 mod frame;
@@ -29,7 +29,7 @@ use line::Line;
 use machine::Machine;
 use report::{FAILED, Report};
 
-/// Measure what sharing costs on this machine beside the driver's own calls, in one run.
+/// Measure what sharing costs on this machine beside the driver's own calls, in one run
 #[derive(Parser)]
 #[command(name = "device-ipc-bench", version, args_conflicts_with_subcommands = true)]
 struct Program {
@@ -41,63 +41,63 @@ struct Program {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The second process of a measurement.
+    /// The peer process of a measurement
     #[command(hide = true)]
     Peer(peer::Arguments),
 }
 
 #[derive(clap::Args)]
 struct Arguments {
-    /// This backend; the first that has a device unless given, and the mock where none has.
+    /// Backend to use; default: the first that has a device, or the mock where none has
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// Only this row; may be given several times. See --list.
+    /// Measure only this row; can be repeated; see --list
     #[arg(long = "row", value_name = "NAME")]
     rows: Vec<String>,
-    /// List the rows and measure nothing.
+    /// List the rows and exit
     #[arg(long)]
     list: bool,
-    /// Rounds of each comparison.
+    /// Number of rounds of each comparison
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// This process's device.
+    /// Ordinal of this process's device
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
-    /// The second process's device where a row crosses cards; another than this process's unless given.
+    /// Ordinal of the peer's device in rows across devices; default: the next device after --device
     #[arg(long, value_name = "N")]
     other: Option<u32>,
-    /// Importing processes of the row 'many'.
+    /// Number of importing processes in the row 'many'
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     importers: u32,
-    /// Exports of the row 'many'.
+    /// Number of exports in the row 'many'
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(8..=100_000))]
     exports: u32,
-    /// Allocations that the 1000 tensors of 1 MiB of the row 'state-dict' lie in; PyTorch's allocator takes 500 of 2 MiB.
+    /// Number of allocations for the 1000 tensors of 1 MiB in the row 'state-dict'; PyTorch's allocator uses 500 of 2 MiB
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1000))]
     allocations: u32,
-    /// MiB of the row 'weights': 16384 on hardware and 16 elsewhere, unless given.
+    /// Size of the weights in the row 'weights' in MiB; default: 16384 on hardware, otherwise 16
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     weights: Option<u32>,
-    /// Buckets that the row 'weights' hands them over in: more of them, and the stream's queue may hold the host.
+    /// Number of buckets in the row 'weights'; with more buckets, a full stream queue may block the host
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
     buckets: u32,
-    /// Slots of the ring of the row 'weights', each of a bucket's size.
+    /// Number of ring slots in the row 'weights', each of the size of a bucket
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     slots: u32,
-    /// Write the result as JSON.
+    /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the result as a table in Markdown.
+    /// Write the report as a Markdown table to this file
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Draw the result.
+    /// Write the report as a plot to this file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// So that the row 'footprint' can tell what the library holds.
+/// Counts the allocations of the library for the row 'footprint'.
 #[global_allocator]
-static ALLOCATOR: counting::Counting = counting::Counting;
+static ALLOCATOR: counting::CountingAllocator = counting::CountingAllocator;
 
 fn main() -> ExitCode {
     let program = Program::parse();
@@ -116,8 +116,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     if arguments.list {
         return rows::ROWS.iter().try_for_each(|row| line(format!("{:<18} {}", row.name, row.title)));
     }
-    let rows = chosen(&arguments.rows)?;
-    // Before the minutes that the measurement takes.
+    let rows = selected_rows(&arguments.rows)?;
+    // Reports an unwritable file before the measurement, which takes minutes.
     let files = [&arguments.json, &arguments.markdown, &arguments.plot];
     files.into_iter().flatten().try_for_each(|path| write(path, ""))?;
     let mut bench = prepare(arguments)?;
@@ -125,7 +125,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut lines = Vec::new();
     for row in rows {
         bench.row = row.name;
-        // A row that fails says why in its place, and the others are measured all the same.
+        // A failed row is a line of the report; the other rows are still measured.
         let measured = (row.run)(&bench);
         lines.extend(measured.unwrap_or_else(|error| vec![bench.skipped("", format!("{FAILED}{error:#}"))]));
     }
@@ -143,20 +143,20 @@ fn run(arguments: &Arguments) -> Result<()> {
     let failed = |line: &&Line| line.skipped.as_ref().is_some_and(|why| why.starts_with(FAILED));
     match report.lines.iter().filter(failed).count() {
         0 => Ok(()),
-        failed => bail!("{failed} row(s) could not be measured; the table says why"),
+        failed => bail!("{failed} row(s) failed; see the reasons in the table"),
     }
 }
 
 fn prepare(arguments: &Arguments) -> Result<Bench> {
-    let choice = select_backend(arguments.backend.as_deref())?;
-    let ipc = choice.ipc;
+    let ipc = select_backend(arguments.backend.as_deref())?.ipc;
     let count = ipc.devices()?.len() as u32;
     let device = arguments.device;
     let other = arguments.other.unwrap_or(if count > 1 { (device + 1) % count } else { device });
     for (option, ordinal) in [("--device", device), ("--other", other)] {
         if ordinal >= count {
             bail!(
-                "{option} {ordinal}: the backend {} has {count} device(s), numbered from 0; see 'device-ipc devices'",
+                "{option} {ordinal} is out of range: the backend {} has {count} device(s), numbered from 0; list them with \
+                 'device-ipc devices'",
                 ipc.backend().info().name
             );
         }
@@ -182,20 +182,20 @@ fn prepare(arguments: &Arguments) -> Result<Bench> {
     })
 }
 
-/// Does a library play the vendor's? Those of the tests are told their machine by such a variable.
+/// Returns whether the vendor library is a simulator; its machine is described by a variable with this prefix.
 fn is_simulated() -> bool {
     std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("DEVICE_IPC_SIM_"))
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Row>> {
+fn selected_rows(names: &[String]) -> Result<Vec<&'static Row>> {
     let known = || rows::ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
     if let Some(unknown) = names.iter().find(|name| rows::ROWS.iter().all(|row| row.name != **name)) {
-        bail!("--row {unknown}: there is no such row; there are {}", known());
+        bail!("--row {unknown} not found; available rows: {}", known());
     }
-    let wanted = |row: &&Row| names.is_empty() || names.iter().any(|name| name == row.name);
-    Ok(rows::ROWS.iter().filter(wanted).collect())
+    let selected = |row: &&Row| names.is_empty() || names.iter().any(|name| name == row.name);
+    Ok(rows::ROWS.iter().filter(selected).collect())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! A picture of the result, as SVG: the ratios with their spread and targets, and the times that grow with a count.
+//! The report as an SVG plot: ratios with their spread and targets, and times as a function of a count.
 
 use std::fmt::Write as _;
 
@@ -11,12 +11,12 @@ const RIGHT: f64 = 40.0;
 const LINE_HEIGHT: f64 = 24.0;
 const GROWTH_HEIGHT: f64 = 320.0;
 
-/// Draws the report.
+/// Returns the report as SVG.
 pub(super) fn svg(report: &Report) -> String {
     let ratios: Vec<&Line> = report.lines.iter().filter(|line| line.ratio.is_some()).collect();
-    let grown: Vec<&Line> = report.lines.iter().filter(|line| !line.points.is_empty()).collect();
+    let growth: Vec<&Line> = report.lines.iter().filter(|line| !line.points.is_empty()).collect();
     let ratios_height = if ratios.is_empty() { 0.0 } else { LINE_HEIGHT * (ratios.len() as f64 + 3.0) };
-    let height = 40.0 + ratios_height + GROWTH_HEIGHT * grown.len() as f64;
+    let height = 40.0 + ratios_height + GROWTH_HEIGHT * growth.len() as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
@@ -27,14 +27,14 @@ pub(super) fn svg(report: &Report) -> String {
     if !ratios.is_empty() {
         draw_ratios(&mut svg, 40.0, &ratios);
     }
-    for (index, line) in grown.iter().enumerate() {
+    for (index, line) in growth.iter().enumerate() {
         draw_growth(&mut svg, 40.0 + ratios_height + GROWTH_HEIGHT * index as f64, line);
     }
     svg.push_str("</svg>\n");
     svg
 }
 
-/// From a value to its place on a logarithmic axis.
+/// A logarithmic axis.
 struct Axis {
     low: f64,
     high: f64,
@@ -43,7 +43,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// From the power of ten below the smallest of the values to the one above the largest.
+    /// Creates an axis from the power of ten below the smallest value to the power of ten above the largest one.
     fn around(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (low, high) = values
             .filter(|value| *value > 0.0)
@@ -69,7 +69,7 @@ fn draw_ratios(svg: &mut String, top: f64, lines: &[&Line]) {
     let values = lines.iter().filter_map(|line| line.ratio).flat_map(|ratio| [ratio.p10, ratio.p90]);
     let axis = Axis::around(values.chain([1.0]), LEFT, WIDTH - RIGHT);
     let bottom = top + LINE_HEIGHT * (lines.len() as f64 + 1.0);
-    text(svg, (LEFT, top + 12.0), "start", "ours by bare: median, p10 to p90; the mark is the target");
+    text(svg, (LEFT, top + 12.0), "start", "ours divided by raw: median, p10 to p90; the mark is the target");
     for power in axis.powers() {
         let x = axis.place(power);
         stroke(svg, (x, top + LINE_HEIGHT), (x, bottom), "#ccc", 1.0);
@@ -108,7 +108,7 @@ fn draw_growth(svg: &mut String, top: f64, line: &Line) {
         stroke(svg, (x.from, y.place(power)), (x.to, y.place(power)), "#ccc", 1.0);
         text(svg, (x.from - 6.0, y.place(power) + 4.0), "end", &format!("{power} s"));
     }
-    // A straight line through the last point, to compare with.
+    // Linear growth through the last point, for comparison.
     if let Some(last) = seconds.last() {
         let at = |count: f64| (x.place(count), y.place(last.1 * count / last.0));
         let first = seconds.iter().map(|point| point.0).fold(last.0, f64::min);
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_holds_all_values_between_powers_of_ten() {
+    fn axis_covers_values_between_powers_of_ten() {
         let axis = Axis::around([0.5, 30.0].into_iter(), 0.0, 300.0);
         assert_eq!((axis.low, axis.high), (0.1, 100.0));
         assert_eq!((axis.place(0.1), axis.place(1.0).round(), axis.place(100.0)), (0.0, 100.0, 300.0));

@@ -1,4 +1,4 @@
-//! The result for people and programs: a table, Markdown, JSON.
+//! The report as a table, Markdown and JSON.
 
 use std::fmt::Write as _;
 
@@ -9,20 +9,20 @@ use crate::line::{Line, Target, Unit};
 use crate::machine::Machine;
 use crate::statistics::Summary;
 
-/// The version of the JSON's layout, which `docs/internals/performance.md` describes.
+/// Version of the JSON schema, which `docs/internals/performance.md` describes.
 const SCHEMA: u32 = 1;
 
-/// All that was measured.
+/// All measurements of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     schema: u32,
     pub(super) machine: Machine,
-    /// Rounds of each comparison.
+    /// Number of rounds of each comparison.
     rounds: usize,
     pub(super) lines: Vec<Line>,
 }
 
-/// How the reason begins where a row was not skipped but has failed.
+/// Prefix of the reason of a row that failed, in contrast to one that was skipped.
 pub(super) const FAILED: &str = "failed: ";
 
 const HEADINGS: [&str; 7] = ["row", "measured", "ours", "bare", "ratio (p10 to p90)", "to reach", "reached"];
@@ -45,7 +45,7 @@ impl Report {
         let _ = write!(text, "{} of {judged} targets reached", judged - missed);
         if !self.machine.hardware {
             text.push_str(
-                "; those that compare with a driver's own calls need hardware, and are not judged here",
+                "; targets that compare with the driver's own calls require hardware and are not judged here",
             );
         }
         text
@@ -94,8 +94,8 @@ fn cells(line: &Line) -> Vec<String> {
         |ratio| format!("{} ({} to {})", times(ratio.median), times(ratio.p10), times(ratio.p90)),
     );
     let reached = match (&line.skipped, line.reached) {
-        (Some(why), _) if why.starts_with(FAILED) => why.clone(),
-        (Some(why), _) => format!("skipped: {why}"),
+        (Some(reason), _) if reason.starts_with(FAILED) => reason.clone(),
+        (Some(reason), _) => format!("skipped: {reason}"),
         (None, Some(true)) => "yes".into(),
         (None, Some(false)) => "NO".into(),
         (None, None) => "-".into(),
@@ -111,7 +111,7 @@ fn cells(line: &Line) -> Vec<String> {
     ]
 }
 
-/// With at least two digits that count.
+/// Formats a ratio with at least two significant digits.
 fn times(ratio: f64) -> String {
     if ratio.abs() < 0.1 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
@@ -128,7 +128,7 @@ fn target(line: &Line) -> String {
     }
 }
 
-/// With three digits that count.
+/// Formats a value with three significant digits and its unit.
 fn number(value: f64, unit: Unit) -> String {
     let scaled = |steps: &[(f64, &str)]| {
         let (scale, name) = steps.iter().rev().find(|(scale, _)| value.abs() >= *scale).unwrap_or(&steps[0]);
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_and_their_unit() {
+    fn number_has_three_digits_and_a_unit() {
         let time = |value| number(value, Unit::Nanoseconds);
         assert_eq!(
             (time(0.512), time(98.76), time(204.4)),

@@ -1,21 +1,21 @@
-//! What many rounds come to.
+//! Statistics over rounds.
 
 use serde::Serialize;
 
-/// The middle of some samples, and how far they spread.
+/// The median of samples and their spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Summary {
-    /// Half of the samples are below it.
+    /// The 50th percentile.
     pub(super) median: f64,
-    /// A tenth of the samples is below it.
+    /// The 10th percentile.
     pub(super) p10: f64,
-    /// A tenth of the samples is above it.
+    /// The 90th percentile.
     pub(super) p90: f64,
     pub(super) samples: usize,
 }
 
 impl Summary {
-    /// `None` without samples.
+    /// Summarizes samples; `None` without samples.
     pub(super) fn of(mut samples: Vec<f64>) -> Option<Self> {
         samples.sort_unstable_by(f64::total_cmp);
         Some(Self {
@@ -27,25 +27,25 @@ impl Summary {
     }
 }
 
-/// Of sorted samples, between the two that are nearest.
-fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
-    let place = part * sorted.len().checked_sub(1)? as f64;
-    let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-    Some(below + (above - below) * place.fract())
+/// Returns a quantile of sorted samples by linear interpolation.
+fn quantile(sorted: &[f64], fraction: f64) -> Option<f64> {
+    let position = fraction * sorted.len().checked_sub(1)? as f64;
+    let (below, above) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+    Some(below + (above - below) * position.fract())
 }
 
-/// The exponent of the power law that fits the points best: 1 where `y` grows as `x` does. Both above 0.
+/// Fits a power law to points with positive coordinates and returns its exponent; 1 is linear growth.
 pub(super) fn growth(points: &[(f64, f64)]) -> Option<f64> {
     let logarithms: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
     let count = logarithms.len() as f64;
     let (sum_x, sum_y) = logarithms.iter().fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
     let (mean_x, mean_y) = (sum_x / count, sum_y / count);
-    let (mut along, mut across) = (0.0, 0.0);
+    let (mut variance, mut covariance) = (0.0, 0.0);
     for (x, y) in &logarithms {
-        along += (x - mean_x) * (x - mean_x);
-        across += (x - mean_x) * (y - mean_y);
+        variance += (x - mean_x) * (x - mean_x);
+        covariance += (x - mean_x) * (y - mean_y);
     }
-    (along > 0.0).then(|| across / along)
+    (variance > 0.0).then(|| covariance / variance)
 }
 
 #[cfg(test)]
@@ -53,16 +53,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_tenths_of_samples_in_any_order() {
-        let summary = Summary::of((0..=100).rev().map(f64::from).collect()).expect("there are samples");
+    fn summary_has_median_and_percentiles() {
+        let summary = Summary::of((0..=100).rev().map(f64::from).collect()).expect("samples exist");
         assert_eq!(summary, Summary { median: 50.0, p10: 10.0, p90: 90.0, samples: 101 });
-        let two = Summary::of(vec![4.0, 2.0]).expect("there are samples");
+        let two = Summary::of(vec![4.0, 2.0]).expect("samples exist");
         assert_eq!(two.median, 3.0);
         assert_eq!(Summary::of(Vec::new()), None);
     }
 
     #[test]
-    fn growth_tells_a_line_from_a_square() {
+    fn growth_returns_the_exponent() {
         let points = |power: i32| [1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, 3.0 * x.powi(power)));
         let close = |found: Option<f64>, expected: f64| {
             assert!(

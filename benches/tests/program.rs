@@ -1,4 +1,4 @@
-//! `device-ipc-bench` as its users run it, on the mock.
+//! The program `device-ipc-bench` on the mock.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -12,22 +12,22 @@ fn bench(arguments: &[&str]) -> Output {
         .env("DEVICE_IPC_MOCK", "devices=2")
         .env_remove("DEVICE_IPC_BACKEND")
         .output()
-        .expect("the program runs")
+        .expect("running the program")
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the program prints text")
+    String::from_utf8(bytes.to_vec()).expect("the output is UTF-8")
 }
 
 fn read(path: &Path) -> String {
-    std::fs::read_to_string(path).expect("the program wrote it")
+    std::fs::read_to_string(path).expect("the program wrote the file")
 }
 
 #[test]
-fn every_row_is_measured_on_the_mock_with_both_sides_in_one_run() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let [json, plot, markdown] = ["r.json", "r.svg", "r.md"].map(|name| folder.path().join(name));
-    let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+fn all_rows_are_measured_on_both_sides() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let [json, plot, markdown] = ["r.json", "r.svg", "r.md"].map(|name| directory.path().join(name));
+    let path = |path: &Path| path.to_str().expect("the path is UTF-8").to_owned();
     let files = [path(&json), path(&plot), path(&markdown)];
     let output = bench(&[
         "--backend=mock",
@@ -51,11 +51,11 @@ fn every_row_is_measured_on_the_mock_with_both_sides_in_one_run() {
         assert!(of_row.iter().any(|line| line["ours"]["median"].is_f64()), "{row}: {of_row:#?}");
     }
     for line in lines.iter().filter(|line| line["ratio"].is_object()) {
-        assert_eq!(line["ours"]["samples"], 3, "warm-up rounds do not count");
+        assert_eq!(line["ours"]["samples"], 3, "warm-up rounds are not recorded");
         assert_eq!(line["raw"]["samples"], line["ratio"]["samples"], "both sides of each round: {line}");
     }
     let driver = lines.iter().find(|line| line["row"] == "export").expect("the row");
-    assert!(driver["reached"].is_null(), "without hardware nobody can tell: {driver}");
+    assert!(driver["reached"].is_null(), "not judged without hardware: {driver}");
     let again = lines.iter().find(|line| line["row"] == "open-again").expect("the row");
     assert!(again["ratio"].is_object(), "the mock opens a handle more than once, as drivers do: {again}");
     let threads = lines.iter().find(|line| line["unit"] == "count").expect("the threads");
@@ -65,7 +65,7 @@ fn every_row_is_measured_on_the_mock_with_both_sides_in_one_run() {
 }
 
 #[test]
-fn a_row_that_is_not_there_is_named_with_those_that_are() {
+fn unknown_row_is_an_error_that_lists_the_rows() {
     let output = bench(&["--row", "opening"]);
     let error = text(&output.stderr);
     assert!(!output.status.success());
@@ -76,15 +76,15 @@ fn a_row_that_is_not_there_is_named_with_those_that_are() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_said_before_anything_is_measured() {
+fn unwritable_file_is_reported_before_the_measurement() {
     let output = bench(&["--backend=mock", "--json", "/nowhere/r.json"]);
     let error = text(&output.stderr);
-    assert!(!output.status.success() && error.contains("writing /nowhere/r.json"), "{error}");
+    assert!(!output.status.success() && error.contains("cannot write /nowhere/r.json"), "{error}");
     assert!(output.stdout.is_empty(), "nothing was measured");
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused() {
+fn unknown_device_is_an_error() {
     let output = bench(&["--backend=mock", "--other=7"]);
     let error = text(&output.stderr);
     assert!(
@@ -94,16 +94,16 @@ fn a_device_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn a_row_that_fails_says_why_and_does_not_stop_the_others() {
+fn failed_row_does_not_stop_other_rows() {
     let program = env!("CARGO_BIN_EXE_device-ipc-bench");
-    // Only the first process makes so many handles.
+    // The fault is injected at the 70th export, which only the first process reaches.
     let output = Command::new(program)
         .args(["--backend=mock", "--rounds=1", "--row=export", "--row=footprint"])
         .env("DEVICE_IPC_MOCK", "fault=export:70")
         .output()
-        .expect("the program runs");
+        .expect("running the program");
     let (out, error) = (text(&output.stdout), text(&output.stderr));
-    assert!(!output.status.success() && error.contains("could not be measured"), "{error}");
+    assert!(!output.status.success() && error.contains("row(s) failed"), "{error}");
     assert!(out.contains("failed:") && out.contains("injected fault"), "{out}");
-    assert!(out.contains("start of the library"), "the other row is there: {out}");
+    assert!(out.contains("start of the library"), "the other row is measured: {out}");
 }

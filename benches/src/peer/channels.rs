@@ -1,4 +1,4 @@
-//! What the second process does with what comes over a channel.
+//! The channels of the peer process.
 
 use std::sync::Arc;
 
@@ -7,18 +7,23 @@ use device_ipc::{Buffer, Channel, Error, Export, Ipc, Mapping, Message, Received
 
 use crate::wait::TIMEOUT;
 
-/// Opens what each message holds, acknowledges it, and lets it go, until the channel is closed.
+/// Opens the tensor of each message, acknowledges it and closes it, until the channel is closed.
 pub(super) fn receive(channel: &Channel, spins: bool) -> Result<()> {
     channel.set_spinning(spins);
     while let Some(received) = next(channel)? {
-        let mapping = received.tensors().first().context("a message without a tensor")?.open().at_home()?;
+        let mapping = received
+            .tensors()
+            .first()
+            .context("protocol violation: a message without a tensor")?
+            .open()
+            .at_home()?;
         received.reply(Message::new(), TIMEOUT)?;
         drop(mapping);
     }
     Ok(())
 }
 
-/// The next message, until the channel is closed.
+/// Returns the next message, or `None` if the channel is closed.
 fn next(channel: &Channel) -> Result<Option<Received>> {
     match channel.receive(TIMEOUT) {
         Ok(received) => Ok(Some(received)),
@@ -27,7 +32,7 @@ fn next(channel: &Channel) -> Result<Option<Received>> {
     }
 }
 
-/// One end of a transport: what comes is copied to memory of the own device.
+/// One side of a transport, which copies each received tensor to memory of its device.
 pub(crate) struct Transport {
     stream: Stream,
     block: Arc<Buffer>,
@@ -42,14 +47,15 @@ impl Transport {
         Ok(Self { stream: ipc.create_stream(device)?, block, export, staged })
     }
 
-    /// The own memory, ready when the own stream gets here.
+    /// Returns a message with the tensor of this side, ready when its stream reaches this point.
     pub(crate) fn message(&self) -> Message<'_> {
         Message::new().tensor(&self.export).ready_on(&self.stream)
     }
 
-    /// Submits the copy of what has come.
-    pub(crate) fn take(&self, received: &Received) -> Result<()> {
-        let opening = received.tensors().first().context("a message without a tensor")?.open();
+    /// Submits the copy of the received tensor.
+    pub(crate) fn copy(&self, received: &Received) -> Result<()> {
+        let opening =
+            received.tensors().first().context("protocol violation: a message without a tensor")?.open();
         let opening = if self.staged { opening.staged() } else { opening };
         let mapping: Mapping = opening.timeout(TIMEOUT).on(&self.stream)?;
         let source = mapping.view::<u8, _>(&self.stream)?;
@@ -62,10 +68,10 @@ impl Transport {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Sends back what comes, until the channel is closed.
+    /// Sends back each received tensor, until the channel is closed.
     pub(super) fn serve(&self, channel: &Channel) -> Result<()> {
         while let Some(received) = next(channel)? {
-            self.take(&received)?;
+            self.copy(&received)?;
             received.reply(self.message(), TIMEOUT)?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Bare sockets: sequenced packets, as the broker's, and nothing else.
+//! Raw sockets with sequenced packets, like the broker's.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,140 +12,145 @@ use rustix::net::{
 
 use crate::wait::TIMEOUT;
 
-/// What fits a packet whatever the socket's buffers are.
+/// Maximum size of a packet, independent of the buffers of the socket.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// How long a silence lasts behind which others are measured.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Time without a packet after which an echo sleeps instead of spinning.
+const SPIN_TIME: Duration = Duration::from_millis(1);
 
-/// A connected socket. Reads give up after a while.
+/// A connected socket. Receiving has a timeout.
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
 impl Socket {
     fn of(socket: OwnedFd) -> Result<Self> {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
-        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT)).context("setting a socket's timeout")?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))
+            .context("cannot set the timeout of a socket")?;
         Ok(Self(socket))
     }
 
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<()> {
-        let sent = send(&self.0, bytes, SendFlags::NOSIGNAL).context("sending")?;
-        ensure!(sent == bytes.len(), "a packet was cut");
+        let sent = send(&self.0, bytes, SendFlags::NOSIGNAL).context("cannot send a packet")?;
+        ensure!(sent == bytes.len(), "a packet was truncated");
         Ok(())
     }
 
-    /// The packet's length; 0 at the end of the connection.
+    /// Receives a packet and returns its length; 0 if the connection is closed.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<usize> {
-        Ok(recv(&self.0, buffer, RecvFlags::empty()).context("receiving")?.0)
+        Ok(recv(&self.0, buffer, RecvFlags::empty()).context("cannot receive a packet")?.0)
     }
 
-    /// Sends what need not fit a packet: its length, and the bytes in packets of their own.
+    /// Sends any number of bytes: their length, then the bytes in as many packets as required.
     pub(crate) fn send_in_pieces(&self, bytes: &[u8]) -> Result<()> {
         self.send(&(bytes.len() as u64).to_le_bytes())?;
         bytes.chunks(PIECE_BYTES).try_for_each(|piece| self.send(piece))
     }
 
-    /// Receives what came in pieces; false at the end of the connection.
+    /// Receives bytes that were sent in pieces; returns false if the connection is closed.
     pub(super) fn receive_pieces(&self, bytes: &mut Vec<u8>) -> Result<bool> {
         let mut length = [0; 8];
         match self.receive(&mut length)? {
             0 => return Ok(false),
             8 => {}
-            other => bail!("a length of {other} bytes"),
+            other => bail!("protocol violation: a length of {other} B instead of 8 B"),
         }
         bytes.resize(usize::try_from(u64::from_le_bytes(length))?, 0);
         let mut filled = 0;
         while filled < bytes.len() {
             let received = self.receive(&mut bytes[filled..])?;
-            ensure!(received > 0, "the connection ended between two pieces");
+            ensure!(received > 0, "the connection was closed between two pieces");
             filled += received;
         }
         Ok(true)
     }
 
-    /// The same, looking again and again until a packet is there.
+    /// Receives a packet; spins until it arrives.
     pub(crate) fn spin(&self, buffer: &mut [u8]) -> Result<usize> {
         let begin = Instant::now();
         loop {
             match recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => ensure!(begin.elapsed() < TIMEOUT, "no packet came"),
-                received => return Ok(received.context("receiving")?.0),
+                Err(Errno::AGAIN) => ensure!(begin.elapsed() < TIMEOUT, "timed out: no packet arrived"),
+                received => return Ok(received.context("cannot receive a packet")?.0),
             }
         }
     }
 
-    /// The same, and sleeping once none has come for a while: whatever else is measured then has the processors.
-    fn spin_a_while(&self, buffer: &mut [u8]) -> Result<usize> {
+    /// Receives a packet; spins for a short time, then sleeps, so that other measurements have the processor.
+    fn spin_then_sleep(&self, buffer: &mut [u8]) -> Result<usize> {
         let begin = Instant::now();
-        while begin.elapsed() < PAUSE {
+        while begin.elapsed() < SPIN_TIME {
             match recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => {}
-                received => return Ok(received.context("receiving")?.0),
+                received => return Ok(received.context("cannot receive a packet")?.0),
             }
         }
         self.receive(buffer)
     }
 
-    /// There and back. The first four bytes of a request say how many the answer is to have.
+    /// Sends a request and receives the answer. The first four bytes of a request contain the length of the answer.
     pub(crate) fn round_trip(&self, request: &[u8], answer: &mut [u8]) -> Result<()> {
         self.send(request)?;
         let received = self.receive(answer)?;
-        ensure!(received == answer.len(), "an answer of {received} bytes instead of {}", answer.len());
+        ensure!(received == answer.len(), "an answer of {received} B instead of {} B", answer.len());
         Ok(())
     }
 }
 
-/// A request of so many bytes for an answer of so many.
+/// Returns a request with this length for an answer with that length.
 pub(crate) fn request(bytes: usize, answer: usize) -> Vec<u8> {
     let mut request = vec![0; bytes.max(4)];
     request[..4].copy_from_slice(&(answer as u32).to_ne_bytes());
     request
 }
 
-/// Connects to a name of the abstract namespace.
+/// Connects to a name in the abstract namespace.
 pub(crate) fn connect(name: &str) -> Result<Socket> {
     let socket = new_socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)
-        .with_context(|| format!("connecting to the second process at {name}"))?;
+        .with_context(|| format!("cannot connect to the peer process at {name}"))?;
     Socket::of(socket)
 }
 
-/// Listens under a name of its own; what is connected first is served by `body` on a thread, until it ends.
-pub(super) fn serve(what: &str, body: impl FnOnce(Socket) -> Result<()> + Send + 'static) -> Result<String> {
-    let name = format!("device-ipc-bench-{}-{what}", std::process::id());
+/// Listens under a new name; a thread accepts the first connection and serves it with `body`.
+pub(super) fn serve(
+    suffix: &str,
+    body: impl FnOnce(Socket) -> Result<()> + Send + 'static,
+) -> Result<String> {
+    let name = format!("device-ipc-bench-{}-{suffix}", std::process::id());
     let listener = new_socket()?;
     bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)
-        .with_context(|| format!("listening at {name}"))?;
-    listen(&listener, 1).with_context(|| format!("listening at {name}"))?;
+        .with_context(|| format!("cannot listen at {name}"))?;
+    listen(&listener, 1).with_context(|| format!("cannot listen at {name}"))?;
     std::thread::spawn(move || {
         let served = accept_with(listener.as_fd(), SocketFlags::CLOEXEC)
-            .context("accepting a connection")
+            .context("cannot accept a connection")
             .and_then(|accepted| body(Socket::of(accepted)?));
         if let Err(error) = served {
-            eprintln!("error: the second process no longer answers on its socket: {error:#}");
+            eprintln!("error: the peer process stopped serving its socket: {error:#}");
         }
     });
     Ok(name)
 }
 
-/// Answers with as many bytes as each request asks for.
+/// Answers each request with the requested number of bytes.
 pub(super) fn echo(socket: &Socket, spins: bool) -> Result<()> {
     let (mut buffer, answer) = ([0; 64 * 1024], [0; 64 * 1024]);
     loop {
-        let received = if spins { socket.spin_a_while(&mut buffer)? } else { socket.receive(&mut buffer)? };
+        let received =
+            if spins { socket.spin_then_sleep(&mut buffer)? } else { socket.receive(&mut buffer)? };
         if received == 0 {
             return Ok(());
         }
-        let wanted = u32::from_ne_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as usize;
-        ensure!(wanted <= answer.len(), "an answer of {wanted} bytes is too long");
-        socket.send(&answer[..wanted])?;
+        let requested = u32::from_ne_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as usize;
+        ensure!(requested <= answer.len(), "an answer of {requested} B is out of range");
+        socket.send(&answer[..requested])?;
     }
 }
 
 fn new_socket() -> Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .context("creating a socket")
+        .context("cannot create a socket")
 }
 
 #[cfg(test)]
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_no_packet_arrives_in_pieces() {
+    fn long_message_arrives_in_pieces() {
         let name = serve("pieces-test", |socket| {
             let mut bytes = Vec::new();
             while socket.receive_pieces(&mut bytes)? {
@@ -161,7 +166,7 @@ mod tests {
             }
             Ok(())
         });
-        let socket = connect(&name.expect("it listens")).expect("it is there");
+        let socket = connect(&name.expect("listening")).expect("connecting");
         for count in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES] {
             let mut sum = [0; 8];
             socket.send_in_pieces(&vec![1; count]).expect("sent");
@@ -171,12 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_answers_with_what_it_was_asked_for() {
+    fn echo_answers_with_the_requested_length() {
         for (name, spins) in [("test", false), ("spinning-test", true)] {
-            let name = serve(name, move |socket| echo(&socket, spins)).expect("it listens");
-            let socket = connect(&name).expect("it is there");
+            let name = serve(name, move |socket| echo(&socket, spins)).expect("listening");
+            let socket = connect(&name).expect("connecting");
             for (there, back) in [(4, 1), (100, 300), (1, 7)] {
-                socket.round_trip(&request(there, back), &mut vec![0; back]).expect("it answers");
+                socket.round_trip(&request(there, back), &mut vec![0; back]).expect("round trip");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the library holds in a process that has nothing else to do.
+//! Memory and threads of the library in an otherwise idle process.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,16 +14,16 @@ use crate::wait::TIMEOUT;
 /// Prefix of the names of the library's threads.
 const THREADS: &str = "device-ipc-";
 
-/// Bytes of each export: large enough that allocations of their own do not differ by it.
+/// Size of the exported block in bytes.
 const BYTES: u64 = 4096;
 
-/// Shares and opens so many of everything, in a second process of the second process.
+/// Measures `count` exports, mappings and leases; the importer leases exports of another peer process.
 pub(super) fn measure(ipc: &Ipc, device: u32, count: usize) -> Result<Footprint> {
     let block = Arc::new(ipc.allocate(device, BYTES)?);
     let share = || Ok::<Export, anyhow::Error>(ipc.share(Arc::clone(&block)).start()?);
     let first = share()?;
     let mut exports = Vec::with_capacity(count);
-    let per_export = counting::held_by(count, || {
+    let per_export = counting::allocated_per_item(count, || {
         for _ in 0..count {
             exports.push(share()?);
         }
@@ -31,24 +31,24 @@ pub(super) fn measure(ipc: &Ipc, device: u32, count: usize) -> Result<Footprint>
     })?;
     let mut remote = Remote::start(ipc.backend().info().name, device, &[])?;
     let descriptors = remote.share(1, BYTES, count + 2)?;
-    // The link, the range and the tables are there before the first that counts.
+    // The connection, the range and the tables must exist before the first measurement.
     let warm: Vec<Mapping> =
         descriptors[..2].iter().map(|one| Ok(ipc.open(one).at_home()?)).collect::<Result<_>>()?;
     let mut mappings = Vec::with_capacity(2 * count);
-    let per_lease = counting::held_by(count, || {
+    let per_lease = counting::allocated_per_item(count, || {
         for descriptor in &descriptors[2..] {
             mappings.push(ipc.open(descriptor).at_home()?);
         }
         Ok(())
     })?;
-    let per_mapping = counting::held_by(count, || {
+    let per_mapping = counting::allocated_per_item(count, || {
         for _ in 0..count {
             mappings.push(ipc.open(&descriptors[0]).at_home()?);
         }
         Ok(())
     })?;
     drop((mappings, warm));
-    // By now both threads have had something to do.
+    // Both threads of the library have started now.
     device_ipc::close_unused(TIMEOUT)?;
     let threads = threads()?;
     drop((exports, first));
@@ -72,11 +72,11 @@ fn threads() -> Result<f64> {
     Ok(names.filter(|name| name.starts_with(THREADS) && *name != program).count() as f64)
 }
 
-/// The first look for backends, which finds no device where the variables say so.
+/// Measures the first search for backends in nanoseconds.
 pub(super) fn start_up() -> f64 {
     let begin = Instant::now();
-    let found = Ipc::available();
+    let backends = Ipc::available();
     let took = begin.elapsed();
-    drop(found);
+    drop(backends);
     took.as_nanos() as f64
 }

@@ -1,4 +1,4 @@
-//! What the two processes of a row say to each other, a line of JSON each.
+//! Messages between the two processes of a row, one line of JSON each.
 
 use std::path::PathBuf;
 
@@ -6,76 +6,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::raw::RawHandle;
 
-/// To the second process.
+/// A command to the peer process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
-    /// Allocates so many blocks of so many bytes and shares each so many times.
+    /// Allocates blocks of this size and shares each of them `times` times.
     Share { blocks: usize, bytes: u64, times: usize },
-    /// Allocates further blocks and makes bare handles of them, for the process that the vendor knows so.
+    /// Allocates further blocks and exports raw handles of them, for the process with this vendor id.
     RawHandles { blocks: usize, bytes: u64, peer: Vec<u8> },
-    /// Frees those blocks again.
-    ForgetRaw,
-    /// Ends all exports.
+    /// Frees these blocks.
+    FreeRaw,
+    /// Closes all exports.
     Unshare,
-    /// Answers on a bare socket from now on; it spins for what comes, or sleeps.
+    /// Echoes packets on a raw socket; spins or sleeps while it waits.
     Echo { spins: bool },
-    /// Opens what comes over a bare socket from now on, and acknowledges it.
+    /// Opens each descriptor that arrives over a raw socket, and acknowledges it.
     Receive,
-    /// Acknowledges what comes in pieces over a bare socket from now on; opens it before, as a bundle, where `open` says so.
+    /// Acknowledges each descriptor of a bundle that arrives in pieces over a raw socket; opens it before if `open` is set.
     ReceiveBundles { open: bool },
-    /// Submits so many rounds of waiting and signalling by the timeline of the export's first importer.
+    /// Submits rounds of waits and signals on the timeline of the export's first importer.
     TimelineRounds { first: u64, rounds: u64 },
-    /// The same by bare calls, with the two words of a page of this process.
-    RawRounds { page: PathBuf, on: Words, first: u64, rounds: u64 },
-    /// Waits for the stream.
+    /// Submits the same rounds by raw calls on the two words of a page of this process.
+    RawRounds { page: PathBuf, on: WordLocation, first: u64, rounds: u64 },
+    /// Synchronizes the stream.
     Synchronize,
-    /// Opens what the file's lines name, as many as this.
+    /// Opens the first `count` descriptors of a file, one per line.
     OpenAll { file: PathBuf, count: usize },
-    /// Lets go of everything.
-    LetGo,
-    /// Measures what the library holds in memory, and counts its threads.
+    /// Drops all mappings.
+    CloseMappings,
+    /// Measures the memory of the library and counts its threads.
     Footprint { count: usize },
-    /// Measures the first look for backends.
+    /// Measures the first search for backends.
     StartUp,
     /// Joins a ring.
     JoinRing { descriptor: String },
-    /// Takes and releases so many sequences of the ring: by the host, which spins, or by its stream.
-    RingRounds { rounds: u64, by: Hand },
-    /// The bare counterpart of a spinning host: waits for each value in a page's word, and answers in the other.
+    /// Receives and releases publications of the ring: by the host, which spins, or by the stream.
+    RingRounds { rounds: u64, by: RingUser },
+    /// The raw counterpart of a spinning host: waits for each value in one word of a page, and writes it to the other.
     SpinRounds { page: PathBuf, first: u64, rounds: u64 },
-    /// Copies so many buckets of the ring into memory of its own, by its stream.
+    /// Copies buckets of the ring into private memory, by the stream.
     CopyBuckets { buckets: usize },
-    /// Copies so many buckets from one of its own to the next, by its stream, whatever others do. They are those of
-    /// [`CopyBuckets`](Self::CopyBuckets).
+    /// Copies the private buckets of [`CopyBuckets`](Self::CopyBuckets) to each other, by the stream, independent of the ring.
     CopyOwnBuckets { buckets: usize },
-    /// How often a host has waited for a ring.
+    /// Returns how often the host has waited for a ring.
     HostWaits,
     /// Leaves the ring.
     LeaveRing,
-    /// Opens what comes over a channel from now on, and acknowledges it.
+    /// Opens each tensor that arrives over a channel, and acknowledges it.
     ReceiveByChannel { spins: bool },
-    /// Copies what comes over a channel to memory of its own device and sends that back; what comes is opened, or taken as a
-    /// copy through the host.
+    /// Copies each tensor that arrives over a channel to memory of its device and sends that back; opens the tensor, or a staged
+    /// copy of it.
     Transport { staged: bool, bytes: u64 },
 }
 
-/// Where the words of [`Command::RawRounds`] lie.
+/// The memory that contains the words of [`Command::RawRounds`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Words {
+pub(crate) enum WordLocation {
     Host,
     Device,
 }
 
-/// Who takes and releases in [`Command::RingRounds`].
+/// The user of the ring in [`Command::RingRounds`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Hand {
+pub(crate) enum RingUser {
     Host,
     Stream,
 }
 
-/// From the second process.
+/// A reply of the peer process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub(crate) enum Reply {
     Done,
     Shared { descriptors: Vec<String> },
     Handles { handles: Vec<RawHandle> },
@@ -83,10 +82,10 @@ pub(crate) enum Answer {
     Footprint(Footprint),
     StartUp { nanoseconds: f64 },
     Waits { count: u64 },
-    Failed { why: String },
+    Failed { reason: String },
 }
 
-/// What the library holds in a process.
+/// Memory and threads of the library in a process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Footprint {
     pub(crate) bytes_per_export: f64,

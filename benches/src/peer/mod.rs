@@ -1,4 +1,4 @@
-//! The second process of a row: this program again, told what to do line by line.
+//! The peer process of a row: this program, which executes commands from its standard input.
 
 mod bundles;
 mod channels;
@@ -9,12 +9,12 @@ mod rings;
 mod serve;
 mod words;
 
-pub(crate) use bundles::{acknowledged, keep};
+pub(crate) use bundles::{keep, wait_acknowledgement};
 pub(crate) use channels::Transport;
 use echo::connect;
 pub(crate) use echo::{Socket, request};
 pub(crate) use serve::{Arguments, run};
-pub(crate) use words::{BACK, Page, THERE};
+pub(crate) use words::{Page, REQUEST, RESPONSE};
 
 use anyhow::{Context, Result, bail};
 use device_ipc::Descriptor;
@@ -22,100 +22,103 @@ use device_ipc::Descriptor;
 use crate::raw::RawHandle;
 use crate::wait::TIMEOUT;
 use device_ipc_cli::child::ChildProcess;
-use message::{Answer, Command};
+use message::{Command, Reply};
 
-/// The second process, seen from the first.
+/// A handle of the peer process.
 pub(super) struct Remote {
     process: ChildProcess,
 }
 
 impl Remote {
-    /// Starts it, with these variables in its environment.
+    /// Starts the peer with additional environment variables.
     pub(super) fn start(backend: &str, device: u32, variables: &[(&str, &str)]) -> Result<Self> {
         let arguments = ["peer", "--backend", backend, "--device", &device.to_string()];
         Ok(Self { process: ChildProcess::start_with(&arguments, variables, TIMEOUT * 4)? })
     }
 
-    /// Says what to do, without waiting until it is done.
-    pub(super) fn tell(&mut self, command: &Command) -> Result<()> {
+    /// Sends a command without waiting for its reply.
+    pub(super) fn send(&mut self, command: &Command) -> Result<()> {
         self.process.send(&serde_json::to_string(command)?)
     }
 
-    /// The next answer.
-    pub(super) fn hear(&mut self) -> Result<Answer> {
+    /// Waits for the next reply.
+    pub(super) fn receive(&mut self) -> Result<Reply> {
         let line = self.process.receive()?;
-        match serde_json::from_str(&line).with_context(|| format!("the second process said {line:?}"))? {
-            Answer::Failed { why } => bail!("in the second process: {why}"),
+        match serde_json::from_str(&line)
+            .with_context(|| format!("protocol violation: the peer process wrote {line:?}"))?
+        {
+            Reply::Failed { reason } => bail!("in the peer process: {reason}"),
             answer => Ok(answer),
         }
     }
 
-    pub(super) fn ask(&mut self, command: &Command) -> Result<Answer> {
-        self.tell(command)?;
-        self.hear()
+    /// Sends a command and waits for its reply.
+    pub(super) fn request(&mut self, command: &Command) -> Result<Reply> {
+        self.send(command)?;
+        self.receive()
     }
 
-    /// Has something done that has no answer but its end.
-    pub(super) fn order(&mut self, command: &Command) -> Result<()> {
-        match self.ask(command)? {
-            Answer::Done => Ok(()),
-            other => bail!("the second process answered {command:?} with {other:?}"),
+    /// Executes a command whose reply has no value.
+    pub(super) fn execute(&mut self, command: &Command) -> Result<()> {
+        match self.request(command)? {
+            Reply::Done => Ok(()),
+            other => bail!("protocol violation: the peer process replied to {command:?} with {other:?}"),
         }
     }
 
     pub(super) fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Vec<Descriptor>> {
-        let Answer::Shared { descriptors } = self.ask(&Command::Share { blocks, bytes, times })? else {
-            bail!("the second process did not say what it shares");
+        let Reply::Shared { descriptors } = self.request(&Command::Share { blocks, bytes, times })? else {
+            bail!("protocol violation: the peer process did not reply with descriptors");
         };
         descriptors.iter().map(|text| Ok(text.parse()?)).collect()
     }
 
-    /// Bare handles for the process that the vendor's whitelist calls `peer`.
+    /// Returns raw handles of new blocks, authorized for the process with this vendor id.
     pub(super) fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: Vec<u8>) -> Result<Vec<RawHandle>> {
-        let Answer::Handles { handles } = self.ask(&Command::RawHandles { blocks, bytes, peer })? else {
-            bail!("the second process gave no handles");
+        let Reply::Handles { handles } = self.request(&Command::RawHandles { blocks, bytes, peer })? else {
+            bail!("protocol violation: the peer process did not reply with handles");
         };
         Ok(handles)
     }
 
-    /// Frees the blocks of all bare handles, which nobody has open any longer.
-    pub(crate) fn forget_raw(&mut self) -> Result<()> {
-        self.order(&Command::ForgetRaw)
+    /// Frees the blocks of all raw handles, which must be closed.
+    pub(crate) fn free_raw(&mut self) -> Result<()> {
+        self.execute(&Command::FreeRaw)
     }
 
-    /// Connects to a socket that the command makes.
+    /// Executes a command that listens on a raw socket, and connects to it.
     pub(super) fn socket(&mut self, command: &Command) -> Result<Socket> {
-        let Answer::Listening { name } = self.ask(command)? else {
-            bail!("the second process does not listen");
+        let Reply::Listening { name } = self.request(command)? else {
+            bail!("protocol violation: the peer process does not listen");
         };
         connect(&name)
     }
 
-    /// Hears that what it was told is done.
-    pub(super) fn done(&mut self) -> Result<()> {
-        match self.hear()? {
-            Answer::Done => Ok(()),
-            other => bail!("the second process answered {other:?}"),
+    /// Waits for the reply of a command whose reply has no value.
+    pub(super) fn wait_done(&mut self) -> Result<()> {
+        match self.receive()? {
+            Reply::Done => Ok(()),
+            other => bail!("protocol violation: the peer process replied with {other:?}"),
         }
     }
 
-    /// How often its host has waited for a ring.
+    /// Returns how often the host thread of the peer has waited for a ring.
     pub(super) fn host_waits(&mut self) -> Result<u64> {
-        match self.ask(&Command::HostWaits)? {
-            Answer::Waits { count } => Ok(count),
-            other => bail!("the second process answered {other:?}"),
+        match self.request(&Command::HostWaits)? {
+            Reply::Waits { count } => Ok(count),
+            other => bail!("protocol violation: the peer process replied with {other:?}"),
         }
     }
 
-    /// The name of the channel that the command listens for.
+    /// Executes a command that listens for a channel, and returns the name of the channel.
     pub(super) fn channel(&mut self, command: &Command) -> Result<String> {
-        let Answer::Listening { name } = self.ask(command)? else {
-            bail!("the second process does not listen");
+        let Reply::Listening { name } = self.request(command)? else {
+            bail!("protocol violation: the peer process does not listen");
         };
         Ok(name)
     }
 
-    /// Waits for its end, which has to be a good one.
+    /// Waits until the peer exits successfully.
     pub(super) fn finish(self) -> Result<()> {
         self.process.finish()
     }

@@ -1,15 +1,15 @@
-//! A reader of a ring, and its bare counterpart.
+//! A reader of a ring, and its raw counterpart.
 
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, ensure};
 use device_ipc::{Buffer, Ipc, RingReader, Stream};
 
-use super::message::Hand;
-use super::words::{BACK, Page, THERE};
+use super::message::RingUser;
+use super::words::{Page, REQUEST, RESPONSE};
 use crate::wait::TIMEOUT;
 
-/// A reader, and what it copies into.
+/// A reader and the buffers that it copies into.
 pub(super) struct RingMember {
     reader: RingReader,
     stream: Stream,
@@ -22,13 +22,13 @@ impl RingMember {
         Ok(Self { reader, stream: stream.clone(), copies: Vec::new() })
     }
 
-    pub(super) fn take_and_release(&mut self, rounds: u64, by: Hand) -> Result<()> {
+    pub(super) fn receive_and_release(&mut self, rounds: u64, by: RingUser) -> Result<()> {
         for _ in 0..rounds {
             match by {
-                Hand::Host => {
+                RingUser::Host => {
                     self.reader.wait_next(TIMEOUT)?.release_now().map_err(device_ipc::Error::from)?;
                 }
-                Hand::Stream => {
+                RingUser::Stream => {
                     let slot = self.reader.next(&self.stream)?;
                     slot.release(&self.stream).map_err(device_ipc::Error::from)?;
                 }
@@ -37,7 +37,7 @@ impl RingMember {
         Ok(())
     }
 
-    /// Each into memory of its own, which is kept for the next time.
+    /// Copies each bucket into a private buffer, which is kept for the next call.
     pub(super) fn copy_buckets(&mut self, ipc: &Ipc, buckets: usize) -> Result<()> {
         for bucket in 0..buckets {
             let slot = self.reader.next(&self.stream)?;
@@ -51,9 +51,9 @@ impl RingMember {
         Ok(())
     }
 
-    /// What [`copy_buckets`](Self::copy_buckets) copied is copied on, without the ring.
+    /// Copies the buffers of [`copy_buckets`](Self::copy_buckets) to each other, without the ring.
     pub(super) fn copy_own_buckets(&mut self, buckets: usize) -> Result<()> {
-        ensure!(self.copies.len() > 1, "no two buckets have been copied before");
+        ensure!(self.copies.len() > 1, "at least two buckets must be copied first");
         for bucket in 0..buckets {
             let (from, to) = (bucket % self.copies.len(), (bucket + 1) % self.copies.len());
             let mut copy = self.copies[to].view_mut::<u8>(&self.stream)?;
@@ -63,13 +63,13 @@ impl RingMember {
     }
 }
 
-/// Two words in a shared page, and nothing else.
+/// Answers each value in one word of a shared page by writing it to the other.
 pub(super) fn spin(page: &Page, first: u64, rounds: u64) -> Result<()> {
     for value in first..first + rounds {
-        while page.word(THERE).load(Ordering::Acquire) < value {
+        while page.word(REQUEST).load(Ordering::Acquire) < value {
             std::hint::spin_loop();
         }
-        page.word(BACK).store(value, Ordering::Release);
+        page.word(RESPONSE).store(value, Ordering::Release);
     }
     Ok(())
 }

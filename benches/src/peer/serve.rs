@@ -1,6 +1,6 @@
-//! The second process itself.
+//! The command loop of the peer process.
 
-#![allow(unsafe_code, reason = "bare writes and waits on words that stay mapped until the process ends")]
+#![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use super::bundles;
 use super::channels;
 use super::echo::{self, Socket};
 use super::footprint;
-use super::message::{Answer, Command, Words};
+use super::message::{Command, Reply, WordLocation};
 use super::rings::{self, RingMember};
-use super::words::{BACK, Page, THERE};
+use super::words::{Page, REQUEST, RESPONSE};
 use crate::raw::{self, RawExport, RawSide};
 use crate::wait::TIMEOUT;
 use device_ipc_cli::output::line;
@@ -28,18 +28,20 @@ pub(crate) struct Arguments {
     device: u32,
 }
 
-/// Does what the lines of standard input say until they end.
+/// Executes the commands of standard input until it is closed.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut server = None;
     for text in std::io::stdin().lines() {
-        let command: Command = serde_json::from_str(&text.context("reading a command")?)?;
-        let answer = match &command {
-            // Before anything else of the library.
-            Command::StartUp => Ok(Answer::StartUp { nanoseconds: footprint::start_up() }),
-            command => Server::in_place(&mut server, arguments).and_then(|server| server.answer(command)),
+        let command: Command = serde_json::from_str(&text.context("cannot read a command")?)?;
+        let reply = match &command {
+            // Must be the first use of the library.
+            Command::StartUp => Ok(Reply::StartUp { nanoseconds: footprint::start_up() }),
+            command => {
+                Server::get_or_start(&mut server, arguments).and_then(|server| server.execute(command))
+            }
         };
-        let answer = answer.unwrap_or_else(|error| Answer::Failed { why: format!("{error:#}") });
-        line(serde_json::to_string(&answer)?)?;
+        let reply = reply.unwrap_or_else(|error| Reply::Failed { reason: format!("{error:#}") });
+        line(serde_json::to_string(&reply)?)?;
     }
     Ok(())
 }
@@ -51,19 +53,19 @@ struct Server {
     stream: Stream,
     exports: Vec<Export>,
     mappings: Vec<Mapping>,
-    /// Exported by bare calls, until they are forgotten or the process ends.
+    /// Blocks exported by raw calls.
     raw_blocks: Vec<(Buffer, RawExport)>,
-    /// The address of each page's words for the stream's device.
+    /// Mapped pages, and the address of each for the device.
     pages: HashMap<PathBuf, (Page, u64)>,
     ring: Option<RingMember>,
 }
 
 impl Server {
-    fn in_place<'a>(server: &'a mut Option<Self>, arguments: &Arguments) -> Result<&'a mut Self> {
+    fn get_or_start<'a>(server: &'a mut Option<Self>, arguments: &Arguments) -> Result<&'a mut Self> {
         if server.is_none() {
             *server = Some(Self::new(arguments)?);
         }
-        server.as_mut().context("it was just made")
+        server.as_mut().context("the server was just created")
     }
 
     fn new(arguments: &Arguments) -> Result<Self> {
@@ -83,117 +85,119 @@ impl Server {
         })
     }
 
-    fn answer(&mut self, command: &Command) -> Result<Answer> {
+    fn execute(&mut self, command: &Command) -> Result<Reply> {
         match command {
             Command::Share { blocks, bytes, times } => self.share(*blocks, *bytes, *times),
             Command::RawHandles { blocks, bytes, peer } => self.raw_handles(*blocks, *bytes, peer),
-            Command::ForgetRaw => {
+            Command::FreeRaw => {
                 for (block, export) in self.raw_blocks.drain(..) {
                     self.raw.unexport(export)?;
                     drop(block);
                 }
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::Unshare => {
                 self.exports.drain(..).try_for_each(|export| export.close(TIMEOUT))?;
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::Echo { spins } => {
                 let spins = *spins;
-                let what = if spins { "spinning-echo" } else { "echo" };
-                Ok(Answer::Listening { name: echo::serve(what, move |socket| echo::echo(&socket, spins))? })
+                let suffix = if spins { "spinning-echo" } else { "echo" };
+                Ok(Reply::Listening { name: echo::serve(suffix, move |socket| echo::echo(&socket, spins))? })
             }
             Command::ReceiveByChannel { spins } => {
                 let spins = *spins;
-                let what = if spins { "spinning" } else { "sleeping" };
-                self.listen(what, move |channel| channels::receive(&channel, spins))
+                let suffix = if spins { "spinning" } else { "sleeping" };
+                self.listen(suffix, move |channel| channels::receive(&channel, spins))
             }
             Command::Transport { staged, bytes } => {
                 let transport = channels::Transport::new(&self.ipc, self.device, *bytes, *staged)?;
-                let what = if *staged { "staged" } else { "mapped" };
-                self.listen(what, move |channel| transport.serve(&channel))
+                let suffix = if *staged { "staged" } else { "mapped" };
+                self.listen(suffix, move |channel| transport.serve(&channel))
             }
             Command::Receive => {
                 let ipc = self.ipc.clone();
-                Ok(Answer::Listening { name: echo::serve("receive", move |socket| receive(&ipc, &socket))? })
+                Ok(Reply::Listening { name: echo::serve("receive", move |socket| receive(&ipc, &socket))? })
             }
             Command::ReceiveBundles { open } => {
                 let ipc = open.then(|| self.ipc.clone());
-                let what = if *open { "bundles" } else { "pieces" };
+                let suffix = if *open { "bundles" } else { "pieces" };
                 let body = move |socket: Socket| bundles::receive(ipc.as_ref(), &socket);
-                Ok(Answer::Listening { name: echo::serve(what, body)? })
+                Ok(Reply::Listening { name: echo::serve(suffix, body)? })
             }
             Command::TimelineRounds { first, rounds } => {
-                let export = self.exports.last().context("nothing is shared")?;
+                let export = self.exports.last().context("nothing is shared yet")?;
                 let timelines = export.timelines(1, TIMEOUT)?;
-                let [timeline] = timelines.as_slice() else { bail!("there are {}", timelines.len()) };
+                let [timeline] = timelines.as_slice() else {
+                    bail!("{} timelines instead of 1", timelines.len())
+                };
                 for value in *first..first + rounds {
                     timeline.wait(value, &self.stream)?;
                     timeline.signal(value, &self.stream)?;
                 }
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::RawRounds { page, on, first, rounds } => self.raw_rounds(page, *on, *first, *rounds),
             Command::Synchronize => {
                 self.stream.synchronize()?;
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::OpenAll { file, count } => self.open_all(file, *count),
-            Command::LetGo => {
+            Command::CloseMappings => {
                 self.mappings.clear();
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::Footprint { count } => {
-                Ok(Answer::Footprint(footprint::measure(&self.ipc, self.device, *count)?))
+                Ok(Reply::Footprint(footprint::measure(&self.ipc, self.device, *count)?))
             }
-            Command::StartUp => bail!("it has started already"),
+            Command::StartUp => bail!("the library is already in use"),
             Command::JoinRing { descriptor } => {
                 self.ring = Some(RingMember::join(&self.ipc, descriptor, &self.stream)?);
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
             Command::RingRounds { rounds, by } => {
-                self.member()?.take_and_release(*rounds, *by).map(|()| Answer::Done)
+                self.member()?.receive_and_release(*rounds, *by).map(|()| Reply::Done)
             }
             Command::SpinRounds { page, first, rounds } => {
-                rings::spin(&Page::open(page)?, *first, *rounds).map(|()| Answer::Done)
+                rings::spin(&Page::open(page)?, *first, *rounds).map(|()| Reply::Done)
             }
             Command::CopyBuckets { buckets } => {
                 let ipc = self.ipc.clone();
-                self.member()?.copy_buckets(&ipc, *buckets).map(|()| Answer::Done)
+                self.member()?.copy_buckets(&ipc, *buckets).map(|()| Reply::Done)
             }
             Command::CopyOwnBuckets { buckets } => {
-                self.member()?.copy_own_buckets(*buckets).map(|()| Answer::Done)
+                self.member()?.copy_own_buckets(*buckets).map(|()| Reply::Done)
             }
-            Command::HostWaits => Ok(Answer::Waits { count: device_ipc::counters().ring_host_waits_total }),
+            Command::HostWaits => Ok(Reply::Waits { count: device_ipc::counters().ring_host_waits_total }),
             Command::LeaveRing => {
                 self.ring = None;
-                Ok(Answer::Done)
+                Ok(Reply::Done)
             }
         }
     }
 
     fn member(&mut self) -> Result<&mut RingMember> {
-        self.ring.as_mut().context("it has joined no ring")
+        self.ring.as_mut().context("the process has not joined a ring")
     }
 
-    /// Listens for a channel, which is served on a thread.
+    /// Listens for a channel; a thread accepts and serves it.
     fn listen(
         &self,
-        what: &str,
+        suffix: &str,
         body: impl FnOnce(Channel) -> Result<()> + Send + 'static,
-    ) -> Result<Answer> {
-        let name = format!("bench-{}-{what}", std::process::id());
+    ) -> Result<Reply> {
+        let name = format!("bench-{}-{suffix}", std::process::id());
         let listener = self.ipc.listen(&name).start()?;
         std::thread::spawn(move || {
             let served = listener.accept(TIMEOUT).map_err(anyhow::Error::from).and_then(body);
             if let Err(error) = served {
-                eprintln!("error: the second process no longer answers by its channel: {error:#}");
+                eprintln!("error: the peer process stopped serving its channel: {error:#}");
             }
         });
-        Ok(Answer::Listening { name })
+        Ok(Reply::Listening { name })
     }
 
-    fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Answer> {
+    fn share(&mut self, blocks: usize, bytes: u64, times: usize) -> Result<Reply> {
         let mut descriptors = Vec::with_capacity(blocks * times);
         for _ in 0..blocks {
             let block = Arc::new(self.ipc.allocate(self.device, bytes)?);
@@ -203,10 +207,10 @@ impl Server {
                 self.exports.push(export);
             }
         }
-        Ok(Answer::Shared { descriptors })
+        Ok(Reply::Shared { descriptors })
     }
 
-    fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: &[u8]) -> Result<Answer> {
+    fn raw_handles(&mut self, blocks: usize, bytes: u64, peer: &[u8]) -> Result<Reply> {
         let mut handles = Vec::with_capacity(blocks);
         for _ in 0..blocks {
             let block = self.ipc.allocate(self.device, bytes)?;
@@ -215,25 +219,25 @@ impl Server {
             handles.push(export.handle.clone());
             self.raw_blocks.push((block, export));
         }
-        Ok(Answer::Handles { handles })
+        Ok(Reply::Handles { handles })
     }
 
-    fn raw_rounds(&mut self, path: &Path, on: Words, first: u64, rounds: u64) -> Result<Answer> {
+    fn raw_rounds(&mut self, path: &Path, on: WordLocation, first: u64, rounds: u64) -> Result<Reply> {
         let base = match on {
-            Words::Host => self.registered(path)?,
-            Words::Device => {
-                let (block, _) = self.raw_blocks.last().context("there is no bare block")?;
+            WordLocation::Host => self.registered(path)?,
+            WordLocation::Device => {
+                let (block, _) = self.raw_blocks.last().context("no raw block is exported")?;
                 block.range().ptr.get()
             }
         };
         for value in first..first + rounds {
-            // SAFETY: the page stays registered, and the block allocated, until the process ends.
+            // SAFETY: the page stays registered, and the block allocated, until the process exits.
             unsafe {
-                self.raw.wait_value(self.stream.as_stream(), base + THERE, value)?;
-                self.raw.write_value(self.stream.as_stream(), base + BACK, value)?;
+                self.raw.wait_value(self.stream.as_stream(), base + REQUEST, value)?;
+                self.raw.write_value(self.stream.as_stream(), base + RESPONSE, value)?;
             }
         }
-        Ok(Answer::Done)
+        Ok(Reply::Done)
     }
 
     fn registered(&mut self, path: &Path) -> Result<u64> {
@@ -241,27 +245,27 @@ impl Server {
             return Ok(*address);
         }
         let page = Page::open(path)?;
-        // SAFETY: pages stay mapped until the process ends.
+        // SAFETY: pages stay mapped until the process exits.
         let address = unsafe { self.raw.register(page.address(), page.bytes(), self.device) }?;
         self.pages.insert(path.to_owned(), (page, address));
         Ok(address)
     }
 
-    fn open_all(&mut self, file: &Path, count: usize) -> Result<Answer> {
-        // What is let go of stays open, until the exporter ends it.
+    fn open_all(&mut self, file: &Path, count: usize) -> Result<Reply> {
+        // Released mappings stay cached until the exporter closes the exports.
         device_ipc::set_cache_limits(CacheLimits { mappings: usize::MAX, bytes: u64::MAX })?;
-        let text = std::fs::read_to_string(file).context("reading the descriptors")?;
+        let text = std::fs::read_to_string(file).context("cannot read the descriptors")?;
         let descriptors: Vec<Descriptor> =
             text.lines().take(count).map(str::parse).collect::<Result<_, _>>()?;
         self.mappings.reserve(count);
         for descriptor in &descriptors {
             self.mappings.push(self.ipc.open(descriptor).timeout(TIMEOUT).at_home()?);
         }
-        Ok(Answer::Done)
+        Ok(Reply::Done)
     }
 }
 
-/// Opens what each packet names, acknowledges it, and lets it go.
+/// Opens the descriptor in each packet, acknowledges it and closes it.
 fn receive(ipc: &Ipc, socket: &Socket) -> Result<()> {
     let mut buffer = [0; 64 * 1024];
     loop {

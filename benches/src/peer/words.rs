@@ -1,4 +1,4 @@
-//! A page of host memory that two processes map, for bare words.
+//! A page of host memory that two processes map, for raw words.
 
 #![allow(unsafe_code, reason = "shared memory")]
 
@@ -12,34 +12,35 @@ use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-/// As large as a page is on any machine that runs accelerators.
+/// Length in bytes: a multiple of the page size of every supported machine.
 const BYTES: usize = 64 * 1024;
 
-/// The two words, in cache lines of their own: each has one writer.
-pub(crate) const THERE: u64 = 0;
-pub(crate) const BACK: u64 = 64;
+/// Offsets of the two words, which are in separate cache lines because each has one writer.
+pub(crate) const REQUEST: u64 = 0;
+pub(crate) const RESPONSE: u64 = 64;
 
-/// Mapped until the process ends, as a device may know it.
+/// A page that stays mapped until the process exits, because a device may access it.
 pub(crate) struct Page {
     address: NonNull<u8>,
     file: File,
 }
 
 impl Page {
-    /// A new page of zeros.
+    /// Creates a page of zeros.
     pub(crate) fn create() -> Result<Self> {
-        let file = memfd_create("device-ipc-bench-words", MemfdFlags::CLOEXEC).context("making a page")?;
-        ftruncate(&file, BYTES as u64).context("making a page")?;
+        let file =
+            memfd_create("device-ipc-bench-words", MemfdFlags::CLOEXEC).context("cannot create a page")?;
+        ftruncate(&file, BYTES as u64).context("cannot create a page")?;
         Self::map(file.into())
     }
 
-    /// The page that another process made.
+    /// Maps the page that another process created.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path);
-        Self::map(file.with_context(|| format!("opening the page {}", path.display()))?)
+        Self::map(file.with_context(|| format!("cannot open the page {}", path.display()))?)
     }
 
-    /// Where other processes of this user find it.
+    /// Returns the path under which other processes of this user can open it.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
@@ -48,10 +49,10 @@ impl Page {
         self.address
     }
 
-    /// A word, for the host.
+    /// Returns a word for host access.
     pub(crate) fn word(&self, offset: u64) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < BYTES as u64, "a word of the page");
-        // SAFETY: inside the page, which stays mapped until the process ends, and aligned; hosts use it atomically.
+        assert!(offset.is_multiple_of(8) && offset < BYTES as u64, "the offset is within the page");
+        // SAFETY: the word is within the page, which stays mapped until the process exits, and aligned; hosts access it atomically.
         unsafe { AtomicU64::from_ptr(self.address.byte_add(offset as usize).cast().as_ptr()) }
     }
 
@@ -61,9 +62,9 @@ impl Page {
 
     fn map(file: File) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping wherever the kernel puts it.
+        // SAFETY: a new mapping at an address that the kernel selects.
         let address = unsafe { mmap(ptr::null_mut(), BYTES, protection, MapFlags::SHARED, &file, 0) };
-        let address = NonNull::new(address.context("mapping a page")?.cast());
-        Ok(Self { address: address.context("mapping a page")?, file })
+        let address = NonNull::new(address.context("cannot map a page")?.cast());
+        Ok(Self { address: address.context("cannot map a page")?, file })
     }
 }

@@ -1,6 +1,7 @@
-//! The CUDA driver's calls, by cudarc's table.
+//! The calls of the CUDA driver, through cudarc.
 //!
-//! cudarc gives the status as a closed enum, so this is for drivers whose codes it knows: a benchmark, not the library.
+//! cudarc returns the status as an exhaustive enum, which is undefined behaviour for a code that it does not know. The library
+//! therefore has its own bindings; a benchmark runs on known drivers.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -12,24 +13,24 @@ use device_ipc::{BorrowedStream, DeviceRange};
 
 use super::{RawExport, RawHandle, RawMapping, RawSide};
 
-/// A device's primary context, as a number: a driver's handle that any thread may use.
+/// The primary context of a device, as a number, because any thread may use the handle.
 type Context = usize;
 
-/// The driver, and the primary contexts that were taken.
-pub(super) struct Cuda {
+/// The CUDA driver, with the retained primary contexts.
+pub(super) struct CudaDriver {
     contexts: Mutex<HashMap<u32, Context>>,
 }
 
-impl Cuda {
-    /// Finds the driver as the dynamic linker does.
+impl CudaDriver {
+    /// Loads the driver from the search path of the dynamic linker.
     pub(super) fn load() -> Result<Self> {
-        // SAFETY: looks for the library, and loads it.
+        // SAFETY: searches for the library and loads it.
         let present = unsafe { sys::is_culib_present() };
         ensure!(
             present,
-            "the bare calls need libcuda.so.1 where the dynamic linker finds it; set LD_LIBRARY_PATH to its folder"
+            "libcuda.so.1 not found by the dynamic linker, which the raw calls require; set LD_LIBRARY_PATH to its directory"
         );
-        // SAFETY: no arguments but a flag, which has to be 0.
+        // SAFETY: the only argument is the flags, which must be 0.
         check("cuInit", unsafe { sys::cuInit(0) })?;
         Ok(Self { contexts: Mutex::default() })
     }
@@ -40,7 +41,7 @@ impl Cuda {
             return Ok(*known);
         }
         let (mut handle, mut context) = (0, ptr::null_mut());
-        // SAFETY: both write one value; the context is kept for as long as the process lives.
+        // SAFETY: both write one value; the context is never released.
         unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut handle, device as i32))?;
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, handle))?;
@@ -50,14 +51,14 @@ impl Cuda {
     }
 }
 
-impl RawSide for Cuda {
+impl RawSide for CudaDriver {
     fn name(&self) -> &'static str {
         "the driver's own calls"
     }
 
     fn enter(&self, device: u32) -> Result<()> {
         let context = ptr::with_exposed_provenance_mut(self.context(device)?);
-        // SAFETY: a primary context that is kept.
+        // SAFETY: a primary context that is never released.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
     }
 
@@ -85,14 +86,14 @@ impl RawSide for Cuda {
     }
 
     fn open(&self, handle: &RawHandle, _device: u32) -> Result<RawMapping> {
-        ensure!(handle.bytes.len() == 64, "a handle of the driver has 64 bytes");
+        ensure!(handle.bytes.len() == 64, "invalid handle: a handle of the driver has 64 B");
         let mut reserved = [0; 64];
         for (to, from) in reserved.iter_mut().zip(&handle.bytes) {
             *to = *from as core::ffi::c_char;
         }
         let mut address = 0;
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        // SAFETY: writes one address; a bad handle is an error.
+        // SAFETY: writes one address; an invalid handle is an error.
         let status =
             unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, sys::CUipcMemHandle { reserved }, flags) };
         check("cuIpcOpenMemHandle", status)?;
@@ -100,7 +101,7 @@ impl RawSide for Cuda {
     }
 
     fn close(&self, mapping: RawMapping) -> Result<()> {
-        // SAFETY: opened by `open`, and used by nobody any longer.
+        // SAFETY: opened by `open`, and no longer in use.
         check("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(mapping.address) })
     }
 
@@ -109,7 +110,7 @@ impl RawSide for Cuda {
         let host = page.as_ptr().cast();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         let mut address = 0;
-        // SAFETY: the page stays mapped, as the caller promised; the second call writes one address.
+        // SAFETY: the page stays mapped, as the caller guarantees; the second call writes one address.
         unsafe {
             check("cuMemHostRegister", sys::cuMemHostRegister_v2(host, bytes, flags))?;
             let found = sys::cuMemHostGetDevicePointer_v2(&raw mut address, host, 0);
@@ -119,7 +120,7 @@ impl RawSide for Cuda {
     }
 
     unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
-        // SAFETY: as the caller promised; the stream lives, as `BorrowedStream` promises.
+        // SAFETY: as the caller guarantees; the stream lives, as `BorrowedStream` promises.
         let status = unsafe { sys::cuStreamWriteValue64_v2(raw(stream), word, value, 0) };
         check("cuStreamWriteValue64", status)
     }
@@ -139,7 +140,7 @@ impl RawSide for Cuda {
         let [to, from] = [dst.device, src.device].map(|device| self.context(device.get()));
         let (to, from) = (ptr::with_exposed_provenance_mut(to?), ptr::with_exposed_provenance_mut(from?));
         self.enter(dst.device.get())?;
-        // SAFETY: both contexts are kept, and the destination's is current; the ranges stay allocated, as the caller
+        // SAFETY: both contexts are never released, and the destination's is current; the ranges stay allocated, as the caller
         // promised.
         unsafe {
             match sys::cuCtxEnablePeerAccess(from, 0) {

@@ -1,11 +1,11 @@
-//! The bare side: what the vendor's own calls cost, without a broker, leases or a cache.
+//! The raw side of a comparison: the vendor's own calls, without a broker, leases or a cache.
 //!
-//! For CUDA these are the driver's, by cudarc's table. For other backends they are the backend's, called as the library
-//! calls them, so that the difference is the library's own.
+//! For CUDA these are the calls of the driver, through cudarc. For other backends they are the calls of the backend, as the
+//! library makes them, so that the difference is the cost of the library.
 
-#![allow(unsafe_code, reason = "bare calls on memory, words and streams that the rows keep alive")]
+#![allow(unsafe_code, reason = "raw calls on memory, words and streams that the rows keep alive")]
 
-mod bare;
+mod backend;
 #[cfg(feature = "cuda")]
 mod cuda;
 
@@ -16,7 +16,7 @@ use anyhow::Result;
 use device_ipc::{BorrowedStream, DeviceRange, Exported, Ipc, Opened};
 use serde::{Deserialize, Serialize};
 
-/// A handle as one process tells it another.
+/// A handle in the form in which one process sends it to another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RawHandle {
     kind: u16,
@@ -26,81 +26,82 @@ pub(super) struct RawHandle {
     home: u32,
 }
 
-/// A handle that this process made.
+/// A handle that this process exported.
 #[derive(Debug)]
 pub(super) struct RawExport {
     pub(super) handle: RawHandle,
-    /// What has to be taken back.
+    /// The export to revoke; `None` if the vendor does not count exports.
     exported: Option<Exported>,
 }
 
-/// What a handle was opened as.
+/// An opened handle.
 #[derive(Debug)]
 pub(super) struct RawMapping {
     pub(super) address: u64,
-    /// What has to be closed.
+    /// The mapping to close; `None` if it is closed by its address.
     opened: Option<Opened>,
 }
 
-/// The calls that rows compare with.
+/// The calls that rows compare the library with.
 pub(super) trait RawSide: Send + Sync {
-    /// Whose calls they are, for the table.
+    /// Returns the description of the calls for the report.
     fn name(&self) -> &'static str;
 
-    /// Readies the calling thread for calls that concern this device.
+    /// Prepares the calling thread for calls on this device.
     fn enter(&self, device: u32) -> Result<()>;
 
-    /// From an address in it to the handle of an allocation.
+    /// Exports the allocation that contains a range.
     fn export(&self, range: DeviceRange) -> Result<RawExport>;
 
-    /// Lets a process open the handle, where the vendor keeps a whitelist.
+    /// Permits a process to open the handle, if the vendor requires that.
     fn authorize(&self, export: &RawExport, peer: &[u8]) -> Result<()>;
 
-    /// Takes the handle back, where the vendor counts.
+    /// Revokes the handle, if the vendor counts exports.
     fn unexport(&self, export: RawExport) -> Result<()>;
 
     /// Opens a handle of another process.
     fn open(&self, handle: &RawHandle, device: u32) -> Result<RawMapping>;
 
+    /// Closes an opened handle.
     fn close(&self, mapping: RawMapping) -> Result<()>;
 
-    /// Lets streams of the device use a page of host memory, for as long as the process lives; its address for them.
+    /// Registers a page of host memory for streams of the device until the process exits, and returns its device address.
     ///
     /// # Safety
     ///
-    /// The page stays mapped until the process ends.
+    /// The page stays mapped until the process exits.
     unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64>;
 
-    /// The stream writes the word when it gets here.
+    /// Submits a write of a word to the stream.
     ///
     /// # Safety
     ///
-    /// The word is registered, or device memory, until the stream has got there.
+    /// The word is in registered memory or device memory until the stream has executed the write.
     unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()>;
 
-    /// The stream waits until the word is at least this.
+    /// Submits a wait of the stream until the word is at least this value.
     ///
     /// # Safety
     ///
     /// As for [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()>;
 
-    /// May words lie in device memory too?
+    /// Returns whether words can be in device memory.
     fn has_device_words(&self) -> bool;
 
-    /// Copies between two devices of this process, on a stream of the destination's.
+    /// Submits a copy between two devices of this process to a stream of the destination device.
     ///
     /// # Safety
     ///
-    /// Both ranges stay allocated until the stream has done it.
+    /// Both ranges stay allocated until the stream has executed the copy.
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
 }
 
-/// The bare side of a backend.
+/// Returns the raw side of a backend.
 pub(super) fn of(ipc: &Ipc) -> Result<Arc<dyn RawSide>> {
     #[cfg(feature = "cuda")]
     if ipc.backend().info().name == device_ipc::cuda::NAME {
-        return Ok(Arc::new(cuda::Cuda::load()?));
+        return Ok(Arc::new(cuda::CudaDriver::load()?));
     }
-    Ok(Arc::new(bare::Bare::new(ipc)))
+    Ok(Arc::new(backend::BackendCalls::new(ipc)))
 }

@@ -1,6 +1,6 @@
-//! A copy out of a mapping of another card's memory.
+//! A copy from a mapping of another device's memory.
 
-#![allow(unsafe_code, reason = "bare copies between buffers that live as long as the row")]
+#![allow(unsafe_code, reason = "raw copies between buffers that live as long as the row")]
 
 use std::time::Instant;
 
@@ -17,17 +17,17 @@ const MIB: u64 = 1 << 20;
 
 struct State {
     mapping: Mapping,
-    /// Where both copies go.
+    /// The destination of both copies.
     here: Buffer,
-    /// Of this process, on the other card.
+    /// A buffer of this process on the other device.
     there: Buffer,
     stream: Stream,
     bytes: u64,
 }
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
-    if !bench.two_cards()? {
-        return Ok(vec![bench.skipped("", "there are no two devices that reach each other")]);
+    if !bench.has_peer_device()? {
+        return Ok(vec![bench.skipped("", "requires two devices with peer access")]);
     }
     let sizes: &[u64] = if bench.hardware { &[256, 1024, 4096] } else { &[4, 16] };
     sizes.iter().map(|size| measure(bench, size * MIB)).collect()
@@ -46,7 +46,7 @@ fn measure(bench: &Bench, bytes: u64) -> Result<Line> {
     };
     let subject = Subject {
         case: format!("{} MiB", bytes / MIB),
-        against: format!("copy between two cards in one process, by {}", bench.raw.name()),
+        against: format!("copy between two devices in one process, by {}", bench.raw.name()),
         unit: Unit::BytesPerSecond,
         target: Target::Speed { least: 0.98 },
         needs_hardware: true,

@@ -1,7 +1,7 @@
-//! The transport of PyTorch's tutorial on device maps: a tensor to the other process's card and back, ten times. Both sides
-//! copy what comes to memory of their own card, as TensorPipe does.
+//! The transport of PyTorch's tutorial on device maps: a tensor to the other process's device and back, ten times. Both sides
+//! copy the received tensor to memory of their own device, as TensorPipe does.
 
-#![allow(unsafe_code, reason = "bare copies between buffers that live as long as the row")]
+#![allow(unsafe_code, reason = "raw copies between buffers that live as long as the row")]
 
 use anyhow::{Result, ensure};
 use device_ipc::{AsStream, Buffer, Channel, DeviceMap, Stream};
@@ -23,7 +23,7 @@ const BYTES: u64 = 4_000_000;
 struct State {
     channel: Channel,
     transport: Transport,
-    /// Of this process, one on each card, with a stream of the same card.
+    /// Buffers of this process, one on each device, each with a stream of its device.
     here: (Buffer, Stream),
     there: (Buffer, Stream),
 }
@@ -31,12 +31,12 @@ struct State {
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let (mapped, staged) = ("ten rounds", "ten rounds through the host");
     if bench.device == bench.other {
-        return Ok([mapped, staged].map(|case| bench.skipped(case, "there are no two devices")).into());
+        return Ok([mapped, staged].map(|case| bench.skipped(case, "requires two devices")).into());
     }
-    let first = if bench.two_cards()? {
+    let first = if bench.has_peer_device()? {
         measure(bench, mapped, false)?
     } else {
-        bench.skipped(mapped, "the two devices do not reach each other")
+        bench.skipped(mapped, "requires peer access between the two devices")
     };
     Ok(vec![first, measure(bench, staged, true)?])
 }
@@ -57,13 +57,13 @@ fn measure(bench: &Bench, case: &str, staged: bool) -> Result<Line> {
     let subject = Subject {
         case: case.into(),
         against: format!(
-            "twenty copies between the two cards in one process, each waited for, by {}",
+            "twenty copies between the two devices in one process, each synchronized, by {}",
             bench.raw.name()
         ),
         unit: Unit::Nanoseconds,
         target: Target::None,
         needs_hardware: true,
-        note: Some("to be compared with PyTorch's RPC, by benches/compare.py"),
+        note: Some("benches/compare.py compares it with PyTorch's RPC"),
     };
     let line = bench.compare(subject, &mut state, ours, |state| raw(bench, state))?;
     drop(state);
@@ -78,7 +78,7 @@ fn ours(state: &mut State) -> Result<f64> {
         for _ in 0..ROUNDS {
             channel.send(transport.message(), TIMEOUT)?;
             let received = channel.receive(TIMEOUT)?;
-            transport.take(&received)?;
+            transport.copy(&received)?;
         }
         transport.synchronize()
     })

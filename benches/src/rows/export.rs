@@ -1,4 +1,4 @@
-//! What it takes to share a pointer, beside the two calls that a program without the library would make.
+//! The export of a pointer, beside the two driver calls that a program without the library makes.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ pub(super) const ROW: Row = Row { name: "export", title: "export of a pointer", 
 const BLOCKS: usize = 64;
 const BYTES: u64 = 64 * 1024;
 
-/// What the broker's entry may cost beside the driver's calls, in nanoseconds.
+/// Allowance for the broker's table entry beside the driver's calls, in nanoseconds.
 const ENTRY: f64 = 2000.0;
 
 struct State {
     blocks: Vec<Arc<Buffer>>,
-    /// In each of the blocks, so that its handle has been made.
+    /// An export of each block, so that the handle of the block exists.
     _shared: Vec<Export>,
 }
 

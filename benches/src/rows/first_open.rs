@@ -1,4 +1,4 @@
-//! The first open of an allocation: what the broker's round trip takes, and what is left beside the driver's open.
+//! The first open of an allocation: the round trip to the broker, and the remaining time beside the driver's open.
 
 use anyhow::Result;
 use device_ipc::{CacheLimits, Descriptor, Mapping};
@@ -15,10 +15,10 @@ pub(super) const ROW: Row = Row { name: "first-open", title: "first open of an a
 const BLOCKS: usize = 16;
 const BYTES: u64 = 4 << 20;
 
-/// How many exports of one allocation the round trip is measured with.
+/// Number of exports of one allocation for the measurement of the round trip.
 const TRIPS: usize = 64;
 
-/// About what a request for a lease and its grant have, with a handle of 64 bytes.
+/// Approximate sizes of a request for a lease and of its reply with a handle of 64 B.
 const REQUEST_BYTES: usize = 32;
 const GRANT_BYTES: usize = 112;
 
@@ -30,18 +30,20 @@ struct State {
     trips: Vec<Descriptor>,
     _open: Mapping,
     handles: Vec<RawHandle>,
-    /// The last round's round trip, in nanoseconds.
+    /// Time of the last round trip, in nanoseconds.
     trip: f64,
 }
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     bench.raw.enter(bench.device)?;
-    // What is let go of is closed, so that the next open is a first one.
+    // Without a cache, a released mapping is closed, so that the next open is a first open.
     device_ipc::set_cache_limits(CacheLimits::NONE)?;
     let mut lines = Vec::new();
     for (case, device) in [("same device", bench.device), ("from the other device", bench.other)] {
-        if device != bench.device && !bench.two_cards()? || case != "same device" && device == bench.device {
-            lines.push(bench.skipped(case, "there are no two devices that reach each other"));
+        if device != bench.device && !bench.has_peer_device()?
+            || case != "same device" && device == bench.device
+        {
+            lines.push(bench.skipped(case, "requires two devices with peer access"));
             continue;
         }
         lines.extend(measure(bench, case, device)?);
@@ -64,7 +66,7 @@ fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
     };
     let trip = Subject {
         case: format!("round trip to the broker, {case}"),
-        against: "bare socket, the same bytes".into(),
+        against: "raw socket, the same bytes".into(),
         unit: Unit::Nanoseconds,
         target: Target::times(1.5),
         needs_hardware: false,
@@ -75,13 +77,13 @@ fn measure(bench: &Bench, case: &str, home: u32) -> Result<Vec<Line>> {
     let trip = bench.compare(trip, &mut state, |state| ours_trip(bench, state), raw_trip)?;
     let open = Subject {
         case: format!("{} MiB, {case}, the round trip apart", BYTES >> 20),
-        against: format!("open, by {}, behind a round trip over a bare socket", bench.raw.name()),
+        against: format!("open, by {}, after a round trip over a raw socket", bench.raw.name()),
         unit: Unit::Nanoseconds,
         target: Target::times(1.05),
         needs_hardware: true,
         note: Some(
-            "ours: the whole open less the round trip of the same round; bare: the open alone, by a thread that has just been \
-             woken, as whoever gets the handle by a socket is",
+            "ours: the whole open minus the round trip of the same round; raw: the open only, on a thread that a packet has \
+             just woken, as in the library",
         ),
     };
     let open =

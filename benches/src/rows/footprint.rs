@@ -1,20 +1,20 @@
-//! What the library holds: bytes, threads, and the time it takes to start where there is no device.
+//! Memory and threads of the library, and its start time without a device.
 
 use anyhow::{Result, bail};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
 use crate::peer::Remote;
-use crate::peer::message::{Answer, Command};
+use crate::peer::message::{Command, Reply};
 
 pub(super) const ROW: Row = Row { name: "footprint", title: "what the library holds, and its start", run };
 
-/// How many of each are made, so that tables that double in size are spread over them.
+/// Number of objects of each kind; large, so that the doubling of tables is averaged.
 const COUNT: usize = 2000;
 
 const STARTS: usize = 20;
 
-/// No vendor's library is found with these.
+/// Variables with which no vendor library is found.
 const NO_DEVICE: [(&str, &str); 2] = [
     (device_ipc::cuda::LIBRARY_VARIABLE, "/nowhere/libcuda.so.1"),
     (device_ipc::ascend::LIBRARY_VARIABLE, "/nowhere/libascendcl.so"),
@@ -22,8 +22,8 @@ const NO_DEVICE: [(&str, &str); 2] = [
 
 fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut remote = bench.remote(bench.device)?;
-    let Answer::Footprint(found) = remote.ask(&Command::Footprint { count: COUNT })? else {
-        bail!("the second process did not say what the library holds");
+    let Reply::Footprint(found) = remote.request(&Command::Footprint { count: COUNT })? else {
+        bail!("protocol violation: the peer process did not reply with a footprint");
     };
     remote.finish()?;
     let line = |case: &str, unit, most, value: &[f64], note| {
@@ -37,7 +37,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         };
         bench.figure(subject, value)
     };
-    let counted = Some("heap and guard, by a counting allocator in a process of its own");
+    let counted = Some("heap and guard, by a counting allocator in a separate process");
     let lease = Some("heap and guard; the first mapping of an export, with its lease");
     let starts = start_ups(bench)?;
     Ok(vec![
@@ -60,8 +60,8 @@ fn start_ups(bench: &Bench) -> Result<Vec<f64>> {
     let mut starts = Vec::with_capacity(STARTS);
     for _ in 0..STARTS {
         let mut remote = Remote::start(bench.backend(), bench.device, &NO_DEVICE)?;
-        let Answer::StartUp { nanoseconds } = remote.ask(&Command::StartUp)? else {
-            bail!("the second process did not say how long it took to start");
+        let Reply::StartUp { nanoseconds } = remote.request(&Command::StartUp)? else {
+            bail!("protocol violation: the peer process did not reply with its start time");
         };
         starts.push(nanoseconds);
         remote.finish()?;

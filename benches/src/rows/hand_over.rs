@@ -1,5 +1,5 @@
-//! One tensor handed to another process, which opens it and acknowledges: over a bare Unix socket, and through a channel,
-//! whose receiver spins or sleeps as the bare one does.
+//! The hand-over of one tensor to another process, which opens and acknowledges it: over a raw Unix socket, and through a
+//! channel, whose receiver spins or sleeps like the raw one.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let mut state = State { receiver, echo, _importer: importer, block, export };
     let subject = |case: &str| Subject {
         case: case.into(),
-        against: "bare socket ping-pong of the same bytes".into(),
+        against: "raw socket ping-pong of the same bytes".into(),
         unit: Unit::Nanoseconds,
         target: Target::times(1.3),
         needs_hardware: false,
@@ -42,7 +42,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     };
     let again = bench.compare(subject("an export that the receiver knows"), &mut state, ours_again, raw)?;
     let new = subject("shared anew each time, in memory that the receiver has open");
-    let new = bench.compare(new, &mut state, |state| ours_anew(bench, state), raw)?;
+    let new = bench.compare(new, &mut state, |state| ours_new(bench, state), raw)?;
     drop((state.receiver, state.echo));
     state._importer.finish()?;
     state.export.close(TIMEOUT)?;
@@ -53,7 +53,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// What a message holds beside the descriptor's bytes, and all of an acknowledgement, as `docs/spec/channel.md` says.
+/// Bytes of a message besides the descriptor, and of an acknowledgement, as specified in `docs/spec/channel.md`.
 const HEAD_BYTES: usize = 25;
 const ACKNOWLEDGEMENT_BYTES: usize = 22;
 
@@ -77,10 +77,10 @@ fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
         block,
     };
     state.channel.set_spinning(spins);
-    let (both, bare) = if spins { ("both spin", ", spinning") } else { ("both sleep", "") };
+    let (both, mode) = if spins { ("both spin", ", spinning") } else { ("both sleep", "") };
     let subject = |case: String| Subject {
         case,
-        against: format!("bare socket ping-pong of the same bytes{bare}"),
+        against: format!("raw socket ping-pong of the same bytes{mode}"),
         unit: Unit::Nanoseconds,
         target: Target::times(1.3),
         needs_hardware: false,
@@ -89,7 +89,7 @@ fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
     let again = subject(format!("through a channel, an export that the receiver knows, {both}"));
     let again = bench.compare(again, &mut state, by_channel_again, raw_of_a_channel)?;
     let new = subject(format!("through a channel, shared anew each time, {both}"));
-    let new = bench.compare(new, &mut state, |state| by_channel_anew(bench, state), raw_of_a_channel)?;
+    let new = bench.compare(new, &mut state, |state| by_channel_new(bench, state), raw_of_a_channel)?;
     drop((state.channel, state.echo));
     importer.finish()?;
     state.export.close(TIMEOUT)?;
@@ -106,12 +106,16 @@ fn by_channel_again(state: &mut ByChannel) -> Result<f64> {
     timed(CALLS, |_| send(&state.channel, &state.export))
 }
 
-fn by_channel_anew(bench: &Bench, state: &mut ByChannel) -> Result<f64> {
-    anew(bench, &state.block, |export| send(&state.channel, export))
+fn by_channel_new(bench: &Bench, state: &mut ByChannel) -> Result<f64> {
+    new_each_time(bench, &state.block, |export| send(&state.channel, export))
 }
 
-/// Hands over an export that is new each time; what ends them is not counted.
-fn anew(bench: &Bench, block: &Arc<Buffer>, mut hand_over: impl FnMut(&Export) -> Result<()>) -> Result<f64> {
+/// Measures hand-overs of a new export each time; closing the exports is not measured.
+fn new_each_time(
+    bench: &Bench,
+    block: &Arc<Buffer>,
+    mut hand_over: impl FnMut(&Export) -> Result<()>,
+) -> Result<f64> {
     let mut exports = Vec::with_capacity(CALLS);
     let took = timed(CALLS, |_| {
         let export = bench.ipc.share(Arc::clone(block)).start()?;
@@ -134,7 +138,7 @@ fn raw_of_a_channel(state: &mut ByChannel) -> Result<Option<f64>> {
             return state.echo.round_trip(&request, &mut answer);
         }
         state.echo.send(&request)?;
-        ensure!(state.echo.spin(&mut answer)? == answer.len(), "an answer was cut");
+        ensure!(state.echo.spin(&mut answer)? == answer.len(), "an answer was truncated");
         Ok(())
     })
     .map(Some)
@@ -144,7 +148,7 @@ fn hand_over(socket: &Socket, export: &Export) -> Result<()> {
     let mut acknowledgement = [0; 8];
     socket.send(&export.descriptor().to_bytes())?;
     let received = socket.receive(&mut acknowledgement)?;
-    ensure!(received == 1, "the receiver did not acknowledge");
+    ensure!(received == 1, "protocol violation: the receiver did not acknowledge");
     Ok(())
 }
 
@@ -152,8 +156,8 @@ fn ours_again(state: &mut State) -> Result<f64> {
     timed(CALLS, |_| hand_over(&state.receiver, &state.export))
 }
 
-fn ours_anew(bench: &Bench, state: &mut State) -> Result<f64> {
-    anew(bench, &state.block, |export| hand_over(&state.receiver, export))
+fn ours_new(bench: &Bench, state: &mut State) -> Result<f64> {
+    new_each_time(bench, &state.block, |export| hand_over(&state.receiver, export))
 }
 
 fn raw(state: &mut State) -> Result<Option<f64>> {

@@ -1,4 +1,4 @@
-//! Many importers and many exports: what opening and revoking all of them takes, against how many there are.
+//! Many importers and many exports: the time to open and to revoke all of them as a function of their number.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::wait::until;
 
 pub(super) const ROW: Row = Row { name: "many", title: "many importers, many exports", run };
 
-/// Parts of the whole that are measured, the last being all of it.
+/// Divisors of the number of exports that are measured.
 const STEPS: [usize; 4] = [8, 4, 2, 1];
 
-/// What still counts as a line: the fit's exponent. A square is 2.
+/// Maximum exponent of the fit that counts as linear growth; quadratic growth has 2.
 const LINEAR: f64 = 1.15;
 
-/// Times in nanoseconds of one size.
+/// Times of one size in nanoseconds.
 struct Step {
     leases: f64,
     opening: f64,
@@ -51,17 +51,17 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     ])
 }
 
-/// Has every process open all exports; then ends them all and has everybody let go.
+/// Makes every process open all exports; then drops the exports and closes all mappings.
 fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar) -> Result<Step> {
     let block = Arc::new(bench.ipc.allocate(bench.device, 1 << 20)?);
     let mut exports: Vec<Export> = Vec::with_capacity(count);
-    let mut file = tempfile::NamedTempFile::new().context("making a file of descriptors")?;
+    let mut file = tempfile::NamedTempFile::new().context("cannot create a file of descriptors")?;
     for _ in 0..count {
         let export = bench.ipc.share(Arc::clone(&block)).start()?;
-        writeln!(file, "{}", export.descriptor()).context("writing descriptors")?;
+        writeln!(file, "{}", export.descriptor()).context("cannot write descriptors")?;
         exports.push(export);
     }
-    file.flush().context("writing descriptors")?;
+    file.flush().context("cannot write descriptors")?;
     bar.inc(1);
     let begin = Instant::now();
     all(processes, &Command::OpenAll { file: file.path().to_owned(), count })?;
@@ -69,8 +69,8 @@ fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar
     bar.inc(1);
     let begin = Instant::now();
     drop(exports);
-    all(processes, &Command::LetGo)?;
-    until("the end of all leases", || device_ipc::counters().exports == 0)
+    all(processes, &Command::CloseMappings)?;
+    until("all leases have ended", || device_ipc::counters().exports == 0)
         .with_context(|| format!("{} leases are left", device_ipc::counters().leases))?;
     let revoking = begin.elapsed().as_nanos() as f64;
     bar.inc(1);
@@ -78,21 +78,21 @@ fn step(bench: &Bench, processes: &mut [Remote], count: usize, bar: &ProgressBar
 }
 
 fn all(processes: &mut [Remote], command: &Command) -> Result<()> {
-    processes.iter_mut().try_for_each(|process| process.tell(command))?;
+    processes.iter_mut().try_for_each(|process| process.send(command))?;
     for process in processes {
-        process.hear()?;
+        process.receive()?;
     }
     Ok(())
 }
 
-fn line(bench: &Bench, what: &str, points: Vec<(f64, f64)>) -> Line {
+fn line(bench: &Bench, case: &str, points: Vec<(f64, f64)>) -> Line {
     let subject = Subject {
-        case: format!("{what}: growth with the number of leases"),
+        case: format!("{case}: growth with the number of leases"),
         against: String::new(),
         unit: Unit::Exponent,
         target: Target::Most { value: LINEAR },
         needs_hardware: false,
-        note: Some("1 is a straight line, 2 a square; the plot shows the times"),
+        note: Some("1 is linear growth, 2 is quadratic; the plot shows the times"),
     };
     let samples: Vec<f64> = growth(&points).into_iter().collect();
     Line { points, ..bench.figure(subject, &samples) }

@@ -1,4 +1,4 @@
-//! The rows of the table, a file each.
+//! The rows of the report, one file each.
 
 mod copy_peer;
 mod device_map;
@@ -15,7 +15,7 @@ mod weights;
 
 use crate::frame::Row;
 
-/// In the order in which they run and are shown.
+/// All rows, in the order of execution and of the report.
 pub(super) const ROWS: &[Row] = &[
     export::ROW,
     first_open::ROW,

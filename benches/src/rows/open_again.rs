@@ -1,4 +1,4 @@
-//! Opening what is open here already, by one thread and by eight at once.
+//! Re-opening an export that this process has open, by one thread and by eight threads at once.
 
 use std::sync::Barrier;
 
@@ -21,7 +21,7 @@ struct State {
     descriptor: Descriptor,
     _open: Mapping,
     handle: RawHandle,
-    /// Kept open, where the driver opens a handle more than once.
+    /// Kept open if the driver opens a handle more than once.
     raw: Option<RawMapping>,
 }
 
@@ -53,7 +53,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
             unit: Unit::Nanoseconds,
             target: Target::times(most),
             needs_hardware: true,
-            note: second.is_err().then_some("the bare backend opens a handle once only"),
+            note: second.is_err().then_some("the raw backend opens a handle only once"),
         };
         lines.push(bench.compare(
             subject,
@@ -71,24 +71,24 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Nanoseconds of a call of one thread, when all of them call; the mean of the threads.
-fn together<T: Send>(
+/// Calls on several threads at once, and returns the mean time of a call in nanoseconds.
+fn concurrently<T: Send>(
     threads: usize,
     call: impl Fn() -> Result<T> + Sync,
-    ready: impl Fn() -> Result<()> + Sync,
+    prepare: impl Fn() -> Result<()> + Sync,
 ) -> Result<(f64, Vec<T>)> {
     let barrier = Barrier::new(threads);
     let one = || {
-        // Written to before, so that neither side has the kernel give the memory for it while it is timed.
-        let mut made: Vec<Option<T>> = (0..CALLS).map(|_| None).collect();
-        let readied = ready();
+        // Written before, so that no page fault is measured on either side.
+        let mut results: Vec<Option<T>> = (0..CALLS).map(|_| None).collect();
+        let prepared = prepare();
         barrier.wait();
-        readied?;
+        prepared?;
         let took = timed(CALLS, |index| {
-            made[index] = Some(call()?);
+            results[index] = Some(call()?);
             Ok(())
         })?;
-        Ok::<_, anyhow::Error>((took, made))
+        Ok::<_, anyhow::Error>((took, results))
     };
     let results: Vec<Result<(f64, Vec<Option<T>>)>> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
@@ -96,16 +96,16 @@ fn together<T: Send>(
     });
     let (mut sum, mut all) = (0.0, Vec::new());
     for result in results {
-        let (took, made) = result?;
+        let (took, results) = result?;
         sum += took;
-        all.extend(made.into_iter().flatten());
+        all.extend(results.into_iter().flatten());
     }
     Ok((sum / threads as f64, all))
 }
 
 fn ours(bench: &Bench, state: &mut State) -> Result<f64> {
     let (took, mappings) =
-        together(state.threads, || Ok(bench.ipc.open(&state.descriptor).at_home()?), || Ok(()))?;
+        concurrently(state.threads, || Ok(bench.ipc.open(&state.descriptor).at_home()?), || Ok(()))?;
     drop(mappings);
     settle()?;
     Ok(took)
@@ -115,7 +115,7 @@ fn raw_again(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
     if state.raw.is_none() {
         return Ok(None);
     }
-    let (took, mappings) = together(
+    let (took, mappings) = concurrently(
         state.threads,
         || bench.raw.open(&state.handle, bench.device),
         || bench.raw.enter(bench.device),

@@ -1,10 +1,10 @@
 //! Ready and acknowledge between the streams of two processes, without either host.
 //!
-//! Our words lie in host memory that both devices know, because a stream that waits for a peer who has died is then
-//! freed by a plain store. So the bare calls are measured with words there, which is the like-for-like, and with words in
-//! device memory that the other process opened.
+//! The words of a timeline are in host memory that is registered with both devices, because a plain store can then release
+//! a stream that waits for a terminated peer. The raw calls are measured with words in host memory, which is the equal
+//! comparison, and with words in device memory that the other process opened.
 
-#![allow(unsafe_code, reason = "bare writes and waits on words that stay mapped until the process ends")]
+#![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
 
 use anyhow::Result;
 use device_ipc::{AsStream, Mapping, Stream, Timeline};
@@ -14,14 +14,14 @@ use std::time::Instant;
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
-use crate::peer::message::{Command, Words};
-use crate::peer::{BACK, Page, Remote, THERE};
+use crate::peer::message::{Command, WordLocation};
+use crate::peer::{Page, REQUEST, RESPONSE, Remote};
 use crate::raw::RawMapping;
 
 pub(super) const ROW: Row =
     Row { name: "ready-acknowledge", title: "ready and acknowledge between two streams", run };
 
-/// Fewer than a stream's queue holds, so that nobody waits to submit.
+/// Fewer than the queue of a stream holds, so that no submission blocks.
 const ROUNDS: u64 = 100;
 
 const BYTES: u64 = 64 * 1024;
@@ -31,9 +31,9 @@ struct State {
     stream: Stream,
     timeline: Timeline,
     next: u64,
-    words: Words,
+    words: WordLocation,
     page: PathBuf,
-    /// Where the bare words are, for this process's stream.
+    /// Device address of the raw words.
     base: u64,
     raw_next: u64,
 }
@@ -43,32 +43,32 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     if !ours.timelines {
         return Ok(vec![bench.skipped("", "the device has no timelines")]);
     }
-    let far = if bench.two_cards()? { bench.other } else { bench.device };
-    let place = if far == bench.device { "one device" } else { "two devices" };
-    let mut remote = bench.remote(far)?;
+    let peer_device = if bench.has_peer_device()? { bench.other } else { bench.device };
+    let place = if peer_device == bench.device { "one device" } else { "two devices" };
+    let mut remote = bench.remote(peer_device)?;
     let descriptors = remote.share(1, BYTES, 1)?;
     let mapping = bench.ipc.open(&descriptors[0]).on_device(bench.device)?;
     let mut lines = Vec::new();
     let page = Page::create()?;
-    // SAFETY: the page stays mapped until the process ends.
+    // SAFETY: the page stays mapped until the process exits.
     let base = unsafe { bench.raw.register(page.address(), page.bytes(), bench.device) }?;
     let mut state = State {
         stream: bench.ipc.create_stream(bench.device)?,
         timeline: mapping.timeline()?,
         next: 1,
-        words: Words::Host,
+        words: WordLocation::Host,
         page: page.path(),
         base,
         raw_next: 1,
         remote,
     };
-    let subject = |what: &str, target| Subject {
-        case: format!("{place}, {what}"),
+    let subject = |case: &str, target| Subject {
+        case: format!("{place}, {case}"),
         against: format!("write and wait on words, by {}", bench.raw.name()),
         unit: Unit::Nanoseconds,
         target,
         needs_hardware: true,
-        note: Some("a whole round: there and back; ours has its words in host memory"),
+        note: Some("a whole round: ready and acknowledge; our words are in host memory"),
     };
     let host = subject("bare words in host memory", Target::times(1.1));
     lines.push(bench.compare(host, &mut state, ours_rounds, |state| raw_rounds(bench, state))?);
@@ -79,9 +79,10 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
             subject("bare words in device memory", Target::times(1.1)),
         )?);
     } else {
-        lines.push(
-            bench.skipped(format!("{place}, bare words in device memory"), "the bare backend has none"),
-        );
+        lines.push(bench.skipped(
+            format!("{place}, bare words in device memory"),
+            "the raw backend does not support them",
+        ));
     }
     finish(state, mapping)?;
     Ok(lines)
@@ -91,7 +92,7 @@ fn device_words(bench: &Bench, state: &mut State, subject: Subject) -> Result<Li
     let handles = bench.raw_handles(&mut state.remote, 1, BYTES)?;
     bench.raw.enter(bench.device)?;
     let opened: RawMapping = bench.raw.open(&handles[0], bench.device)?;
-    (state.words, state.base, state.raw_next) = (Words::Device, opened.address, 1);
+    (state.words, state.base, state.raw_next) = (WordLocation::Device, opened.address, 1);
     let line = bench.compare(subject, state, ours_rounds, |state| raw_rounds(bench, state))?;
     bench.raw.close(opened)?;
     Ok(line)
@@ -108,35 +109,35 @@ fn finish(state: State, mapping: Mapping) -> Result<()> {
 fn ours_rounds(state: &mut State) -> Result<f64> {
     let first = state.next;
     state.next += ROUNDS;
-    state.remote.order(&Command::TimelineRounds { first, rounds: ROUNDS })?;
+    state.remote.execute(&Command::TimelineRounds { first, rounds: ROUNDS })?;
     let begin = Instant::now();
     for value in first..first + ROUNDS {
         state.timeline.signal(value, &state.stream)?;
         state.timeline.wait(value, &state.stream)?;
     }
-    finished(state, begin)
+    round_time(state, begin)
 }
 
 fn raw_rounds(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
     let first = state.raw_next;
     state.raw_next += ROUNDS;
     let page = state.page.clone();
-    state.remote.order(&Command::RawRounds { page, on: state.words, first, rounds: ROUNDS })?;
+    state.remote.execute(&Command::RawRounds { page, on: state.words, first, rounds: ROUNDS })?;
     let begin = Instant::now();
     for value in first..first + ROUNDS {
-        // SAFETY: the page and the mapping stay until both streams have been waited for.
+        // SAFETY: the page and the mapping exist until both streams are synchronized.
         unsafe {
-            bench.raw.write_value(state.stream.as_stream(), state.base + THERE, value)?;
-            bench.raw.wait_value(state.stream.as_stream(), state.base + BACK, value)?;
+            bench.raw.write_value(state.stream.as_stream(), state.base + REQUEST, value)?;
+            bench.raw.wait_value(state.stream.as_stream(), state.base + RESPONSE, value)?;
         }
     }
-    finished(state, begin).map(Some)
+    round_time(state, begin).map(Some)
 }
 
-/// Nanoseconds of a round, once this process's stream is through.
-fn finished(state: &mut State, begin: Instant) -> Result<f64> {
+/// Synchronizes the streams and returns the time of a round in nanoseconds.
+fn round_time(state: &mut State, begin: Instant) -> Result<f64> {
     state.stream.synchronize()?;
     let took = begin.elapsed();
-    state.remote.order(&Command::Synchronize)?;
+    state.remote.execute(&Command::Synchronize)?;
     Ok(took.as_nanos() as f64 / ROUNDS as f64)
 }

@@ -1,6 +1,6 @@
-//! A hand-over through a ring and its acknowledgement: by hosts that spin, and by streams.
+//! The hand-over through a ring and its acknowledgement: by spinning hosts, and by streams.
 
-#![allow(unsafe_code, reason = "bare writes and waits on words that stay mapped until the process ends")]
+#![allow(unsafe_code, reason = "raw writes and waits on words that stay mapped until the process exits")]
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,24 +10,24 @@ use device_ipc::{AsStream, DeviceOrdinal, Ring, Stream};
 
 use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
-use crate::peer::message::{Command, Hand, Words};
-use crate::peer::{BACK, Page, Remote, THERE};
+use crate::peer::message::{Command, RingUser, WordLocation};
+use crate::peer::{Page, REQUEST, RESPONSE, Remote};
 use crate::wait::{TIMEOUT, settle};
 
 pub(super) const ROW: Row =
     Row { name: "ring", title: "a hand-over through a ring and its acknowledgement", run };
 
-/// Of hosts.
+/// Number of rounds of hosts.
 const ROUNDS: u64 = 1000;
 
-/// Of streams: fewer than their queues hold, so that nobody waits to submit.
+/// Number of rounds of streams: fewer than their queues hold, so that no submission blocks.
 const STREAM_ROUNDS: u64 = 32;
 
 const BYTES: u64 = 64 * 1024;
 
 struct State {
     remote: Remote,
-    /// One slot, so that each publication waits for the release before.
+    /// A ring of one slot, so that each publication waits for the release of the previous one.
     ring: Ring,
     stream: Stream,
     page: Page,
@@ -42,19 +42,19 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         page: Page::create()?,
         next: 1,
     };
-    state.remote.order(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
+    state.remote.execute(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
     state.ring.wait_readers(1, TIMEOUT)?;
     let by_hosts = Subject {
         case: "a spinning receiver".into(),
-        against: "two words in a shared page, spun on".into(),
+        against: "two words in a shared page, by spinning".into(),
         unit: Unit::Nanoseconds,
         target: Target::Most { value: 1500.0 },
         needs_hardware: false,
-        note: Some("there and back; needs two free processors"),
+        note: Some("publication and release; requires two free processors"),
     };
     let mut lines = vec![bench.compare(by_hosts, &mut state, ours_by_hosts, raw_by_hosts)?];
     lines.push(by_streams(bench, &mut state)?);
-    state.remote.order(&Command::LeaveRing)?;
+    state.remote.execute(&Command::LeaveRing)?;
     state.ring.close(TIMEOUT)?;
     settle()?;
     state.remote.finish()?;
@@ -66,7 +66,7 @@ fn by_streams(bench: &Bench, state: &mut State) -> Result<Line> {
     if !bench.ipc.backend().capabilities(DeviceOrdinal::new(bench.device))?.timelines {
         return Ok(bench.skipped(CASE, "the device has no timelines"));
     }
-    // SAFETY: the page stays mapped until the process ends.
+    // SAFETY: the page stays mapped until the process exits.
     let base = unsafe { bench.raw.register(state.page.address(), state.page.bytes(), bench.device) }?;
     let subject = Subject {
         case: CASE.into(),
@@ -74,24 +74,26 @@ fn by_streams(bench: &Bench, state: &mut State) -> Result<Line> {
         unit: Unit::Nanoseconds,
         target: Target::None,
         needs_hardware: true,
-        note: Some("there and back; no host waits; ours writes one word more, for the writer's own streams"),
+        note: Some(
+            "publication and release; no host waits; our side writes one more word, for the writer's streams",
+        ),
     };
     bench.compare(subject, state, ours_by_streams, |state| raw_by_streams(bench, state, base))
 }
 
 fn ours_by_hosts(state: &mut State) -> Result<f64> {
-    state.remote.tell(&Command::RingRounds { rounds: ROUNDS + 1, by: Hand::Host })?;
+    state.remote.send(&Command::RingRounds { rounds: ROUNDS + 1, by: RingUser::Host })?;
     hand_over(state)?;
     let begin = Instant::now();
     for _ in 0..ROUNDS {
         hand_over(state)?;
     }
     let took = begin.elapsed();
-    state.remote.done()?;
+    state.remote.wait_done()?;
     Ok(took.as_nanos() as f64 / ROUNDS as f64)
 }
 
-/// Published, and released again.
+/// Publishes a slot and waits until it is released.
 fn hand_over(state: &mut State) -> Result<()> {
     state.ring.write(&state.stream)?.publish_now()?;
     Ok(state.ring.wait_writable(TIMEOUT)?)
@@ -101,52 +103,57 @@ fn raw_by_hosts(state: &mut State) -> Result<Option<f64>> {
     let first = state.next;
     state.next += ROUNDS + 1;
     let page = state.page.path();
-    state.remote.tell(&Command::SpinRounds { page, first, rounds: ROUNDS + 1 })?;
-    there_and_back(&state.page, first);
+    state.remote.send(&Command::SpinRounds { page, first, rounds: ROUNDS + 1 })?;
+    raw_round_trip(&state.page, first);
     let begin = Instant::now();
     for value in first + 1..state.next {
-        there_and_back(&state.page, value);
+        raw_round_trip(&state.page, value);
     }
     let took = begin.elapsed();
-    state.remote.done()?;
+    state.remote.wait_done()?;
     Ok(Some(took.as_nanos() as f64 / ROUNDS as f64))
 }
 
-fn there_and_back(page: &Page, value: u64) {
-    page.word(THERE).store(value, Ordering::Release);
-    while page.word(BACK).load(Ordering::Acquire) < value {
+fn raw_round_trip(page: &Page, value: u64) {
+    page.word(REQUEST).store(value, Ordering::Release);
+    while page.word(RESPONSE).load(Ordering::Acquire) < value {
         std::hint::spin_loop();
     }
 }
 
 fn ours_by_streams(state: &mut State) -> Result<f64> {
-    state.remote.order(&Command::RingRounds { rounds: STREAM_ROUNDS, by: Hand::Stream })?;
+    state.remote.execute(&Command::RingRounds { rounds: STREAM_ROUNDS, by: RingUser::Stream })?;
     let begin = Instant::now();
     for _ in 0..STREAM_ROUNDS {
         state.ring.write(&state.stream)?.publish(&state.stream)?;
     }
-    finished(state, begin)
+    round_time(state, begin)
 }
 
 fn raw_by_streams(bench: &Bench, state: &mut State, base: u64) -> Result<Option<f64>> {
     let first = state.next;
     state.next += STREAM_ROUNDS;
     let page = state.page.path();
-    state.remote.order(&Command::RawRounds { page, on: Words::Host, first, rounds: STREAM_ROUNDS })?;
+    state.remote.execute(&Command::RawRounds {
+        page,
+        on: WordLocation::Host,
+        first,
+        rounds: STREAM_ROUNDS,
+    })?;
     let begin = Instant::now();
     for value in first..state.next {
-        // SAFETY: the page stays registered until both streams have been waited for.
+        // SAFETY: the page stays registered until both streams are synchronized.
         unsafe {
-            bench.raw.write_value(state.stream.as_stream(), base + THERE, value)?;
-            bench.raw.wait_value(state.stream.as_stream(), base + BACK, value)?;
+            bench.raw.write_value(state.stream.as_stream(), base + REQUEST, value)?;
+            bench.raw.wait_value(state.stream.as_stream(), base + RESPONSE, value)?;
         }
     }
-    finished(state, begin).map(Some)
+    round_time(state, begin).map(Some)
 }
 
-/// Nanoseconds of a round, once both streams are through.
-fn finished(state: &mut State, begin: Instant) -> Result<f64> {
+/// Synchronizes both streams and returns the time of a round in nanoseconds.
+fn round_time(state: &mut State, begin: Instant) -> Result<f64> {
     state.stream.synchronize()?;
-    state.remote.order(&Command::Synchronize)?;
+    state.remote.execute(&Command::Synchronize)?;
     Ok(begin.elapsed().as_nanos() as f64 / STREAM_ROUNDS as f64)
 }

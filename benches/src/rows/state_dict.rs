@@ -1,8 +1,8 @@
-//! A state dict of 1000 tensors, handed to another process over a bare Unix socket.
+//! The hand-over of a state dict of 1000 tensors to another process over a raw Unix socket.
 //!
-//! The time is that from before the bundle is made until the receiver has every tensor and has acknowledged. The tensors
-//! lie in as many allocations as PyTorch's lie in. Before the first time neither these were shared nor tensors of such names
-//! handed over; again, both are the same.
+//! The measured time is from the start of the bundle until the receiver has every tensor and has acknowledged. The tensors
+//! are in as many allocations as those of PyTorch. In 'first time', neither the allocations nor the names were shared before;
+//! in 'again', both are repeated.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use device_ipc::{Buffer, BundleExport, Dtype, TensorLayout};
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target, Unit};
 use crate::peer::message::Command;
-use crate::peer::{Remote, Socket, acknowledged, keep};
+use crate::peer::{Remote, Socket, keep, wait_acknowledgement};
 use crate::wait::TIMEOUT;
 
 pub(super) const ROW: Row =
@@ -20,19 +20,19 @@ pub(super) const ROW: Row =
 
 const TENSORS: usize = 1000;
 
-/// Tensors are float32.
+/// Size of an element in bytes; the tensors are float32.
 const ELEMENT_BYTES: u64 = 4;
 
-/// What the driver gives `cuMemAlloc` out of, and PyTorch's allocator takes at least.
+/// The granularity of `cuMemAlloc`, and the minimum allocation of PyTorch's allocator, in bytes.
 const PAGE: u64 = 2 << 20;
 
-/// Hand-overs of a round behind the first.
+/// Number of repeated hand-overs in a round.
 const AGAIN: usize = 5;
 
-/// The speed of the bare opens that is to be reached.
+/// The target, as a fraction of the speed of raw opens.
 const SPEED: f64 = 0.8;
 
-/// Which tensors, in how many allocations.
+/// A kind of state dict.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -43,15 +43,15 @@ struct Kind {
 struct State {
     kind: Kind,
     names: Vec<String>,
-    /// How many state dicts there were.
+    /// Number of state dicts created so far.
     dicts: usize,
     importer: Remote,
     receiver: Socket,
-    /// Acknowledges, and does nothing else.
+    /// A socket whose peer only acknowledges.
     echo: Socket,
-    /// What the bundle is made of again and again.
+    /// The allocations of repeated bundles.
     blocks: Vec<Arc<Buffer>>,
-    /// How many bytes the last bundle's descriptor had.
+    /// Length of the last bundle's descriptor in bytes.
     bytes: usize,
 }
 
@@ -96,8 +96,8 @@ fn measure(bench: &Bench, kind: Kind) -> Result<Vec<Line>> {
     )?;
     state.blocks = blocks(bench, kind)?;
     let open = hand_over(bench, &mut state)?;
-    let again = subject("again", "bare socket, the same bytes".into(), Target::None, false);
-    let again = bench.compare(again, &mut state, |state| once_more(bench, state), raw_trip)?;
+    let again = subject("again", "raw socket, the same bytes".into(), Target::None, false);
+    let again = bench.compare(again, &mut state, |state| repeated(bench, state), raw_trip)?;
     keep(&state.receiver, 0)?;
     open.close(TIMEOUT)?;
     drop((state.receiver, state.echo));
@@ -110,18 +110,18 @@ impl Kind {
         self.elements * ELEMENT_BYTES
     }
 
-    /// How many tensors lie in each allocation; in the last one there may be fewer.
-    fn together(self) -> usize {
+    /// Returns the number of tensors in each allocation except the last.
+    fn tensors_per_block(self) -> usize {
         TENSORS.div_ceil(self.allocations)
     }
 
     fn block_bytes(self) -> u64 {
-        (self.together() as u64 * self.tensor_bytes()).next_multiple_of(PAGE)
+        (self.tensors_per_block() as u64 * self.tensor_bytes()).next_multiple_of(PAGE)
     }
 
-    /// As many as have a tensor.
+    /// Returns the number of allocations that contain a tensor.
     fn blocks(self) -> usize {
-        TENSORS.div_ceil(self.together())
+        TENSORS.div_ceil(self.tensors_per_block())
     }
 }
 
@@ -134,11 +134,11 @@ fn blocks(bench: &Bench, kind: Kind) -> Result<Vec<Arc<Buffer>>> {
     (0..kind.blocks()).map(one).collect()
 }
 
-/// Makes the bundle of what lies in the state's blocks, and has the receiver take it.
+/// Creates a bundle of the tensors in the blocks, and hands it over to the receiver.
 fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
     let kind = state.kind;
     let mut bundle = bench.ipc.bundle();
-    for (names, block) in state.names.chunks(kind.together()).zip(&state.blocks) {
+    for (names, block) in state.names.chunks(kind.tensors_per_block()).zip(&state.blocks) {
         let memory = bundle.memory(Arc::clone(block));
         for (index, name) in names.iter().enumerate() {
             let layout = TensorLayout::contiguous(Dtype::F32, [kind.elements])?;
@@ -148,8 +148,8 @@ fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
     let export = bundle.start()?;
     let bytes = export.descriptor().to_bytes();
     state.receiver.send_in_pieces(&bytes)?;
-    let taken = acknowledged(&state.receiver)?;
-    ensure!(taken as usize == TENSORS, "the receiver took {taken} tensors instead of {TENSORS}");
+    let opened = wait_acknowledgement(&state.receiver)?;
+    ensure!(opened as usize == TENSORS, "the receiver opened {opened} tensors instead of {TENSORS}");
     state.bytes = bytes.len();
     Ok(export)
 }
@@ -171,8 +171,8 @@ fn first_time(bench: &Bench, state: &mut State) -> Result<f64> {
     Ok(took)
 }
 
-/// The receiver keeps the first one, and with it the allocations.
-fn once_more(bench: &Bench, state: &mut State) -> Result<f64> {
+/// Measures repeated hand-overs; the receiver keeps the first bundle, and with it the allocations.
+fn repeated(bench: &Bench, state: &mut State) -> Result<f64> {
     let mut exports = Vec::with_capacity(AGAIN);
     let took = timed(AGAIN, |_| {
         exports.push(hand_over(bench, state)?);
@@ -183,7 +183,7 @@ fn once_more(bench: &Bench, state: &mut State) -> Result<f64> {
     Ok(took)
 }
 
-/// As many allocations, just as new, opened here by bare calls.
+/// Measures raw opens of as many new allocations.
 fn raw_opens(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
     let (count, bytes) = (state.kind.blocks(), state.kind.block_bytes());
     let handles = bench.raw_handles(&mut state.importer, count, bytes)?;
@@ -195,7 +195,7 @@ fn raw_opens(bench: &Bench, state: &mut State) -> Result<Option<f64>> {
         Ok(())
     })?;
     mappings.into_iter().try_for_each(|mapping| bench.raw.close(mapping))?;
-    state.importer.forget_raw()?;
+    state.importer.free_raw()?;
     Ok(Some(took))
 }
 
@@ -203,7 +203,7 @@ fn raw_trip(state: &mut State) -> Result<Option<f64>> {
     let bytes = vec![0; state.bytes];
     let trip = |_| {
         state.echo.send_in_pieces(&bytes)?;
-        acknowledged(&state.echo).map(|_| ())
+        wait_acknowledgement(&state.echo).map(|_| ())
     };
     timed(AGAIN, trip).map(Some)
 }

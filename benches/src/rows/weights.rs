@@ -1,4 +1,5 @@
-//! A hand-over of weights in buckets: one process copies them into a ring, two others on the same device copy every bucket out.
+//! The hand-over of weights in buckets: one process copies them into a ring, and two readers on the same device copy every
+//! bucket out.
 
 use std::time::Instant;
 
@@ -19,19 +20,18 @@ pub(super) const ROW: Row = Row {
 
 const READERS: usize = 2;
 
-/// What buckets and slots begin at multiples of: on an H200, copies to and from addresses that are aligned to no more than
-/// 256 bytes have four fifths of the bandwidth.
+/// Alignment of buckets and slots: on an H200, copies with an alignment of only 256 B have 0.8 of the bandwidth.
 const ALIGNMENT: u64 = 2 << 20;
 
 struct State {
     readers: Vec<Remote>,
     ring: Ring,
     stream: Stream,
-    /// In buckets.
+    /// The weights, in buckets.
     weights: Vec<Buffer>,
-    /// Where the bare copies go.
+    /// The destinations of the raw copies.
     copies: Vec<Buffer>,
-    /// Of each round, of all processes.
+    /// Number of host waits of all processes, per round.
     host_waits: Vec<f64>,
 }
 
@@ -50,7 +50,7 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
         host_waits: Vec::new(),
     };
     for reader in &mut state.readers {
-        reader.order(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
+        reader.execute(&Command::JoinRing { descriptor: state.ring.descriptor().to_string() })?;
     }
     state.ring.wait_readers(READERS, TIMEOUT)?;
     let case = format!("{} MiB in {} buckets, {} slots", bench.weights >> 20, bench.buckets, bench.slots);
@@ -66,16 +66,16 @@ fn run(bench: &Bench) -> Result<Vec<Line>> {
     let alone = bench.compare(subject(case.clone(), alone), &mut state, ours, raw)?;
     let at_once = subject(
         format!("{case}, beside three processes"),
-        "as many copies by each of three processes at once, in no order",
+        "the same copies by each of three processes at once, unordered",
     );
-    let at_once = bench.compare(at_once, &mut state, ours, |state| in_no_order(state).map(Some))?;
+    let at_once = bench.compare(at_once, &mut state, ours, |state| unordered(state).map(Some))?;
     let waits = Subject {
         case: format!("{case}, waits of a host for the ring, of all three processes"),
         against: String::new(),
         unit: Unit::Count,
         target: Target::Most { value: 0.0 },
         needs_hardware: false,
-        note: state.ring.waits_on_host().then_some("the device has no timelines, so hosts do the waiting"),
+        note: state.ring.waits_on_host().then_some("the device has no timelines, so hosts wait"),
     };
     let steady = state.host_waits.split_off(state.host_waits.len().min(1));
     let waits = bench.figure(waits, &steady);
@@ -90,7 +90,7 @@ fn buckets(bench: &Bench, bytes: u64) -> Result<Vec<Buffer>> {
 fn finish(state: State) -> Result<()> {
     let State { readers, ring, .. } = state;
     for mut reader in readers {
-        reader.order(&Command::LeaveRing)?;
+        reader.execute(&Command::LeaveRing)?;
         reader.finish()?;
     }
     ring.close(TIMEOUT)?;
@@ -100,11 +100,11 @@ fn finish(state: State) -> Result<()> {
 fn ours(state: &mut State) -> Result<f64> {
     let waited = host_waits(state)?;
     for reader in &mut state.readers {
-        // Hosts that wait do so while this one publishes.
-        reader.tell(&Command::CopyBuckets { buckets: state.weights.len() })?;
+        // Readers that wait on the host do so while this process publishes.
+        reader.send(&Command::CopyBuckets { buckets: state.weights.len() })?;
     }
     if !state.ring.waits_on_host() {
-        state.readers.iter_mut().try_for_each(Remote::done)?;
+        state.readers.iter_mut().try_for_each(Remote::wait_done)?;
     }
     let begin = Instant::now();
     for bucket in &state.weights {
@@ -114,10 +114,10 @@ fn ours(state: &mut State) -> Result<f64> {
     }
     state.stream.synchronize()?;
     if state.ring.waits_on_host() {
-        state.readers.iter_mut().try_for_each(Remote::done)?;
+        state.readers.iter_mut().try_for_each(Remote::wait_done)?;
     }
-    state.readers.iter_mut().try_for_each(|reader| reader.tell(&Command::Synchronize))?;
-    state.readers.iter_mut().try_for_each(Remote::done)?;
+    state.readers.iter_mut().try_for_each(|reader| reader.send(&Command::Synchronize))?;
+    state.readers.iter_mut().try_for_each(Remote::wait_done)?;
     let took = begin.elapsed();
     let waited = host_waits(state)? - waited;
     state.host_waits.push(waited as f64);
@@ -137,16 +137,16 @@ fn raw(state: &mut State) -> Result<Option<f64>> {
     Ok(Some(bytes(&state.weights) / begin.elapsed().as_secs_f64()))
 }
 
-/// What the device does for three processes that leave each other alone.
-fn in_no_order(state: &mut State) -> Result<f64> {
+/// Measures the copies of three processes without synchronization between them.
+fn unordered(state: &mut State) -> Result<f64> {
     state.stream.synchronize()?;
     let (begin, buckets) = (Instant::now(), state.weights.len());
-    state.readers.iter_mut().try_for_each(|reader| reader.tell(&Command::CopyOwnBuckets { buckets }))?;
+    state.readers.iter_mut().try_for_each(|reader| reader.send(&Command::CopyOwnBuckets { buckets }))?;
     copy(state)?;
-    state.readers.iter_mut().try_for_each(Remote::done)?;
-    state.readers.iter_mut().try_for_each(|reader| reader.tell(&Command::Synchronize))?;
+    state.readers.iter_mut().try_for_each(Remote::wait_done)?;
+    state.readers.iter_mut().try_for_each(|reader| reader.send(&Command::Synchronize))?;
     state.stream.synchronize()?;
-    state.readers.iter_mut().try_for_each(Remote::done)?;
+    state.readers.iter_mut().try_for_each(Remote::wait_done)?;
     Ok(bytes(&state.weights) * (1 + READERS) as f64 / begin.elapsed().as_secs_f64())
 }
 

@@ -11,18 +11,18 @@ use device_ipc::{
 
 use super::{RawExport, RawHandle, RawMapping, RawSide};
 
-/// A backend without the library.
-pub(super) struct Bare {
+/// The calls of a backend.
+pub(super) struct BackendCalls {
     backend: Arc<dyn DeviceIpc>,
 }
 
-impl Bare {
+impl BackendCalls {
     pub(super) fn new(ipc: &Ipc) -> Self {
         Self { backend: Arc::clone(ipc.backend()) }
     }
 }
 
-impl RawSide for Bare {
+impl RawSide for BackendCalls {
     fn name(&self) -> &'static str {
         "the backend's own calls"
     }
@@ -33,7 +33,9 @@ impl RawSide for Bare {
 
     fn export(&self, range: DeviceRange) -> Result<RawExport> {
         let extents = self.backend.extents_of(range, Some(range))?;
-        let [extent] = extents.as_slice() else { bail!("the memory lies in {} allocations", extents.len()) };
+        let [extent] = extents.as_slice() else {
+            bail!("the memory consists of {} allocations instead of 1", extents.len())
+        };
         let exported = self.backend.export(extent, None)?;
         let handle = RawHandle {
             kind: exported.kind.0,
@@ -42,7 +44,10 @@ impl RawSide for Bare {
             generation: exported.extent.generation.map(|generation| generation.0),
             home: range.device.get(),
         };
-        ensure!(exported.fds.is_empty(), "its handles are file descriptors, which no line of text carries");
+        ensure!(
+            exported.fds.is_empty(),
+            "handles with file descriptors are not supported: a text message cannot carry them"
+        );
         Ok(RawExport { handle, exported: Some(exported) })
     }
 
@@ -73,20 +78,20 @@ impl RawSide for Bare {
     }
 
     unsafe fn register(&self, page: NonNull<u8>, bytes: usize, device: u32) -> Result<u64> {
-        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
-        // SAFETY: as the caller promised.
+        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
+        // SAFETY: the caller upholds the contract of this method.
         Ok(unsafe { timelines.register(DeviceOrdinal::new(device), page, bytes) }?.get())
     }
 
     unsafe fn write_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
-        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
-        // SAFETY: as the caller promised.
+        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
+        // SAFETY: the caller upholds the contract of this method.
         Ok(unsafe { timelines.write_value(DevicePtr::new(word), value, stream) }?)
     }
 
     unsafe fn wait_value(&self, stream: BorrowedStream<'_>, word: u64, value: u64) -> Result<()> {
-        let timelines = self.backend.timelines().context("the backend has no words that streams wait for")?;
-        // SAFETY: as the caller promised.
+        let timelines = self.backend.timelines().context("the backend does not support timelines")?;
+        // SAFETY: the caller upholds the contract of this method.
         Ok(unsafe { timelines.wait_value(DevicePtr::new(word), value, stream) }?)
     }
 
@@ -95,7 +100,7 @@ impl RawSide for Bare {
     }
 
     unsafe fn copy_peer(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of this method.
         Ok(unsafe { self.backend.memory().copy(dst, src, stream) }?)
     }
 }
