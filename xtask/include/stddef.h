@@ -1,5 +1,5 @@
-// The part of the C library's header that ACL's headers need, by what the compiler says of itself. With these three
-// the bindings come out the same on every machine, with or without the headers of a C library.
+// The part of the C library header that the headers of ACL require, from predefined macros of the compiler. These three
+// headers make the bindings independent of the C library of the machine.
 
 #ifndef DEVICE_IPC_STDDEF_H
 #define DEVICE_IPC_STDDEF_H

@@ -1,14 +1,15 @@
-//! `cargo xtask candle`: do we build beside candle, and does the example with candle?
+//! `cargo xtask candle`: checks that the library builds in one program with candle, and builds the example.
 //!
-//! cudarc's ways to reach CUDA's libraries exclude each other, and Cargo joins the features that all crates of a
-//! build ask for. `tests/candle-features` asks for those that candle asks for.
+//! cudarc's features for loading the CUDA libraries exclude each other, and Cargo unifies the features that all crates of a
+//! build request. `tests/candle-features` requests those that candle requests.
 //!
-//! `examples/candle` has candle itself. Its kernels are compiled by nvcc, and its programs are linked with CUDA's
-//! libraries, neither of which a machine without a GPU has. To see whether the types fit, a stand-in for nvcc is enough
-//! ([`stand_in`]); to run it somewhere, `--build` fetches nvcc ([`toolkit`]) and makes libraries to link with ([`link`]).
+//! `examples/candle` depends on candle itself. Its kernels are compiled by nvcc, and its programs are linked with the CUDA
+//! libraries, neither of which exists on a machine without a GPU. A stub of nvcc is sufficient for type checks
+//! ([`stub_nvcc`]); for an executable program, `--build` downloads nvcc ([`toolkit`]) and creates stub libraries for the
+//! linker ([`link`]).
 
 mod link;
-mod stand_in;
+mod stub_nvcc;
 mod toolkit;
 
 use std::env;
@@ -20,47 +21,47 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::workspace::{cargo, output, run as run_command, target_directory};
+use crate::workspace::{cargo, executables, output, run as run_command, target_directory};
 
 /// The manifest of the example with candle.
 const EXAMPLE: &str = "examples/candle/Cargo.toml";
 
-/// Check that we build beside candle's choice of cudarc features, and the example with candle.
+/// Check the build with candle's selection of cudarc features, and the example with candle
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Build the example with candle and its tests as well, for a machine with a GPU. Takes the toolkit in CUDA_HOME, else
-    /// fetches nvcc from PyPI (100 MiB); CUDA_COMPUTE_CAP says for which GPU, 90 (H100, H200) if not set.
+    /// Also build the example and its tests for a machine with a GPU: with the toolkit in CUDA_HOME, otherwise with nvcc from
+    /// PyPI (100 MiB); CUDA_COMPUTE_CAP selects the GPU, default: 90 (H100, H200)
     #[arg(long)]
     build: bool,
-    /// Where to put what was built; `candle/programs` in Cargo's target folder if not given.
+    /// Output directory; default: candle/programs in the target directory
     #[arg(long, value_name = "DIR", requires = "build")]
     out: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     run_command(&mut cargo(["check", "--manifest-path", "tests/candle-features/Cargo.toml"]))?;
-    let folder = target_directory().join("candle");
-    check(&folder)?;
+    let directory = target_directory().join("candle");
+    check(&directory)?;
     if options.build {
-        build(&folder, options.out.as_deref())?;
+        build(&directory, options.out.as_deref())?;
     }
     Ok(())
 }
 
-/// Lints the example, with kernels that are empty.
-fn check(folder: &Path) -> Result<()> {
-    let toolkit = stand_in::toolkit(&folder.join("stand-in"))?;
+/// Lints the example with empty kernels.
+fn check(directory: &Path) -> Result<()> {
+    let toolkit = stub_nvcc::toolkit(&directory.join("stub-nvcc"))?;
     let mut clippy = cargo(["clippy", "--manifest-path", EXAMPLE, "--all-targets", "--target-dir"]);
-    clippy.arg(folder.join("check"));
+    clippy.arg(directory.join("check"));
     run_command(with_toolkit(clippy.args(["--", "-D", "warnings"]), &toolkit)?)
 }
 
-/// Builds the program and the tests for release, stripped.
-fn build(folder: &Path, out: Option<&Path>) -> Result<()> {
+/// Builds the program and the tests in release mode, stripped.
+fn build(directory: &Path, out: Option<&Path>) -> Result<()> {
     let toolkit = match env::var_os("CUDA_HOME") {
         Some(installed) => PathBuf::from(installed),
         None => {
-            let toolkit = toolkit::fetched(folder)?;
+            let toolkit = toolkit::download(directory)?;
             link::libraries(&cudarc_sources()?, &toolkit)?;
             toolkit
         }
@@ -71,31 +72,31 @@ fn build(folder: &Path, out: Option<&Path>) -> Result<()> {
         command
             .args(["--release", "--manifest-path", EXAMPLE, "--message-format=json-render-diagnostics"])
             .arg("--target-dir")
-            .arg(folder.join("build"))
+            .arg(directory.join("build"))
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
             .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-        built.extend(executables(&output(with_toolkit(&mut command, &toolkit)?)?)?);
+        built.extend(programs(&output(with_toolkit(&mut command, &toolkit)?)?)?);
     }
-    let out = out.map_or_else(|| folder.join("programs"), Path::to_owned);
-    fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    let out = out.map_or_else(|| directory.join("programs"), Path::to_owned);
+    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     for (name, executable) in built {
         let to = out.join(name);
         fs::copy(&executable, &to).with_context(|| format!("cannot write {}", to.display()))?;
         println!("{}", to.display());
     }
     println!(
-        "they need libcublas, libcurand and libcudart of CUDA 13 where the dynamic linker looks (LD_LIBRARY_PATH)"
+        "the programs require libcublas, libcurand and libcudart of CUDA 13 in the search path of the linker (LD_LIBRARY_PATH)"
     );
     Ok(())
 }
 
-/// Has the build scripts of candle's kernels and of cudarc find this toolkit.
+/// Makes the build scripts of candle and cudarc use this toolkit.
 fn with_toolkit<'a>(command: &'a mut Command, toolkit: &Path) -> Result<&'a mut Command> {
     let programs = toolkit.join("bin");
     let path = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths(std::iter::once(programs.clone()).chain(env::split_paths(&path)))
-        .context("a folder in PATH has a colon in its name")?;
+        .context("a directory in PATH has a colon in its name")?;
     let capability = env::var_os("CUDA_COMPUTE_CAP").unwrap_or_else(|| OsString::from("90"));
     Ok(command
         .env("PATH", path)
@@ -104,7 +105,7 @@ fn with_toolkit<'a>(command: &'a mut Command, toolkit: &Path) -> Result<&'a mut 
         .env("CUDA_COMPUTE_CAP", capability))
 }
 
-/// The folder of the cudarc that the example is built with.
+/// The directory of the cudarc that the example is built with.
 fn cudarc_sources() -> Result<PathBuf> {
     let metadata = output(&mut cargo(["metadata", "--format-version", "1", "--manifest-path", EXAMPLE]))?;
     let metadata =
@@ -112,23 +113,19 @@ fn cudarc_sources() -> Result<PathBuf> {
     let packages = crate::workspace::packages(&metadata)?;
     let cudarc = packages.iter().find(|package| package["name"] == "cudarc");
     let manifest = cudarc.and_then(|package| package["manifest_path"].as_str());
-    let folder = manifest.and_then(|manifest| Path::new(manifest).parent());
-    Ok(folder.context("the example does not depend on cudarc")?.join("src"))
+    let directory = manifest.and_then(|manifest| Path::new(manifest).parent());
+    Ok(directory.context("the example does not depend on cudarc")?.join("src"))
 }
 
-/// Names and paths of the programs in Cargo's messages; unit tests, of which there are none, are left out.
-fn executables(messages: &str) -> Result<Vec<(String, PathBuf)>> {
+/// Returns names and paths of the programs and integration tests in Cargo's messages; unit tests are skipped.
+fn programs(messages: &str) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
-    for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: serde_json::Value =
-            serde_json::from_str(line).with_context(|| format!("not a message of cargo's: {line}"))?;
+    for (message, executable) in executables(messages)? {
         let is_test = message["target"]["kind"][0] == "test";
-        if let (Some(executable), true) =
-            (message["executable"].as_str(), is_test || message["profile"]["test"] == false)
-        {
+        if is_test || message["profile"]["test"] == false {
             let name = message["target"]["name"].as_str().unwrap_or_default();
             let name = if is_test { format!("device-ipc-candle-example--{name}") } else { name.to_owned() };
-            found.push((name, PathBuf::from(executable)));
+            found.push((name, executable));
         }
     }
     found.sort();
@@ -141,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_and_integration_tests_are_taken_and_unit_tests_are_not() {
+    fn programs_and_integration_tests_are_collected() {
         let message = |kind: &str, name: &str, test: bool, executable: &str| {
             format!(
                 r#"{{"target":{{"kind":["{kind}"],"name":"{name}"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
@@ -155,18 +152,18 @@ mod tests {
             message("bin", "example", false, "\"/t/example\""),
             "something else".to_owned(),
         ];
-        let found = executables(&messages.join("\n")).unwrap();
+        let found = programs(&messages.join("\n")).unwrap();
         let found: Vec<_> =
             found.iter().map(|(name, path)| (name.as_str(), path.to_str().unwrap())).collect();
         assert_eq!(
             found,
             [("device-ipc-candle-example--hand_over", "/t/deps/hand_over-2"), ("example", "/t/example")]
         );
-        assert!(executables("{\"target\":").is_err());
+        assert!(programs("{\"target\":").is_err());
     }
 
     #[test]
-    fn the_toolkit_comes_first_in_the_path() {
+    fn toolkit_precedes_path() {
         let mut command = Command::new("cargo");
         with_toolkit(&mut command, Path::new("/toolkit")).unwrap();
         let of = |name: &str| {

@@ -1,4 +1,4 @@
-//! Files of package registries, by HTTPS: whole ones, and the parts of big ones that somebody reads.
+//! Downloads from package registries over HTTPS: whole files, and ranges of large files.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::time::Duration;
@@ -9,20 +9,20 @@ use ureq::http::{Response, header};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
-/// How long to wait for a connection, and for a whole answer.
-const CONNECT: Duration = Duration::from_secs(20);
-const ANSWER: Duration = Duration::from_secs(240);
+/// Timeouts of a connection and of a whole response.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// How long to wait before the second attempt, the third and the fourth.
+/// Pauses before the second, third and fourth attempt.
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
 
-/// The longest file that is taken.
+/// Maximum length of a file in bytes.
 const LIMIT: u64 = 256 << 20;
 
-/// How much of a file one request asks for. The headers in a wheel lie side by side.
+/// Length of a range request in bytes. The headers in a wheel are adjacent.
 const BLOCK: u64 = 512 << 10;
 
-/// Asks servers for files, and asks again where an answer does not come.
+/// An HTTP client that retries failed requests.
 #[derive(Clone)]
 pub(crate) struct Downloader {
     agent: Agent,
@@ -30,33 +30,41 @@ pub(crate) struct Downloader {
 }
 
 impl Downloader {
-    /// With the machine's certificates, and with the proxy that the environment names.
+    /// Creates a client with the certificates of the machine and the proxy of the environment.
     pub(crate) fn new() -> Self {
         let tls = TlsConfig::builder().root_certs(root_certificates()).build();
         let agent = Agent::config_builder()
             .tls_config(tls)
-            .timeout_connect(Some(CONNECT))
-            .timeout_global(Some(ANSWER))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(RESPONSE_TIMEOUT))
             .build();
         Self { agent: agent.into(), pauses: PAUSES.to_vec() }
     }
 
-    /// The whole file.
+    /// Downloads a file.
     pub(crate) fn get(&self, url: &str) -> Result<Vec<u8>> {
-        eprintln!("+ fetch {url}");
+        eprintln!("+ download {url}");
         self.attempt(url, || body(self.agent.get(url).call()?))
     }
 
-    /// The file for reading at any place. What is read is fetched, in blocks.
-    pub(crate) fn open(&self, url: &str) -> Result<Remote> {
-        eprintln!("+ read parts of {url}");
-        let (start, bytes, length) = self.part(url, &format!("bytes=-{BLOCK}"))?;
-        let parts = vec![(start, bytes)];
-        Ok(Remote { downloader: self.clone(), url: url.to_owned(), length, parts, position: 0 })
+    /// Downloads a file and checks its SHA-256 digest.
+    pub(crate) fn get_verified(&self, url: &str, digest: &str) -> Result<Vec<u8>> {
+        let bytes = self.get(url)?;
+        let found = sha256(&bytes);
+        ensure!(found == digest, "{url} has the SHA-256 digest {found}, expected {digest}");
+        Ok(bytes)
     }
 
-    /// A range of the file: where it begins, its bytes, and the length of the whole. A server that knows no ranges
-    /// sends all.
+    /// Opens a file for random access. Ranges are downloaded when they are read.
+    pub(crate) fn open(&self, url: &str) -> Result<RemoteFile> {
+        eprintln!("+ read ranges of {url}");
+        let (start, bytes, length) = self.part(url, &format!("bytes=-{BLOCK}"))?;
+        let parts = vec![(start, bytes)];
+        Ok(RemoteFile { downloader: self.clone(), url: url.to_owned(), length, parts, position: 0 })
+    }
+
+    /// Requests a range: returns its start, its bytes, and the length of the file. A server without support for ranges
+    /// sends the whole file.
     fn part(&self, url: &str, range: &str) -> Result<(u64, Vec<u8>, u64)> {
         self.attempt(url, || {
             let response = self.agent.get(url).header(header::RANGE, range).call()?;
@@ -65,17 +73,20 @@ impl Downloader {
                 let length = bytes.len() as u64;
                 return Ok((0, bytes, length));
             }
-            let said = response.headers().get(header::CONTENT_RANGE);
-            let said = said.and_then(|said| said.to_str().ok()).unwrap_or_default().to_owned();
+            let header = response.headers().get(header::CONTENT_RANGE);
+            let header = header.and_then(|header| header.to_str().ok()).unwrap_or_default().to_owned();
             let (start, length) =
-                content_range(&said).with_context(|| format!("not a Content-Range: {said:?}"))?;
+                content_range(&header).with_context(|| format!("invalid Content-Range: {header:?}"))?;
             let bytes = body(response)?;
-            ensure!(start + bytes.len() as u64 <= length, "more bytes than the server said: {said}");
+            ensure!(
+                start + bytes.len() as u64 <= length,
+                "the response is longer than its Content-Range: {header}"
+            );
             Ok((start, bytes, length))
         })
     }
 
-    /// Does it until it succeeds, or until it has been tried often enough.
+    /// Repeats a request until it succeeds or no attempts are left.
     fn attempt<T>(&self, url: &str, mut request: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pauses = self.pauses.iter();
         loop {
@@ -84,14 +95,14 @@ impl Downloader {
                 Err(error) => error,
             };
             match pauses.next() {
-                Some(pause) if worth_repeating(&error) => {
-                    eprintln!("  {error:#}; again in {} s: {url}", pause.as_secs());
+                Some(pause) if is_transient(&error) => {
+                    eprintln!("  {error:#}; retrying in {} s: {url}", pause.as_secs());
                     std::thread::sleep(*pause);
                 }
                 _ => {
                     return Err(error).with_context(|| {
                         format!(
-                            "cannot fetch {url}; it needs a way to the internet (HTTPS_PROXY names a proxy)"
+                            "cannot download {url}; check the internet connection (set HTTPS_PROXY for a proxy)"
                         )
                     });
                 }
@@ -100,7 +111,7 @@ impl Downloader {
     }
 }
 
-/// Those of the machine, to which an organisation's own may belong; Mozilla's where it has none.
+/// Returns the certificates of the machine, which may include those of an organisation; Mozilla's if it has none.
 fn root_certificates() -> RootCerts {
     let found = rustls_native_certs::load_native_certs().certs;
     let found =
@@ -108,24 +119,24 @@ fn root_certificates() -> RootCerts {
     if found.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&found) }
 }
 
-/// A file on a server.
-pub(crate) struct Remote {
+/// A file on a server with random access.
+pub(crate) struct RemoteFile {
     downloader: Downloader,
     url: String,
     length: u64,
-    /// Where each begins, and its bytes.
+    /// Start and bytes of each downloaded range.
     parts: Vec<(u64, Vec<u8>)>,
     position: u64,
 }
 
-impl Remote {
-    /// How many bytes have been fetched.
-    pub(crate) fn fetched(&self) -> u64 {
+impl RemoteFile {
+    /// Returns the number of bytes downloaded.
+    pub(crate) fn downloaded(&self) -> u64 {
         self.parts.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    /// What has been fetched, from the position to the end of its part.
-    fn here(&self) -> Option<&[u8]> {
+    /// Returns the downloaded bytes from the position to the end of their range.
+    fn buffered(&self) -> Option<&[u8]> {
         self.parts.iter().find_map(|(start, bytes)| {
             let offset = usize::try_from(self.position.checked_sub(*start)?).ok()?;
             bytes.get(offset..).filter(|rest| !rest.is_empty())
@@ -133,12 +144,12 @@ impl Remote {
     }
 }
 
-impl Read for Remote {
+impl Read for RemoteFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() || self.position >= self.length {
             return Ok(0);
         }
-        if self.here().is_none() {
+        if self.buffered().is_none() {
             let start = self.position / BLOCK * BLOCK;
             let end = (start + BLOCK).min(self.length) - 1;
             let (start, bytes, length) = self
@@ -146,11 +157,11 @@ impl Read for Remote {
                 .part(&self.url, &format!("bytes={start}-{end}"))
                 .map_err(|error| io::Error::other(format!("{error:#}")))?;
             if length != self.length {
-                return Err(io::Error::other(format!("{} changed while it was read", self.url)));
+                return Err(io::Error::other(format!("{} was modified during the download", self.url)));
             }
             self.parts.push((start, bytes));
         }
-        let rest = self.here().ok_or(io::ErrorKind::UnexpectedEof)?;
+        let rest = self.buffered().ok_or(io::ErrorKind::UnexpectedEof)?;
         let count = rest.len().min(buffer.len());
         buffer[..count].copy_from_slice(&rest[..count]);
         self.position += count as u64;
@@ -158,7 +169,7 @@ impl Read for Remote {
     }
 }
 
-impl Seek for Remote {
+impl Seek for RemoteFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let (from, by) = match to {
             SeekFrom::Start(position) => (position, 0),
@@ -170,7 +181,7 @@ impl Seek for Remote {
     }
 }
 
-/// A digest of bytes, as hexadecimal digits.
+/// Returns the SHA-256 digest of bytes in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -179,8 +190,8 @@ fn body(mut response: Response<Body>) -> Result<Vec<u8>> {
     Ok(response.body_mut().with_config().limit(LIMIT).read_to_vec()?)
 }
 
-/// A server that refuses will refuse again; one that is overloaded, or a line that broke, may come back.
-fn worth_repeating(error: &anyhow::Error) -> bool {
+/// Returns whether a repeated request may succeed: after an overload or a broken connection, not after a refusal.
+fn is_transient(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<ureq::Error>() {
         Some(ureq::Error::StatusCode(status)) => *status >= 500 || matches!(status, 408 | 429),
         Some(ureq::Error::BadUri(_) | ureq::Error::BodyExceedsLimit(_)) => false,
@@ -188,7 +199,7 @@ fn worth_repeating(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Where the part begins and how long the whole is: `bytes 10-19/100`.
+/// Parses start and total length from `bytes 10-19/100`.
 fn content_range(text: &str) -> Option<(u64, u64)> {
     let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (start, _) = range.split_once('-')?;

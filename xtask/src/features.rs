@@ -1,5 +1,6 @@
-//! `cargo xtask features`: every package builds without warnings with none of its features, with each alone, and
-//! with all of them.
+//! `cargo xtask features`: lints each package without features, with each feature alone, and with all features.
+//!
+//! cargo-hack does the same with `--each-feature`, but its installation takes longer than these lints.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -26,7 +27,7 @@ struct Package {
     features: Vec<String>,
 }
 
-/// The packages that have features besides `default`.
+/// Returns the packages that have features besides `default`.
 fn with_features(packages: &[Value]) -> Vec<Package> {
     let features = |package: &Value| -> Vec<String> {
         let table = package["features"].as_object();
@@ -42,7 +43,7 @@ fn with_features(packages: &[Value]) -> Vec<Package> {
         .collect()
 }
 
-/// None, each alone, all; as `--features` takes them.
+/// Returns the sets to lint as values of `--features`: none, each alone, all.
 fn sets(features: &[String]) -> Vec<String> {
     let mut sets = vec![String::new()];
     sets.extend_from_slice(features);
@@ -58,7 +59,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn packages_with_no_feature_but_default_are_left_out() {
+    fn packages_with_only_default_are_skipped() {
         let packages = [
             json!({ "name": "facade", "features": { "cuda": ["dep:x"], "default": ["cuda"], "mock": [] } }),
             json!({ "name": "core", "features": {} }),
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_none_each_and_all() {
+    fn sets_contain_none_each_and_all() {
         assert_eq!(sets(&["cuda".into(), "mock".into()]), ["", "cuda", "mock", "cuda,mock"]);
         assert_eq!(sets(&["one".into()]), ["", "one"]);
     }

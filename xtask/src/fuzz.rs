@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: runs the fuzz targets in `fuzz/`, each for its share of the time.
+//! `cargo xtask fuzz`: runs the fuzz targets in `fuzz/`, each for an equal share of the time.
 //!
-//! It does what cargo-fuzz does, with the toolchain that is there: coverage is a pass of LLVM that the stable compiler
-//! has too. There is no address sanitizer, which stable lacks; what reads foreign bytes here is safe Rust.
+//! It replaces cargo-fuzz, which requires a nightly toolchain: the coverage pass of LLVM is available in the stable compiler.
+//! The address sanitizer is not, but all code that reads foreign bytes is safe Rust.
 
 use std::fs;
 use std::path::Path;
@@ -10,29 +10,29 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace::{cargo, output, root, run as run_command, target_directory};
+use crate::workspace::{cargo, host, output, root, run as run_command, target_directory};
 
-/// As cargo-fuzz builds: counters at every edge, comparisons shown to the fuzzer, checks on.
+/// The flags of cargo-fuzz: counters at every edge, traced comparisons, debug assertions.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions";
 
-/// The longest input in bytes. Descriptors and scripts of conversations that say something new are short.
+/// Maximum length of an input in bytes. Longer descriptors and conversations do not reach new code.
 const MAX_INPUT_BYTES: usize = 4096;
 
-/// How many seconds one input may take.
+/// Timeout of one input in seconds.
 const INPUT_SECONDS: u32 = 10;
 
-/// How much memory a target may take, so that a length that lies is found.
+/// Memory limit of a target in MiB, which detects allocations of an unchecked length.
 const MEMORY_MIB: u32 = 1024;
 
-/// Run the fuzz targets on a copy of their corpus. Needs a C++ compiler (Debian: g++).
+/// Run the fuzz targets on a copy of their corpus; requires a C++ compiler (Debian: g++)
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How long, in all targets together.
+    /// Time for all targets together, in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Run these targets only.
+    /// Run only these targets
     targets: Vec<String>,
 }
 
@@ -43,11 +43,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let metadata =
         output(cargo(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]).arg(&manifest))?;
     let metadata: Value =
-        serde_json::from_str(&metadata).context("cargo metadata printed something that is not JSON")?;
-    let targets = wanted(targets(&metadata), &options.targets)?;
+        serde_json::from_str(&metadata).context("the output of cargo metadata is not JSON")?;
+    let targets = selected(targets(&metadata), &options.targets)?;
     let host = host()?;
     let build = target_directory().join("fuzz");
-    // With --target the flags are for the targets alone and not for build scripts, which nobody fuzzes.
+    // With --target, the flags do not apply to build scripts.
     run_command(
         cargo(["build", "--release", "--locked", "--bins", "--target", &host, "--manifest-path"])
             .arg(&manifest)
@@ -60,26 +60,26 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for target in targets {
         let program = build.join(&host).join("release").join(&target);
         fuzz_one(&program, &fuzz.join("corpus").join(&target), &build.join("run").join(&target), seconds)
-            .with_context(|| format!("fuzzing {target}"))?;
+            .with_context(|| format!("cannot fuzz {target}"))?;
     }
     Ok(())
 }
 
-/// Runs one target in `folder`, on a copy of its corpus.
-fn fuzz_one(program: &Path, seeds: &Path, folder: &Path, seconds: u32) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder)?;
+/// Runs one target in `directory`, on a copy of its corpus.
+fn fuzz_one(program: &Path, seeds: &Path, directory: &Path, seconds: u32) -> Result<()> {
+    if directory.exists() {
+        fs::remove_dir_all(directory)?;
     }
-    let corpus = folder.join("corpus");
+    let corpus = directory.join("corpus");
     fs::create_dir_all(&corpus)?;
     let mut copied = 0;
-    for seed in fs::read_dir(seeds).with_context(|| format!("reading {}", seeds.display()))? {
+    for seed in fs::read_dir(seeds).with_context(|| format!("cannot read {}", seeds.display()))? {
         let seed = seed?;
         fs::copy(seed.path(), corpus.join(seed.file_name()))?;
         copied += 1;
     }
-    ensure!(copied > 0, "there are no seeds in {}", seeds.display());
-    let log = folder.join("log");
+    ensure!(copied > 0, "no seeds in {}", seeds.display());
+    let log = directory.join("log");
     let mut command = Command::new(program);
     command
         .arg(&corpus)
@@ -87,25 +87,25 @@ fn fuzz_one(program: &Path, seeds: &Path, folder: &Path, seconds: u32) -> Result
         .arg(format!("-max_len={MAX_INPUT_BYTES}"))
         .arg(format!("-timeout={INPUT_SECONDS}"))
         .arg(format!("-rss_limit_mb={MEMORY_MIB}"))
-        .arg(format!("-artifact_prefix={}/", folder.display()))
+        .arg(format!("-artifact_prefix={}/", directory.display()))
         .arg("-print_final_stats=1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(&log)?);
-    let status = command.status().with_context(|| format!("starting {}", program.display()))?;
-    let said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    let status = command.status().with_context(|| format!("cannot start {}", program.display()))?;
+    let log = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
     let name = program.file_name().unwrap_or_default().display();
     if !status.success() {
-        // libFuzzer says what went wrong, and shows the input as text, in Base64 and as a file.
-        eprintln!("{said}");
+        // The log of libFuzzer contains the reason and the input as text, in Base64 and as a file.
+        eprintln!("{log}");
         eprintln!(
-            "again: {} FILE, with the input's file (base64 --decode makes one from a log)",
+            "to reproduce: {} FILE, where FILE contains the input (decode it from the log with base64 --decode)",
             program.display()
         );
         bail!("{name} failed ({status})");
     }
     let last =
-        |what: &str| said.lines().rev().find_map(|line| line.split_once(what).map(|(_, rest)| rest.trim()));
+        |label: &str| log.lines().rev().find_map(|line| line.split_once(label).map(|(_, rest)| rest.trim()));
     let word = |text: Option<&str>| text.and_then(|text| text.split(' ').next()).unwrap_or("?").to_owned();
     println!(
         "{name}: {} inputs in {seconds} s, {} a second, {} edges covered, from {copied} seeds",
@@ -121,12 +121,12 @@ fn check_compiler() -> Result<()> {
     let found = Command::new(&compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     ensure!(
         found.is_ok_and(|status| status.success()),
-        "libFuzzer is built by a C++ compiler, and {compiler:?} does not run; install one (Debian: g++), or set CXX"
+        "libFuzzer requires a C++ compiler, but {compiler:?} does not run; install one (Debian: g++), or set CXX"
     );
     Ok(())
 }
 
-/// The programs of the fuzz package.
+/// Returns the programs of the fuzz package.
 fn targets(metadata: &Value) -> Vec<String> {
     let all = metadata["packages"].as_array().into_iter().flatten();
     let all = all.flat_map(|package| package["targets"].as_array().into_iter().flatten());
@@ -135,19 +135,13 @@ fn targets(metadata: &Value) -> Vec<String> {
     programs.filter_map(|target| target["name"].as_str()).map(str::to_owned).collect()
 }
 
-/// All of them where none is named.
-fn wanted(all: Vec<String>, named: &[String]) -> Result<Vec<String>> {
+/// Returns the named targets, or all targets if none is named.
+fn selected(all: Vec<String>, named: &[String]) -> Result<Vec<String>> {
     if let Some(unknown) = named.iter().find(|name| !all.contains(name)) {
-        bail!("there is no target {unknown:?}; there are: {}", all.join(", "));
+        bail!("target {unknown:?} not found; available targets: {}", all.join(", "));
     }
-    ensure!(!all.is_empty(), "the fuzz package has no target");
+    ensure!(!all.is_empty(), "the fuzz package has no targets");
     Ok(if named.is_empty() { all } else { named.to_vec() })
-}
-
-fn host() -> Result<String> {
-    let said = output(Command::new("rustc").arg("-vV").current_dir(root()))?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc -vV names no host")?.to_owned())
 }
 
 #[cfg(test)]
@@ -156,7 +150,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn targets_are_the_programs_and_no_examples() {
+    fn targets_are_programs_without_examples() {
         let target = |kind: &str, name: &str| json!({ "kind": [kind], "name": name });
         let targets_of_package = [target("bin", "one"), target("example", "seeds"), target("bin", "two")];
         let metadata = json!({ "packages": [{ "targets": targets_of_package }] });
@@ -164,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_does_not_exist_is_an_error_that_names_those_that_do() {
+    fn unknown_target_is_an_error_that_lists_the_targets() {
         let all = || vec!["one".to_owned(), "two".to_owned()];
-        assert_eq!(wanted(all(), &[]).unwrap(), ["one", "two"]);
-        assert_eq!(wanted(all(), &["two".into()]).unwrap(), ["two"]);
-        assert!(wanted(all(), &["three".into()]).unwrap_err().to_string().contains("one, two"));
+        assert_eq!(selected(all(), &[]).unwrap(), ["one", "two"]);
+        assert_eq!(selected(all(), &["two".into()]).unwrap(), ["two"]);
+        assert!(selected(all(), &["three".into()]).unwrap_err().to_string().contains("one, two"));
     }
 }

@@ -1,5 +1,6 @@
-//! Chores of the workspace that plain Cargo commands cannot say: `cargo xtask --help` lists them.
+//! Chores of the workspace that plain Cargo commands cannot express; `cargo xtask --help` lists them.
 
+mod abi;
 mod bindgen;
 mod bundle;
 mod candle;
@@ -13,20 +14,20 @@ mod workspace;
 
 use clap::Parser;
 
-/// Chores of the device-ipc workspace.
+/// Chores of the device-ipc workspace
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
     Bundle(bundle::Options),
-    /// Lint every package that has features with none of them, with each alone, and with all.
+    /// Lint each package that has features: without features, with each feature alone, and with all
     Features,
     Candle(candle::Options),
-    /// Check that no dependency asks for a newer Rust than we promise.
+    /// Check that no dependency requires a newer Rust than `rust-version`
     Msrv,
     Fuzz(fuzz::Options),
     Mutants(mutants::Options),
     Bindgen(bindgen::Options),
-    /// Compare our bindings of ACL with the vendor's headers, of two CANN generations. Fetches them from PyPI.
+    /// Compare the bindings of ACL with the vendor's headers of two CANN generations, downloaded from PyPI
     VerifyAbi,
 }
 

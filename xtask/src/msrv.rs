@@ -1,44 +1,41 @@
-//! `cargo xtask msrv`: no dependency asks for a newer Rust than the workspace promises.
+//! `cargo xtask msrv`: checks that no dependency requires a newer Rust than `rust-version`.
 //!
-//! Cargo prefers versions that fit `rust-version`, and takes a newer one without an error where none does. Our own
-//! use of newer APIs is clippy's `incompatible_msrv`.
-
-use std::process::Command;
+//! Cargo prefers versions that are compatible with `rust-version`, but selects a newer one without an error if no version is.
+//! The workspace's use of newer APIs is checked by clippy's `incompatible_msrv`.
+//!
+//! cargo-msrv compiles with the older toolchain, which rustup has to download; this check reads metadata only.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::workspace::{metadata, output, packages, root};
+use crate::workspace::{host, metadata, packages};
 
 pub(crate) fn run() -> Result<()> {
-    let rustc = output(Command::new("rustc").arg("-vV").current_dir(root()))?;
-    let host =
-        rustc.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
-    let metadata = metadata(&["--filter-platform", host])?;
+    let metadata = metadata(&["--filter-platform", &host()?])?;
     let packages = packages(&metadata)?;
-    let promised = promised(packages)?;
-    let newer = newer(packages, promised);
+    let supported = supported(packages)?;
+    let newer = newer(packages, supported);
     if !newer.is_empty() {
-        let (major, minor) = promised;
+        let (major, minor) = supported;
         bail!(
-            "the workspace promises Rust {major}.{minor}, and these ask for more: {}; take older versions of them, \
-             or raise rust-version and say so in CHANGELOG.md",
+            "the workspace supports Rust {major}.{minor}, but these dependencies require a newer version: {}; use older \
+             versions of them, or raise rust-version and record it in CHANGELOG.md",
             newer.join(", ")
         );
     }
-    println!("{} packages, all content with Rust {}.{}", packages.len(), promised.0, promised.1);
+    println!("{} packages, all compatible with Rust {}.{}", packages.len(), supported.0, supported.1);
     Ok(())
 }
 
-/// The lowest `rust-version` of the packages that lie in the workspace.
-fn promised(packages: &[Value]) -> Result<(u32, u32)> {
+/// Returns the lowest `rust-version` of the packages of the workspace.
+fn supported(packages: &[Value]) -> Result<(u32, u32)> {
     let own = packages.iter().filter(|package| package["source"].is_null());
-    own.filter_map(rust_version).min().context("no package of the workspace states a rust-version")
+    own.filter_map(rust_version).min().context("no package of the workspace has a rust-version")
 }
 
-fn newer(packages: &[Value], promised: (u32, u32)) -> Vec<String> {
+fn newer(packages: &[Value], supported: (u32, u32)) -> Vec<String> {
     let newer =
-        packages.iter().filter(|package| rust_version(package).is_some_and(|version| version > promised));
+        packages.iter().filter(|package| rust_version(package).is_some_and(|version| version > supported));
     newer.map(|package| format!("{} ({})", text(&package["name"]), text(&package["rust_version"]))).collect()
 }
 
@@ -57,7 +54,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn dependencies_that_ask_for_a_newer_rust_are_named() {
+    fn dependencies_with_newer_rust_version_are_listed() {
         let packages = [
             json!({ "name": "ours", "source": null, "rust_version": "1.88" }),
             json!({ "name": "same", "source": "registry", "rust_version": "1.88.1" }),
@@ -65,13 +62,13 @@ mod tests {
             json!({ "name": "silent", "source": "registry", "rust_version": null }),
             json!({ "name": "new", "source": "registry", "rust_version": "1.90" }),
         ];
-        let promised = promised(&packages).unwrap();
-        assert_eq!(promised, (1, 88));
-        assert_eq!(newer(&packages, promised), ["new (1.90)"]);
+        let supported = supported(&packages).unwrap();
+        assert_eq!(supported, (1, 88));
+        assert_eq!(newer(&packages, supported), ["new (1.90)"]);
     }
 
     #[test]
-    fn a_workspace_without_a_promise_is_an_error() {
-        assert!(promised(&[json!({ "name": "ours", "source": null, "rust_version": null })]).is_err());
+    fn missing_rust_version_is_an_error() {
+        assert!(supported(&[json!({ "name": "ours", "source": null, "rust_version": null })]).is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: changes `ipc-core` in one place at a time, and counts the changes that no test notices.
+//! `cargo xtask mutants`: runs cargo-mutants on `ipc-core` and prints which share of the mutants the tests detect.
 //!
-//! cargo-mutants does the work; `.cargo/mutants.toml` says what is mutated and which tests run. See `docs/internals/mutants.md`.
+//! `.cargo/mutants.toml` configures what is mutated and which tests run. See `docs/internals/mutants.md`.
 
 use std::fmt;
 use std::fs;
@@ -12,26 +12,26 @@ use serde_json::Value;
 
 use crate::workspace::{output, root, target_directory};
 
-/// cargo-mutants ends so where tests did not notice a mutant, or ran out of time with one: results, not failures.
+/// Exit codes of cargo-mutants for undetected mutants and for timeouts, which are results, not failures.
 const MISSED: i32 = 2;
 const TIMED_OUT: i32 = 3;
 
-/// Mutate ipc-core and print which share of the mutants the tests notice. Needs cargo-mutants.
+/// Mutate ipc-core and print which share of the mutants the tests detect; requires cargo-mutants
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Mutate these files only; paths or globs.
+    /// Mutate only these files; paths or globs
     #[arg(long, value_name = "FILE")]
     file: Vec<String>,
-    /// Mutate only lines that differ from this revision.
+    /// Mutate only lines that differ from this revision
     #[arg(long, value_name = "REV", conflicts_with = "sample")]
     diff: Option<String>,
-    /// Take about this many of the mutants, spread evenly.
+    /// Test a sample of about N mutants, evenly distributed
     #[arg(long, value_name = "N")]
     sample: Option<usize>,
-    /// Run only the unit tests of device-ipc-core: faster, and they notice fewer mutants than all tests do.
+    /// Run only the unit tests of device-ipc-core, which is faster and detects fewer mutants
     #[arg(long)]
     unit: bool,
-    /// Mutate this tree instead of a copy of it, with what target/ has built. Do not edit meanwhile.
+    /// Mutate this working tree instead of a copy, re-using target/; do not edit files meanwhile
     #[arg(long)]
     in_place: bool,
 }
@@ -40,14 +40,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = program()?;
     let mut selection: Vec<String> =
         options.file.iter().flat_map(|file| ["--file".into(), file.clone()]).collect();
-    let folder = target_directory().join("mutants");
-    fs::create_dir_all(&folder)?;
+    let directory = target_directory().join("mutants");
+    fs::create_dir_all(&directory)?;
     if let Some(revision) = &options.diff {
         let diff = output(Command::new("git").current_dir(root()).args(["diff", revision]))?;
         if diff.is_empty() {
-            bail!("nothing differs from {revision}");
+            bail!("no lines differ from {revision}");
         }
-        let file = folder.join("changes.diff");
+        let file = directory.join("changes.diff");
         fs::write(&file, diff)?;
         selection.extend(["--in-diff".into(), file.display().to_string()]);
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ]);
     }
     let mut command = mutants(&program);
-    command.args(&selection).arg("--output").arg(&folder);
+    command.args(&selection).arg("--output").arg(&directory);
     if options.in_place {
         command.arg("--in-place");
     }
@@ -75,15 +75,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(0 | MISSED | TIMED_OUT) => {}
         other => bail!("cargo-mutants failed with exit code {other:?}; its messages are above"),
     }
-    let results = folder.join("mutants.out").join("outcomes.json");
-    let outcomes = fs::read_to_string(&results).with_context(|| format!("reading {}", results.display()))?;
+    let results = directory.join("mutants.out").join("outcomes.json");
+    let outcomes =
+        fs::read_to_string(&results).with_context(|| format!("cannot read {}", results.display()))?;
     let score = Score::of(&serde_json::from_str(&outcomes).context("the outcomes are not JSON")?)?;
     println!("{score}");
-    println!("details: {}", folder.join("mutants.out").display());
+    println!("details: {}", directory.join("mutants.out").display());
     Ok(())
 }
 
-/// The program: the one in `target/tools`, else what `cargo mutants` finds.
+/// Returns the program: the one in `target/tools`, otherwise the one in `PATH`.
 fn program() -> Result<PathBuf> {
     let own = target_directory().join("tools/bin/cargo-mutants");
     if own.exists() {
@@ -99,7 +100,7 @@ fn program() -> Result<PathBuf> {
         return Ok("cargo-mutants".into());
     }
     bail!(
-        "cargo-mutants is not installed; install it with `cargo install cargo-mutants --locked`, or for this workspace alone \
+        "cargo-mutants is not installed; install it with `cargo install cargo-mutants --locked`, or for this workspace only \
          with `cargo install cargo-mutants --locked --root target/tools`"
     )
 }
@@ -110,15 +111,15 @@ fn mutants(program: &PathBuf) -> Command {
     command
 }
 
-/// How many parts the mutants are divided into, so that one part is about the sample.
+/// Returns the number of shards such that one shard has about the size of the sample.
 fn shards(total: usize, sample: usize) -> Result<usize> {
     if total == 0 || sample == 0 {
-        bail!("{sample} of {total} mutants are no sample");
+        bail!("invalid sample: {sample} of {total} mutants");
     }
     Ok((total / sample).max(1))
 }
 
-/// What became of the mutants.
+/// The results of all mutants.
 #[derive(Debug, PartialEq, Eq)]
 struct Score {
     caught: u64,
@@ -130,22 +131,22 @@ struct Score {
 impl Score {
     fn of(outcomes: &Value) -> Result<Self> {
         let count =
-            |name: &str| outcomes[name].as_u64().with_context(|| format!("the outcomes name no {name:?}"));
+            |name: &str| outcomes[name].as_u64().with_context(|| format!("the outcomes contain no {name:?}"));
         let (caught, missed) = (count("caught")?, count("missed")?);
         Ok(Self { caught, missed, timed_out: count("timeout")?, unviable: count("unviable")? })
     }
 }
 
 impl fmt::Display for Score {
-    /// A mutant with which the tests never end has been noticed; one that does not compile says nothing.
+    /// A mutant that times out counts as detected; one that does not compile is not counted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { caught, missed, timed_out, unviable } = self;
-        let noticed = caught + timed_out;
-        let tested = noticed + missed;
-        let percent = if tested == 0 { 0.0 } else { 100.0 * noticed as f64 / tested as f64 };
+        let detected = caught + timed_out;
+        let tested = detected + missed;
+        let percent = if tested == 0 { 0.0 } else { 100.0 * detected as f64 / tested as f64 };
         write!(
             f,
-            "{noticed} of {tested} mutants were noticed ({percent:.1} %), {timed_out} of them by a timeout; {missed} were \
+            "{detected} of {tested} mutants were detected ({percent:.1} %), {timed_out} of them by a timeout; {missed} were \
              missed, and {unviable} did not compile"
         )
     }
@@ -166,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn score_counts_timeouts_as_noticed_and_not_what_does_not_compile() {
+    fn score_counts_timeouts_and_skips_unviable_mutants() {
         let outcomes = json!({ "caught": 26, "missed": 3, "timeout": 1, "unviable": 5, "total_mutants": 35 });
         let score = Score::of(&outcomes).unwrap();
         assert_eq!(score, Score { caught: 26, missed: 3, timed_out: 1, unviable: 5 });
         assert!(
-            score.to_string().starts_with("27 of 30 mutants were noticed (90.0 %), 1 of them"),
+            score.to_string().starts_with("27 of 30 mutants were detected (90.0 %), 1 of them"),
             "{score}"
         );
         assert!(Score::of(&json!({ "caught": 1 })).is_err());

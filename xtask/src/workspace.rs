@@ -1,4 +1,4 @@
-//! The workspace that the chores work on, and the Cargo that runs them.
+//! The workspace, and commands that run in it.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,19 +9,19 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// The folder with the workspace's `Cargo.toml`.
+/// Returns the directory of the workspace's `Cargo.toml`.
 pub(crate) fn root() -> PathBuf {
-    // Set by `cargo run`; where the program was compiled, for those who start it by hand.
+    // Set by `cargo run`; otherwise the directory from which the program was compiled.
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&package).parent().expect("xtask lies in a folder of the workspace").to_owned()
+    Path::new(&package).parent().expect("xtask is in a directory of the workspace").to_owned()
 }
 
-/// Where Cargo builds, and where what is fetched is kept.
+/// Returns the target directory of Cargo, which also contains downloaded files.
 pub(crate) fn target_directory() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |set| root().join(set))
 }
 
-/// The Cargo that started this program, in the workspace's root.
+/// Returns a command for the Cargo that started this program, in the root of the workspace.
 pub(crate) fn cargo<I, A>(args: I) -> Command
 where
     I: IntoIterator<Item = A>,
@@ -32,43 +32,64 @@ where
     command
 }
 
-/// Runs a command with its output on the terminal, after saying what it is.
+/// Prints a command and runs it with its output on the terminal.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let shown = shown(command);
+    let shown = command_line(command);
     eprintln!("+ {shown}");
     let start = Instant::now();
     let status = command.status().with_context(|| format!("cannot start: {shown}"))?;
     if !status.success() {
-        bail!("failed ({status}): {shown}");
+        bail!("command failed ({status}): {shown}");
     }
     eprintln!("  {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Runs a command and gives what it printed; its messages for people stay on the terminal.
+/// Prints a command, runs it and returns its standard output; its standard error goes to the terminal.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let shown = shown(command);
+    let shown = command_line(command);
     eprintln!("+ {shown}");
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start: {shown}"))?;
     if !output.status.success() {
-        bail!("failed ({}): {shown}", output.status);
+        bail!("command failed ({}): {shown}", output.status);
     }
-    String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: the output of {shown}"))
+    String::from_utf8(output.stdout).with_context(|| format!("the output is not UTF-8: {shown}"))
 }
 
-/// What `cargo metadata` says, with further arguments.
+/// Returns the output of `cargo metadata` with additional arguments.
 pub(crate) fn metadata(args: &[&str]) -> Result<Value> {
     let text = output(cargo(["metadata", "--format-version", "1"]).args(args))?;
-    serde_json::from_str(&text).context("cargo metadata printed something that is not JSON")
+    serde_json::from_str(&text).context("the output of cargo metadata is not JSON")
 }
 
-/// The packages in the answer of `cargo metadata`.
+/// Returns the packages in the output of `cargo metadata`.
 pub(crate) fn packages(metadata: &Value) -> Result<&Vec<Value>> {
-    metadata["packages"].as_array().context("cargo metadata names no packages")
+    metadata["packages"].as_array().context("the output of cargo metadata contains no packages")
 }
 
-fn shown(command: &Command) -> String {
+/// Returns the target triple of the host.
+pub(crate) fn host() -> Result<String> {
+    let version = output(Command::new("rustc").arg("-vV").current_dir(root()))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("the output of rustc -vV contains no host")?.to_owned())
+}
+
+/// Returns the messages of Cargo (`--message-format=json`) that report an executable, with its path.
+pub(crate) fn executables(messages: &str) -> Result<Vec<(Value, PathBuf)>> {
+    let mut found = Vec::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("not a message of cargo: {line}"))?;
+        if let Some(executable) = message["executable"].as_str() {
+            let executable = PathBuf::from(executable);
+            found.push((message, executable));
+        }
+    }
+    Ok(found)
+}
+
+fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")

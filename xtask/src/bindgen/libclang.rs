@@ -1,4 +1,4 @@
-//! libclang, which bindgen loads when it runs: the machine's own, or one that PyPI keeps.
+//! libclang, which bindgen loads at run time: the library of the machine, or one downloaded from PyPI.
 
 use std::env;
 use std::fs;
@@ -7,12 +7,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::download::{Downloader, sha256};
+use crate::download::Downloader;
 use crate::workspace::target_directory;
 
-/// A wheel of the package `libclang`: the library alone, linked against nothing but the GNU C library.
+/// A wheel of the package `libclang`: the library, which depends only on the GNU C library.
 struct Wheel {
     machine: &'static str,
     url: &'static str,
@@ -34,39 +34,33 @@ const WHEELS: [Wheel; 2] = [
     },
 ];
 
-/// The variable that says where libclang is: a folder or a file.
+/// The variable that contains the path of libclang: a directory or a file.
 const VARIABLE: &str = "LIBCLANG_PATH";
 
-/// Loads libclang for this thread. Where the machine has none, it fetches one and starts this program anew, with the
-/// variable set: then it does not return.
+/// Loads libclang for this thread. If the machine has none, downloads one and restarts this program with the variable set; in
+/// that case it does not return.
 pub(crate) fn provide() -> Result<()> {
-    let Err(why) = clang_sys::load() else { return Ok(()) };
+    let Err(error) = clang_sys::load() else { return Ok(()) };
     if let Some(path) = env::var_os(VARIABLE) {
-        bail!("{VARIABLE} is {path:?}, and no libclang can be loaded from there: {why}");
+        bail!("cannot load libclang from {VARIABLE}={path:?}: {error}; correct or unset the variable");
     }
-    let library = fetched()?;
-    let program = env::current_exe().context("this program's own path")?;
+    let library = download()?;
+    let program = env::current_exe().context("cannot find the path of this program")?;
     let failure = Command::new(program).args(env::args_os().skip(1)).env(VARIABLE, &library).exec();
-    Err(failure).context("starting this program anew, with libclang")
+    Err(failure).context("cannot restart this program with libclang")
 }
 
-/// The library in the target folder, fetched if it is not there yet.
-fn fetched() -> Result<PathBuf> {
+/// Returns the library in the target directory; downloads it if necessary.
+fn download() -> Result<PathBuf> {
     let wheel = wheel(env::consts::ARCH)?;
-    let folder = target_directory().join(format!("libclang-{VERSION}"));
-    let library = folder.join("libclang.so");
+    let directory = target_directory().join(format!("libclang-{VERSION}"));
+    let library = directory.join("libclang.so");
     if library.exists() {
         return Ok(library);
     }
-    let bytes = Downloader::new().get(wheel.url).context("fetching libclang")?;
-    let found = sha256(&bytes);
-    ensure!(
-        found == wheel.sha256,
-        "{} has the SHA-256 {found}, not {}: not the file that was chosen",
-        wheel.url,
-        wheel.sha256
-    );
-    fs::create_dir_all(&folder)?;
+    let bytes =
+        Downloader::new().get_verified(wheel.url, wheel.sha256).context("cannot download libclang")?;
+    fs::create_dir_all(&directory)?;
     unpack(bytes, &library)?;
     Ok(library)
 }
@@ -74,13 +68,11 @@ fn fetched() -> Result<PathBuf> {
 fn wheel(machine: &str) -> Result<&'static Wheel> {
     let known = cfg!(all(target_os = "linux", target_env = "gnu"));
     WHEELS.iter().filter(|_| known).find(|wheel| wheel.machine == machine).with_context(|| {
-        format!(
-            "there is no libclang to fetch for {machine}; install one (Debian: libclang1), or set {VARIABLE}"
-        )
+        format!("no download of libclang for {machine}; install it (Debian: libclang1), or set {VARIABLE}")
     })
 }
 
-/// Takes the library out of a wheel. It appears under its name when it is whole.
+/// Extracts the library from a wheel; the file is created atomically.
 fn unpack(wheel: Vec<u8>, library: &Path) -> Result<()> {
     let mut archive = zip::ZipArchive::new(Cursor::new(wheel))?;
     let name = format!("libclang-{VERSION}.data/platlib/clang/native/libclang.so");
@@ -97,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_wheel_is_told_what_to_install() {
+    fn unsupported_machine_error_names_the_package() {
         let error = wheel("riscv64").err().unwrap().to_string();
         assert!(error.contains("libclang1") && error.contains(VARIABLE), "{error}");
     }

@@ -1,4 +1,4 @@
-//! What our header declares and the backend does not use: it stays small only if somebody looks.
+//! Detection of declarations in our header that the backend does not use.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,28 +9,28 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use super::{bindings_path, header};
 
-/// The functions and constants of our header that no code of the backend names.
+/// Returns the functions and constants of our header that the backend does not use.
 pub(super) fn unused(functions: &[String], constants: &[String]) -> Result<Vec<String>> {
     let bindings = bindings_path();
-    let folder = bindings.parent().context("the bindings lie in a folder")?;
+    let directory = bindings.parent().context("the bindings have a parent directory")?;
     let mut used = BTreeSet::new();
-    for file in sources(folder)?.iter().filter(|file| **file != bindings) {
-        let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-        identifiers(&text, &mut used).with_context(|| format!("reading {}", file.display()))?;
+    for file in sources(directory)?.iter().filter(|file| **file != bindings) {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        identifiers(&text, &mut used).with_context(|| format!("cannot read {}", file.display()))?;
     }
-    // A constant may also be the length of an array in the header itself.
+    // A constant may be used as the length of an array in the header.
     let path = header();
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let lengths = |constant: &String| text.contains(&format!("[{constant}]"));
     let functions = functions.iter().filter(|function| !used.contains(*function));
     let constants = constants.iter().filter(|constant| !used.contains(*constant) && !lengths(constant));
     Ok(functions.chain(constants).cloned().collect())
 }
 
-/// The Rust files in a folder and below.
-fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the Rust files in a directory and its subdirectories.
+fn sources(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let path = entry?.path();
         if path.is_dir() {
             files.extend(sources(&path)?);
@@ -41,7 +41,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The identifiers in a piece of Rust. Comments and strings are not code.
+/// Collects the identifiers in Rust code, without comments and strings.
 fn identifiers(text: &str, found: &mut BTreeSet<String>) -> Result<()> {
     fn collect(tokens: TokenStream, found: &mut BTreeSet<String>) {
         for token in tokens {
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_and_strings_use_nothing() {
-        let text = "//! aclInCode.\nconst LIST: &[&str] = &[\"aclInString\"]; // aclInRemark\n\
+    fn comments_and_strings_are_not_uses() {
+        let text = "//! aclInCode.\nconst LIST: &[&str] = &[\"aclInString\"]; // aclInComment\n\
             /// aclInDocumentation\nfn call(acl: &Acl) { macro_call!(acl.aclInMacro); (acl.aclCalled)() }";
         let mut found = BTreeSet::new();
         identifiers(text, &mut found).unwrap();

@@ -1,4 +1,4 @@
-//! What Cargo says that it has built, and what the bundle calls it.
+//! The executables in Cargo's messages, and their names in the bundle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::workspace::packages;
+use crate::workspace::{executables, packages};
 
 /// One executable of the bundle.
 #[derive(Debug, PartialEq)]
@@ -15,14 +15,14 @@ pub(super) struct Artifact {
     pub(super) executable: PathBuf,
 }
 
-/// The names of the packages by their ids, which Cargo's messages use.
+/// Returns package names by package id.
 pub(super) fn package_names(metadata: &Value) -> Result<BTreeMap<String, String>> {
     let pair =
         |package: &Value| Some((package["id"].as_str()?.to_owned(), package["name"].as_str()?.to_owned()));
     packages(metadata)?.iter().map(|package| pair(package).context("a package without id or name")).collect()
 }
 
-/// The test executables among Cargo's messages, by name.
+/// Returns the test executables in Cargo's messages, sorted by name.
 pub(super) fn tests(messages: &str, packages: &BTreeMap<String, String>) -> Result<Vec<Artifact>> {
     let mut tests = Vec::new();
     for (message, executable) in executables(messages)? {
@@ -30,43 +30,30 @@ pub(super) fn tests(messages: &str, packages: &BTreeMap<String, String>) -> Resu
             continue;
         }
         let id = message["package_id"].as_str().unwrap_or_default();
-        let package =
-            packages.get(id).with_context(|| format!("cargo speaks of a package it has not named: {id}"))?;
+        let package = packages
+            .get(id)
+            .with_context(|| format!("package not found in the output of cargo metadata: {id}"))?;
         tests.push(Artifact { name: test_name(package, &message["target"]), executable });
     }
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     let names: BTreeSet<_> = tests.iter().map(|test| &test.name).collect();
     if names.len() != tests.len() {
-        bail!("two test executables have the same name: rename one of the targets in {tests:?}");
+        bail!("two test executables have the same name; rename one of the targets: {tests:?}");
     }
     Ok(tests)
 }
 
-/// The program `name` among Cargo's messages.
+/// Returns the program `name` from Cargo's messages.
 pub(super) fn program(messages: &str, name: &str) -> Result<Artifact> {
     executables(messages)?
         .into_iter()
         .find(|(message, _)| message["target"]["name"] == name && message["profile"]["test"] == false)
         .map(|(_, executable)| Artifact { name: name.to_owned(), executable })
-        .with_context(|| format!("cargo built no program {name}"))
+        .with_context(|| format!("program {name} not found in the messages of cargo"))
 }
 
-/// The messages that tell of an executable.
-fn executables(messages: &str) -> Result<Vec<(Value, PathBuf)>> {
-    let mut found = Vec::new();
-    for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Value =
-            serde_json::from_str(line).with_context(|| format!("not a message of cargo's: {line}"))?;
-        if let Some(executable) = message["executable"].as_str() {
-            let executable = PathBuf::from(executable);
-            found.push((message, executable));
-        }
-    }
-    Ok(found)
-}
-
-/// `package--target`: an integration test has its own name, the unit tests of a library are `unit`, and those of
-/// a program are called after it.
+/// Returns the name of a test, `package--target`; the target of unit tests is `unit` for a library and `NAME-unit` for a
+/// program.
 fn test_name(package: &str, target: &Value) -> String {
     let name = target["name"].as_str().unwrap_or_default();
     let kinds = target["kind"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -124,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn test_executables_are_found_and_named_after_package_and_target() {
+    fn tests_are_named_by_package_and_target() {
         let tests = tests(&messages(), &packages()).unwrap();
         let pairs: Vec<_> =
             tests.iter().map(|test| (test.name.as_str(), test.executable.to_str().unwrap())).collect();
@@ -139,30 +126,30 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_not_taken_for_its_unit_tests() {
+    fn program_is_distinguished_from_its_unit_tests() {
         let program = program(&messages(), "device-ipc").unwrap();
         assert_eq!(program.executable, PathBuf::from("/t/release/device-ipc"));
     }
 
     #[test]
-    fn a_program_that_was_not_built_is_an_error() {
+    fn missing_program_is_an_error() {
         assert!(program(&messages(), "other").unwrap_err().to_string().contains("other"));
     }
 
     #[test]
-    fn two_executables_of_one_name_are_an_error() {
+    fn duplicate_name_is_an_error() {
         let once = message("device-ipc-cli", "test", "a", true, Some("/1"));
         let twice = [once.as_str(), once.as_str()].join("\n");
         assert!(tests(&twice, &packages()).unwrap_err().to_string().contains("device-ipc-cli--a"));
     }
 
     #[test]
-    fn an_unknown_package_is_an_error() {
+    fn unknown_package_is_an_error() {
         assert!(tests(&messages(), &BTreeMap::new()).is_err());
     }
 
     #[test]
-    fn a_broken_message_is_an_error() {
+    fn malformed_message_is_an_error() {
         assert!(tests("{\"reason\":", &packages()).is_err());
     }
 }

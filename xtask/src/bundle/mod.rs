@@ -1,7 +1,7 @@
-//! `cargo xtask bundle`: the program and all test executables, for a machine that has devices and no Rust.
+//! `cargo xtask bundle`: collects programs and test executables for a machine that has devices and no Rust.
 //!
-//! Nothing in the bundle looks for the checkout: the script `run.sh` says where the program lies, and the
-//! executables need only the C library.
+//! The bundle does not depend on the checkout: the script `run.sh` passes the path of the program, and the executables
+//! require only the C library.
 
 mod artifact;
 mod size;
@@ -16,9 +16,9 @@ use clap::Args;
 use crate::workspace::{cargo, metadata, output, root};
 use artifact::Artifact;
 
-/// The program.
+/// The main program.
 const PROGRAM: &str = "device-ipc";
-/// The packages of the programs, the program first, and those that tests start.
+/// Package and name of each program, the main program first; tests start some of them.
 const PROGRAMS: [(&str, &str); 5] = [
     ("device-ipc-cli", PROGRAM),
     ("device-ipc-bench", "device-ipc-bench"),
@@ -26,23 +26,23 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("device-ipc-broker-tests", "broker-agent"),
     ("device-ipc-sim-cuda", "cuda-probes"),
 ];
-/// Runs everything in the folder it lies in.
+/// The script that runs all executables in its directory.
 const SCRIPT: &str = include_str!("run.sh");
-/// The second line of the script, by which an older bundle is known.
+/// The start of the second line of the script, which identifies a bundle.
 const SCRIPT_MARK: &str = "# Runs a bundle of device-ipc";
 
-/// Collect the program and all test executables, stripped, with a script that runs them on a machine without Rust.
+/// Collect stripped programs and test executables, with a script that runs them on a machine without Rust
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Where to put them; `bundle` in Cargo's target folder if not given.
+    /// Output directory; default: bundle in the target directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-/// Packages whose tests meet a device. The others' need cargo, or programs that only cargo builds, or have run without.
+/// Packages whose tests use a device. Tests of the others require cargo or run without a device.
 const TESTS_OF: [&str; 4] = ["device-ipc", "device-ipc-broker-tests", "device-ipc-cli", "device-ipc-cuda"];
 
-/// Tests of those packages that have no use for a device, by their names in the bundle.
+/// Returns whether a test of these packages does not use a device, by its name in the bundle.
 fn needs_no_device(name: &str) -> bool {
     const OF_THE_BROKER: [&str; 6] = ["kill", "namespaces", "recycling", "rings", "staged", "timelines"];
     match name.split_once("--") {
@@ -56,7 +56,9 @@ fn needs_no_device(name: &str) -> bool {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let metadata = metadata(&["--no-deps"])?;
     let packages = artifact::package_names(&metadata)?;
-    let target = metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?;
+    let target = metadata["target_directory"]
+        .as_str()
+        .context("the output of cargo metadata contains no target_directory")?;
     let out = options.out.clone().unwrap_or_else(|| Path::new(target).join("bundle"));
 
     let mut arguments = vec!["test", "--no-run"];
@@ -64,13 +66,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let tests = build(&arguments)?;
     let mut tests = artifact::tests(&tests, &packages)?;
     tests.retain(|test| !needs_no_device(&test.name));
-    // After the tests, as Cargo links the programs for them too, and these are the ones that stay.
+    // After the tests, because the build of the tests links the programs too and would overwrite them.
     let program = |(package, name): &(&str, &str)| {
         artifact::program(&build(&["build", "--package", package, "--bin", name])?, name)
     };
     let mut files: Vec<Artifact> = PROGRAMS.iter().map(program).collect::<Result<_>>()?;
     files.extend(tests);
-    make_room(&out)?;
+    prepare_directory(&out)?;
     let mut sizes = Vec::new();
     for file in &files {
         let to = out.join(&file.name);
@@ -88,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     size::check(&sizes)
 }
 
-/// Builds for release, stripped and without debug information, and gives Cargo's messages as JSON lines.
+/// Builds in release mode, stripped, and returns Cargo's messages as JSON lines.
 fn build(args: &[&str]) -> Result<String> {
     output(
         cargo(args.iter().copied())
@@ -99,18 +101,19 @@ fn build(args: &[&str]) -> Result<String> {
     )
 }
 
-/// Makes the folder, or removes an older bundle's executables from it. A folder of something else is left alone.
-fn make_room(out: &Path) -> Result<()> {
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+/// Creates the directory, or removes the executables of an older bundle from it. Fails for a directory with other contents.
+fn prepare_directory(out: &Path) -> Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let names = fs::read_dir(out)?.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
     let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|script| script.contains(SCRIPT_MARK));
     if !names.is_empty() && !is_bundle {
-        bail!("{} holds something that is not a bundle; give an empty folder with --out", out.display());
+        bail!("{} is not empty and not a bundle; select another directory with --out", out.display());
     }
     for name in names {
         let name = name.to_string_lossy();
         if PROGRAMS.iter().any(|(_, program)| name == *program) || name.contains("--") {
-            fs::remove_file(out.join(&*name)).with_context(|| format!("cannot remove the older {name}"))?;
+            fs::remove_file(out.join(&*name))
+                .with_context(|| format!("cannot remove {name} of the older bundle"))?;
         }
     }
     Ok(())
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_can_be_known_again() {
+    fn script_contains_the_bundle_mark() {
         assert!(SCRIPT.lines().nth(1).unwrap().starts_with(SCRIPT_MARK));
     }
 }

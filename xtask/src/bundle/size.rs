@@ -1,14 +1,14 @@
-//! How large a bundle is, and how large it may be.
+//! The size of a bundle and its limit.
 
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
 const MIB: u64 = 1024 * 1024;
-/// What is carried to other machines stays small.
+/// Maximum size of a bundle in bytes, as it is copied to other machines.
 const LIMIT: u64 = 80 * MIB;
 
-/// Name and size of each file, and the sum.
+/// Returns a table of names and sizes with their sum.
 pub(super) fn table(sizes: &[(String, u64)]) -> String {
     let width = sizes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut table = String::new();
@@ -19,13 +19,15 @@ pub(super) fn table(sizes: &[(String, u64)]) -> String {
     table
 }
 
+/// Checks the size of the bundle.
+///
 /// # Errors
 ///
-/// Fails where the files are larger than [`LIMIT`] together.
+/// Fails if the sum of the sizes exceeds [`LIMIT`].
 pub(super) fn check(sizes: &[(String, u64)]) -> Result<()> {
     let sum = sum(sizes);
     if sum > LIMIT {
-        bail!("the bundle has {:.2} MiB, more than the {} that it may have", mib(sum), LIMIT / MIB);
+        bail!("the bundle has {:.2} MiB, more than the limit of {} MiB", mib(sum), LIMIT / MIB);
     }
     Ok(())
 }
@@ -47,13 +49,13 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_itself_is_allowed_and_a_byte_more_is_not() {
+    fn size_above_the_limit_is_an_error() {
         assert!(check(&sizes(&[LIMIT - 5, 5])).is_ok());
         assert!(check(&sizes(&[LIMIT - 5, 6])).unwrap_err().to_string().contains("80"));
     }
 
     #[test]
-    fn the_table_ends_with_the_sum() {
+    fn table_ends_with_the_sum() {
         let table = table(&sizes(&[MIB, MIB / 2]));
         assert_eq!(table, "  file-0     1.00 MiB\n  file-1     0.50 MiB\n  sum        1.50 MiB\n");
     }

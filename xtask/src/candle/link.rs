@@ -1,7 +1,7 @@
-//! Libraries to link with where CUDA's are not: the right names and symbols, and nothing behind them.
+//! Stub libraries for linking without the CUDA libraries: their names and symbols with empty functions.
 //!
-//! The CUDA toolkit brings such libraries for libcuda (`lib64/stubs`). The others, hundreds of MiB, have the machine that
-//! runs the program; here the linker only has to know which library has which function. cudarc's sources tell.
+//! The CUDA toolkit contains such a stub of libcuda (`lib64/stubs`). The other libraries have hundreds of MiB and are installed
+//! on the machine that runs the program; the linker only requires their symbols, which are taken from cudarc's sources.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::run;
 
-/// The name for the linker, cudarc's module, and the name for the machine that runs the program, of CUDA 13.
+/// Linker name, module in cudarc, and soname of CUDA 13.
 const LIBRARIES: [(&str, &str, &str); 5] = [
     ("cuda", "driver", "libcuda.so.1"),
     ("cublas", "cublas", "libcublas.so.13"),
@@ -22,21 +22,22 @@ const LIBRARIES: [(&str, &str, &str); 5] = [
     ("nvrtc", "nvrtc", "libnvrtc.so.13"),
 ];
 
-/// Makes the libraries in the toolkit's `lib/stubs`, where cudarc has the linker look.
+/// Creates the libraries in the toolkit's `lib/stubs`, which cudarc adds to the search path of the linker.
 pub(super) fn libraries(cudarc: &Path, toolkit: &Path) -> Result<()> {
-    let folder = toolkit.join("lib/stubs");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let directory = toolkit.join("lib/stubs");
+    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     for (name, module, soname) in LIBRARIES {
-        let library = folder.join(format!("lib{name}.so"));
+        let library = directory.join(format!("lib{name}.so"));
         if library.exists() {
             continue;
         }
         let bindings = cudarc.join(module).join("sys/mod.rs");
-        let bindings = fs::read_to_string(&bindings)
-            .with_context(|| format!("cudarc's sources are arranged otherwise: {}", bindings.display()))?;
+        let bindings = fs::read_to_string(&bindings).with_context(|| {
+            format!("cudarc's sources have another layout: cannot read {}", bindings.display())
+        })?;
         let functions = functions(&bindings);
-        ensure!(!functions.is_empty(), "no functions of {name} in cudarc's sources");
-        let source = folder.join(format!("{name}.c"));
+        ensure!(!functions.is_empty(), "no functions of {name} found in cudarc's sources");
+        let source = directory.join(format!("{name}.c"));
         let text: String = functions.iter().map(|function| format!("void {function}(void) {{}}\n")).collect();
         fs::write(&source, text)?;
         let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
@@ -49,7 +50,7 @@ pub(super) fn libraries(cudarc: &Path, toolkit: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The vendor's functions that are declared in bindings: `fn cuMemAlloc_v2(`.
+/// Returns the vendor's functions in bindings, such as `fn cuMemAlloc_v2(`.
 fn functions(bindings: &str) -> BTreeSet<&str> {
     let name = |after: &'_ str| after.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     bindings
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_of_the_vendor_are_found_in_bindings() {
+    fn vendor_functions_are_found_in_bindings() {
         let bindings = "
             pub unsafe fn cuInit(Flags: ::core::ffi::c_uint) -> CUresult {
                 type _F = unsafe extern \"C\" fn(::core::ffi::c_uint) -> CUresult;

@@ -1,4 +1,4 @@
-//! nvcc out of NVIDIA's wheels on PyPI. It stays in the target folder.
+//! nvcc, downloaded from NVIDIA's wheels on PyPI into the target directory.
 
 use std::fs;
 use std::io::{self, Cursor};
@@ -8,18 +8,18 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use zip::ZipArchive;
 
-use crate::download::{Downloader, sha256};
+use crate::download::Downloader;
 
-/// A wheel, with what it has of a toolkit.
+/// A wheel with part of the toolkit.
 struct Wheel {
     url: &'static str,
     sha256: &'static str,
 }
 
-/// The toolkit's version: what is compiled by it runs with drivers of CUDA 13.0 and newer (580).
+/// Version of the toolkit; its output runs with drivers of CUDA 13.0 (580) and newer.
 const VERSION: &str = "13.0.88";
 
-/// nvcc, what it calls, and what candle's kernels include.
+/// nvcc, the programs that it calls, and the headers that candle's kernels include.
 const WHEELS: [Wheel; 5] = [
     Wheel {
         url: "https://files.pythonhosted.org/packages/71/8b/a546c12881fffeba927d810598987df25d74b8b241788c7db8dfc93b0173/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
@@ -43,58 +43,51 @@ const WHEELS: [Wheel; 5] = [
     },
 ];
 
-/// Where the files of a toolkit lie in a wheel.
+/// The directory of the toolkit in a wheel.
 const PREFIX: &str = "nvidia/cu13/";
 
-/// The toolkit's folder, fetched if it is not there yet.
-pub(super) fn fetched(folder: &Path) -> Result<PathBuf> {
+/// Returns the directory of the toolkit; downloads the toolkit if necessary.
+pub(super) fn download(directory: &Path) -> Result<PathBuf> {
     ensure!(
         cfg!(all(target_arch = "x86_64", target_os = "linux")),
-        "nvcc is fetched for Linux on x86-64 only; install the CUDA toolkit, and name its folder in CUDA_HOME"
+        "the download of nvcc is supported only for Linux on x86-64; install the CUDA toolkit and set CUDA_HOME"
     );
-    let toolkit = folder.join(format!("toolkit-{VERSION}"));
+    let toolkit = directory.join(format!("toolkit-{VERSION}"));
     if toolkit.is_dir() {
         return Ok(toolkit);
     }
-    let partial = folder.join(format!("toolkit-{VERSION}.{}", std::process::id()));
+    let partial = directory.join(format!("toolkit-{VERSION}.{}", std::process::id()));
     let downloader = Downloader::new();
     for wheel in &WHEELS {
-        let bytes = downloader.get(wheel.url)?;
-        let found = sha256(&bytes);
-        ensure!(
-            found == wheel.sha256,
-            "{} has the digest {found}, not {}: not the file that was chosen",
-            wheel.url,
-            wheel.sha256
-        );
-        unpack(&bytes, &partial).with_context(|| format!("unpacking {}", wheel.url))?;
+        let bytes = downloader.get_verified(wheel.url, wheel.sha256)?;
+        unpack(&bytes, &partial).with_context(|| format!("cannot unpack {}", wheel.url))?;
     }
-    // The linker asks for the plain name, which the wheel does not have.
+    // The linker requires the unversioned name, which the wheel does not contain.
     symlink("libcudart.so.13", partial.join("lib/libcudart.so"))?;
-    fs::rename(&partial, &toolkit).with_context(|| format!("making {}", toolkit.display()))?;
+    fs::rename(&partial, &toolkit).with_context(|| format!("cannot create {}", toolkit.display()))?;
     Ok(toolkit)
 }
 
-/// Writes the files of a wheel that are the toolkit's.
+/// Unpacks the toolkit files of a wheel.
 fn unpack(wheel: &[u8], to: &Path) -> Result<()> {
     let mut archive = ZipArchive::new(Cursor::new(wheel))?;
     for index in 0..archive.len() {
         let mut file = archive.by_index(index)?;
         let name = file.name()?.into_owned();
-        let Some(path) = wanted(&name) else { continue };
+        let Some(path) = toolkit_path(&name) else { continue };
         let path = to.join(path);
-        fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+        fs::create_dir_all(path.parent().context("the path has a parent directory")?)?;
         io::copy(&mut file, &mut fs::File::create(&path)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-        // Wheels do not always say which files are programs.
-        let is_program = path.parent().is_some_and(|folder| folder.ends_with("bin"));
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        // Wheels do not always mark executable files.
+        let is_program = path.parent().is_some_and(|directory| directory.ends_with("bin"));
         fs::set_permissions(&path, fs::Permissions::from_mode(if is_program { 0o755 } else { 0o644 }))?;
     }
     Ok(())
 }
 
-/// The path in a toolkit, if this is a file of one.
-fn wanted(name: &str) -> Option<&str> {
+/// Returns the path in the toolkit if this is the name of a toolkit file.
+fn toolkit_path(name: &str) -> Option<&str> {
     let path = name.strip_prefix(PREFIX).filter(|path| !path.is_empty() && !path.ends_with('/'))?;
     Path::new(path).components().all(|part| matches!(part, Component::Normal(_))).then_some(path)
 }
@@ -106,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_a_toolkit_come_out_of_a_wheel_and_nothing_else() {
+    fn unpack_extracts_only_toolkit_files() {
         let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
         for name in
             ["nvidia/cu13/bin/nvcc", "nvidia/cu13/include/cuda.h", "nvidia_cuda_nvcc.dist-info/RECORD"]
@@ -115,12 +108,13 @@ mod tests {
             writer.write_all(name.as_bytes()).unwrap();
         }
         let wheel = writer.finish().unwrap().into_inner();
-        let folder = tempfile::tempdir().unwrap();
-        unpack(&wheel, folder.path()).unwrap();
-        let mode = |path: &str| fs::metadata(folder.path().join(path)).unwrap().permissions().mode() & 0o777;
+        let directory = tempfile::tempdir().unwrap();
+        unpack(&wheel, directory.path()).unwrap();
+        let mode =
+            |path: &str| fs::metadata(directory.path().join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("bin/nvcc"), mode("include/cuda.h")), (0o755, 0o644));
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-        assert_eq!(wanted("nvidia/cu13/bin/../../../escaped"), None);
-        assert_eq!(wanted("nvidia/cu13/bin/"), None);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        assert_eq!(toolkit_path("nvidia/cu13/bin/../../../escaped"), None);
+        assert_eq!(toolkit_path("nvidia/cu13/bin/"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Against a server of our own, on this machine.
+//! Tests with a local server.
 
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,25 +6,25 @@ use std::thread::JoinHandle;
 
 use super::*;
 
-/// Answers one request: the line with the range is what it gets.
-type Answer = Box<dyn Fn(Option<(usize, usize)>, &mut TcpStream) + Send>;
+/// A response to one request with this range.
+type Response = Box<dyn Fn(Option<(usize, usize)>, &mut TcpStream) + Send>;
 
-/// Answers as many requests as there are answers, in this order.
-fn server(length: usize, answers: Vec<Answer>) -> (String, JoinHandle<()>) {
+/// Starts a server that sends these responses in order.
+fn server(length: usize, responses: Vec<Response>) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/file", listener.local_addr().unwrap());
     let serving = std::thread::spawn(move || {
-        for answer in answers {
+        for respond in responses {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let range = range(&stream, length);
-            answer(range, &mut stream);
+            respond(range, &mut stream);
         }
     });
     (url, serving)
 }
 
-/// Reads a request, and says which bytes it asks for.
+/// Reads a request and returns the requested range.
 fn range(stream: &TcpStream, length: usize) -> Option<(usize, usize)> {
     let mut range = None;
     for line in BufReader::new(stream).lines() {
@@ -43,16 +43,16 @@ fn range(stream: &TcpStream, length: usize) -> Option<(usize, usize)> {
     range
 }
 
-fn status(status: &'static str) -> Answer {
+fn status(status: &'static str) -> Response {
     Box::new(move |_, stream| {
         write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
     })
 }
 
-fn part(file: &[u8]) -> Answer {
+fn part(file: &[u8]) -> Response {
     let file = file.to_vec();
     Box::new(move |range, stream| {
-        let (start, end) = range.expect("a range was asked for");
+        let (start, end) = range.expect("a range was requested");
         let part = &file[start..end];
         write!(
             stream,
@@ -66,7 +66,7 @@ fn part(file: &[u8]) -> Answer {
     })
 }
 
-fn all(file: &[u8]) -> Answer {
+fn all(file: &[u8]) -> Response {
     let file = file.to_vec();
     Box::new(move |_, stream| {
         write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", file.len())
@@ -75,7 +75,7 @@ fn all(file: &[u8]) -> Answer {
     })
 }
 
-fn broken_off(file: &[u8]) -> Answer {
+fn truncated(file: &[u8]) -> Response {
     let file = file.to_vec();
     Box::new(move |_, stream| {
         write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", file.len())
@@ -84,7 +84,7 @@ fn broken_off(file: &[u8]) -> Answer {
     })
 }
 
-/// As the real one, in clear text, without a proxy, and with less patience.
+/// Creates a client without TLS, proxy and pauses.
 fn downloader() -> Downloader {
     let agent = Agent::config_builder().proxy(None).timeout_global(Some(Duration::from_secs(10))).build();
     Downloader { agent: agent.into(), pauses: vec![Duration::ZERO; 2] }
@@ -95,7 +95,7 @@ fn file() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_read_of_a_file_is_fetched_in_blocks_and_once() {
+fn ranges_are_downloaded_once() {
     let file = file();
     let (url, serving) = server(file.len(), vec![part(&file), part(&file)]);
     let mut remote = downloader().open(&url).unwrap();
@@ -103,19 +103,19 @@ fn what_is_read_of_a_file_is_fetched_in_blocks_and_once() {
     remote.seek(SeekFrom::End(-1000)).unwrap();
     remote.read_exact(&mut last).unwrap();
     assert_eq!(last, file[file.len() - 1000..]);
-    assert_eq!(remote.read(&mut last).unwrap(), 0, "the file ends here");
+    assert_eq!(remote.read(&mut last).unwrap(), 0, "end of file");
     for position in [BLOCK + 1, BLOCK + 5000, 2 * BLOCK - 2] {
         let mut two = [0; 2];
         remote.seek(SeekFrom::Start(position)).unwrap();
         remote.read_exact(&mut two).unwrap();
         assert_eq!(two, file[position as usize..][..2]);
     }
-    assert_eq!(remote.fetched(), 2 * BLOCK);
+    assert_eq!(remote.downloaded(), 2 * BLOCK);
     serving.join().unwrap();
 }
 
 #[test]
-fn a_server_without_ranges_is_asked_once_for_all() {
+fn server_without_ranges_sends_the_whole_file() {
     let file = file();
     let (url, serving) = server(file.len(), vec![all(&file)]);
     let mut remote = downloader().open(&url).unwrap();
@@ -126,16 +126,16 @@ fn a_server_without_ranges_is_asked_once_for_all() {
 }
 
 #[test]
-fn an_answer_that_fails_or_breaks_off_is_asked_for_again() {
+fn failed_or_truncated_response_is_retried() {
     let file = file();
-    let answers = vec![status("503 Service Unavailable"), broken_off(&file), all(&file)];
-    let (url, serving) = server(file.len(), answers);
+    let responses = vec![status("503 Service Unavailable"), truncated(&file), all(&file)];
+    let (url, serving) = server(file.len(), responses);
     assert!(downloader().get(&url).unwrap() == file);
     serving.join().unwrap();
 }
 
 #[test]
-fn a_refusal_is_final() {
+fn refusal_is_not_retried() {
     let (url, serving) = server(0, vec![status("404 Not Found")]);
     let error = format!("{:#}", downloader().get(&url).unwrap_err());
     assert!(error.contains("404") && error.contains(&url), "{error}");
@@ -143,10 +143,10 @@ fn a_refusal_is_final() {
 }
 
 #[test]
-fn without_a_network_the_error_says_what_is_needed() {
+fn unreachable_server_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/file", listener.local_addr().unwrap());
     drop(listener);
     let error = format!("{:#}", downloader().get(&url).unwrap_err());
-    assert!(error.contains("needs a way to the internet") && error.contains("HTTPS_PROXY"), "{error}");
+    assert!(error.contains("check the internet connection") && error.contains("HTTPS_PROXY"), "{error}");
 }

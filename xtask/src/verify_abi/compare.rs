@@ -1,29 +1,29 @@
-//! What of our interface another one lacks, and what it has otherwise.
+//! Comparison of our interface with another one: absent and different symbols.
 
 use std::collections::BTreeMap;
 
-use super::abi::{Abi, Function};
+use crate::abi::{Abi, Function};
 
-/// Whether names of arguments count. C passes them by their place; the names show when two of one type are swapped.
+/// Whether argument names are compared. C ignores them, but they reveal swapped arguments of equal type.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum ArgumentNames {
-    Count,
+    Compared,
     Ignored,
 }
 
-/// The outcome for one class of symbols.
+/// The result for one class of symbols.
 #[derive(Debug)]
 pub(crate) struct Class {
-    /// What its symbols are.
+    /// The name of the class.
     pub(crate) name: &'static str,
-    /// How many we have.
+    /// Number of our symbols.
     pub(crate) ours: usize,
-    /// Those of ours that the other one lacks.
+    /// Our symbols that the other interface lacks.
     pub(crate) absent: Vec<String>,
     pub(crate) different: Vec<Difference>,
 }
 
-/// A symbol that both have, and not alike.
+/// A symbol that differs between the interfaces.
 #[derive(Debug)]
 pub(crate) struct Difference {
     pub(crate) symbol: String,
@@ -31,10 +31,10 @@ pub(crate) struct Difference {
     pub(crate) theirs: String,
 }
 
-/// Compares all that we have with what the other one says of it.
+/// Compares all symbols of our interface with the other interface.
 pub(crate) fn compare(ours: &Abi, theirs: &Abi, names: ArgumentNames) -> [Class; 4] {
     [
-        class("functions", &ours.functions, &theirs.functions, |function| shown(function, names)),
+        class("functions", &ours.functions, &theirs.functions, |function| signature(function, names)),
         class("constants", &ours.constants, &theirs.constants, number),
         class("enum values", &ours.values, &theirs.values, number),
         class("structs", &ours.structs, &theirs.structs, ToString::to_string),
@@ -45,7 +45,7 @@ fn class<T>(
     name: &'static str,
     ours: &BTreeMap<String, T>,
     theirs: &BTreeMap<String, T>,
-    shown: impl Fn(&T) -> String,
+    format: impl Fn(&T) -> String,
 ) -> Class {
     let mut class = Class { name, ours: ours.len(), absent: Vec::new(), different: Vec::new() };
     for (symbol, our) in ours {
@@ -53,7 +53,7 @@ fn class<T>(
             class.absent.push(symbol.clone());
             continue;
         };
-        let (ours, theirs) = (shown(our), shown(their));
+        let (ours, theirs) = (format(our), format(their));
         if ours != theirs {
             class.different.push(Difference { symbol: symbol.clone(), ours, theirs });
         }
@@ -61,9 +61,9 @@ fn class<T>(
     class
 }
 
-fn shown(function: &Function, names: ArgumentNames) -> String {
+fn signature(function: &Function, names: ArgumentNames) -> String {
     match names {
-        ArgumentNames::Count => function.to_string(),
+        ArgumentNames::Compared => function.to_string(),
         ArgumentNames::Ignored => {
             let arguments = function.arguments.iter().map(|(_, of_type)| (String::new(), of_type.clone()));
             Function { arguments: arguments.collect(), result: function.result.clone() }.to_string()

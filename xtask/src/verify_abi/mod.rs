@@ -1,12 +1,12 @@
-//! `cargo xtask verify-abi`: does what we declare of ACL agree with the vendor's headers?
+//! `cargo xtask verify-abi`: compares the declarations of ACL with the vendor's headers.
 //!
-//! Nobody here has the vendor's toolkit, and a wrong number or an argument too few is undefined behaviour on a machine
-//! that we do not see. So the checked-in bindings are compared with what the same bindgen makes of the real headers, of
-//! two CANN generations. Those headers are not ours to give away: they are fetched, and stay in the target folder.
+//! The project builds without the vendor's toolkit, and a wrong constant or a missing argument is undefined behaviour on
+//! the user's machine. Therefore the checked-in bindings are compared with the bindings that the same bindgen generates
+//! from the vendor's headers of two CANN generations. Their license does not permit redistribution, so they are downloaded
+//! and stay in the target directory.
 //!
-//! Then it tries itself: mistakes are put into our header one by one, and each has to be found.
+//! A self-test then inserts mistakes into our header one by one, and checks that each is detected.
 
-mod abi;
 mod compare;
 mod required;
 mod self_test;
@@ -17,15 +17,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use crate::abi::Abi;
 use crate::bindgen::{Source, bindings, bindings_path, provide_libclang};
-pub(crate) use abi::Abi;
 use compare::{ArgumentNames, Class, Difference, compare};
 
-/// The vendor's interface, as far as it is of interest here.
+/// One generation of the vendor's interface, restricted to the names that we declare.
 struct Generation {
-    /// The version of torch-npu.
+    /// Version of torch-npu.
     wheel: &'static str,
-    /// The version of ACL that the headers state.
+    /// Version of ACL in the headers.
     version: String,
     abi: Abi,
 }
@@ -33,47 +33,51 @@ struct Generation {
 pub(crate) fn run() -> Result<()> {
     provide_libclang()?;
     let path = bindings_path();
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    let ours = Abi::read(&text).context("backend-ascend/src/bindings.rs")?;
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let ours = Abi::read(&text).context("cannot parse backend-ascend/src/bindings.rs")?;
     let lists = required::read()?;
     let older = generation(&wheels::OLDER, &ours)?;
     let newer = generation(&wheels::NEWER, &ours)?;
     let with_older = compare(&ours, &older.abi, ArgumentNames::Ignored);
-    let with_newer = compare(&ours, &newer.abi, ArgumentNames::Count);
+    let with_newer = compare(&ours, &newer.abi, ArgumentNames::Compared);
     print_table([(&older, &with_older), (&newer, &with_newer)]);
     print_absent(&older, &with_older);
 
-    let mut complaints = complaints(&older, &with_older, Absent::Allowed);
-    complaints.extend(self::complaints(&newer, &with_newer, Absent::Refused));
+    let mut mismatches = mismatches(&older, &with_older, Absent::Allowed);
+    mismatches.extend(self::mismatches(&newer, &with_newer, Absent::Error));
     let declared = ours.functions.keys().collect::<Vec<_>>();
-    complaints.extend(required::complaints(&lists, &declared, &with_older[0].absent));
-    if !complaints.is_empty() {
+    mismatches.extend(required::mismatches(&lists, &declared, &with_older[0].absent));
+    if !mismatches.is_empty() {
         eprintln!();
-        for complaint in &complaints {
-            eprintln!("wrong: {complaint}");
+        for mismatch in &mismatches {
+            eprintln!("error: {mismatch}");
         }
-        bail!("{} of our declarations of ACL are wrong; see backend-ascend/include/acl.h", complaints.len());
+        bail!(
+            "{} declarations of ACL do not match the vendor's headers; correct backend-ascend/include/acl.h",
+            mismatches.len()
+        );
     }
     let required = lists[required::REQUIRED].len();
     let optional = declared.len() - required;
-    println!("required functions: {required}, all in both; the other {optional} are optional");
-    let tried = self_test::run(&newer, &older)?;
-    println!("tried with {tried} mistakes in our header and our list: each was found");
+    println!("required functions: {required}, all in both generations; {optional} functions are optional");
+    let mistakes = self_test::run(&newer, &older)?;
+    println!("self-test: {mistakes} mistakes in our header and list, all detected");
     Ok(())
 }
 
-/// Reads a generation's headers: what we have, by its name there, and the headers' own version.
+/// Reads the headers of a generation, restricted to the names that we declare.
 fn generation(wheel: &wheels::Wheel, ours: &Abi) -> Result<Generation> {
-    let folder = wheels::headers(wheel)?;
-    read(folder, names(ours))
+    let directory = wheels::headers(wheel)?;
+    read(directory, names(ours))
         .map(|(version, abi)| Generation { wheel: wheel.version, version, abi })
-        .with_context(|| format!("the headers of torch-npu {}", wheel.version))
+        .with_context(|| format!("cannot read the headers of torch-npu {}", wheel.version))
 }
 
-fn read(folder: PathBuf, mut names: Vec<String>) -> Result<(String, Abi)> {
+fn read(directory: PathBuf, mut names: Vec<String>) -> Result<(String, Abi)> {
     names.push("ACL_(MAJOR|MINOR|PATCH)_VERSION".to_owned());
-    let abi = Abi::read(&bindings(&Source::Vendor { folder, names })?)?;
-    let part = |name: &str| abi.constants.get(name).with_context(|| format!("they state no {name}"));
+    let abi = Abi::read(&bindings(&Source::Vendor { directory, names })?)?;
+    let part =
+        |name: &str| abi.constants.get(name).with_context(|| format!("{name} not found in the headers"));
     let version = format!(
         "{}.{}.{}",
         part("ACL_MAJOR_VERSION")?,
@@ -83,38 +87,39 @@ fn read(folder: PathBuf, mut names: Vec<String>) -> Result<(String, Abi)> {
     Ok((version, abi))
 }
 
-/// The names of all that we declare, values of enumerations by their types.
+/// Returns the names that we declare; a type stands for its enumeration values.
 fn names(abi: &Abi) -> Vec<String> {
     let names = abi.functions.keys().chain(abi.constants.keys()).chain(&abi.types);
     names.cloned().collect()
 }
 
-/// What it means that a generation lacks something of ours.
+/// Whether a generation may lack a symbol that we declare.
 #[derive(Clone, Copy, PartialEq)]
 enum Absent {
-    /// It came later.
+    /// Permitted: a later generation added it.
     Allowed,
-    /// Nobody has it.
-    Refused,
+    /// An error: no generation has it.
+    Error,
 }
 
-fn complaints(generation: &Generation, classes: &[Class], absent: Absent) -> Vec<String> {
+fn mismatches(generation: &Generation, classes: &[Class], absent: Absent) -> Vec<String> {
     let Generation { wheel, version, .. } = generation;
     let header = format!("ACL {version} (torch-npu {wheel})");
-    let mut complaints = Vec::new();
+    let mut mismatches = Vec::new();
     for class in classes {
         for Difference { symbol, ours, theirs } in &class.different {
             let name = class.name;
-            complaints.push(format!(
-                "{name}: {symbol} is not as in {header}\n      ours:   {ours}\n      theirs: {theirs}"
+            mismatches.push(format!(
+                "{name}: {symbol} differs from {header}\n      ours:   {ours}\n      theirs: {theirs}"
             ));
         }
-        if absent == Absent::Refused {
+        if absent == Absent::Error {
             let missing = class.absent.iter();
-            complaints.extend(missing.map(|symbol| format!("{}: {header} has no {symbol}", class.name)));
+            mismatches
+                .extend(missing.map(|symbol| format!("{}: {symbol} not found in {header}", class.name)));
         }
     }
-    complaints
+    mismatches
 }
 
 fn print_table(generations: [(&Generation, &[Class; 4]); 2]) {
@@ -128,11 +133,11 @@ fn print_table(generations: [(&Generation, &[Class; 4]); 2]) {
 }
 
 fn outcome(class: &Class) -> String {
-    let alike = class.ours - class.absent.len() - class.different.len();
-    let mut outcome = format!("{alike} alike");
-    for (count, what) in [(class.absent.len(), "absent"), (class.different.len(), "DIFFERENT")] {
+    let equal = class.ours - class.absent.len() - class.different.len();
+    let mut outcome = format!("{equal} equal");
+    for (count, state) in [(class.absent.len(), "absent"), (class.different.len(), "DIFFERENT")] {
         if count > 0 {
-            outcome += &format!(", {count} {what}");
+            outcome += &format!(", {count} {state}");
         }
     }
     outcome
@@ -140,6 +145,6 @@ fn outcome(class: &Class) -> String {
 
 fn print_absent(generation: &Generation, classes: &[Class; 4]) {
     for class in classes.iter().filter(|class| !class.absent.is_empty()) {
-        println!("{} that ACL {} lacks: {}", class.name, generation.version, class.absent.join(", "));
+        println!("{} not found in ACL {}: {}", class.name, generation.version, class.absent.join(", "));
     }
 }

@@ -1,177 +1,180 @@
-//! Mistakes that the comparison has to find: a comparison that finds nothing proves nothing.
+//! Self-test of the comparison: it must detect mistakes that are inserted into our header.
 
 use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::abi::Abi;
 use super::compare::{ArgumentNames, compare};
-use super::{Absent, Generation, complaints, required};
+use super::{Absent, Generation, mismatches, required};
+use crate::abi::Abi;
 use crate::bindgen::{Source, bindings, header};
 
-/// A mistake in our header: text, what takes its place, and the symbols that have to be named.
+/// A mistake in our header: a text, its replacement, and the symbols that the comparison must report.
 struct Mistake {
-    what: &'static str,
+    description: &'static str,
     from: &'static str,
     to: &'static str,
-    found: &'static [&'static str],
+    symbols: &'static [&'static str],
 }
 
 const MISTAKES: &[Mistake] = &[
     Mistake {
-        what: "a status with another number",
+        description: "a status with another value",
         from: "ACL_ERROR_RT_CONTEXT_NULL = 107002",
         to: "ACL_ERROR_RT_CONTEXT_NULL = 107022",
-        found: &["ACL_ERROR_RT_CONTEXT_NULL"],
+        symbols: &["ACL_ERROR_RT_CONTEXT_NULL"],
     },
     Mistake {
-        what: "a flag with another bit",
+        description: "a flag with another bit",
         from: "ACL_EVENT_IPC = 0x40",
         to: "ACL_EVENT_IPC = 0x80",
-        found: &["ACL_EVENT_IPC"],
+        symbols: &["ACL_EVENT_IPC"],
     },
     Mistake {
-        what: "a value of an enumeration with another number",
+        description: "a value of an enumeration with another value",
         from: "ACL_MEMCPY_DEVICE_TO_DEVICE = 3",
         to: "ACL_MEMCPY_DEVICE_TO_DEVICE = 30",
-        found: &["aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE"],
+        symbols: &["aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE"],
     },
     Mistake {
-        what: "an argument of another width",
+        description: "an argument of another width",
         from: "aclrtMallocAlign32(void **devPtr, size_t size",
         to: "aclrtMallocAlign32(void **devPtr, uint32_t size",
-        found: &["aclrtMallocAlign32"],
+        symbols: &["aclrtMallocAlign32"],
     },
     Mistake {
-        what: "an argument with another sign",
+        description: "an argument with another sign",
         from: "aclrtSetDevice(int32_t deviceId)",
         to: "aclrtSetDevice(uint32_t deviceId)",
-        found: &["aclrtSetDevice"],
+        symbols: &["aclrtSetDevice"],
     },
     Mistake {
-        what: "arguments of two types in another order",
+        description: "arguments of two types in another order",
         from: "aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event)",
         to: "aclrtStreamWaitEvent(aclrtEvent event, aclrtStream stream)",
-        found: &["aclrtStreamWaitEvent"],
+        symbols: &["aclrtStreamWaitEvent"],
     },
     Mistake {
-        what: "arguments of one type in another order",
+        description: "arguments of one type in another order",
         from: "aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t deviceId, int32_t peerDeviceId)",
         to: "aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t peerDeviceId, int32_t deviceId)",
-        found: &["aclrtDeviceCanAccessPeer"],
+        symbols: &["aclrtDeviceCanAccessPeer"],
     },
     Mistake {
-        what: "an argument too few",
+        description: "an argument too few",
         from: "aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags)",
         to: "aclrtDeviceEnablePeerAccess(int32_t peerDeviceId)",
-        found: &["aclrtDeviceEnablePeerAccess"],
+        symbols: &["aclrtDeviceEnablePeerAccess"],
     },
     Mistake {
-        what: "a structure by pointer instead of by value",
+        description: "a structure by pointer instead of by value",
         from: "aclrtIpcOpenEventHandle(aclrtIpcEventHandle handle",
         to: "aclrtIpcOpenEventHandle(aclrtIpcEventHandle *handle",
-        found: &["aclrtIpcOpenEventHandle"],
+        symbols: &["aclrtIpcOpenEventHandle"],
     },
     Mistake {
-        what: "another result",
+        description: "another result",
         from: "aclError aclrtFree(",
         to: "void aclrtFree(",
-        found: &["aclrtFree"],
+        symbols: &["aclrtFree"],
     },
     Mistake {
-        what: "a structure of another size",
+        description: "a structure of another size",
         from: "#define ACL_IPC_EVENT_HANDLE_SIZE 64",
         to: "#define ACL_IPC_EVENT_HANDLE_SIZE 65",
-        found: &["ACL_IPC_EVENT_HANDLE_SIZE", "aclrtIpcEventHandle"],
+        symbols: &["ACL_IPC_EVENT_HANDLE_SIZE", "aclrtIpcEventHandle"],
     },
     Mistake {
-        what: "fields in another order",
+        description: "fields in another order",
         from: "    uint32_t id;\n    aclrtMemLocationType type;\n",
         to: "    aclrtMemLocationType type;\n    uint32_t id;\n",
-        found: &["aclrtMemLocation"],
+        symbols: &["aclrtMemLocation"],
     },
     Mistake {
-        what: "a field of another type of the same size",
+        description: "a field of another type of the same size",
         from: "    uint32_t pageSize;\n",
         to: "    int32_t pageSize;\n",
-        found: &["aclrtPtrAttributes"],
+        symbols: &["aclrtPtrAttributes"],
     },
     Mistake {
-        what: "a field too few",
+        description: "a field too few",
         from: "    uint32_t rsv[4];\n",
         to: "",
-        found: &["aclrtPtrAttributes"],
+        symbols: &["aclrtPtrAttributes"],
     },
     Mistake {
-        what: "a function that nobody has",
+        description: "a function that no header has",
         from: "aclError aclrtFree(",
-        to: "aclError aclrtNobodyHasThis(void);\naclError aclrtFree(",
-        found: &["aclrtNobodyHasThis"],
+        to: "aclError aclrtUnknown(void);\naclError aclrtFree(",
+        symbols: &["aclrtUnknown"],
     },
     Mistake {
-        what: "a constant that nobody has",
+        description: "a constant that no header has",
         from: "#define ACL_IPC_EVENT_HANDLE_SIZE 64",
-        to: "#define ACL_IPC_EVENT_HANDLE_SIZE 64\n#define ACL_NOBODY_HAS_THIS 1",
-        found: &["ACL_NOBODY_HAS_THIS"],
+        to: "#define ACL_IPC_EVENT_HANDLE_SIZE 64\n#define ACL_UNKNOWN 1",
+        symbols: &["ACL_UNKNOWN"],
     },
     Mistake {
-        what: "an enumeration's value that nobody has",
+        description: "an enumeration value that no header has",
         from: "ACL_EVENT_RECORDED_STATUS_COMPLETE = 1,",
-        to: "ACL_EVENT_RECORDED_STATUS_COMPLETE = 1, ACL_EVENT_RECORDED_STATUS_NOBODY_HAS_THIS = 2,",
-        found: &["aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOBODY_HAS_THIS"],
+        to: "ACL_EVENT_RECORDED_STATUS_COMPLETE = 1, ACL_EVENT_RECORDED_STATUS_UNKNOWN = 2,",
+        symbols: &["aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_UNKNOWN"],
     },
 ];
 
-/// Makes the mistakes, one at a time. Tells how many.
+/// Inserts the mistakes one at a time, and returns their number.
 ///
 /// # Errors
 ///
-/// Where one is not found.
+/// Fails if a mistake is not detected.
 pub(super) fn run(newer: &Generation, older: &Generation) -> Result<usize> {
     let path = header();
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     for mistake in MISTAKES {
-        let ours = with(mistake, &text).with_context(|| format!("making a mistake: {}", mistake.what))?;
-        find(mistake, &ours, newer)?;
+        let ours = insert(mistake, &text)
+            .with_context(|| format!("cannot insert the mistake: {}", mistake.description))?;
+        check_detected(mistake, &ours, newer)?;
     }
-    require_what_came_later(&text, older)?;
+    check_required_list(&text, older)?;
     Ok(MISTAKES.len() + 1)
 }
 
-fn with(mistake: &Mistake, text: &str) -> Result<Abi> {
+fn insert(mistake: &Mistake, text: &str) -> Result<Abi> {
     let count = text.matches(mistake.from).count();
-    ensure!(count == 1, "{:?} stands in our header {count} times, not once", mistake.from);
+    ensure!(count == 1, "{:?} occurs {count} times in our header, expected 1", mistake.from);
     Abi::read(&bindings(&Source::Text(text.replace(mistake.from, mistake.to)))?)
 }
 
-fn find(mistake: &Mistake, ours: &Abi, newer: &Generation) -> Result<()> {
-    let classes = compare(ours, &newer.abi, ArgumentNames::Count);
-    let mut named = classes
+fn check_detected(mistake: &Mistake, ours: &Abi, newer: &Generation) -> Result<()> {
+    let classes = compare(ours, &newer.abi, ArgumentNames::Compared);
+    let mut reported = classes
         .iter()
         .flat_map(|class| class.different.iter().map(|difference| &difference.symbol).chain(&class.absent))
         .collect::<Vec<_>>();
-    named.sort();
-    let mut expected = mistake.found.to_vec();
+    reported.sort();
+    let mut expected = mistake.symbols.to_vec();
     expected.sort_unstable();
     ensure!(
-        named == expected && complaints(newer, &classes, Absent::Refused).len() == named.len(),
-        "with {} in our header, {named:?} came out as wrong, and not {expected:?}",
-        mistake.what
+        reported == expected && mismatches(newer, &classes, Absent::Error).len() == reported.len(),
+        "with {} in our header, the comparison reported {reported:?} instead of {expected:?}",
+        mistake.description
     );
     Ok(())
 }
 
-/// A function that the older headers lack, on the list of those that we cannot do without.
-fn require_what_came_later(text: &str, older: &Generation) -> Result<()> {
+/// Checks that a required function which the older headers lack is detected.
+fn check_required_list(text: &str, older: &Generation) -> Result<()> {
     let ours = Abi::read(&bindings(&Source::Text(text.to_owned()))?)?;
     let absent = &compare(&ours, &older.abi, ArgumentNames::Ignored)[0].absent;
-    let Some(later) = absent.first() else { bail!("the older headers lack nothing: this proves nothing") };
+    let Some(later) = absent.first() else {
+        bail!("the older headers lack no function, so this check cannot run")
+    };
     let lists = required::Lists::from([(required::REQUIRED.to_owned(), vec![later.clone()])]);
     let declared = ours.functions.keys().collect::<Vec<_>>();
-    let found = required::complaints(&lists, &declared, absent);
+    let found = required::mismatches(&lists, &declared, absent);
     ensure!(
         found.len() == 1 && found[0].contains(later.as_str()),
-        "{later}, which the older headers lack, was put on the list of required functions, and nothing was said"
+        "{later}, which the older headers lack, is on the list of required functions, but no mismatch was reported"
     );
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The vendor's headers, out of wheels that PyPI keeps. They stay in the target folder.
+//! The vendor's headers, downloaded from wheels on PyPI into the target directory.
 //!
-//! A wheel is a zip file: what a header needs is its end, which lists all, and the part with the headers. So the tens
-//! of MiB of libraries beside them are not fetched.
+//! A wheel is a zip file. Only its central directory and the range with the headers are downloaded, not the tens of MiB of
+//! libraries.
 
 use std::fs;
 use std::io::Read;
@@ -13,114 +13,114 @@ use zip::ZipArchive;
 use crate::download::{Downloader, sha256};
 use crate::workspace::target_directory;
 
-/// A wheel of torch-npu, and what is in it.
+/// A wheel of torch-npu with the headers of the CANN that it was built for.
 pub(crate) struct Wheel {
-    /// Of torch-npu, which carries the headers of the CANN that it was built for.
+    /// Version of torch-npu.
     pub(crate) version: &'static str,
     url: &'static str,
-    /// Of the headers and their names, as [`digest`] says.
+    /// [`digest`] of the headers.
     headers_sha256: &'static str,
 }
 
-/// The older generation: what it lacks has to be optional. Its copy of the headers is shortened, so that the CANN of
-/// its time may have more; to call that optional costs nothing.
+/// The older generation: functions that it lacks must be optional. The wheel contains only part of the headers, so the CANN of
+/// that time may have more functions.
 pub(crate) const OLDER: Wheel = Wheel {
     version: "2.9.0",
     url: "https://files.pythonhosted.org/packages/66/79/d169a3b085c07d967053c629f26559dc7d757bbb2fe11f3ab38cea90a20e/torch_npu-2.9.0-cp310-cp310-manylinux_2_28_aarch64.whl",
     headers_sha256: "23c4eba4824078c1d45fc6323a3b54541256918fc9a40c14c62e1dcb532adbe1",
 };
 
-/// The newer generation, which has everything that we declare.
+/// The newer generation, which has all functions that we declare.
 pub(crate) const NEWER: Wheel = Wheel {
     version: "2.14.0",
     url: "https://files.pythonhosted.org/packages/55/3e/20905da0aeaf658c68cd8a7b07070ed76b4c22574883ae588b4b97973378/torch_npu-2.14.0-cp310-cp310-manylinux_2_28_aarch64.whl",
     headers_sha256: "43f750262e094892980f1607a02c4e1a56456784e29933ff905038bb74b5541c",
 };
 
-/// Where the headers lie in a wheel.
+/// The directory of the headers in a wheel.
 const PREFIX: &str = "torch_npu/include/third_party/acl/inc/";
 
-/// Folders in there that ACL's headers include from.
-const FOLDERS: [&str; 2] = ["acl/", "ge/"];
+/// Subdirectories that the headers of ACL include from.
+const DIRECTORIES: [&str; 2] = ["acl/", "ge/"];
 
-/// How long all headers of a wheel may be together.
+/// Maximum total length of the headers of a wheel, in bytes.
 const LIMIT: u64 = 8 << 20;
 
-/// The folder to include from, fetched if it is not there yet.
+/// Returns the include directory; downloads the headers if necessary.
 pub(crate) fn headers(wheel: &Wheel) -> Result<PathBuf> {
-    let folder = target_directory().join("verify-abi").join(format!("torch-npu-{}", wheel.version));
-    if read_folder(&folder).is_ok_and(|headers| digest(&headers) == wheel.headers_sha256) {
-        return Ok(folder);
+    let directory = target_directory().join("verify-abi").join(format!("torch-npu-{}", wheel.version));
+    if read_directory(&directory).is_ok_and(|headers| digest(&headers) == wheel.headers_sha256) {
+        return Ok(directory);
     }
-    let headers =
-        fetch(wheel).with_context(|| format!("taking the headers out of torch-npu {}", wheel.version))?;
+    let headers = download(wheel)
+        .with_context(|| format!("cannot extract the headers from torch-npu {}", wheel.version))?;
     let found = digest(&headers);
     ensure!(
         found == wheel.headers_sha256,
-        "the headers in {} have the digest {found}, not {}: not those that were chosen",
+        "the headers in {} have the digest {found}, expected {}",
         wheel.url,
         wheel.headers_sha256
     );
-    write_folder(&folder, &headers)?;
-    Ok(folder)
+    write_directory(&directory, &headers)?;
+    Ok(directory)
 }
 
-/// A file's path below the folder, with `/`, and its content.
+/// The relative path of a file, with `/`, and its contents.
 type Header = (String, Vec<u8>);
 
-fn fetch(wheel: &Wheel) -> Result<Vec<Header>> {
+fn download(wheel: &Wheel) -> Result<Vec<Header>> {
     let mut archive = ZipArchive::new(Downloader::new().open(wheel.url)?)?;
     let headers = unpack(&mut archive)?;
-    eprintln!("  {} headers, {} KiB fetched", headers.len(), archive.into_inner().fetched() / 1024);
+    eprintln!("  {} headers, {} KiB downloaded", headers.len(), archive.into_inner().downloaded() / 1024);
     Ok(headers)
 }
 
-/// The headers in a wheel, in the order of their names.
+/// Returns the headers in a wheel, sorted by name.
 fn unpack<R: Read + std::io::Seek>(archive: &mut ZipArchive<R>) -> Result<Vec<Header>> {
-    // The names stand at the end of the file; to ask for an entry reads the place where it lies.
+    // The names are in the central directory; opening an entry reads its range.
     let names = archive.file_names().map(|name| Ok(name?.into_owned()));
     let mut names = names.collect::<Result<Vec<_>>>()?;
     names.sort();
     let mut headers = Vec::new();
     let mut left = LIMIT;
     for name in &names {
-        let Some(path) = wanted(name) else { continue };
+        let Some(path) = header_path(name) else { continue };
         let mut content = Vec::new();
         archive.by_name(name)?.take(left).read_to_end(&mut content)?;
         left -= content.len() as u64;
-        ensure!(left > 0, "the headers are longer than {LIMIT} bytes together");
+        ensure!(left > 0, "the headers exceed the limit of {LIMIT} B");
         headers.push((path.to_owned(), content));
     }
-    ensure!(!headers.is_empty(), "there is no header below {PREFIX}");
+    ensure!(!headers.is_empty(), "no headers found below {PREFIX}");
     Ok(headers)
 }
 
-/// The path below the folder, if this is one of the headers.
-fn wanted(name: &str) -> Option<&str> {
+/// Returns the relative path if this is the name of a header.
+fn header_path(name: &str) -> Option<&str> {
     let path = name.strip_prefix(PREFIX)?;
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    let header = path.ends_with(".h") && FOLDERS.iter().any(|folder| path.starts_with(folder));
+    let header = path.ends_with(".h") && DIRECTORIES.iter().any(|directory| path.starts_with(directory));
     (plain && header).then_some(path)
 }
 
-/// A digest of names and contents, in the order of the names.
+/// Returns a digest of names and contents, sorted by name.
 fn digest(headers: &[Header]) -> String {
     let lines =
         headers.iter().map(|(name, content)| format!("{}  {name}\n", sha256(content))).collect::<String>();
     sha256(lines.as_bytes())
 }
 
-fn read_folder(folder: &Path) -> Result<Vec<Header>> {
+fn read_directory(directory: &Path) -> Result<Vec<Header>> {
     let mut headers = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
+    let mut directorys = vec![directory.to_owned()];
+    while let Some(next) = directorys.pop() {
         for entry in fs::read_dir(next)? {
             let path = entry?.path();
             if path.is_dir() {
-                folders.push(path);
+                directorys.push(path);
             } else {
                 let name =
-                    path.strip_prefix(folder)?.to_str().context("a name that is not UTF-8")?.to_owned();
+                    path.strip_prefix(directory)?.to_str().context("a file name is not UTF-8")?.to_owned();
                 headers.push((name, fs::read(&path)?));
             }
         }
@@ -129,19 +129,19 @@ fn read_folder(folder: &Path) -> Result<Vec<Header>> {
     Ok(headers)
 }
 
-/// Writes the headers; what lay in the folder before is gone. It appears when it is whole.
-fn write_folder(folder: &Path, headers: &[Header]) -> Result<()> {
-    let name = folder.file_name().context("the folder has a name")?.to_string_lossy();
-    let partial = folder.with_file_name(format!("{name}.{}", std::process::id()));
+/// Replaces the directory atomically with one that contains the headers.
+fn write_directory(directory: &Path, headers: &[Header]) -> Result<()> {
+    let name = directory.file_name().context("the directory has a name")?.to_string_lossy();
+    let partial = directory.with_file_name(format!("{name}.{}", std::process::id()));
     for (name, content) in headers {
         let path = partial.join(name);
-        fs::create_dir_all(path.parent().context("a header has a folder")?)?;
-        fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+        fs::create_dir_all(path.parent().context("a header has a directory")?)?;
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    if folder.exists() {
-        fs::remove_dir_all(folder)?;
+    if directory.exists() {
+        fs::remove_dir_all(directory)?;
     }
-    fs::rename(&partial, folder).with_context(|| format!("making {}", folder.display()))
+    fs::rename(&partial, directory).with_context(|| format!("cannot create {}", directory.display()))
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_nothing_else_come_out_of_a_wheel() {
+    fn unpack_extracts_only_headers() {
         let names = [
             "torch_npu/include/third_party/acl/inc/acl/error_codes/rt_error_codes.h",
             "torch_npu/include/third_party/acl/inc/acl/acl.h",
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_sees_a_changed_header_and_a_missing_one() {
+    fn digest_detects_changed_and_missing_headers() {
         let header = |name: &str, content: &str| (name.to_owned(), content.as_bytes().to_vec());
         let both = [header("acl/a.h", "1"), header("acl/b.h", "2")];
         assert_ne!(digest(&both), digest(&both[..1]));
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().join("headers");
+    fn written_headers_are_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("headers");
         let header = |name: &str, content: &str| (name.to_owned(), content.as_bytes().to_vec());
         let headers = vec![header("acl/a.h", "1"), header("acl/more/b.h", "2"), header("ge/c.h", "3")];
-        write_folder(&folder, &[header("acl/old.h", "0")]).unwrap();
-        write_folder(&folder, &headers).unwrap();
-        assert_eq!(read_folder(&folder).unwrap(), headers);
+        write_directory(&directory, &[header("acl/old.h", "0")]).unwrap();
+        write_directory(&directory, &headers).unwrap();
+        assert_eq!(read_directory(&directory).unwrap(), headers);
     }
 }

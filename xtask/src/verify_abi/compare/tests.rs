@@ -1,6 +1,6 @@
 use super::*;
 
-/// An interface as bindgen writes it.
+/// An interface in the form of bindgen's output.
 const OURS: &str = r#"
 pub type aclError = ::core::ffi::c_int;
 pub const ACL_SUCCESS: aclError = 0;
@@ -41,7 +41,7 @@ pub struct Acl {
 }
 "#;
 
-/// The other interface: ours, with every first text in the place of the second.
+/// Compares our interface with a copy in which texts are replaced.
 fn compared(replaced: &[(&str, &str)], names: ArgumentNames) -> [Class; 4] {
     let mut theirs = OURS.to_owned();
     for (from, to) in replaced {
@@ -51,7 +51,7 @@ fn compared(replaced: &[(&str, &str)], names: ArgumentNames) -> [Class; 4] {
     compare(&Abi::read(OURS).unwrap(), &Abi::read(&theirs).unwrap(), names)
 }
 
-/// All symbols that are absent or different, each after its class.
+/// Returns all symbols that are absent or different, with their class.
 fn wrong(classes: &[Class; 4]) -> Vec<String> {
     let wrong = classes.iter().flat_map(|class| {
         let different = class.different.iter().map(|different| &different.symbol);
@@ -61,14 +61,14 @@ fn wrong(classes: &[Class; 4]) -> Vec<String> {
 }
 
 #[test]
-fn an_interface_agrees_with_itself() {
-    let classes = compared(&[], ArgumentNames::Count);
+fn equal_interfaces_have_no_differences() {
+    let classes = compared(&[], ArgumentNames::Compared);
     assert_eq!(classes.each_ref().map(|class| class.ours), [3, 2, 1, 1]);
     assert_eq!(wrong(&classes), [""; 0]);
 }
 
 #[test]
-fn other_words_for_the_same_are_no_difference() {
+fn equivalent_declarations_are_equal() {
     let replaced = [
         ("pub const ACL_SUCCESS: aclError = 0;", "pub const ACL_SUCCESS: u32 = 0;"),
         ("room: usize", "room: u64"),
@@ -81,11 +81,11 @@ fn other_words_for_the_same_are_no_difference() {
             "fn(call: Option<unsafe extern \"C\" fn(data: *mut ::core::ffi::c_void)>)",
         ),
     ];
-    assert_eq!(wrong(&compared(&replaced, ArgumentNames::Count)), [""; 0]);
+    assert_eq!(wrong(&compared(&replaced, ArgumentNames::Compared)), [""; 0]);
 }
 
 #[test]
-fn more_than_we_declare_is_no_difference() {
+fn additional_symbols_are_ignored() {
     let replaced = [
         ("pub const ACL_SUCCESS", "pub const ACL_NEWER: u32 = 7;\npub const ACL_SUCCESS"),
         (
@@ -93,11 +93,11 @@ fn more_than_we_declare_is_no_difference() {
             "    pub const ACL_KIND_TWO: aclrtKind = aclrtKind(2);\n    pub const ACL_KIND_ONE",
         ),
     ];
-    assert_eq!(wrong(&compared(&replaced, ArgumentNames::Count)), [""; 0]);
+    assert_eq!(wrong(&compared(&replaced, ArgumentNames::Compared)), [""; 0]);
 }
 
 #[test]
-fn each_kind_of_difference_is_named() {
+fn each_kind_of_difference_is_reported() {
     for (from, to, symbol) in [
         ("ACL_SUCCESS: aclError = 0", "ACL_SUCCESS: aclError = 1", "constants: ACL_SUCCESS"),
         ("ACL_LOWEST: i64 = -1", "ACL_LOWEST: i64 = 1", "constants: ACL_LOWEST"),
@@ -126,15 +126,15 @@ fn each_kind_of_difference_is_named() {
 }
 
 #[test]
-fn names_of_arguments_show_that_two_of_one_type_are_swapped() {
+fn argument_names_reveal_swapped_arguments() {
     let renamed = [("room: usize", "count_of_all: usize")];
     assert_eq!(wrong(&compared(&renamed, ArgumentNames::Ignored)), [""; 0]);
-    assert_eq!(wrong(&compared(&renamed, ArgumentNames::Count)), ["functions: aclrtCopy"]);
+    assert_eq!(wrong(&compared(&renamed, ArgumentNames::Compared)), ["functions: aclrtCopy"]);
 }
 
 #[test]
-fn a_difference_shows_ours_and_theirs() {
-    let classes = compared(&[("room: usize", "room: u32")], ArgumentNames::Count);
+fn difference_contains_both_declarations() {
+    let classes = compared(&[("room: usize", "room: u32")], ArgumentNames::Compared);
     let Difference { symbol, ours, theirs } = &classes[0].different[0];
     assert_eq!(symbol, "aclrtCopy");
     assert!(ours.starts_with("(to: *mut struct aclrtPlace, room: u64,"), "{ours}");
@@ -142,7 +142,7 @@ fn a_difference_shows_ours_and_theirs() {
 }
 
 #[test]
-fn what_is_not_understood_is_an_error_and_not_passed_over() {
+fn unsupported_item_is_an_error() {
     for (from, to) in [
         ("ACL_SUCCESS: aclError = 0", "ACL_SUCCESS: aclError = other()"),
         ("room: usize", "room: Unknown"),

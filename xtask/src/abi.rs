@@ -1,26 +1,26 @@
-//! What bindings say of an interface: signatures, numbers and layouts, read out of bindgen's Rust.
+//! The ABI of an interface: signatures, constants and layouts, parsed from bindgen's output.
 //!
-//! Two headers may say the same in different words: `#define` or a constant, an `enum` with a name or a `typedef`. What
-//! bindgen makes of them differs in its types and its order, and here it comes out alike.
+//! Two headers may declare the same ABI in different ways: by `#define` or a constant, by a named `enum` or a `typedef`.
+//! The output of bindgen then differs in types and order; this representation does not.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use syn::{BinOp, Expr, Fields, GenericArgument, ImplItem, Item, Lit, PathArguments, ReturnType, Type, UnOp};
 
-/// An interface, by the names in it.
+/// An interface, by symbol name.
 #[derive(Debug, Default)]
 pub(crate) struct Abi {
     pub(crate) functions: BTreeMap<String, Function>,
     pub(crate) constants: BTreeMap<String, i128>,
-    /// By `type::value`.
+    /// Enumeration values by `type::value`.
     pub(crate) values: BTreeMap<String, i128>,
     pub(crate) structs: BTreeMap<String, Structure>,
-    /// All types: those of structures, enumerations, handles, and mere names for others.
+    /// All types: structures, enumerations, handles and aliases.
     pub(crate) types: Vec<String>,
 }
 
-/// A function's type.
+/// The type of a function.
 #[derive(Debug)]
 pub(crate) struct Function {
     /// Names and types.
@@ -28,7 +28,7 @@ pub(crate) struct Function {
     pub(crate) result: String,
 }
 
-/// A structure's layout, in bytes.
+/// The layout of a structure, in bytes.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Structure {
     pub(crate) size: i128,
@@ -36,7 +36,7 @@ pub(crate) struct Structure {
     pub(crate) fields: Vec<Field>,
 }
 
-/// A field's place, in bytes, and its type.
+/// The offset in bytes and the type of a field.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Field {
     pub(crate) name: String,
@@ -44,21 +44,21 @@ pub(crate) struct Field {
     pub(crate) of_type: String,
 }
 
-/// The name of the table of functions.
+/// The name of bindgen's table of functions.
 const TABLE: &str = "Acl";
 
-/// Begins the name of every type of the vendor's.
+/// The prefix of all type names of the vendor.
 const PREFIX: &str = "acl";
 
 impl Abi {
-    /// Reads what bindgen made.
+    /// Parses the output of bindgen.
     ///
     /// # Errors
     ///
-    /// Where something is there that it does not understand: what is passed over would not be compared.
+    /// Fails for an item that is not supported, because a skipped item would not be compared.
     pub(crate) fn read(bindings: &str) -> Result<Self> {
-        let file = syn::parse_file(bindings).context("bindgen's Rust does not parse")?;
-        let types = Types::of(&file.items);
+        let file = syn::parse_file(bindings).context("cannot parse the output of bindgen")?;
+        let types = NamedTypes::of(&file.items);
         let layouts = layouts(&file.items)?;
         let mut abi = Self { types: types.names(), ..Self::default() };
         for item in &file.items {
@@ -66,7 +66,8 @@ impl Abi {
                 Item::Const(item) if item.ident == "_" => {}
                 Item::Const(item) => {
                     let name = item.ident.to_string();
-                    let value = number(&item.expr).with_context(|| format!("the value of {name}"))?;
+                    let value =
+                        number(&item.expr).with_context(|| format!("cannot parse the value of {name}"))?;
                     abi.constants.insert(name, value);
                 }
                 Item::Struct(item) if item.ident == TABLE => abi.functions = functions(&item.fields, &types)?,
@@ -79,25 +80,25 @@ impl Abi {
                 }
                 Item::Impl(item) => abi.values.extend(values(&item.self_ty, &item.items)?),
                 Item::Type(_) => {}
-                _ => bail!("bindgen made something that is not understood here"),
+                _ => bail!("not supported: an item of this kind in the output of bindgen"),
             }
         }
-        ensure!(!abi.functions.is_empty(), "there is no function");
+        ensure!(!abi.functions.is_empty(), "the output of bindgen contains no functions");
         Ok(abi)
     }
 }
 
-/// The types that have names.
+/// The named types.
 #[derive(Default)]
-struct Types<'a> {
-    /// Other names for types.
+struct NamedTypes<'a> {
+    /// Type aliases.
     aliases: BTreeMap<String, &'a Type>,
-    /// Types of their own around another one: enumerations and handles.
+    /// Newtypes: enumerations and handles.
     newtypes: BTreeMap<String, &'a Type>,
     structs: Vec<String>,
 }
 
-impl<'a> Types<'a> {
+impl<'a> NamedTypes<'a> {
     fn of(items: &'a [Item]) -> Self {
         let mut types = Self::default();
         for item in items {
@@ -120,40 +121,40 @@ impl<'a> Types<'a> {
         names.filter(|name| name.starts_with(PREFIX)).cloned().collect()
     }
 
-    /// A type by what a compiler makes of it. A name stays only where it keeps things apart that look alike: an
+    /// Returns the canonical form of a type. Names remain only where they distinguish types with equal representation: an
     /// enumeration from a number, an event from a stream.
-    fn shown(&self, of: &Type) -> Result<String> {
+    fn canonical(&self, of: &Type) -> Result<String> {
         match of {
             Type::Ptr(pointer) => {
                 let access = if pointer.mutability.is_some() { "mut" } else { "const" };
-                Ok(format!("*{access} {}", self.shown(&pointer.elem)?))
+                Ok(format!("*{access} {}", self.canonical(&pointer.elem)?))
             }
-            Type::Array(array) => Ok(format!("[{}; {}]", self.shown(&array.elem)?, number(&array.len)?)),
+            Type::Array(array) => Ok(format!("[{}; {}]", self.canonical(&array.elem)?, number(&array.len)?)),
             Type::BareFn(function) => Ok(self.function(function)?.to_string()),
             Type::Path(path) => self.named(path),
-            Type::Paren(inner) => self.shown(&inner.elem),
-            Type::Group(inner) => self.shown(&inner.elem),
-            _ => bail!("a type that is not understood here"),
+            Type::Paren(inner) => self.canonical(&inner.elem),
+            Type::Group(inner) => self.canonical(&inner.elem),
+            _ => bail!("not supported: a type of this kind"),
         }
     }
 
     fn named(&self, path: &syn::TypePath) -> Result<String> {
-        let last = path.path.segments.last().context("a type without a name")?;
+        let last = path.path.segments.last().context("not supported: a type without a name")?;
         let name = last.ident.to_string();
         if name == "Option" {
-            // A pointer to a function, which may be null.
-            return self.shown(first_argument(&last.arguments)?);
+            // A nullable function pointer.
+            return self.canonical(first_argument(&last.arguments)?);
         }
         if let Some(other) = self.aliases.get(&name) {
-            return self.shown(other);
+            return self.canonical(other);
         }
         if let Some(inner) = self.newtypes.get(&name) {
-            return Ok(format!("{name} ({})", self.shown(inner)?));
+            return Ok(format!("{name} ({})", self.canonical(inner)?));
         }
         if self.structs.contains(&name) {
             return Ok(format!("struct {name}"));
         }
-        // On the machines that ACL runs on.
+        // The C types of the targets that ACL supports.
         Ok(match name.as_str() {
             "c_void" => "void",
             "c_char" => "char",
@@ -168,7 +169,7 @@ impl<'a> Types<'a> {
             "usize" => "u64",
             "isize" => "i64",
             "i8" | "u8" | "i16" | "u16" | "i32" | "u32" | "i64" | "u64" | "f32" | "f64" | "bool" => &name,
-            _ => bail!("the type {name:?} is not understood here"),
+            _ => bail!("not supported: the type {name:?}"),
         }
         .to_owned())
     }
@@ -176,13 +177,13 @@ impl<'a> Types<'a> {
     fn function(&self, function: &syn::TypeBareFn) -> Result<Function> {
         let arguments = function.inputs.iter().map(|argument| {
             let name = argument.name.as_ref().map_or(String::new(), |(name, _)| name.to_string());
-            Ok((name, self.shown(&argument.ty)?))
+            Ok((name, self.canonical(&argument.ty)?))
         });
         let result = match &function.output {
-            ReturnType::Default => "nothing".to_owned(),
-            ReturnType::Type(_, result) => self.shown(result)?,
+            ReturnType::Default => "void".to_owned(),
+            ReturnType::Type(_, result) => self.canonical(result)?,
         };
-        ensure!(function.variadic.is_none(), "a function with any number of arguments");
+        ensure!(function.variadic.is_none(), "not supported: a variadic function");
         Ok(Function { arguments: arguments.collect::<Result<_>>()?, result })
     }
 }
@@ -201,7 +202,7 @@ impl std::fmt::Display for Function {
 
 impl std::fmt::Display for Structure {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} bytes, aligned to {}:", self.size, self.alignment)?;
+        write!(formatter, "{} B, alignment {} B:", self.size, self.alignment)?;
         for Field { name, offset, of_type } in &self.fields {
             write!(formatter, " {name} at {offset}: {of_type};")?;
         }
@@ -209,39 +210,39 @@ impl std::fmt::Display for Structure {
     }
 }
 
-/// The functions in bindgen's table, where each is a field: a `Result` with a pointer to it.
-fn functions(fields: &Fields, types: &Types<'_>) -> Result<BTreeMap<String, Function>> {
+/// Returns the functions in bindgen's table, whose fields are of the form `Result<fn pointer, _>`.
+fn functions(fields: &Fields, types: &NamedTypes<'_>) -> Result<BTreeMap<String, Function>> {
     let fields = fields.iter().filter_map(|field| Some((field.ident.as_ref()?.to_string(), &field.ty)));
     let fields = fields.filter(|(name, _)| name != "__library");
     let functions = fields.map(|(name, of_type)| {
-        let function = pointed_at(of_type).and_then(|function| types.function(function));
-        let function = function.with_context(|| format!("the type of {name}"))?;
+        let function = function_type(of_type).and_then(|function| types.function(function));
+        let function = function.with_context(|| format!("cannot parse the type of {name}"))?;
         Ok((name, function))
     });
     functions.collect()
 }
 
-fn pointed_at(of_type: &Type) -> Result<&syn::TypeBareFn> {
-    let Type::Path(path) = of_type else { bail!("not a Result") };
-    let last = path.path.segments.last().context("a type without a name")?;
+fn function_type(of_type: &Type) -> Result<&syn::TypeBareFn> {
+    let Type::Path(path) = of_type else { bail!("the field is not a Result") };
+    let last = path.path.segments.last().context("not supported: a type without a name")?;
     match first_argument(&last.arguments)? {
         Type::BareFn(function) => Ok(function),
-        _ => bail!("not a Result with a pointer to a function"),
+        _ => bail!("the field is not a Result with a function pointer"),
     }
 }
 
 fn first_argument(arguments: &PathArguments) -> Result<&Type> {
-    let PathArguments::AngleBracketed(arguments) = arguments else { bail!("a type without an argument") };
+    let PathArguments::AngleBracketed(arguments) = arguments else { bail!("the type has no argument") };
     match arguments.args.first() {
         Some(GenericArgument::Type(first)) => Ok(first),
-        _ => bail!("a type whose argument is not a type"),
+        _ => bail!("the argument is not a type"),
     }
 }
 
-/// The numbers of an enumeration: `const NAME: Type = Type(number)`.
+/// Returns the values of an enumeration: `const NAME: Type = Type(number)`.
 fn values(of: &Type, items: &[ImplItem]) -> Result<BTreeMap<String, i128>> {
-    let Type::Path(path) = of else { bail!("an implementation for something without a name") };
-    let name = path.path.segments.last().context("a type without a name")?.ident.to_string();
+    let Type::Path(path) = of else { bail!("not supported: an implementation for an unnamed type") };
+    let name = path.path.segments.last().context("not supported: a type without a name")?.ident.to_string();
     let mut values = BTreeMap::new();
     for item in items {
         let ImplItem::Const(item) = item else { continue };
@@ -249,7 +250,7 @@ fn values(of: &Type, items: &[ImplItem]) -> Result<BTreeMap<String, i128>> {
             Expr::Call(call) if call.args.len() == 1 => number(&call.args[0]),
             other => number(other),
         };
-        let value = value.with_context(|| format!("the value of {name}::{}", item.ident))?;
+        let value = value.with_context(|| format!("cannot parse the value of {name}::{}", item.ident))?;
         values.insert(format!("{name}::{}", item.ident), value);
     }
     Ok(values)
@@ -258,17 +259,19 @@ fn values(of: &Type, items: &[ImplItem]) -> Result<BTreeMap<String, i128>> {
 fn structure(
     name: &str,
     fields: &syn::FieldsNamed,
-    types: &Types<'_>,
+    types: &NamedTypes<'_>,
     layouts: &BTreeMap<String, i128>,
 ) -> Result<Structure> {
-    let layout = |what: String| {
-        layouts.get(&what).copied().with_context(|| format!("bindgen does not state the {what:?}"))
+    let layout = |key: String| {
+        layouts.get(&key).copied().with_context(|| format!("{key:?} not found in the output of bindgen"))
     };
     let fields = fields.named.iter().map(|field| {
-        let field_name = field.ident.as_ref().context("a field without a name")?.to_string();
+        let field_name = field.ident.as_ref().context("not supported: a field without a name")?.to_string();
         Ok(Field {
             offset: layout(format!("Offset of field: {name}::{field_name}"))?,
-            of_type: types.shown(&field.ty).with_context(|| format!("the type of {name}::{field_name}"))?,
+            of_type: types
+                .canonical(&field.ty)
+                .with_context(|| format!("cannot parse the type of {name}::{field_name}"))?,
             name: field_name,
         })
     });
@@ -279,7 +282,7 @@ fn structure(
     })
 }
 
-/// What bindgen asserts of layouts, by its own words: `["Size of x"][size_of::<x>() - 8usize]`.
+/// Returns the layouts that bindgen asserts, by the text of the assertion: `["Size of x"][size_of::<x>() - 8usize]`.
 fn layouts(items: &[Item]) -> Result<BTreeMap<String, i128>> {
     let mut layouts = BTreeMap::new();
     for item in items {
@@ -287,15 +290,20 @@ fn layouts(items: &[Item]) -> Result<BTreeMap<String, i128>> {
         let Expr::Block(block) = &*item.expr else { continue };
         for statement in &block.block.stmts {
             let syn::Stmt::Expr(Expr::Index(index), _) = statement else {
-                bail!("not a statement on a layout")
+                bail!("not supported: a statement that is not a layout assertion")
             };
-            let (Expr::Array(words), Expr::Binary(difference)) = (&*index.expr, &*index.index) else {
-                bail!("not a statement on a layout")
+            let (Expr::Array(texts), Expr::Binary(difference)) = (&*index.expr, &*index.index) else {
+                bail!("not supported: a statement that is not a layout assertion")
             };
-            let Some(Expr::Lit(words)) = words.elems.first() else { bail!("a layout without words") };
-            let Lit::Str(words) = &words.lit else { bail!("a layout without words") };
-            ensure!(matches!(difference.op, BinOp::Sub(_)), "a layout without a difference");
-            layouts.insert(words.value(), number(&difference.right)?);
+            let Some(Expr::Lit(text)) = texts.elems.first() else {
+                bail!("not supported: a layout assertion without text")
+            };
+            let Lit::Str(text) = &text.lit else { bail!("not supported: a layout assertion without text") };
+            ensure!(
+                matches!(difference.op, BinOp::Sub(_)),
+                "not supported: a layout assertion without a difference"
+            );
+            layouts.insert(text.value(), number(&difference.right)?);
         }
     }
     Ok(layouts)
@@ -305,9 +313,9 @@ fn number(expression: &Expr) -> Result<i128> {
     match expression {
         Expr::Lit(literal) => match &literal.lit {
             Lit::Int(number) => Ok(number.base10_parse()?),
-            _ => bail!("not a number"),
+            _ => bail!("not an integer literal"),
         },
         Expr::Unary(unary) if matches!(unary.op, UnOp::Neg(_)) => Ok(-number(&unary.expr)?),
-        _ => bail!("not a number"),
+        _ => bail!("not an integer literal"),
     }
 }

@@ -1,6 +1,6 @@
-//! A stand-in for nvcc, for machines that have none: it gives the files that it is asked for, empty.
+//! A stub of nvcc for machines without the toolkit, which creates empty output files.
 //!
-//! candle's build script compiles its kernels also where types are only checked. Nothing that was built this way runs.
+//! candle's build script compiles its kernels even for a type check. Programs built with the stub cannot run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 /// The options of nvcc that candle's and cudarc's build scripts use.
 const SCRIPT: &str = r#"#!/bin/sh
-# Stands in for nvcc where types are checked: every file that is asked for is empty.
+# A stub of nvcc for type checks: every output file is empty.
 set -eu
 folder=. ptx=
 while [ $# -gt 0 ]; do
@@ -26,18 +26,18 @@ while [ $# -gt 0 ]; do
 done
 "#;
 
-/// A folder like a toolkit's, with `bin/nvcc` and nothing else.
-pub(super) fn toolkit(folder: &Path) -> Result<PathBuf> {
-    let programs = folder.join("bin");
-    fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
+/// Creates a toolkit directory that contains only `bin/nvcc`.
+pub(super) fn toolkit(directory: &Path) -> Result<PathBuf> {
+    let programs = directory.join("bin");
+    fs::create_dir_all(&programs).with_context(|| format!("cannot create {}", programs.display()))?;
     let nvcc = programs.join("nvcc");
-    // Not written anew each time: cudarc's and candle's build scripts run again when it changes.
+    // Not rewritten if equal, because a change makes the build scripts of cudarc and candle run again.
     if fs::read_to_string(&nvcc).is_ok_and(|script| script == SCRIPT) {
-        return Ok(folder.to_owned());
+        return Ok(directory.to_owned());
     }
     fs::write(&nvcc, SCRIPT).with_context(|| format!("cannot write {}", nvcc.display()))?;
     fs::set_permissions(&nvcc, fs::Permissions::from_mode(0o755))?;
-    Ok(folder.to_owned())
+    Ok(directory.to_owned())
 }
 
 #[cfg(test)]
@@ -47,13 +47,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_gives_the_files_that_it_is_asked_for_and_a_version() {
-        let folder = tempfile::tempdir().unwrap();
-        let toolkit = toolkit(&folder.path().join("toolkit")).unwrap();
+    fn stub_creates_empty_files_and_prints_a_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let toolkit = toolkit(&directory.path().join("toolkit")).unwrap();
         let nvcc = |arguments: &[&str]| {
             let output = Command::new(toolkit.join("bin/nvcc"))
                 .args(arguments)
-                .current_dir(folder.path())
+                .current_dir(directory.path())
                 .output()
                 .unwrap();
             assert!(output.status.success(), "{output:?}");
@@ -65,8 +65,8 @@ mod tests {
         nvcc(&["-c", "-o", "moe.o", "src/moe.cu"]);
         nvcc(&["--lib", "-o", "libmoe.a", "moe.o"]);
         for file in ["fill.ptx", "moe.o", "libmoe.a"] {
-            assert!(folder.path().join(file).exists(), "{file}");
+            assert!(directory.path().join(file).exists(), "{file}");
         }
-        assert!(!folder.path().join("moe.ptx").exists());
+        assert!(!directory.path().join("moe.ptx").exists());
     }
 }
