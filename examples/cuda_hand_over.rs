@@ -1,4 +1,4 @@
-//! One process shares a slice of cudarc's, another one adds 1 to it in place. In two terminals, on a machine with a GPU:
+//! One process shares a slice of cudarc, and another one adds 1 to it in place. In two terminals, on a machine with a GPU:
 //!
 //! ```text
 //! cargo run --example cuda_hand_over -- send w.ipc
@@ -16,7 +16,7 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::{Descriptor, Ipc, cuda};
 
 pub(crate) fn sender(path: &Path) -> Result<Vec<f32>> {
-    cuda::make_pool_shareable(0)?; // once: what cudarc allocates on the card from now on can be shared
+    cuda::make_pool_shareable(0)?; // once: later allocations of cudarc on this device can be shared
     let stream = CudaContext::new(0)?.default_stream(); // cudarc, or any other owner of device memory
     let weights = Arc::new(stream.clone_htod(&[1f32; 20])?);
     let share = Ipc::auto()?.share(weights.clone()).shape([4, 5]).ready_on(&stream).start()?;
@@ -29,19 +29,19 @@ pub(crate) fn receiver(path: &Path) -> Result<()> {
     let stream = CudaContext::new(0)?.default_stream();
     let descriptor: Descriptor = std::fs::read_to_string(path)?.parse()?;
     let tensor = Ipc::auto()?.open(&descriptor).on(&stream)?; // the stream waits for `ready`, not the host
-    tensor.on_gone(|why| eprintln!("{why}"));
+    tensor.on_gone(|error| eprintln!("{error}"));
     add_one(&stream, tensor.view_mut(&stream)?)?; // element type and access are checked
-    tensor.release(&stream)?; // the lease ends when the stream gets here
+    tensor.release(&stream)?; // the lease ends when the stream reaches this point
     Ok(())
 }
 
-/// A kernel of the receiver's own, on memory of another process.
+/// Launches a kernel of the receiver on memory of another process.
 fn add_one(stream: &Arc<CudaStream>, mut tensor: CudaMappedMut<'_, f32>) -> Result<()> {
     let module = stream.context().load_module(Ptx::from_src(ADD_ONE))?;
     let kernel = module.load_function("add_one")?;
     let config =
         LaunchConfig { grid_dim: (1, 1, 1), block_dim: (tensor.len() as u32, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the kernel takes one array, and there is a thread for each of its elements.
+    // SAFETY: the kernel takes one array, and the launch has one thread per element.
     unsafe { stream.launch_builder(&kernel).arg(&mut tensor).launch(config)? };
     Ok(())
 }
@@ -67,7 +67,7 @@ const ADD_ONE: &str = r"
 }
 ";
 
-/// Whole or not at all, so that a receiver that waits for the file never reads half a line.
+/// Writes the file atomically, so that a waiting receiver never reads a partial line.
 fn publish(path: &Path, line: &str) -> Result<()> {
     let unfinished = path.with_extension("part");
     std::fs::write(&unfinished, line)?;
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["send", path] => println!("after the receiver: {:?}", sender(path.as_ref())?),
         ["receive", path] => receiver(path.as_ref())?,
-        _ => bail!("say: send FILE, or receive FILE"),
+        _ => bail!("usage: cuda_hand_over send FILE | receive FILE"),
     }
     Ok(())
 }

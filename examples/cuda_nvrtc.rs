@@ -1,18 +1,17 @@
-//! One process shares bytes, another one compiles a kernel for them when it runs, by NVRTC, and adds 3 to each of them
-//! in place. In two terminals, on a machine with a GPU:
+//! One process shares bytes, and another one compiles a kernel at run time with NVRTC that adds 3 to each byte in place. In two terminals, on a machine with a GPU:
 //!
 //! ```text
 //! cargo run --example cuda_nvrtc -- share bytes.ipc
 //! cargo run --example cuda_nvrtc -- add bytes.ipc
 //! ```
 //!
-//! The second one needs `libnvrtc.so` (`libnvrtc.so.13`, `.12`), which the CUDA toolkit and PyTorch bring along, where the
-//! dynamic linker looks; else say where it is:
+//! The second process requires `libnvrtc.so` (`libnvrtc.so.13`, `.12`) of the CUDA toolkit or of PyTorch in the search path of
+//! the dynamic linker; set the path if necessary:
 //!
 //! ```text
 //! export LD_LIBRARY_PATH=/usr/local/cuda/lib64
 //! export LD_LIBRARY_PATH=$(python3 -c 'import nvidia, pathlib
-//! print(":".join(str(lib.parent) for folder in nvidia.__path__ for lib in pathlib.Path(folder).rglob("libnvrtc.so*")))')
+//! print(":".join(str(lib.parent) for directory in nvidia.__path__ for lib in pathlib.Path(directory).rglob("libnvrtc.so*")))')
 //! ```
 
 use std::path::Path;
@@ -25,10 +24,10 @@ use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts, sys::is
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::{Descriptor, Ipc, cuda};
 
-/// How many bytes are shared.
+/// Number of shared bytes.
 pub(crate) const COUNT: usize = 1000;
 
-/// Calls `published` when the file is there.
+/// Shares the bytes, and calls `published` when the descriptor file is written.
 pub(crate) fn share(path: &Path, published: impl FnOnce()) -> Result<Vec<u8>> {
     let stream = CudaContext::new(0)?.default_stream();
     let bytes = Arc::new(cuda::clone_htod(&stream, &[1u8; COUNT])?);
@@ -59,8 +58,7 @@ extern "C" __global__ void add(unsigned char *bytes, unsigned char value, unsign
 }
 "#;
 
-/// Compiles the kernel for the device of the stream. PTX of another architecture than the device has is refused when it
-/// is loaded, so that the device is asked which one it is.
+/// Compiles the kernel for the architecture of the stream's device, because the driver rejects PTX of a newer architecture.
 fn compile(stream: &CudaStream) -> Result<CudaFunction> {
     check_nvrtc()?;
     let (major, minor) = stream.context().compute_capability()?;
@@ -71,19 +69,19 @@ fn compile(stream: &CudaStream) -> Result<CudaFunction> {
         error => anyhow::anyhow!("NVRTC: {error:?}"),
     })?;
     let module = stream.context().load_module(ptx).context(
-        "loading what NVRTC compiled; the error UNSUPPORTED_PTX_VERSION means that NVRTC is newer than the driver",
+        "cannot load the compiled kernel; the error UNSUPPORTED_PTX_VERSION means that NVRTC is newer than the driver",
     )?;
     Ok(module.load_function("add")?)
 }
 
-/// cudarc panics where the library is missing.
+/// Returns an error if NVRTC is missing, because cudarc panics in that case.
 pub(crate) fn check_nvrtc() -> Result<()> {
-    // SAFETY: the initialisers of NVRTC run, which is what loading it means.
+    // SAFETY: loading NVRTC runs its initializers, which have no preconditions.
     let present = unsafe { is_culib_present() };
     ensure!(
         present,
-        "libnvrtc.so is not where the dynamic linker looks; it comes with the CUDA toolkit (lib64) and with PyTorch \
-         (nvidia/*/lib beside torch in site-packages): name the folder in LD_LIBRARY_PATH"
+        "libnvrtc.so not found by the dynamic linker; it is part of the CUDA toolkit (lib64) and of PyTorch \
+         (nvidia/*/lib in site-packages): add its directory to LD_LIBRARY_PATH"
     );
     Ok(())
 }
@@ -96,12 +94,12 @@ fn launch(
 ) -> Result<()> {
     let count = bytes.len() as u64;
     let config = LaunchConfig::for_num_elems(u32::try_from(count)?);
-    // SAFETY: the kernel takes an array, a byte and the array's length, and does not go beyond that.
+    // SAFETY: the kernel takes an array, a byte and the array's length, and stays within the array.
     unsafe { stream.launch_builder(kernel).arg(&mut bytes).arg(&value).arg(&count).launch(config)? };
     Ok(())
 }
 
-/// Whole or not at all, so that a receiver that waits for the file never reads half a line.
+/// Writes the file atomically, so that a waiting receiver never reads a partial line.
 fn publish(path: &Path, line: &str) -> Result<()> {
     let unfinished = path.with_extension("part");
     std::fs::write(&unfinished, line)?;
@@ -117,7 +115,7 @@ fn main() -> Result<()> {
             println!("{} bytes, the first of which is now {}", bytes.len(), bytes[0]);
         }
         ["add", path] => add(path.as_ref())?,
-        _ => bail!("say: share FILE, or add FILE"),
+        _ => bail!("usage: cuda_nvrtc share FILE | add FILE"),
     }
     Ok(())
 }

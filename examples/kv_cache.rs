@@ -1,5 +1,5 @@
-//! One process owns a KV cache, three others read it in place: blocks that were there before they came, and blocks that are
-//! appended later. They cannot write to it. Runs on the mock where there is no accelerator:
+//! One process owns a KV cache, and three others read it in place: the blocks that exist when they open it, and blocks that
+//! are appended later. They cannot write to it. Runs on the mock if there is no accelerator:
 //!
 //! ```text
 //! cargo run --example kv_cache
@@ -11,11 +11,11 @@ use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, Stream};
-use roles::{Role, TIME};
+use roles::{Role, TIMEOUT};
 
 const READERS: usize = 3;
 const BLOCKS: usize = 8;
-/// Numbers in a block: what the attention of some tokens in one layer has computed.
+/// Number of elements in a block: the keys and values of some tokens in one layer.
 const BLOCK: usize = 16 * 64;
 
 fn owner() -> Result<()> {
@@ -41,8 +41,8 @@ fn owner() -> Result<()> {
 
     let mut readers = (1..=READERS).map(|_| Role::start("reader")).collect::<Result<Vec<_>>>()?;
     for reader in &mut readers {
-        reader.tell(&share.descriptor().to_string())?;
-        reader.tell(&(BLOCKS / 2).to_string())?;
+        reader.send_line(&share.descriptor().to_string())?;
+        reader.send_line(&(BLOCKS / 2).to_string())?;
     }
     for reader in &readers {
         reader.expect(&format!("checked {}", BLOCKS / 2))?;
@@ -50,9 +50,9 @@ fn owner() -> Result<()> {
     for block in BLOCKS / 2..BLOCKS {
         append(&cache, &mut contents, block, &stream)?;
     }
-    stream.synchronize()?; // before anybody is told
+    stream.synchronize()?; // before the readers are notified
     for reader in &mut readers {
-        reader.tell(&BLOCKS.to_string())?;
+        reader.send_line(&BLOCKS.to_string())?;
     }
     for reader in &readers {
         reader.expect(&format!("checked {BLOCKS}"))?;
@@ -61,22 +61,22 @@ fn owner() -> Result<()> {
     for reader in readers {
         reader.finish()?;
     }
-    share.wait_released(TIME)?;
-    ensure!(cache.view::<f32>(&stream)?.to_vec()? == contents, "somebody has written to the cache");
+    share.wait_released(TIMEOUT)?;
+    ensure!(cache.view::<f32>(&stream)?.to_vec()? == contents, "a reader has written to the cache");
     println!("[owner] all readers have ended; nothing was copied, nothing was changed");
     Ok(())
 }
 
-/// Of a kind that can be read-only, where there is one.
+/// Allocates memory of a kind that supports read-only mappings.
 fn allocate(ipc: &Ipc, bytes: u64) -> Result<Buffer> {
     let kinds = ipc.backend().handle_kinds();
     let Some(kind) = kinds.iter().find(|kind| kind.read_only) else {
-        bail!("{} has no memory that importers can only read", ipc.backend().info().name);
+        bail!("not supported: {} has no memory kind with read-only mappings", ipc.backend().info().name);
     };
     Ok(ipc.allocate_as(0, bytes, kind.kind)?)
 }
 
-/// Submits the cache with one block more; those that were there are written as they are.
+/// Submits a copy of the cache with one more block; existing blocks are rewritten unchanged.
 fn append(cache: &Buffer, contents: &mut [f32], block: usize, stream: &Stream) -> Result<()> {
     contents[block * BLOCK..][..BLOCK].copy_from_slice(&block_of(block));
     Ok(cache.view_mut::<f32>(stream)?.copy_from(contents)?)
@@ -88,19 +88,19 @@ fn block_of(block: usize) -> Vec<f32> {
 
 fn reader() -> Result<()> {
     let mut lines = stdin().lock().lines();
-    let mut line = || lines.next().context("the owner has ended")?.context("reading what the owner says");
+    let mut line = || lines.next().context("the owner has exited")?.context("cannot read from the owner");
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
     let descriptor: Descriptor = line()?.parse()?;
     let cache = ipc.open(&descriptor).on(&stream)?; // once; later blocks appear in it
-    refuse_to_write(&cache, &stream)?;
+    check_read_only(&cache, &stream)?;
     while let Ok(count) = line() {
         let count: usize = count.parse()?;
         let numbers = cache.view::<f32, _>(&stream)?.to_vec()?;
         for block in 0..count {
             ensure!(
                 numbers[block * BLOCK..][..BLOCK] == block_of(block),
-                "block {block} is not what was written"
+                "block {block} differs from the written values"
             );
         }
         println!("checked {count}");
@@ -108,11 +108,11 @@ fn reader() -> Result<()> {
     Ok(cache.release(&stream)?)
 }
 
-fn refuse_to_write(cache: &Mapping, stream: &Stream) -> Result<()> {
+fn check_read_only(cache: &Mapping, stream: &Stream) -> Result<()> {
     match cache.view_mut::<f32, _>(stream) {
         Err(Error::AccessDenied { .. }) => Ok(()),
         Err(other) => Err(other.into()),
-        Ok(_) => bail!("the cache can be written to"),
+        Ok(_) => bail!("the cache is writable, but must be read-only"),
     }
 }
 
@@ -120,6 +120,6 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         None => owner(),
         Some("reader") => reader(),
-        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+        Some(other) => bail!("role {other} not found; without an argument, the program starts all roles"),
     }
 }

@@ -1,6 +1,6 @@
-//! Ping-pong by a device map: what lies on the first card is opened on the second one by the peer, which changes it in place
-//! across cards and answers with a tensor of its own card, which is opened on the first by the inverse of the map. With one
-//! card both are that one. Runs on the mock where there is no accelerator:
+//! Ping-pong with a device map: the peer opens a tensor of the first device on the second one, modifies it in place across
+//! devices, and replies with a tensor of its own device, which the inverse of the map opens on the first device. With one
+//! device, both sides use it. Runs on the mock if there is no accelerator:
 //!
 //! ```text
 //! cargo run --example ping_pong
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{
     Buffer, DeviceMap, Dtype, Error, Export, Ipc, Listener, Mapping, Message, Received, Stream,
 };
-use roles::{Role, TIME};
+use roles::{Role, TIMEOUT};
 
 const ROUNDS: usize = 10;
 const SIDE: usize = 1000;
@@ -28,8 +28,8 @@ fn ping() -> Result<()> {
     let name = format!("ping-pong-{}", std::process::id());
     let listener = ipc.listen(&name).device_map(DeviceMap::new().insert(0u32, far)?).start()?;
     let mut peer = Role::start("pong")?;
-    peer.tell(&name)?;
-    peer.tell(&far.to_string())?;
+    peer.send_line(&name)?;
+    peer.send_line(&far.to_string())?;
     println!("[ping] what lies on device 0 arrives on device {far}, and the other way round");
     let outcome = rounds(&ipc, &listener, &stream);
     peer.finish()?; // where it failed, its own error says more
@@ -37,21 +37,21 @@ fn ping() -> Result<()> {
 }
 
 fn rounds(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
-    let channel = listener.accept(TIME)?;
+    let channel = listener.accept(TIMEOUT)?;
     let values: Vec<f32> = (0..SIDE * SIDE).map(|index| (index % 1000) as f32).collect();
     let (tensor, export) = shared_tensor(ipc, 0)?;
     tensor.view_mut::<f32>(stream)?.copy_from(&values)?;
     let begun = Instant::now();
     for round in 1..=ROUNDS {
-        channel.send(Message::new().tensor(&export).ready_on(stream), TIME)?;
-        let answer = open_only(&channel.receive(TIME)?, stream)?;
+        channel.send(Message::new().tensor(&export).ready_on(stream), TIMEOUT)?;
+        let answer = open_tensor(&channel.receive(TIMEOUT)?, stream)?;
         ensure!(answer.device().get() == 0, "the answer was opened on device {}", answer.device());
         let second = answer.view::<f32, _>(stream)?.to_vec()?[1];
         ensure!(second == 1.0 + round as f32, "round {round}: the answer's second number is {second}");
         answer.release(stream)?;
     }
     println!("[ping] {ROUNDS} rounds, checked on the host: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
-    channel.close(TIME)?;
+    channel.close(TIMEOUT)?;
     let after = tensor.view::<f32>(stream)?.to_vec()?;
     let changed = values.iter().zip(&after).all(|(before, after)| before + ROUNDS as f32 == *after);
     ensure!(changed, "not every number has grown by {ROUNDS}");
@@ -61,24 +61,24 @@ fn rounds(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
 
 fn pong() -> Result<()> {
     let mut lines = stdin().lock().lines();
-    let name = lines.next().context("the name of the channel did not come")??;
-    let device: u32 = lines.next().context("the device did not come")??.parse()?;
+    let name = lines.next().context("no channel name on standard input")??;
+    let device: u32 = lines.next().context("no device on standard input")??.parse()?;
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(device)?;
-    let channel = ipc.connect(&name).timeout(TIME).start()?; // no map of its own: the inverse of the peer's
-    let (mine, export) = shared_tensor(&ipc, device)?;
+    let channel = ipc.connect(&name).timeout(TIMEOUT).start()?; // without a map: the inverse of the peer's map
+    let (reply, export) = shared_tensor(&ipc, device)?;
     loop {
-        let received = match channel.receive(TIME) {
+        let received = match channel.receive(TIMEOUT) {
             Ok(received) => received,
             Err(Error::ChannelClosed { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let mapping = open_only(&received, &stream)?;
+        let mapping = open_tensor(&received, &stream)?;
         ensure!(mapping.device().get() == device, "the tensor was opened on device {}", mapping.device());
         mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
-        mine.view_mut::<f32>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
+        reply.view_mut::<f32>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
         mapping.release(&stream)?;
-        received.reply(Message::new().tensor(&export).ready_on(&stream), TIME)?;
+        received.reply(Message::new().tensor(&export).ready_on(&stream), TIMEOUT)?;
     }
 }
 
@@ -88,12 +88,12 @@ fn shared_tensor(ipc: &Ipc, device: u32) -> Result<(Arc<Buffer>, Export)> {
     Ok((tensor, export))
 }
 
-/// Opens the message's tensor on the device that the map names; `stream`, which is of that device, waits until it is ready.
-fn open_only(received: &Received, stream: &Stream) -> Result<Mapping> {
+/// Opens the only tensor of a message on the device that the map selects; `stream` waits until the tensor is ready.
+fn open_tensor(received: &Received, stream: &Stream) -> Result<Mapping> {
     let [tensor] = received.tensors() else {
-        bail!("a message has one tensor, not {}", received.tensors().len());
+        bail!("a message has {} tensors instead of 1", received.tensors().len());
     };
-    ensure!(tensor.device() == Some(stream.device()), "the map names {:?}", tensor.device());
+    ensure!(tensor.device() == Some(stream.device()), "the map selects {:?}", tensor.device());
     Ok(tensor.open().on(stream)?)
 }
 
@@ -101,6 +101,6 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         None => ping(),
         Some("pong") => pong(),
-        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+        Some(other) => bail!("role {other} not found; without an argument, the program starts all roles"),
     }
 }

@@ -1,5 +1,5 @@
-//! A trainer hands its weights to two readers, version after version, through a ring: memory that is shared once and then
-//! re-used. A bucket is written again only when both readers' streams have passed it. Runs on the mock where there is no
+//! A trainer publishes versions of its weights to two readers through a ring: memory that is shared once and then re-used.
+//! A slot is overwritten only after both readers' streams have released it. Runs on the mock if there is no
 //! accelerator:
 //!
 //! ```text
@@ -12,7 +12,7 @@ use std::io::{BufRead, Read, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Dtype, Ipc, RingDescriptor, RingReadSlot, Stream, TensorLayout, TensorTable};
-use roles::{Role, TIME};
+use roles::{Role, TIMEOUT};
 
 const READERS: usize = 2;
 const SLOTS: u32 = 2;
@@ -28,15 +28,15 @@ fn trainer() -> Result<()> {
     let mut ring = ipc.ring(ipc.allocate(0, bytes)?).slots(SLOTS).start()?;
     let mut readers = (0..READERS).map(|_| Role::start("reader")).collect::<Result<Vec<_>>>()?;
     for reader in &mut readers {
-        reader.tell(&ring.descriptor().to_string())?;
-        reader.tell_bytes(&table.to_bytes())?;
-        reader.end_input();
+        reader.send_line(&ring.descriptor().to_string())?;
+        reader.send_bytes(&table.to_bytes())?;
+        reader.close_input();
     }
-    ring.wait_readers(READERS, TIME)?;
+    ring.wait_readers(READERS, TIMEOUT)?;
     println!("[trainer] {} tensors, {SLOTS} slots, {} readers", table.len(), ring.readers());
 
     for version in 0..VERSIONS {
-        let slot = ring.write(&stream)?; // the stream waits for the readers of what the slot held
+        let slot = ring.write(&stream)?; // the stream waits for the readers of the previous publication in the slot
         for (name, _, layout) in table.iter() {
             let numbers = weights(name, version, layout.span_bytes()? as usize / size_of::<f32>());
             slot.tensor(&table, name)?.view_mut::<f32, _>(&stream)?.copy_from(&numbers)?;
@@ -46,19 +46,19 @@ fn trainer() -> Result<()> {
     for reader in readers {
         reader.finish()?;
     }
-    ring.close(TIME)?;
+    ring.close(TIMEOUT)?;
     println!("[trainer] {VERSIONS} versions were published, and both readers have checked them all");
     Ok(())
 }
 
-/// Where each tensor lies in a slot.
+/// Returns the placement of the tensors in a slot.
 fn packed() -> Result<TensorTable> {
     let layers =
         LAYERS.into_iter().map(|(name, shape)| Ok((name, TensorLayout::contiguous(Dtype::F32, shape)?)));
     Ok(TensorTable::packed(256, layers.collect::<Result<Vec<_>>>()?)?)
 }
 
-/// A tensor is filled with a number that tells it and the version.
+/// Returns the elements of a tensor: a number that encodes the tensor and the version.
 fn weights(name: &str, version: u64, count: usize) -> Vec<f32> {
     let index = LAYERS.iter().position(|(layer, _)| *layer == name).unwrap_or(LAYERS.len());
     vec![(version * 100 + index as u64) as f32; count]
@@ -67,18 +67,18 @@ fn weights(name: &str, version: u64, count: usize) -> Vec<f32> {
 fn reader() -> Result<()> {
     let mut line = String::new();
     let mut input = stdin().lock();
-    input.read_line(&mut line).context("reading the ring's descriptor")?;
+    input.read_line(&mut line).context("cannot read the descriptor of the ring")?;
     let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).context("reading the table of tensors")?;
+    input.read_to_end(&mut bytes).context("cannot read the tensor table")?;
     let (descriptor, table): (RingDescriptor, _) = (line.trim().parse()?, TensorTable::from_bytes(&bytes)?);
 
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
-    let mut reader = ipc.open_ring(&descriptor).timeout(TIME).on(&stream)?;
+    let mut reader = ipc.open_ring(&descriptor).timeout(TIMEOUT).on(&stream)?;
     for version in 0..VERSIONS {
         let slot = reader.next(&stream)?; // the stream waits for the publication
         check(&slot, &table, version, &stream)?;
-        slot.release(&stream)?; // acknowledged when the stream gets here
+        slot.release(&stream)?; // takes effect when the stream reaches this point
     }
     reader.close();
     println!("checked {VERSIONS} versions of {} tensors", LAYERS.len());
@@ -86,13 +86,13 @@ fn reader() -> Result<()> {
 }
 
 fn check(slot: &RingReadSlot, table: &TensorTable, version: u64, stream: &Stream) -> Result<()> {
-    ensure!(slot.sequence() == version, "version {} came in place of {version}", slot.sequence());
+    ensure!(slot.sequence() == version, "received version {} instead of {version}", slot.sequence());
     for (name, _) in LAYERS {
-        let seen = slot.tensor(table, name)?.view::<f32, _>(stream)?.to_vec()?;
+        let elements = slot.tensor(table, name)?.view::<f32, _>(stream)?.to_vec()?;
         ensure!(
-            seen == weights(name, version, seen.len()),
-            "{name} of version {version} holds {:?}, …",
-            &seen[..4]
+            elements == weights(name, version, elements.len()),
+            "{name} of version {version} contains {:?}, …",
+            &elements[..4]
         );
     }
     Ok(())
@@ -102,6 +102,6 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         None => trainer(),
         Some("reader") => reader(),
-        Some(other) => bail!("there is no role {other}; without one, the program starts all of them"),
+        Some(other) => bail!("role {other} not found; without an argument, the program starts all roles"),
     }
 }

@@ -1,7 +1,7 @@
-//! What the examples that need several processes have in common: each role of such a program is a child process that is
-//! told things by its standard input, and says things by its standard output.
+//! Support for examples with several processes: each role is a child process, which receives lines on its standard input and
+//! sends lines on its standard output.
 
-#![allow(dead_code, reason = "an example uses what it needs of it")]
+#![allow(dead_code, reason = "each example uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Whatever takes longer has failed.
-pub(crate) const TIME: Duration = Duration::from_secs(60);
+/// Timeout of each step.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A role of this program in a process of its own; killed and reaped when it goes out of scope.
+/// A role of this program in a child process, which is killed and reaped on drop.
 pub(crate) struct Role {
     child: Child,
     input: Option<ChildStdin>,
@@ -28,8 +28,8 @@ impl Role {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("starting another process of this program")?;
-        let output = BufReader::new(child.stdout.take().context("its output is piped")?);
+            .context("cannot start a child process")?;
+        let output = BufReader::new(child.stdout.take().context("the child process has no standard output")?);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             output.lines().map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
@@ -37,38 +37,43 @@ impl Role {
         Ok(Self { input: child.stdin.take(), child, lines })
     }
 
-    /// A line for its standard input. A descriptor does not go into the arguments, which every user can read.
-    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
-        self.tell_bytes(format!("{line}\n").as_bytes())
+    /// Writes a line to its standard input. Descriptors are not passed as arguments, because every user can read those.
+    pub(crate) fn send_line(&mut self, line: &str) -> Result<()> {
+        self.send_bytes(format!("{line}\n").as_bytes())
     }
 
-    /// Bytes for its standard input.
-    pub(crate) fn tell_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        let input = self.input.as_mut().context("its input has ended")?;
-        input.write_all(bytes).and_then(|()| input.flush()).context("telling another process")
+    /// Writes bytes to its standard input.
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        let input = self.input.as_mut().context("the standard input of the child process is closed")?;
+        input.write_all(bytes).and_then(|()| input.flush()).context("cannot write to the child process")
     }
 
-    /// Ends its standard input.
-    pub(crate) fn end_input(&mut self) {
+    /// Closes its standard input.
+    pub(crate) fn close_input(&mut self) {
         drop(self.input.take());
     }
 
     /// Waits for this line of its standard output.
     pub(crate) fn expect(&self, expected: &str) -> Result<()> {
-        let line = self.lines.recv_timeout(TIME).with_context(|| format!("waiting for {expected:?}"))?;
+        let line = self
+            .lines
+            .recv_timeout(TIMEOUT)
+            .with_context(|| format!("no line {expected:?} from process {}", self.child.id()))?;
         println!("[process {}] {line}", self.child.id());
-        ensure!(line == expected, "process {} said {line:?} instead of {expected:?}", self.child.id());
+        ensure!(line == expected, "process {} wrote {line:?} instead of {expected:?}", self.child.id());
         Ok(())
     }
 
-    /// Waits for its end, which has to be a good one, and shows what it still says.
+    /// Prints its remaining output, and waits until it exits successfully.
     pub(crate) fn finish(mut self) -> Result<()> {
-        self.end_input();
-        // Its output ends when it does.
+        self.close_input();
+        // The exit of the process closes its output.
         loop {
-            match self.lines.recv_timeout(TIME) {
+            match self.lines.recv_timeout(TIMEOUT) {
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => bail!("process {} did not end in time", self.child.id()),
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("process {} did not exit: timed out", self.child.id())
+                }
                 Ok(line) => println!("[process {}] {line}", self.child.id()),
             }
         }

@@ -1,8 +1,8 @@
-"""Opens memory by a bare CUDA handle, and adds 1 to each number in place: stock PyTorch, nothing of device-ipc.
+"""Opens memory by a raw CUDA handle and adds 1 to each number in place, with stock PyTorch and without device-ipc.
 
     python3 from_handle.py HANDLE OFFSET BYTES
 
-The handle is 128 hexadecimal digits, as examples/cuda_raw_handle.rs prints them; the memory holds float32.
+The handle has 128 hexadecimal digits, as printed by examples/cuda_raw_handle.rs; the memory contains float32.
 """
 
 import sys
@@ -12,13 +12,13 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 
 def open_handle(handle, offset, count, device=0):
-    """A tensor of `count` float32 at `offset` bytes in the allocation that the handle opens.
+    """Returns a tensor of `count` float32 at `offset` bytes in the allocation of the handle.
 
-    PyTorch takes 64 bytes for a bare `cudaIpcMemHandle_t`; its own handles have two bytes more in front. It counts
-    references in a file of the exporter's; there is none here, and PyTorch passes over a file that it does not find.
-    There is no event to wait for: the exporter has waited for its stream.
+    PyTorch interprets 64 bytes as a raw `cudaIpcMemHandle_t`; its own handles have a prefix of two bytes. It counts
+    references in a file of the exporter; there is none here, and PyTorch ignores a missing file. There is no event to
+    wait for, because the exporter has synchronized its stream.
     """
-    assert len(handle) == 64, f"a bare handle has 64 bytes, not {len(handle)}"
+    assert len(handle) == 64, f"invalid handle: expected 64 B, found {len(handle)} B"
     return rebuild_cuda_tensor(
         tensor_cls=torch.Tensor,
         tensor_size=torch.Size([count]),

@@ -1,9 +1,9 @@
-//! Element types that both candle and device-ipc have.
+//! Element types that candle and device-ipc have in common.
 
 use candle_core::DType;
 use device_ipc::Dtype;
 
-/// candle's, with ours: one list for both directions.
+/// The element types of candle with those of device-ipc.
 const PAIRS: [(DType, Dtype); 9] = [
     (DType::U8, Dtype::U8),
     (DType::U32, Dtype::U32),
@@ -65,7 +65,7 @@ macro_rules! with_type {
                 type $T = f64;
                 $body
             }
-            other => anyhow::bail!("tensors of {} are not shared by this example", other.as_str()),
+            other => anyhow::bail!("tensors of {} are not supported by this example", other.as_str()),
         }
     }};
 }

@@ -1,20 +1,20 @@
-//! candle's tensors between processes: the bytes stay where they are, and neither candle nor cudarc is changed.
+//! Sharing of candle tensors between processes without a copy and without changes to candle or cudarc.
 //!
 //! # The exporter
 //!
-//! candle allocates by cudarc from the device's memory pool. [`make_pool_shareable`](device_ipc::cuda::make_pool_shareable),
-//! called before candle allocates anything, makes that pool one that can be shared; then [`share`] shares a tensor where it
-//! lies.
+//! candle allocates through cudarc from the memory pool of the device. After a call of
+//! [`make_pool_shareable`](device_ipc::cuda::make_pool_shareable) before the first allocation of candle, this pool can be
+//! shared; then [`share`] shares a tensor in place.
 //!
 //! # The importer
 //!
-//! candle frees what its tensors hold, and memory of another process is not ours to free. [`MappedTensor`] lends candle
-//! the memory for as long as it is mapped, and takes it back before it is let go of: clones of the tensor that are left
-//! over then hold no memory, and every operation with them is an error.
+//! candle frees the memory of its tensors, but imported memory must not be freed. [`MappedTensor`] lends the memory to candle
+//! while it is mapped, and takes it back before it releases the mapping: remaining clones of the tensor then have no memory,
+//! and every operation on them is an error.
 //!
-//! Both sides take a device of [`Device::new_cuda_with_stream`](candle_core::Device::new_cuda_with_stream):
-//! `Device::new_cuda` works on CUDA's per-thread stream, which is another one in each thread, and nothing orders a tensor
-//! that goes from one thread to another there.
+//! Both sides use a device of [`Device::new_cuda_with_stream`](candle_core::Device::new_cuda_with_stream):
+//! `Device::new_cuda` uses CUDA's per-thread stream, which differs between threads, so that work of two threads on one tensor
+//! is unordered.
 
 mod dtype;
 mod mapped;

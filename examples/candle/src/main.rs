@@ -1,4 +1,4 @@
-//! One process shares a tensor of candle's, another one multiplies with it and doubles it in place. In two terminals, on a
+//! One process shares a candle tensor, and another one multiplies with it and doubles it in place. In two terminals, on a
 //! machine with a GPU:
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //! device-ipc-candle-example compute tensor.ipc
 //! ```
 //!
-//! `cargo xtask candle --build` builds it, also where there is no CUDA toolkit; with one, `cargo build --release` does.
+//! `cargo xtask candle --build` builds it with or without a CUDA toolkit; with a toolkit, `cargo build --release` works too.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn exporter(path: &Path) -> Result<Tensor> {
     cuda::make_pool_shareable(0)?; // before candle allocates
     let device = Device::new_cuda_with_stream(0)?;
     let tensor = Tensor::arange(0f32, 6., &device)?.reshape((2, 3))?;
-    // SAFETY: nothing here takes the memory out of the tensor.
+    // SAFETY: no operation here replaces the storage of the tensor.
     let share = unsafe { share(&Ipc::auto()?, &tensor)? };
     let unfinished = path.with_extension("part");
     std::fs::write(&unfinished, share.descriptor().to_string())?;
@@ -35,7 +35,7 @@ fn importer(path: &Path) -> Result<Tensor> {
     let descriptor: Descriptor = std::fs::read_to_string(path)?.parse()?;
     let mapped = MappedTensor::new(Ipc::auto()?.open(&descriptor).on(&stream)?, &device)?;
     let tensor = mapped.tensor();
-    let product = tensor.matmul(&tensor.t()?)?; // memory of candle's own
+    let product = tensor.matmul(&tensor.t()?)?; // allocated by candle
     tensor.slice_set(&(tensor * 2.)?, 0, 0)?; // in the exporter's memory
     mapped.release()?;
     Ok(product)
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["share", path] => println!("after the importer: {}", exporter(path.as_ref())?),
         ["compute", path] => println!("its product with itself: {}", importer(path.as_ref())?),
-        _ => bail!("say: share FILE, or compute FILE"),
+        _ => bail!("usage: device-ipc-candle-example share FILE | compute FILE"),
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Memory of another process as a tensor of candle's.
+//! Imported memory as a candle tensor.
 //!
-//! A [`CudaSlice`] frees its memory when it is dropped, and candle has no tensor without one. So the slice is lent: it
-//! goes into the tensor's storage while the memory is mapped, and is taken out of there, by an in-place operation, before
-//! the mapping ends. In its place it leaves a byte of a type that no operation of candle's accepts. Clones, views and
-//! reshaped tensors share the storage, so none of them has the address any more.
+//! A [`CudaSlice`] frees its memory on drop, and every candle tensor contains one. Therefore the slice is lent: it is in the
+//! tensor's storage while the memory is mapped, and an in-place operation replaces it before the mapping is released. The
+//! replacement is one byte of a type that no operation of candle accepts. Clones, views and reshaped tensors share the
+//! storage, so none of them retains the address.
 
 use std::mem;
 use std::sync::{Mutex, PoisonError};
@@ -17,68 +17,70 @@ use device_ipc::{DeviceRange, Mapping};
 
 use crate::dtype::{to_candle, with_type};
 
-/// A tensor over memory of another process, and the mapping that keeps the memory.
+/// A tensor of imported memory, with the mapping that keeps the memory.
 ///
-/// [`tensor`](Self::tensor) can be cloned, and used as any other. When this is released or dropped, what is left of it
-/// holds no memory: operations with it are errors. What was computed from it is candle's own and stays.
+/// [`tensor`](Self::tensor) can be cloned and used like any other tensor. After this guard is released or dropped, remaining
+/// clones have no memory and operations on them are errors. Results computed from the tensor remain valid.
 #[derive(Debug)]
 pub struct MappedTensor {
     tensor: Tensor,
     device: CudaDevice,
-    /// What takes the slice's place.
-    husk: TakeOut,
-    /// Dropped after the slice has been taken out.
+    /// Replaces the slice in the storage.
+    replacement: ReplaceStorage,
+    /// Dropped after the slice has been replaced.
     mapping: Option<Mapping>,
 }
 
 impl MappedTensor {
-    /// The mapping as a tensor on `device`, whose stream waits until the bytes are ready.
+    /// Creates a tensor from a mapping on `device`, whose stream waits until the bytes are ready.
     ///
     /// # Errors
     ///
-    /// For a mapping that is read-only (candle can write to every tensor), has no shape, gaps or an element type that
-    /// candle lacks, or is on another device.
+    /// Fails for a mapping that is read-only (candle can write to every tensor), has no shape, has gaps, has an element type
+    /// that candle lacks, or is on another device.
     pub fn new(mapping: Mapping, device: &Device) -> Result<Self> {
         let cuda = device.as_cuda_device()?.clone();
         let stream = cuda.cuda_stream();
         let ordinal = stream.context().ordinal();
         ensure!(
             mapping.device().index() == ordinal,
-            "the memory is opened on device {}, and candle's device is {ordinal}; open it with .on(&stream) of the latter",
+            "the memory is opened on device {}, but candle uses device {ordinal}; open it with .on(&stream) of that device",
             mapping.device()
         );
         ensure!(
             mapping.access().is_writable(),
-            "the mapping is read-only, and candle's tensors can be written"
+            "the mapping is read-only, but candle tensors are writable; share it with Access::ReadWrite"
         );
-        let layout = mapping.layout().context("the exporter stated no shape and element type")?;
-        ensure!(layout.is_contiguous(), "the tensor has gaps: {layout:?}");
-        let dtype =
-            to_candle(layout.dtype()).with_context(|| format!("candle has no {:?}", layout.dtype()))?;
+        let layout = mapping
+            .layout()
+            .context("the export has no shape and element type; share it with .dtype() and .shape()")?;
+        ensure!(layout.is_contiguous(), "tensors with gaps are not supported: {layout:?}");
+        let dtype = to_candle(layout.dtype())
+            .with_context(|| format!("element type {:?} is not supported by candle", layout.dtype()))?;
         let shape =
             layout.shape().iter().map(|size| Ok(usize::try_from(*size)?)).collect::<Result<Vec<_>>>()?;
         mapping.wait_ready(&stream)?;
-        // What can fail is done before the slice is made: whoever drops that frees the memory.
-        let husk = TakeOut::new(&cuda)?;
+        // All fallible steps precede the creation of the slice, because dropping the slice would free the memory.
+        let replacement = ReplaceStorage::new(&cuda)?;
         let range = mapping.range();
         let storage = with_type!(dtype, T => lend::<T>(range, shape.iter().product(), &cuda)?);
         let tensor = Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
-        Ok(Self { tensor, device: cuda, husk, mapping: Some(mapping) })
+        Ok(Self { tensor, device: cuda, replacement, mapping: Some(mapping) })
     }
 
-    /// The tensor.
+    /// Returns the tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// Ends the mapping when the device's stream gets here: what has been submitted may still use the memory. Does not
-    /// wait.
+    /// Releases the mapping when the device's stream reaches this point, so that submitted work may still use the memory.
+    /// Does not block.
     ///
     /// # Errors
     ///
-    /// What the driver says; the mapping then ends when the device has finished all its work.
+    /// Fails with an error of the driver; the mapping is then released when the device has completed all its work.
     pub fn release(mut self) -> Result<()> {
-        self.take_out();
+        self.replace_storage();
         let stream = self.device.cuda_stream();
         match self.mapping.take() {
             Some(mapping) => Ok(mapping.release(&stream)?),
@@ -86,12 +88,12 @@ impl MappedTensor {
         }
     }
 
-    /// Nobody holds a lock on the storage across this, as operations do only while they are submitted.
-    fn take_out(&self) {
-        if self.husk.is_there()
-            && let Err(error) = self.tensor.inplace_op1(&self.husk)
+    /// Replaces the storage. No operation holds its lock at this time, because locks are held only during submission.
+    fn replace_storage(&self) {
+        if self.replacement.is_available()
+            && let Err(error) = self.tensor.inplace_op1(&self.replacement)
         {
-            // The storage still has the address: it must not be dropped, and the memory must not go.
+            // The storage still contains the address: neither may it be dropped nor the memory released.
             unreachable!("a contiguous tensor on a CUDA device accepts in-place operations: {error}");
         }
     }
@@ -99,44 +101,43 @@ impl MappedTensor {
 
 impl Drop for MappedTensor {
     fn drop(&mut self) {
-        self.take_out();
+        self.replace_storage();
     }
 }
 
-/// The storage of a tensor over memory that is somebody else's. Dropping it would free that.
+/// Returns a storage of imported memory. It must not be dropped, as that would free the memory.
 fn lend<T: CudaDType>(range: DeviceRange, count: usize, device: &CudaDevice) -> Result<CudaStorage> {
     let address = range.ptr.get();
-    ensure!(address.is_multiple_of(align_of::<T>() as u64), "elements at {} are not aligned", range.ptr);
+    ensure!(address.is_multiple_of(align_of::<T>() as u64), "the elements at {} are not aligned", range.ptr);
     ensure!(
         (count as u64).checked_mul(size_of::<T>() as u64).is_some_and(|bytes| bytes <= range.len),
-        "{count} elements do not lie in {} bytes",
+        "{count} elements exceed the {} B of the mapping",
         range.len
     );
-    // SAFETY: the mapping holds `count` aligned elements. That the slice is not dropped while they are not its own is what
-    // `MappedTensor` is for.
+    // SAFETY: the mapping contains `count` aligned elements. `MappedTensor` guarantees that the slice is never dropped.
     let slice = unsafe { device.cuda_stream().upgrade_device_ptr::<T>(address, count) };
     Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
 }
 
-/// Takes the slice out of a tensor's storage, once, and frees nothing.
+/// An in-place operation that replaces the slice of a tensor's storage once, and frees no memory.
 #[derive(Debug)]
-struct TakeOut(Mutex<Option<CudaStorage>>);
+struct ReplaceStorage(Mutex<Option<CudaStorage>>);
 
-impl TakeOut {
+impl ReplaceStorage {
     fn new(device: &CudaDevice) -> Result<Self> {
-        // A type of which candle has no operations, not even copies.
+        // A type for which candle has no operations, not even copies.
         let slice = CudaStorageSlice::F6E2M3(device.alloc_zeros::<u8>(1)?);
         Ok(Self(Mutex::new(Some(CudaStorage { slice, device: device.clone() }))))
     }
 
-    fn is_there(&self) -> bool {
+    fn is_available(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
-impl InplaceOp1 for TakeOut {
+impl InplaceOp1 for ReplaceStorage {
     fn name(&self) -> &'static str {
-        "take-out"
+        "replace-storage"
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
@@ -144,14 +145,16 @@ impl InplaceOp1 for TakeOut {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> candle_core::Result<()> {
-        let Some(husk) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
-        forget(mem::replace(storage, husk).slice);
+        let Some(replacement) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(());
+        };
+        forget(mem::replace(storage, replacement).slice);
         Ok(())
     }
 }
 
-/// Lets go of a slice's events and stream, not of its memory. Its stream waits for the uses on other streams that cudarc
-/// knows of.
+/// Drops a slice's events and stream without freeing its memory. Its stream waits for uses on other streams that cudarc
+/// has recorded.
 fn forget(slice: CudaStorageSlice) {
     fn leak<T>(slice: CudaSlice<T>) {
         let _address = slice.leak();

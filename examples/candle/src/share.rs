@@ -1,4 +1,4 @@
-//! A tensor of candle's as memory that is shared.
+//! Sharing of a candle tensor.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use candle_core::cuda_backend::CudaDType;
@@ -8,28 +8,26 @@ use device_ipc::{DeviceOrdinal, DevicePtr, DeviceRange, Export, Ipc, OwnedRegion
 
 use crate::dtype::{to_ours, with_type};
 
-/// Shares a tensor where it lies, with its shape and element type. The export keeps the tensor; importers' streams wait
-/// for what has been submitted to the tensor's device so far.
+/// Shares a tensor in place, with its shape and element type. The export keeps the tensor; importers' streams wait for the
+/// work that has been submitted to the tensor's device so far.
 ///
 /// # Safety
 ///
-/// While the export lives, no operation takes the memory out of the tensor. candle's own do not; an
-/// [`InplaceOp1`](candle_core::InplaceOp1) of the caller's could.
+/// No operation replaces the storage of the tensor while the export exists. candle's operations do not; an
+/// [`InplaceOp1`](candle_core::InplaceOp1) of the caller could.
 ///
 /// # Errors
 ///
-/// For a tensor that is not on a CUDA device, has gaps or an element type that is not shared; and where its memory cannot
-/// be shared: call [`make_pool_shareable`](device_ipc::cuda::make_pool_shareable) before candle allocates.
+/// Fails for a tensor that is not on a CUDA device, has gaps or an unsupported element type, or whose memory cannot be
+/// shared: call [`make_pool_shareable`](device_ipc::cuda::make_pool_shareable) before candle allocates.
 pub unsafe fn share(ipc: &Ipc, tensor: &Tensor) -> Result<Export> {
-    let dtype = to_ours(tensor.dtype())
-        .with_context(|| format!("tensors of {} are not shared by this example", tensor.dtype().as_str()))?;
-    ensure!(
-        tensor.is_contiguous(),
-        "the tensor has gaps, or its dimensions are swapped; share tensor.contiguous()?"
-    );
+    let dtype = to_ours(tensor.dtype()).with_context(|| {
+        format!("tensors of {} are not supported by this example", tensor.dtype().as_str())
+    })?;
+    ensure!(tensor.is_contiguous(), "the tensor is not contiguous; share tensor.contiguous()?");
     let range = range_of(tensor)?;
     let region = Region::new(cuda::NAME, range).with_dtype(dtype);
-    // SAFETY: the clone keeps the storage, and as the caller promised, the storage keeps the memory.
+    // SAFETY: the clone keeps the storage, and as the caller guarantees, the storage keeps the memory.
     let owner = unsafe { OwnedRegion::new(tensor.clone(), region) };
     let shape: Vec<u64> = tensor.dims().iter().map(|size| *size as u64).collect();
     let stream = tensor.device().as_cuda_device()?.cuda_stream();

@@ -1,7 +1,7 @@
-//! A tensor of candle's in two processes, where there is a GPU.
+//! A candle tensor in two processes, on a machine with a GPU.
 //!
-//! cudarc is linked to libcuda here, so this program can put functions of its own in the place of those that free memory,
-//! and sees what candle frees. (device-ipc loads libcuda by itself, and is not seen.)
+//! cudarc is linked to libcuda here, so this program interposes the functions that free memory, and records what candle
+//! frees. (device-ipc loads libcuda at run time and is not recorded.)
 
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -23,11 +23,11 @@ use support::{Process, argument, no_cuda, role as this_role};
 static FREED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 static LIBCUDA: LazyLock<Library> = LazyLock::new(|| {
-    // SAFETY: it is linked to this program already.
-    unsafe { Library::new("libcuda.so.1") }.expect("this program is linked to it")
+    // SAFETY: the library is already linked to this program.
+    unsafe { Library::new("libcuda.so.1") }.expect("libcuda is linked to this program")
 });
 
-/// In the place of the driver's.
+/// Interposes the function of the driver.
 #[allow(non_snake_case, reason = "the name is the driver's")]
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> i32 {
@@ -40,7 +40,7 @@ extern "C" fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> i32 {
     }
 }
 
-/// In the place of the driver's.
+/// Interposes the function of the driver.
 #[allow(non_snake_case, reason = "the name is the driver's")]
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> i32 {
@@ -50,24 +50,24 @@ extern "C" fn cuMemFree_v2(address: u64) -> i32 {
 }
 
 #[test]
-fn another_process_computes_with_a_tensor_and_changes_it_in_place() {
+fn released_tensor_is_modified_and_not_freed() {
     hand_over("release");
 }
 
 #[test]
-fn a_mapped_tensor_that_is_dropped_frees_nothing_either() {
+fn dropped_tensor_is_not_freed() {
     hand_over("drop");
 }
 
 #[test]
-fn a_half_precision_tensor_travels_with_its_type() {
+fn half_precision_tensor_keeps_its_type() {
     hand_over("half");
 }
 
 #[test]
-fn a_tensor_of_the_default_pool_is_refused_with_the_line_that_helps() {
+fn tensor_of_default_pool_is_rejected() {
     if no_cuda().is_none() {
-        Process::role("refuse", &[]).finish();
+        Process::role("reject", &[]).finish();
     }
 }
 
@@ -91,7 +91,7 @@ fn role() {
     match this_role().as_str() {
         "export" => export(&PathBuf::from(argument("PATH")), dtype()),
         "import" => import(&PathBuf::from(argument("PATH"))),
-        "refuse" => refuse(),
+        "reject" => reject(),
         other => panic!("no such role: {other}"),
     }
 }
@@ -104,13 +104,13 @@ fn export(path: &Path, dtype: DType) {
     cuda::make_pool_shareable(0).expect("a device with pools");
     let device = Device::new_cuda_with_stream(0).expect("a device");
     let whole = Tensor::arange(0f32, 8., &device).unwrap().reshape((4, 2)).unwrap().to_dtype(dtype).unwrap();
-    // A part of a tensor, which does not begin where its memory does.
+    // A part of a tensor, with an offset into its memory.
     let tensor = whole.narrow(0, 1, 3).unwrap();
-    // SAFETY: nothing here takes the memory out of the tensor.
-    let export = unsafe { share(&Ipc::auto().unwrap(), &tensor) }.expect("it can be shared");
+    // SAFETY: no operation here replaces the storage of the tensor.
+    let export = unsafe { share(&Ipc::auto().unwrap(), &tensor) }.expect("sharing the tensor");
     std::fs::write(path, export.descriptor().to_string()).expect("the file can be written");
     println!("published");
-    export.wait_released(Duration::from_secs(60)).expect("the importer lets go");
+    export.wait_released(Duration::from_secs(60)).expect("the importer releases the tensor");
     assert_eq!(numbers(&whole), [0., 1., 4., 6., 8., 10., 12., 14.]);
 }
 
@@ -118,12 +118,12 @@ fn import(path: &Path) {
     let device = Device::new_cuda_with_stream(0).expect("a device");
     let stream = device.as_cuda_device().unwrap().cuda_stream();
     let descriptor: Descriptor = std::fs::read_to_string(path).unwrap().parse().unwrap();
-    let mapping: Mapping = Ipc::auto().unwrap().open(&descriptor).on(&stream).expect("it opens");
+    let mapping: Mapping = Ipc::auto().unwrap().open(&descriptor).on(&stream).expect("opening the tensor");
     let range = mapping.range();
-    let mapped = MappedTensor::new(mapping, &device).expect("it is a tensor");
+    let mapped = MappedTensor::new(mapping, &device).expect("creating the tensor");
     let tensor = mapped.tensor().clone();
     assert_eq!((tensor.dims(), tensor.dtype()), (&[3, 2][..], dtype()));
-    assert_eq!(address(&tensor), range.ptr.get(), "the tensor lies where the memory is mapped");
+    assert_eq!(address(&tensor), range.ptr.get(), "the tensor has the address of the mapping");
     let reshaped = tensor.t().unwrap();
 
     let product = tensor.matmul(&reshaped.contiguous().unwrap()).unwrap();
@@ -135,27 +135,27 @@ fn import(path: &Path) {
     }
 
     assert_eq!(numbers(&product), [13., 23., 33., 23., 41., 59., 33., 59., 85.]);
-    for left_over in [&tensor, &reshaped] {
-        left_over.sum_all().expect_err("no operation");
-        left_over.to_dtype(DType::F64).expect_err("no conversion");
-        left_over.copy().expect_err("no copy");
-        left_over.to_device(&Device::Cpu).expect_err("no reading");
-        left_over.affine(2., 1.).expect_err("no arithmetic");
-        left_over.zero_set().expect_err("no writing");
+    for remaining in [&tensor, &reshaped] {
+        remaining.sum_all().expect_err("no operation");
+        remaining.to_dtype(DType::F64).expect_err("no conversion");
+        remaining.copy().expect_err("no copy");
+        remaining.to_device(&Device::Cpu).expect_err("no reading");
+        remaining.affine(2., 1.).expect_err("no arithmetic");
+        remaining.zero_set().expect_err("no writing");
     }
     drop((tensor, reshaped, product));
-    device.as_cuda_device().unwrap().synchronize().expect("the device works on");
-    stream.context().check_err().expect("cudarc met no error that it kept to itself");
+    device.as_cuda_device().unwrap().synchronize().expect("the device is usable");
+    stream.context().check_err().expect("cudarc has no deferred error");
     let freed = FREED.lock().unwrap();
-    assert!(!freed.is_empty(), "what candle frees is seen: the product, if nothing else");
+    assert!(!freed.is_empty(), "frees of candle are recorded, at least of the product");
     let inside = |address: &&u64| range.ptr.get() <= **address && **address < range.ptr.get() + range.len;
     assert_eq!(freed.iter().find(inside), None, "the exporter's memory was freed");
 }
 
-fn refuse() {
+fn reject() {
     let device = Device::new_cuda_with_stream(0).expect("a device");
     let tensor = Tensor::zeros(100, DType::F32, &device).unwrap();
-    // SAFETY: nothing here takes the memory out of the tensor.
+    // SAFETY: no operation here replaces the storage of the tensor.
     let error =
         unsafe { share(&Ipc::auto().unwrap(), &tensor) }.expect_err("the default pool cannot be shared");
     assert!(error.to_string().contains("make_pool_shareable"), "{error:#}");
