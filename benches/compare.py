@@ -1,10 +1,10 @@
-"""Measures the same work with device-ipc and with PyTorch on this machine, and prints one table of both, in Markdown.
+"""Measures the same operations with device-ipc and PyTorch on this machine, and prints one Markdown table.
 
     cargo build --release -p device-ipc-bench
     python3 benches/compare.py [--quick] [--program PATH] [--python PATH] [--output FILE]
 
-Without PyTorch or a GPU it says so, and prints what there is. Results that lie in files already are taken by `--ours
-FILE` (what `device-ipc-bench --json FILE` wrote) and `--torch FILE` (what `benches/torch/run.py --output FILE` wrote).
+Without PyTorch or a GPU, the table contains the reason. `--ours FILE` and `--torch FILE` read existing results of
+`device-ipc-bench --json FILE` and `benches/torch/run.py --output FILE`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-# Of the report that `device-ipc-bench --json` writes.
+# Schema version of the report that `device-ipc-bench --json` writes.
 SCHEMA = 1
 PROGRAM_VARIABLE = "DEVICE_IPC_BENCH_BIN"
-# Both sides end by deadlines of their own, row by row; these are for what hangs all the same.
+# Both sides have timeouts per row; these are for a process that hangs nevertheless.
 PROGRAM_SECONDS = 1800
 TORCH_SECONDS = 1200
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of the table: a line of our report and a row of PyTorch's that are the same work."""
+    """A row of the table: a line of our report and a row of PyTorch that measure the same operation."""
 
     title: str
     row: str
     case: str
     torch: str
-    # So many times faster ours shall be.
+    # Target: how many times faster device-ipc is.
     goal: float | None
 
 
-# PyTorch's transport is compared and not the tutorial's whole rounds, whose layers compute the same on both sides.
+# Only PyTorch's transport is compared, not the whole rounds of the tutorial, whose layers are equal on both sides.
 PAIRS = (
     Pair(
         "a tensor handed over and acknowledged, over a bare socket, both sides sleep",
@@ -81,33 +81,33 @@ PAIRS = (
 
 
 class Failed(Exception):
-    """One side gave nothing to compare; the text says why."""
+    """One side has no result; the text contains the reason."""
 
 
 def lines_of(document: object) -> dict[tuple[str, str], dict[str, object]]:
-    """The measurements of our report by row and case.
+    """Returns the measurements of our report by row and case.
 
-    Raises `Failed` for what is no report.
+    Raises `Failed` for an invalid report.
     """
     lines = document.get("lines") if isinstance(document, dict) else None
     if not isinstance(lines, list):
-        raise Failed("the report of device-ipc-bench has no list 'lines': was it written by another version?")
+        raise Failed("invalid report of device-ipc-bench: no list 'lines'; use the version of this checkout")
     if document.get("schema") != SCHEMA:
         found = document.get("schema")
-        raise Failed(f"the report of device-ipc-bench has layout {found}, and this script knows {SCHEMA}")
+        raise Failed(f"the report of device-ipc-bench has schema {found}, but this script supports {SCHEMA}; use the version of this checkout")
     return {(line["row"], line["case"]): line for line in lines}
 
 
 def not_judged(report: dict[str, object], rows: Sequence[dict[str, object]]) -> str | None:
-    """Why the two sides tell nothing of each other, if they do not."""
+    """Returns why the two sides cannot be compared, or None."""
     machine = report.get("machine") or {}
     if not machine.get("hardware"):
-        return f"ours ran on {machine.get('backend')}, which is no hardware"
+        return f"device-ipc ran on {machine.get('backend')}, which is not hardware"
     if not machine.get("optimised"):
-        return "ours was built without --release"
+        return "device-ipc was built without --release"
     drivers = {row["driver"] for row in rows if row["median"] and row["driver"]}
     if any(driver not in str(machine.get("driver")) for driver in drivers):
-        return f"ours ran with {machine.get('driver')}, and PyTorch with {' and '.join(sorted(drivers))}"
+        return f"device-ipc ran with {machine.get('driver')}, but PyTorch with {' and '.join(sorted(drivers))}"
     return None
 
 
@@ -117,7 +117,7 @@ def joined(
     pairs: Sequence[Pair],
     judged: bool = True,
 ) -> list[dict[str, object]]:
-    """Both sides of each pair: what was measured, the ratio of the medians, and what is missing, in words."""
+    """Returns both sides of each pair, the ratio of the medians, and the reason for a missing side."""
     by_name = {row["row"]: row for row in rows}
     table = []
     for pair in pairs:
@@ -126,13 +126,13 @@ def joined(
         theirs = row if row and row["median"] else None
         missing = []
         if line is None:
-            missing.append("ours: not in the report")
+            missing.append("device-ipc: not in the report")
         elif not ours:
-            missing.append(f"ours: {line.get('skipped') or 'nothing was measured'}")
+            missing.append(f"device-ipc: {line.get('skipped') or 'not measured'}")
         if row is None:
-            missing.append("PyTorch: not among its rows")
+            missing.append("PyTorch: no such row")
         elif not theirs:
-            missing.append(f"PyTorch: {row['error'] or 'nothing was measured'}")
+            missing.append(f"PyTorch: {row['error'] or 'not measured'}")
         times = theirs["median"] / ours["median"] if ours and theirs and ours["median"] else None
         table.append(
             {
@@ -149,13 +149,13 @@ def joined(
 
 
 def alone(rows: Sequence[dict[str, object]], pairs: Sequence[Pair]) -> list[dict[str, object]]:
-    """PyTorch's rows that nothing of ours stands beside."""
+    """Returns the rows of PyTorch without a counterpart."""
     paired = {pair.torch for pair in pairs}
     return [row for row in rows if row["row"] not in paired]
 
 
 def time_text(nanoseconds: float) -> str:
-    """Three digits and a unit."""
+    """Formats a time with three digits and its unit."""
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if nanoseconds >= factor:
             return f"{significant(nanoseconds / factor)} {unit}"
@@ -163,7 +163,7 @@ def time_text(nanoseconds: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Three digits of a number above 1, and two places at most."""
+    """Formats a number with three digits and at most two decimal places."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
@@ -176,12 +176,12 @@ def spread(side: dict[str, object] | None) -> str:
 def markdown(
     table: Sequence[dict[str, object]], machine: Sequence[str], others: Sequence[dict[str, object]] = ()
 ) -> str:
-    """The table, the machine above it; below it PyTorch's other rows, and what is missing."""
+    """Returns the machine, the table, the other rows of PyTorch, and the missing sides, as Markdown."""
     text = [*machine, ""] if machine else []
     text += [
-        "Medians, with the values that a tenth of the rounds are below and above. Times: PyTorch's median by ours.",
+        "Medians, with the 10th and 90th percentile of the rounds. Times faster: PyTorch's median divided by ours.",
         "",
-        "| work | device-ipc | PyTorch | times faster | to reach |",
+        "| operation | device-ipc | PyTorch | times faster | target |",
         "|---|---|---|---|---|",
     ]
     for entry in table:
@@ -192,7 +192,7 @@ def markdown(
             f"| {entry['title']} | {spread(entry['ours'])} | {spread(entry['torch'])} | {times} | {goal}{verdict} |"
         )
     if others:
-        text += ["", "PyTorch's other rows:", "", "| row | PyTorch |", "|---|---|"]
+        text += ["", "Other rows of PyTorch:", "", "| row | PyTorch |", "|---|---|"]
         text += [f"| {row['row']} | {spread(row) if row['median'] else row['error']} |" for row in others]
     missing = [f"- {entry['title']}: {entry['missing']}" for entry in table if entry["missing"]]
     if missing:
@@ -201,7 +201,7 @@ def markdown(
 
 
 def machines_of(report: dict[str, object], rows: Sequence[dict[str, object]]) -> list[str]:
-    """What each side says of where it ran, where it measured anything."""
+    """Returns a description of the machine of each side that has results."""
     machine = report.get("machine") or {}
     text = []
     if machine:
@@ -219,7 +219,7 @@ def machines_of(report: dict[str, object], rows: Sequence[dict[str, object]]) ->
 
 
 def program_path(given: str | None) -> Path:
-    """The program: the option, else the variable, else where Cargo puts it."""
+    """Returns the path of the program: the option, the variable, or the target directory of Cargo."""
     if given:
         return Path(given)
     if variable := os.environ.get(PROGRAM_VARIABLE):
@@ -229,10 +229,10 @@ def program_path(given: str | None) -> Path:
 
 
 def run_ours(program: Path, backend: str | None, extra: Sequence[str]) -> object:
-    """Our report, by running the program. Its progress goes to standard error."""
+    """Runs the program and returns its report. Its progress goes to standard error."""
     if not program.is_file():
         raise Failed(
-            f"there is no program at {program}: cargo build --release -p device-ipc-bench, or name it by --program or "
+            f"{program} not found: run cargo build --release -p device-ipc-bench, or set its path by --program or "
             f"{PROGRAM_VARIABLE}"
         )
     with tempfile.TemporaryDirectory() as folder:
@@ -243,46 +243,46 @@ def run_ours(program: Path, backend: str | None, extra: Sequence[str]) -> object
         try:
             done = subprocess.run(command, stdout=sys.stderr, timeout=PROGRAM_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"device-ipc-bench did not end within {PROGRAM_SECONDS} s") from error
+            raise Failed(f"device-ipc-bench timed out after {PROGRAM_SECONDS} s") from error
         if not report.is_file():
-            raise Failed(f"device-ipc-bench wrote no report (status {done.returncode}); its error stands above")
+            raise Failed(f"device-ipc-bench wrote no report (status {done.returncode}); its error is printed above")
         return json.loads(report.read_text())
 
 
 def run_torch(python: str, quick: bool) -> list[dict[str, object]]:
-    """PyTorch's rows, by running its scripts."""
+    """Runs the PyTorch scripts and returns their rows."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.jsonl"
         command = [python, str(FOLDER / "torch" / "run.py"), "--output", str(output)]
         command += ["--quick"] if quick else []
         try:
-            # A status of 1 says that rows are missing; each says why.
+            # Status 1 means that rows are missing; each row contains the reason.
             subprocess.run(command, stdout=subprocess.DEVNULL, timeout=TORCH_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"benches/torch/run.py did not end within {TORCH_SECONDS} s") from error
+            raise Failed(f"benches/torch/run.py timed out after {TORCH_SECONDS} s") from error
         except OSError as error:
-            raise Failed(f"{python} cannot be started: {error}") from error
+            raise Failed(f"cannot start {python}: {error}") from error
         if not output.is_file():
-            raise Failed("benches/torch/run.py wrote no rows; its error stands above")
+            raise Failed("benches/torch/run.py wrote no rows; its error is printed above")
         return rows_of(output.read_text())
 
 
 def rows_of(text: str) -> list[dict[str, object]]:
-    """The rows in the text that `run.py` writes."""
+    """Parses the rows in the output of `run.py`."""
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quick", action="store_true", help="few rounds: whether it works, not how fast it is")
+    add("--quick", action="store_true", help="few rounds, for a functional test only")
     add("--program", metavar="PATH", help=f"the program (default: ${PROGRAM_VARIABLE}, else target/release/device-ipc-bench)")
     add("--backend", default="cuda", metavar="NAME", help="our backend (default: %(default)s)")
-    add("--python", default=sys.executable, metavar="PATH", help="the python that has PyTorch")
-    add("--ours", type=Path, metavar="FILE", help="our report, instead of measuring")
-    add("--torch", type=Path, metavar="FILE", help="PyTorch's rows, instead of measuring")
+    add("--python", default=sys.executable, metavar="PATH", help="a Python interpreter with PyTorch")
+    add("--ours", type=Path, metavar="FILE", help="read our report instead of measuring")
+    add("--torch", type=Path, metavar="FILE", help="read the rows of PyTorch instead of measuring")
     add("--output", type=Path, metavar="FILE", help="also write the table to this file")
-    add("arguments", nargs="*", help="after --: more arguments for device-ipc-bench")
+    add("arguments", nargs="*", help="after --: additional arguments for device-ipc-bench")
     arguments = parser.parse_args()
     try:
         if arguments.ours:
