@@ -1,11 +1,12 @@
-"""Ready and acknowledge between two streams of two processes on one card, by interprocess events.
+"""Ready and acknowledge between two streams of two processes on one device, by interprocess events.
 
-    ready_ack_events  each side has one event, opened once by the other. A round: record, say so through a pipe; the
-                      other's stream waits for it and records its own, says so; our stream waits for that. The pipe is
-                      needed: a wait is for what was recorded before it was called
-    event_export      what each `put` of a tensor pays for its event: create it, record it, take its handle
+    ready_ack_events  each side has one event, which the peer opens once. In a round, this process records its event and
+                      sends a message through a pipe; the stream of the peer waits for the event, records its own and
+                      replies; the stream of this process waits for that event. The pipe is required, because a wait
+                      refers to the last record before the call
+    event_export      the cost of the event in each `put` of a tensor: creation, record and export
 
-A sample of the first is one round and the wait for the stream after it.
+A sample of ready_ack_events is one round including the synchronization of the stream.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SECONDS = 60
 
 
 def answer(pipe) -> None:
-    """The other process: answers each word until the pipe is closed or says otherwise."""
+    """The peer process: answers each message until the pipe is closed or another message arrives."""
     import torch
 
     measure.start_card(0)
@@ -49,12 +50,12 @@ def rounds_of_events(context, rounds: int) -> list[int]:
     ready = torch.cuda.Event(interprocess=True)
     ready.record(stream)
     ours.send_bytes(ready.ipc_handle())
-    acknowledge = torch.cuda.Event.from_ipc_handle(torch.device("cuda:0"), heard(ours))
+    acknowledge = torch.cuda.Event.from_ipc_handle(torch.device("cuda:0"), receive(ours))
 
     def one_round() -> None:
         ready.record(stream)
         ours.send_bytes(b"ready")
-        heard(ours)
+        receive(ours)
         stream.wait_event(acknowledge)
         stream.synchronize()
 
@@ -64,9 +65,9 @@ def rounds_of_events(context, rounds: int) -> list[int]:
     return samples
 
 
-def heard(pipe) -> bytes:
+def receive(pipe) -> bytes:
     if not pipe.poll(SECONDS):
-        raise TimeoutError(f"the other process said nothing for {SECONDS} s")
+        raise TimeoutError(f"timed out after {SECONDS} s: no message from the peer process")
     return pipe.recv_bytes()
 
 

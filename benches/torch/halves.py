@@ -1,4 +1,4 @@
-"""The model of `rpc_rounds.py`, in a module of its own: RPC sends its class by name, and both processes import it."""
+"""The model of `rpc_rounds.py`, in a separate module because RPC sends its class by name and both processes import it."""
 
 import torch
 
@@ -6,7 +6,7 @@ SIDE = 1000
 
 
 class Half(torch.nn.Module):
-    """One of two linear layers, on its card; its result is on the CPU where tensors travel that way."""
+    """One of two linear layers on its device; its result is on the CPU if `through_cpu` is set."""
 
     def __init__(self, device: str, through_cpu: bool) -> None:
         super().__init__()
@@ -20,10 +20,10 @@ class Half(torch.nn.Module):
 
 
 def echo(tensor: torch.Tensor) -> torch.Tensor:
-    """Back as it came: on the card that the device map gave it."""
+    """Returns the tensor unchanged, on the device that the device map selected."""
     return tensor
 
 
 def echo_through_card(tensor: torch.Tensor) -> torch.Tensor:
-    """From the CPU to the second card, and back."""
+    """Copies a tensor from the CPU to the second device and back."""
     return tensor.to("cuda:1").cpu()

@@ -1,11 +1,10 @@
-"""What every script here shares: statistics, the rows they print, and children that cannot hang.
+"""Shared functions of the scripts: statistics, rows, and child processes with a deadline.
 
-A script is started twice. What a person (or `run.py`) starts is the supervisor: it needs no torch, starts the same
-script again as a worker in a session of its own, passes on the rows that the worker prints, and kills the whole session
-at the deadline. A row that did not come is printed with the reason. The worker measures, with children of its own by
-`torch.multiprocessing` (spawn).
+A user (or `run.py`) starts a script as supervisor, which does not require torch. It starts the same script as a worker in a
+separate session, forwards the rows that the worker prints, and kills the whole session at the deadline. A missing row is
+printed with the reason. The worker measures, with child processes of `torch.multiprocessing` (spawn).
 
-A row is one JSON object on one line, and always has all of `KEYS`. Times are nanoseconds.
+A row is one JSON object on one line, and always has all of `KEYS`. Times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ WORKER = "--worker"
 
 
 class Unavailable(Exception):
-    """This machine lacks what the rows need; the text says what."""
+    """A requirement of the rows is missing on this machine; the text names it."""
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The value that `percent` of the samples do not exceed, between two of them by their distance."""
+    """Returns a percentile of the samples by linear interpolation."""
     if not samples:
-        raise ValueError("a percentile of no samples")
+        raise ValueError("a percentile requires samples")
     if not 0 <= percent <= 100:
-        raise ValueError(f"{percent} is no percentage")
+        raise ValueError(f"{percent} is not a percentage")
     ordered = sorted(samples)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    position = (len(ordered) - 1) * percent / 100
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def summary(samples: Sequence[int]) -> dict[str, float | None]:
-    """Median and spread; all None where nothing was measured."""
+    """Returns median and spread; all None without samples."""
     if not samples:
         return {"median": None, "p10": None, "p90": None}
     return {
@@ -77,7 +76,7 @@ def row(
     details: dict[str, object] | None = None,
     error: str | None = None,
 ) -> dict[str, object]:
-    """One row, with every key of `KEYS`."""
+    """Returns a row with all `KEYS`."""
     machine = machine or {}
     return {
         "row": name,
@@ -95,12 +94,12 @@ def row(
 
 
 def show(finished: dict[str, object]) -> None:
-    """Prints a row, at once: what was measured before a hang counts."""
+    """Prints a row and flushes it, so that it is not lost if the script hangs later."""
     print(json.dumps(finished), flush=True)
 
 
 def parse_rows(lines: Iterable[str]) -> list[dict[str, object]]:
-    """The rows among lines that may hold anything else, such as a library's warnings."""
+    """Returns the rows among lines that may also contain other output, such as warnings of a library."""
     rows = []
     for line in lines:
         try:
@@ -113,7 +112,7 @@ def parse_rows(lines: Iterable[str]) -> list[dict[str, object]]:
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """The version of NVIDIA's kernel module, such as 580.159.04."""
+    """Returns the version of the NVIDIA kernel module, such as 580.159.04."""
     try:
         words = path.read_text().splitlines()[0].split()
     except (OSError, IndexError):
@@ -123,25 +122,25 @@ def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | No
 
 
 def describe_machine(cards: int) -> dict[str, object]:
-    """Names and versions for a row, where torch sees this many cards.
+    """Returns names and versions for a row.
 
-    Raises `Unavailable` where it does not, or where there is no torch.
+    Raises `Unavailable` if torch is missing or sees fewer devices than `cards`.
     """
     try:
         import torch
     except ImportError as error:
         raise Unavailable(
-            f"there is no PyTorch for {sys.executable} ({error}); install it, or start another python"
+            f"PyTorch not found for {sys.executable} ({error}); install it, or use another Python interpreter"
         ) from error
     if not torch.cuda.is_available():
         raise Unavailable(
-            f"PyTorch {torch.__version__} sees no CUDA device here; it needs an NVIDIA driver, and a build for CUDA"
+            f"PyTorch {torch.__version__} sees no CUDA device; it requires an NVIDIA driver and a build for CUDA"
         )
     seen = torch.cuda.device_count()
     if seen < cards:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}, which may hide some"
-        raise Unavailable(f"this needs {cards} cards, and PyTorch sees {seen}{hidden}")
+        hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r} may hide devices"
+        raise Unavailable(f"this script requires {cards} devices, but PyTorch sees {seen}{hidden}")
     return {
         "devices": [torch.cuda.get_device_name(index) for index in range(cards)],
         "torch": torch.__version__,
@@ -151,7 +150,7 @@ def describe_machine(cards: int) -> dict[str, object]:
 
 
 def start_card(index: int) -> None:
-    """Makes the card ready in this process, before the first tensor of another process arrives."""
+    """Initializes the device in this process, before the first tensor of another process arrives."""
     import torch
 
     torch.cuda.set_device(index)
@@ -160,46 +159,46 @@ def start_card(index: int) -> None:
 
 
 def timed(work: Callable[[], object]) -> int:
-    """How long a call takes, in nanoseconds."""
+    """Returns the time of a call in nanoseconds."""
     start = time.perf_counter_ns()
     work()
     return time.perf_counter_ns() - start
 
 
 def supervise(command: Sequence[str], seconds: float, expected: Sequence[str]) -> list[dict[str, object]]:
-    """Runs a worker, and gives its rows and one with an error for each that did not come.
+    """Runs a worker and returns its rows, with an error row for each missing one.
 
-    The worker and all its children are gone when this returns: they are killed as one session at the deadline, when the
-    worker ends, and when this process is interrupted.
+    The session of the worker, with all its child processes, is killed at the deadline, after the worker exits, and if this
+    process is interrupted.
     """
-    # A file and no pipe: a child that outlives the worker would hold a pipe open, and its end would not come.
+    # A file instead of a pipe, because a child process that outlives the worker would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         worker = subprocess.Popen(command, stdout=output, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            reason = ended(worker, seconds)
+            reason = wait(worker, seconds)
         finally:
             kill_session(worker)
         output.seek(0)
         rows = parse_rows(output.read().decode(errors="replace").splitlines())
-    came = {each["row"] for each in rows}
-    return rows + [row(name, [], 0, error=reason) for name in expected if name not in came]
+    received = {each["row"] for each in rows}
+    return rows + [row(name, [], 0, error=reason) for name in expected if name not in received]
 
 
-def ended(worker: subprocess.Popen, seconds: float) -> str:
-    """Waits for the worker, and says why a row may be missing."""
+def wait(worker: subprocess.Popen, seconds: float) -> str:
+    """Waits for the worker, and returns the reason why a row may be missing."""
     try:
         status = worker.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return f"not measured: killed at its deadline of {seconds:g} s"
+        return f"not measured: timed out after {seconds:g} s"
     if status == 0:
-        return "not measured: the worker ended without this row"
+        return "not measured: the worker exited without this row"
     if status < 0:
-        return f"not measured: the worker was ended by {signal.Signals(-status).name}"
-    return f"not measured: the worker failed with status {status}; its error stands above"
+        return f"not measured: the worker was terminated by {signal.Signals(-status).name}"
+    return f"not measured: the worker failed with status {status}; its error is printed above"
 
 
 def kill_session(worker: subprocess.Popen) -> None:
-    """Kills what is left of the worker's session, and reaps the worker."""
+    """Kills the session of the worker, and reaps the worker."""
     try:
         os.killpg(worker.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -214,17 +213,17 @@ def main(
     seconds: float,
     measure: Callable[[dict[str, object], bool], None],
 ) -> int:
-    """The main function of a script: `measure(machine, quick)` prints the rows of these names."""
+    """Runs a script, whose function `measure(machine, quick)` prints the rows with these names."""
     parser = argparse.ArgumentParser(
         description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether it works, not how fast it is")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a functional test only")
     parser.add_argument(
         "--deadline",
         type=float,
         default=seconds,
         metavar="SECONDS",
-        help="the worker is killed after this time (default: %(default)g)",
+        help="timeout of the worker (default: %(default)g)",
     )
     parser.add_argument(WORKER, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,12 +1,12 @@
-"""One CUDA tensor, handed to another process on the same card and acknowledged.
+"""The hand-over of one CUDA tensor to another process on the same device, with an acknowledgement.
 
-A sample is the time from before `put` until the acknowledgement has been taken. The sender keeps its tensor, and both
-sides are warm.
+A sample is the time from `put` until the acknowledgement is received. The sender keeps its tensor, and both sides are
+warmed up.
 
-    one_tensor_queue          torch.multiprocessing.Queue (spawn); the receiver keeps what came first, so that what
-                              comes later is in its cache
-    one_tensor_queue_dropped  the same, but the receiver drops each tensor: it is opened and closed in every round
-    one_tensor_pipe           multiprocessing.Pipe, which has no feeder thread: the fastest road that pickles the tensor
+    one_tensor_queue          torch.multiprocessing.Queue (spawn); the receiver keeps the first tensor, so that
+                              later ones are in its cache
+    one_tensor_queue_dropped  the same, but the receiver drops each tensor, which is opened and closed in every round
+    one_tensor_pipe           multiprocessing.Pipe, which has no feeder thread: the fastest transport that pickles the tensor
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROWS = ("one_tensor_queue", "one_tensor_queue_dropped", "one_tensor_pipe")
 SHAPE = (4, 5)
 SIZE = 4 * 5 * 4
 
-# PyTorch makes an interprocess event for each send of a tensor that lives, up to 1000 in a process (CudaIPCTypes.h,
-# CUDA_IPC_MAXIMUM_EVENTS_TO_USE). A fresh tensor for each row, and fewer rounds than that, stay on its ordinary road.
+# PyTorch creates an interprocess event for each send of a tensor, up to 1000 live events in a process (CudaIPCTypes.h,
+# CUDA_IPC_MAXIMUM_EVENTS_TO_USE). A new tensor for each row and fewer rounds stay below that limit.
 WARM = 50
 ROUNDS = 900
 QUICK = 50
@@ -29,7 +29,7 @@ SECONDS = 60
 
 
 def receive_from_queue(tensors, acknowledgements, keep: bool) -> None:
-    """The other process: acknowledges tensors until None comes."""
+    """The peer process: acknowledges tensors until it receives None."""
     measure.start_card(0)
     acknowledgements.put("ready")
     kept = None
@@ -41,7 +41,7 @@ def receive_from_queue(tensors, acknowledgements, keep: bool) -> None:
 
 
 def receive_from_pipe(pipe) -> None:
-    """The same over a pipe; keeps the first tensor."""
+    """The peer process for a pipe; keeps the first tensor."""
     measure.start_card(0)
     pipe.send("ready")
     kept = None
@@ -101,7 +101,7 @@ def take(pipe):
 
 def expect(word: str, expected: str) -> None:
     if word != expected:
-        raise RuntimeError(f"the receiver said {word!r} instead of {expected!r}")
+        raise RuntimeError(f"the receiver sent {word!r} instead of {expected!r}")
 
 
 def run(machine: dict[str, object], quick: bool) -> None:

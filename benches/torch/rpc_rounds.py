@@ -1,14 +1,14 @@
-"""Ten rounds between two processes with a card each, by PyTorch's RPC (TensorPipe).
+"""Ten rounds between two processes with one device each, by PyTorch RPC (TensorPipe).
 
-    rpc_tutorial_cuda   the work of PyTorch's tutorial "Direct device-to-device communication with TensorPipe CUDA
+    rpc_tutorial_cuda   the computation of PyTorch's tutorial "Direct device-to-device communication with TensorPipe CUDA
                         RPC": two linear layers of 1000 x 1000, one in each process, forward and backward, device
                         map {0: 1}
-    rpc_tutorial_cpu    the same, each tensor taken through the CPU by hand
+    rpc_tutorial_cpu    the same, with explicit copies of each tensor through the CPU
     rpc_transport_cuda  only the transport: a tensor of 1000 x 1000 floats there and back, device map {0: 1}
     rpc_transport_cpu   the same through the CPU
 
-A sample is ten rounds and the wait for the stream after them. Each mode is warmed up; `details` has the time of its
-first ten rounds.
+A sample is ten rounds including the synchronization of the stream. Each mode is warmed up; `details` contains the time of
+its first ten rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import measure
 
 ROWS = ("rpc_tutorial_cuda", "rpc_tutorial_cpu", "rpc_transport_cuda", "rpc_transport_cpu")
 ROUNDS = 10
-# 1000 x 1000 floats there, and as many back.
+# 1000 x 1000 floats in each direction.
 BYTES_A_ROUND = 2 * 1000 * 1000 * 4
 WARM = 3
 REPEATS = 20
@@ -31,7 +31,7 @@ SECONDS = 60
 
 
 def tutorial(through_cpu: bool):
-    """A function that does ten rounds."""
+    """Returns a function that runs ten rounds of the tutorial."""
     import torch
     import torch.distributed.autograd as autograd
     import torch.distributed.rpc as rpc
@@ -52,7 +52,7 @@ def tutorial(through_cpu: bool):
 
 
 def transport(through_cpu: bool):
-    """The same without layers: what comes back lies on the first card again."""
+    """Returns a function that runs ten rounds without layers; the result is on the first device again."""
     import torch
     import torch.distributed.rpc as rpc
     from halves import SIDE, echo, echo_through_card
@@ -80,24 +80,24 @@ def measure_mode(name: str, make, through_cpu: bool, machine: dict[str, object],
     measure.show(measure.row(name, samples, ROUNDS * BYTES_A_ROUND, machine, details))
 
 
-def join(rank: int, meeting: str) -> None:
-    """Begins RPC between the two processes, which meet by a file."""
+def join(rank: int, rendezvous: str) -> None:
+    """Initializes RPC between the two processes, which rendezvous through a file."""
     import torch.distributed.rpc as rpc
 
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=128, rpc_timeout=SECONDS, init_method=f"file://{meeting}"
+        num_worker_threads=128, rpc_timeout=SECONDS, init_method=f"file://{rendezvous}"
     )
     if rank == 0:
         options.set_device_map("worker1", {0: 1})
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
 
 
-def serve(meeting: str) -> None:
-    """The other process: answers until both shut down."""
+def serve(rendezvous: str) -> None:
+    """The peer process: serves until both shut down."""
     import torch.distributed.rpc as rpc
 
-    join(1, meeting)
+    join(1, rendezvous)
     rpc.shutdown()
 
 
@@ -106,14 +106,14 @@ def run(machine: dict[str, object], quick: bool) -> None:
     import torch.multiprocessing as multiprocessing
 
     repeats = QUICK if quick else REPEATS
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        meeting = str(Path(folder) / "meeting")
-        other = multiprocessing.get_context("spawn").Process(target=serve, args=(meeting,), daemon=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        rendezvous = str(Path(directory) / "rendezvous")
+        other = multiprocessing.get_context("spawn").Process(target=serve, args=(rendezvous,), daemon=True)
         other.start()
-        join(0, meeting)
+        join(0, rendezvous)
         for kind, make in (("tutorial", tutorial), ("transport", transport)):
-            for way in ("cuda", "cpu"):
-                measure_mode(f"rpc_{kind}_{way}", make, way == "cpu", machine, repeats)
+            for path in ("cuda", "cpu"):
+                measure_mode(f"rpc_{kind}_{path}", make, path == "cpu", machine, repeats)
         rpc.shutdown()
         other.join(SECONDS)
 

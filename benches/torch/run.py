@@ -1,8 +1,8 @@
-"""Runs every measurement of this folder with PyTorch, and prints their rows: one JSON object on a line each.
+"""Runs all PyTorch measurements of this directory, and prints their rows as one JSON object per line.
 
     python3 benches/torch/run.py [--quick] [--output FILE] [--python PATH]
 
-Exits with 1 where a row could not be measured; that row says why.
+Exits with 1 if a row was not measured; the row contains the reason.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 import measure
 
 FOLDER = Path(__file__).resolve().parent
-# Script, and the seconds that it may take at most.
+# Scripts and their timeouts in seconds.
 SCRIPTS = (("one_tensor", 300), ("state_dict", 300), ("events", 120), ("rpc_rounds", 300))
 
 
 def run_script(python: str, script: str, quick: bool, seconds: float) -> list[dict[str, object]]:
-    """The rows of one script."""
+    """Runs one script and returns its rows."""
     names = importlib.import_module(script).ROWS
     command = [python, str(FOLDER / f"{script}.py"), measure.WORKER] + (["--quick"] if quick else [])
     return measure.supervise(command, seconds, names)
 
 
 def run_all(python: str, quick: bool) -> list[dict[str, object]]:
-    """The rows of every script, in order; says on standard error how far it is."""
+    """Runs all scripts and returns their rows; prints progress to standard error."""
     rows = []
     for script, seconds in SCRIPTS:
         print(f"{script} (at most {seconds} s)", file=sys.stderr, flush=True)
@@ -38,9 +38,9 @@ def run_all(python: str, quick: bool) -> list[dict[str, object]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether it works, not how fast it is")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a functional test only")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the rows to this file")
-    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="the python that has PyTorch")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="a Python interpreter with PyTorch")
     arguments = parser.parse_args()
     rows = run_all(arguments.python, arguments.quick)
     lines = "".join(json.dumps(row) + "\n" for row in rows)

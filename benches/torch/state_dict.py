@@ -1,14 +1,14 @@
-"""A state dict of 1000 CUDA tensors, handed to another process on the same card by torch.multiprocessing.Queue.
+"""The hand-over of a state dict of 1000 CUDA tensors to another process on the same device by torch.multiprocessing.Queue.
 
-A sample is the time from before `put` until the receiver has all tensors and its acknowledgement has been taken.
+A sample is the time from `put` until the acknowledgement of all tensors is received.
 
     state_dict_64_first      16 floats each, which PyTorch's allocator packs into few allocations; none is open yet
-    state_dict_64_again      the same dict once more: the receiver has kept what it got, and finds all in its cache
+    state_dict_64_again      the same dict again: the receiver has kept the tensors and finds all in its cache
     state_dict_1mib_first    1 MiB each
     state_dict_1mib_again
 
-`details` says how many allocations of the driver the tensors lie in. Before each first time the tensors are new, in
-allocations that were never shared, and the receiver has dropped everything.
+`details` contains the number of driver allocations of the tensors. Each first time uses new tensors in allocations that
+were never shared, after the receiver has dropped all tensors.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SECONDS = 60
 
 
 def receive(dicts, acknowledgements) -> None:
-    """The other process. A message is a word, and for "take" a state dict."""
+    """The peer process. A message is a command, and for "take" a state dict."""
     measure.start_card(0)
     acknowledgements.put("ready")
     kept = []
     while True:
-        word, tensors = dicts.get(timeout=SECONDS)
-        if word == "end":
+        command, tensors = dicts.get(timeout=SECONDS)
+        if command == "end":
             return
-        if word == "drop":
+        if command == "drop":
             kept.clear()
             tensors = None
             gc.collect()
@@ -57,7 +57,7 @@ def make(elements: int) -> dict[str, object]:
 
 
 def allocations_of(addresses: list[int], segments: list[dict[str, object]]) -> dict[str, int]:
-    """How many allocations of the driver these addresses lie in, and how large the smallest and the largest are."""
+    """Returns the number of driver allocations of these addresses, and the smallest and largest size."""
     sizes = {}
     for segment in segments:
         start, size = segment["address"], segment["total_size"]
@@ -77,10 +77,10 @@ def measure_kind(
         dicts.put(("take", tensors))
         taken = acknowledgements.get(timeout=SECONDS)
         if taken != TENSORS:
-            raise RuntimeError(f"the receiver took {taken} tensors instead of {TENSORS}")
+            raise RuntimeError(f"the receiver opened {taken} tensors instead of {TENSORS}")
 
     first, again, details = [], [], {}
-    # The first of the repeats also pays for what a process does once, and is left out.
+    # The first repeat includes one-time initialization of the process and is not recorded.
     for repeat in range(1 + repeats):
         tensors = make(elements)
         addresses = [tensor.data_ptr() for tensor in tensors.values()]
