@@ -66,7 +66,7 @@ mod tests {
             Ok(())
         });
         let allocated = allocated.expect("the closure succeeds");
-        // Other tests allocate a little beside this one.
+        // Concurrent tests allocate small amounts.
         assert!((0.9e6..1.1e6).contains(&allocated), "{allocated}");
     }
 }

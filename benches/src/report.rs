@@ -25,7 +25,7 @@ pub(super) struct Report {
 /// Prefix of the reason of a row that failed, in contrast to one that was skipped.
 pub(super) const FAILED: &str = "failed: ";
 
-const HEADINGS: [&str; 7] = ["row", "measured", "ours", "bare", "ratio (p10 to p90)", "to reach", "reached"];
+const HEADINGS: [&str; 7] = ["row", "measurement", "ours", "raw", "ratio (p10 to p90)", "target", "reached"];
 
 impl Report {
     pub(super) fn new(machine: Machine, rounds: usize, lines: Vec<Line>) -> Self {

@@ -11,7 +11,7 @@ use crate::frame::{Bench, Row};
 use crate::line::{Line, Subject, Target, Unit};
 use crate::wait::settle;
 
-pub(super) const ROW: Row = Row { name: "copy-peer", title: "cross-card copy out of a mapping", run };
+pub(super) const ROW: Row = Row { name: "copy-peer", title: "copy from a mapping of another device", run };
 
 const MIB: u64 = 1 << 20;
 

@@ -13,7 +13,7 @@ use crate::peer::message::Command;
 use crate::wait::{TIMEOUT, settle};
 
 pub(super) const ROW: Row =
-    Row { name: "device-map", title: "ten rounds over two cards by a device map", run };
+    Row { name: "device-map", title: "ten rounds over two devices by a device map", run };
 
 const ROUNDS: usize = 10;
 

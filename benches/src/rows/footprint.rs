@@ -7,7 +7,8 @@ use crate::line::{Line, Subject, Target, Unit};
 use crate::peer::Remote;
 use crate::peer::message::{Command, Reply};
 
-pub(super) const ROW: Row = Row { name: "footprint", title: "memory, threads and start time of the library", run };
+pub(super) const ROW: Row =
+    Row { name: "footprint", title: "memory, threads and start time of the library", run };
 
 /// Number of objects of each kind; large, so that the doubling of tables is averaged.
 const COUNT: usize = 2000;

@@ -11,7 +11,7 @@ use crate::raw::{RawHandle, RawMapping};
 use crate::wait::settle;
 
 pub(super) const ROW: Row =
-    Row { name: "open-again", title: "open of an export that is open here already", run };
+    Row { name: "open-again", title: "re-open of an export that is already open", run };
 
 const CALLS: usize = 1000;
 const BYTES: u64 = 4 << 20;

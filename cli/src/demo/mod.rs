@@ -59,17 +59,17 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let say = |text: String| if arguments.json { Ok(()) } else { line(text) };
+    let print = |text: String| if arguments.json { Ok(()) } else { line(text) };
     let selection = select_backend(arguments.backend.as_deref())?;
     let ipc = &selection.ipc;
     let info = ipc.backend().info();
     if let Some(reasons) = &selection.fallback {
-        say(format!(
+        print(format!(
             "No accelerator can be used here, so this runs on the {}, which needs none:{reasons}",
             info.name
         ))?;
     }
-    say(format!("backend {} ({})", info.name, info.version))?;
+    print(format!("backend {} ({})", info.name, info.version))?;
     let (from, to) = (arguments.from, arguments.to.unwrap_or(arguments.from));
     check_device(ipc, "--from", from)?;
     check_device(ipc, "--to", to)?;
@@ -79,12 +79,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let values = random_values();
     tensor.view_mut::<f32>(&stream)?.copy_from(&values)?;
     let mean_before = mean(&values);
-    say(format!(
+    print(format!(
         "[sender]   pid={} tensor shape=(4, 5) device={}:{from} dtype=float32",
         std::process::id(),
         info.name
     ))?;
-    say(format!("[sender]   mean before sharing = {mean_before:.6}"))?;
+    print(format!("[sender]   mean before sharing = {mean_before:.6}"))?;
     let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
     let mut receiver = ChildProcess::start(
         &["demo-receiver", "--backend", info.name, "--device", &to.to_string()],
@@ -99,15 +99,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("protocol violation: the receiver did not report the tensor that it opened");
     };
     let place = if at_home { "its home" } else { "across cards" };
-    say(format!(
+    print(format!(
         "[receiver] pid={receiver_pid} got tensor: shape={shape:?} device={}:{device} ({place})",
         info.name
     ))?;
-    say(format!("[receiver] mean={mean_received:.6}"))?;
+    print(format!("[receiver] mean={mean_received:.6}"))?;
     let Message::Added { mean: mean_added } = Message::parse(&receiver.receive()?)? else {
         bail!("protocol violation: the receiver did not acknowledge the addition");
     };
-    say(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"))?;
+    print(format!("[receiver] added 1 in place, mean={mean_added:.6}; acknowledged"))?;
     receiver.finish()?;
     share.wait_released(TIMEOUT).context("the receiver exited, but its lease was not released")?;
 
@@ -133,14 +133,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.json {
         line(serde_json::to_string_pretty(&report)?)?;
     }
-    say(format!("[sender]   mean after the receiver's add = {mean_after:.6}"))?;
-    say(format!("[sender]   mean delta = {:.6}", report.mean_delta))?;
+    print(format!("[sender]   mean after the receiver's add = {mean_after:.6}"))?;
+    print(format!("[sender]   mean delta = {:.6}", report.mean_delta))?;
     ensure!(
         shared && mean_received == mean_before,
         "the memory was not shared: after the receiver added 1, the sender reads a mean of {mean_after} instead of {}",
         mean_before + 1.0
     );
-    say(format!(
+    print(format!(
         "[sender]   every element grew by 1: {} memory is shared, nothing was copied",
         report.backend
     ))?;

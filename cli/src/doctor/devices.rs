@@ -65,7 +65,8 @@ fn numbers_differ(value: &str) -> String {
     format!("{value:?}; ordinals may differ between processes, because descriptors identify devices by UUID")
 }
 
-/// Checks a value for CUDA, whose list ends at the first entry that is not a device (CUDA programming guide, "CUDA Environment Variables").
+/// Checks a value for CUDA, whose list ends at the first entry that is not a device (CUDA programming guide, "CUDA
+/// Environment Variables").
 fn cuda(name: &'static str, value: &str) -> Finding {
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
     let change = format!("unset {name}, or list the devices: {name}=0,1");

@@ -1,4 +1,4 @@
-//! Descriptor files: written atomically, readable by their owner only, and removed when the sender ends.
+//! Descriptor files: written atomically, readable by their owner only, and removed when the sender exits.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};

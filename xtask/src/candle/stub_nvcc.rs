@@ -12,15 +12,15 @@ use anyhow::{Context, Result};
 const SCRIPT: &str = r#"#!/bin/sh
 # A stub of nvcc for type checks: every output file is empty.
 set -eu
-folder=. ptx=
+directory=. ptx=
 while [ $# -gt 0 ]; do
     case $1 in
         --version) printf 'nvcc:\n-\n-\nCuda compilation tools, release 13.0, V13.0.0\n' ;;
         --list-gpu-code) echo sm_90 ;;
         --ptx) ptx=yes ;;
-        --output-directory) folder=$2; shift ;;
+        --output-directory) directory=$2; shift ;;
         -o) : > "$2"; shift ;;
-        *.cu) [ -z "$ptx" ] || { name=${1##*/}; : > "$folder/${name%.cu}.ptx"; } ;;
+        *.cu) [ -z "$ptx" ] || { name=${1##*/}; : > "$directory/${name%.cu}.ptx"; } ;;
     esac
     shift
 done
