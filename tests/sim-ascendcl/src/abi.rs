@@ -1,19 +1,19 @@
-//! Types as the vendor's headers lay them out.
+//! Types with the layouts of the vendor's headers.
 //!
-//! Why wrappers for pointers: a C caller vouches for what it points to, for all of our calls in the same way. So the
-//! only code that follows a caller's pointer stands here, and says what it relies on.
+//! A C caller is responsible for the validity of its pointers, in the same way for all calls. The wrappers in this
+//! file are the only code that dereferences them, and state what they rely on.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::key::KEY_BYTES;
 use crate::status::{Outcome, Status, refuse};
 
-/// An opaque handle or an address; null where it is 0.
+/// An opaque handle or an address; null if it is 0.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle(pub(crate) *mut c_void);
 
-// SAFETY: a number that is only ever compared and looked up.
+// SAFETY: a number that is only compared and looked up.
 unsafe impl Send for Handle {}
 
 impl Handle {
@@ -29,7 +29,7 @@ impl Handle {
         self.0.is_null()
     }
 
-    /// The value, which must not be null.
+    /// Returns the value, or fails if it is null.
     pub(crate) fn required(self, what: &str) -> Outcome<u64> {
         if self.is_null() {
             return refuse(Status::INVALID_PARAM, format!("{what} is a null pointer"));
@@ -38,7 +38,7 @@ impl Handle {
     }
 }
 
-/// A pointer to something that a call reads, writes, or both.
+/// A pointer to a value that a call reads, writes, or both.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Place<T>(*mut T);
@@ -69,8 +69,8 @@ impl<T: Copy> Place<T> {
     /// 100000 for a null pointer.
     pub(crate) fn put(self, value: T, what: &str) -> Outcome {
         self.check(what)?;
-        // SAFETY: not null, and the caller of an exported function vouches that it can be written; its alignment
-        // is not relied on.
+        // SAFETY: not null, and the caller of an exported function guarantees that it can be written; no alignment
+        // is assumed.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -79,34 +79,34 @@ impl<T: Copy> Place<T> {
     /// 100000 for a null pointer.
     pub(crate) fn get(self, what: &str) -> Outcome<T> {
         self.check(what)?;
-        // SAFETY: not null, and the caller of an exported function vouches that it can be read.
+        // SAFETY: not null, and the caller of an exported function guarantees that it can be read.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The values of an array.
+    /// Reads the values of an array.
     ///
     /// # Errors
     /// 100000 for a null pointer.
     pub(crate) fn list(self, count: usize, what: &str) -> Outcome<Vec<T>> {
         self.check(what)?;
-        // SAFETY: not null, and the caller of an exported function vouches for so many elements.
+        // SAFETY: not null, and the caller of an exported function guarantees `count` elements.
         Ok((0..count).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
     }
 
-    /// The address in a handle, as one of something.
+    /// Converts the address in a handle to a pointer.
     pub(crate) fn at(handle: Handle) -> Self {
         Self(handle.0.cast())
     }
 
-    /// The same address, as one of something else.
+    /// Casts to a pointer to another type.
     pub(crate) fn cast<U>(self) -> Place<U> {
         Place(self.0.cast())
     }
 
-    /// Gives back what `Box::into_raw` handed out.
+    /// Drops a value that `Box::into_raw` passed to the caller.
     pub(crate) fn give_back(self) {
-        // SAFETY: the caller of an exported function vouches that it got this pointer from the call that makes such
-        // things, and does not use it again.
+        // SAFETY: the caller of an exported function guarantees that the pointer came from the creating call, and
+        // does not use it again.
         drop(unsafe { Box::from_raw(self.0) });
     }
 
@@ -117,14 +117,14 @@ impl<T: Copy> Place<T> {
     pub(crate) fn put_list(self, values: &[T], what: &str) -> Outcome {
         self.check(what)?;
         for (index, &value) in values.iter().enumerate() {
-            // SAFETY: not null, and the caller of an exported function vouches for room for so many elements.
+            // SAFETY: not null, and the caller of an exported function guarantees room for these elements.
             unsafe { self.0.add(index).write_unaligned(value) };
         }
         Ok(())
     }
 }
 
-/// Text that ends with a NUL, or a key.
+/// A NUL-terminated string, or a key.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
 pub struct Text(*const c_char);
@@ -134,7 +134,7 @@ impl Text {
         self.0.is_null()
     }
 
-    /// The bytes before the NUL.
+    /// Returns the bytes before the NUL.
     ///
     /// # Errors
     /// 100000 for a null pointer.
@@ -142,22 +142,23 @@ impl Text {
         if self.0.is_null() {
             return refuse(Status::INVALID_PARAM, format!("{what} is a null pointer"));
         }
-        // SAFETY: not null, and the caller of an exported function vouches for the NUL. The bytes are used during
+        // SAFETY: not null, and the caller of an exported function guarantees the NUL. The bytes are used during
         // the call only.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// The bytes of a key: those before the NUL, of which the driver reads no more than fit into a key's buffer.
+    /// Returns the bytes of a key: those before the NUL, of which the driver reads at most the size of a key
+    /// buffer.
     ///
     /// # Errors
-    /// 100000 for a null pointer, 107000 for none at all and for too many.
+    /// 100000 for a null pointer, 107000 for an empty key and one that is too long.
     pub(crate) fn key(self) -> Outcome<Vec<u8>> {
         if self.0.is_null() {
             return refuse(Status::INVALID_PARAM, "key is a null pointer");
         }
         let mut key = Vec::new();
         for index in 0..KEY_BYTES {
-            // SAFETY: not null; the caller of an exported function vouches for the bytes up to the NUL, and no byte
+            // SAFETY: not null; the caller of an exported function guarantees the bytes up to the NUL, and no byte
             // behind the first NUL is read.
             match unsafe { self.0.add(index).read() } {
                 0 => break,
@@ -177,7 +178,7 @@ impl Text {
 pub struct MemLocation {
     /// Device or node.
     pub id: u32,
-    /// 0 host, 1 device, 2 not known.
+    /// 0 host, 1 device, 2 unknown.
     pub kind: i32,
 }
 
@@ -190,11 +191,11 @@ impl MemLocation {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PtrAttributes {
-    /// Where the memory lies.
+    /// The location of the memory.
     pub location: MemLocation,
-    /// Size of its pages in bytes.
+    /// Page size in bytes.
     pub page_size: u32,
-    /// Not used.
+    /// Unused.
     pub reserved: [u32; 4],
 }
 
@@ -206,11 +207,11 @@ pub struct PhysicalMemProp {
     pub handle_type: i32,
     /// 0: pinned.
     pub allocation_type: i32,
-    /// Which pages.
+    /// The page attribute.
     pub attribute: i32,
-    /// Where.
+    /// The location.
     pub location: MemLocation,
-    /// Not used.
+    /// Unused.
     pub reserved: u64,
 }
 
@@ -220,9 +221,9 @@ pub struct PhysicalMemProp {
 pub struct MemAccessDesc {
     /// 0 none, 1 read, 3 read and write.
     pub flags: i32,
-    /// Who.
+    /// The device.
     pub location: MemLocation,
-    /// Not used.
+    /// Unused.
     pub reserved: [u8; 12],
 }
 
@@ -232,9 +233,9 @@ pub struct MemAccessDesc {
 pub struct ServerPid {
     /// Super device.
     pub super_device: u32,
-    /// Its processes.
+    /// The processes.
     pub pids: Place<i32>,
-    /// How many.
+    /// The number of processes.
     pub count: usize,
 }
 
@@ -254,7 +255,7 @@ pub struct Uuid(pub [u8; 16]);
 pub struct Utilization {
     /// Cube, vector, AI CPU and memory, in percent.
     pub percent: [i32; 4],
-    /// Not used.
+    /// Unused.
     pub extend: Handle,
 }
 
@@ -262,9 +263,9 @@ pub struct Utilization {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct StreamConfig {
-    /// Memory for the stream to work with.
+    /// Work memory of the stream.
     pub work: Handle,
-    /// Its size in bytes.
+    /// Size of the work memory in bytes.
     pub work_size: usize,
     /// Flags.
     pub flags: usize,
@@ -272,7 +273,7 @@ pub struct StreamConfig {
     pub priority: u32,
 }
 
-/// The beginning of `aclrtErrorInfo`; what follows is left as it is.
+/// The first fields of `aclrtErrorInfo`; the others are left unchanged.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorInfo {
@@ -280,13 +281,13 @@ pub struct ErrorInfo {
     pub try_repair: u8,
     /// Whether details follow.
     pub has_detail: u8,
-    /// Not used.
+    /// Unused.
     pub reserved: [u8; 2],
     /// Kind of error, 0 for none.
     pub kind: i32,
 }
 
-/// What is known of work that failed: `aclrtExceptionInfo`, which callers only pass on.
+/// The description of failed work: `aclrtExceptionInfo`, which callers only pass on.
 #[derive(Debug, Clone, Copy)]
 pub struct ExceptionInfo {
     pub(crate) task: u32,
@@ -302,7 +303,7 @@ mod tests {
 
     use super::*;
 
-    /// The numbers are those that `sizeof` and `offsetof` give with the headers of hicann/runtime, 2026-08, on x86-64.
+    /// The numbers are those of `sizeof` and `offsetof` with the headers of hicann/runtime, 2026-08, on x86-64.
     #[test]
     fn layouts_are_the_vendors() {
         assert_eq!((size_of::<MemLocation>(), offset_of!(MemLocation, kind)), (8, 4));

@@ -1,16 +1,17 @@
-//! What lies at an address.
+//! Memory by address.
 //!
-//! Why beside the engine's table: the vendor's rules ask for page sizes, policies, and where memory came from.
+//! Separate from the engine's table, because the vendor's rules need page sizes, policies, and the origin of
+//! memory.
 
 use device_ipc_mock_engine::Address;
 
 use crate::simulator::{Simulator, State};
 use crate::status::{Outcome, Status, refuse};
 
-/// Where memory came from.
+/// The origin of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// `aclrtMalloc` and its like.
+    /// `aclrtMalloc` and similar calls.
     Own,
     /// `aclrtIpcMemImportByKey`.
     Imported,
@@ -22,24 +23,24 @@ pub(crate) enum Origin {
     RegisteredHost,
 }
 
-/// Memory that the library knows.
+/// Known memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
     pub(crate) base: u64,
-    /// Bytes that calls may touch.
+    /// Size in bytes that calls may access.
     pub(crate) size: u64,
-    /// Size of its pages.
+    /// Page size in bytes.
     pub(crate) page: u64,
     /// User id of the device in whose address space it is.
     pub(crate) device: usize,
-    /// Physical id of the device where the bytes live.
+    /// Physical id of the home device.
     pub(crate) home: usize,
-    /// Whether it was allocated for other devices, too.
+    /// Whether it was allocated with the policy for access by other devices.
     pub(crate) for_peers: bool,
     pub(crate) origin: Origin,
-    /// Of memory from `aclrtMallocHost`: whether it was registered on top.
+    /// For memory of `aclrtMallocHost`: whether it was registered too.
     pub(crate) registered: bool,
-    /// Of mapped memory: the shareable handle it was imported by.
+    /// For mapped memory: the shareable handle by which it was imported.
     pub(crate) imported_by: Option<u64>,
 }
 
@@ -48,23 +49,23 @@ impl Block {
         matches!(self.origin, Origin::Host | Origin::RegisteredHost)
     }
 
-    /// Whether it is memory of the host that was registered.
+    /// Returns whether it is registered host memory.
     pub(crate) fn is_registered(&self) -> bool {
         self.origin == Origin::RegisteredHost || self.registered
     }
 
-    /// The pages that it fills, in bytes.
+    /// Returns the size in bytes, rounded up to whole pages.
     pub(crate) fn whole_pages(&self) -> u64 {
         self.size.next_multiple_of(self.page)
     }
 }
 
-/// Where bytes of a caller lie.
+/// The memory of one operand of a call.
 #[derive(Debug, Clone)]
 pub(crate) enum Side {
-    /// In memory of the host that the library does not know.
+    /// Host memory that the library does not know.
     Unknown(u64),
-    /// In memory that it knows: one block, or mapped ones side by side.
+    /// Known memory: one block, or adjacent mapped ones.
     Known(u64, Vec<Block>),
 }
 
@@ -75,7 +76,7 @@ impl Side {
         }
     }
 
-    /// The blocks that are memory of a device: all, or none.
+    /// Returns the blocks, if they are device memory.
     pub(crate) fn device_memory(&self) -> &[Block] {
         match self {
             Self::Known(_, blocks) if !blocks.iter().any(Block::is_host) => blocks,
@@ -83,23 +84,23 @@ impl Side {
         }
     }
 
-    /// Whether the engine knows the address.
+    /// Returns whether the memory is known.
     pub(crate) fn is_known(&self) -> bool {
         matches!(self, Self::Known(..))
     }
 }
 
-/// Whether the process has something mapped at all these addresses.
+/// Returns whether all of these addresses are mapped in the process.
 fn is_mapped(address: u64, len: u64) -> bool {
     let page = rustix::param::page_size() as u64;
     let start = address - address % page;
     let Some(len) = address.checked_add(len).map(|end| end - start) else { return false };
-    // SAFETY: asynchronous msync(2) changes nothing; it says whether the addresses are mapped.
+    // SAFETY: asynchronous msync(2) has no effect except to report whether the addresses are mapped.
     unsafe { rustix::mm::msync(start as *mut _, len as usize, rustix::mm::MsyncFlags::ASYNC) }.is_ok()
 }
 
 impl State {
-    /// The block in which an address lies.
+    /// Returns the block that contains an address.
     pub(crate) fn block_at(&self, address: u64) -> Option<&Block> {
         let (_, block) = self.blocks.range(..=address).next_back()?;
         (address - block.base < block.size).then_some(block)
@@ -107,10 +108,10 @@ impl State {
 }
 
 impl Simulator {
-    /// Finds out where bytes lie.
+    /// Returns the memory of an operand.
     ///
     /// # Errors
-    /// 107000 where they begin in known memory and run past its end.
+    /// 107000 where the bytes begin in known memory and exceed it.
     pub(crate) fn side(&self, address: u64, len: u64) -> Outcome<Side> {
         let state = self.state();
         let Some(block) = state.block_at(address) else {
@@ -136,7 +137,7 @@ impl Simulator {
         Ok(Side::Known(address, blocks))
     }
 
-    /// That addresses which are no known memory may be the host's: not a device's that was freed, and not none at all.
+    /// Checks that unknown memory is mapped host memory, not freed device memory.
     fn require_host_memory(&self, address: u64, len: u64) -> Outcome {
         let text = || format!("there is no memory of {len} bytes at {address:#x}; was it freed, or closed?");
         if self.machine.is_device_address(Address::new(address)) || !is_mapped(address, len) {
@@ -145,7 +146,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// As [`side`](Self::side), device memory only.
+    /// Returns the memory of an operand that must be device memory.
     ///
     /// # Errors
     /// 107000.
@@ -159,12 +160,12 @@ impl Simulator {
         }
     }
 
-    /// Whether the bytes of a block live on another device than the one in whose address space it is.
+    /// Returns whether the home device of a block is another one than the device in whose address space it is.
     pub(crate) fn is_remote(&self, block: &Block) -> bool {
         matches!(block.origin, Origin::Imported | Origin::Mapped) && block.home != self.physical(block.device)
     }
 
-    /// That a device's work may touch a block: its own memory, or that of a device that it has access to.
+    /// Checks that work of a device has access to a block: its own memory, or that of a device with peer access.
     ///
     /// # Errors
     /// 507899.

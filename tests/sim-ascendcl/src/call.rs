@@ -1,7 +1,7 @@
-//! What every call has in common.
+//! Common code of all calls.
 //!
-//! Why one place: the stub, the faults on demand, "not initialised", the thread's last error and its text
-//! are the same for all, and a call that forgot one of them would be a hole.
+//! The stub, fault injection, the check of `aclInit`, the thread's last error and its text apply to all calls in
+//! one place.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,11 +15,11 @@ use crate::status::{Outcome, Refusal, Status, refuse};
 thread_local! {
     static LAST_STATUS: Cell<Status> = const { Cell::new(Status::SUCCESS) };
     static LAST_MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
-    /// What `aclGetRecentErrMsg` has handed out: valid until its next call on this thread.
+    /// The text that `aclGetRecentErrMsg` returned last: valid until its next call on this thread.
     static HANDED_OUT: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Calls by name: how often they were made, and the faults that are armed for later ones.
+/// The counts of calls by name, and the armed faults.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     calls: HashMap<String, u64>,
@@ -31,19 +31,19 @@ fn tally() -> &'static Mutex<Tally> {
     TALLY.get_or_init(Mutex::default)
 }
 
-/// How often a call was made.
+/// Returns the number of calls.
 pub(crate) fn calls_of(name: &str) -> u64 {
     lock(tally()).calls.get(name).copied().unwrap_or(0)
 }
 
-/// Makes the `after`-th call from now on fail once.
+/// Arms a fault: the `after`th call from now on fails once.
 pub(crate) fn arm(name: &str, after: u64, status: i32) {
     let mut tally = lock(tally());
     let made = tally.calls.get(name).copied().unwrap_or(0);
     tally.armed.entry(name.to_owned()).or_default().push((made + after.max(1), status));
 }
 
-/// Runs a call that needs `aclInit` before it.
+/// Runs a call that requires `aclInit`.
 pub(crate) fn run(name: &'static str, body: impl FnOnce(&'static Simulator) -> Outcome) -> i32 {
     run_always(name, |simulator| {
         if !simulator.is_initialised() {
@@ -53,7 +53,7 @@ pub(crate) fn run(name: &'static str, body: impl FnOnce(&'static Simulator) -> O
     })
 }
 
-/// Runs a call that can be made at any time.
+/// Runs a call that does not require `aclInit`.
 pub(crate) fn run_always(name: &'static str, body: impl FnOnce(&'static Simulator) -> Outcome) -> i32 {
     let outcome = Simulator::get().and_then(|simulator| {
         if simulator.config.stub {
@@ -71,7 +71,7 @@ pub(crate) fn run_always(name: &'static str, body: impl FnOnce(&'static Simulato
     }
 }
 
-/// For a call that returns no status: `None` where it is the stub's, or cannot be made.
+/// Runs a call that returns no status; `None` in the stub, and where the call fails.
 pub(crate) fn value_of<T>(name: &'static str, body: impl FnOnce(&'static Simulator) -> T) -> Option<T> {
     let simulator = Simulator::get().ok()?;
     if simulator.config.stub {
@@ -82,11 +82,11 @@ pub(crate) fn value_of<T>(name: &'static str, body: impl FnOnce(&'static Simulat
     Some(body(simulator))
 }
 
-/// The vendor's stub prints to the standard output (hicann/runtime, `stub/gen_stubapi.py`).
+/// Prints the line of the vendor's stub to the standard output (hicann/runtime, `stub/gen_stubapi.py`).
 fn stub_line(name: &str) -> String {
     let line = "stub library cannot be used for execution, please check your environment variables and \
                 compilation options to make sure you use the correct library.";
-    // Where nobody can be told, nobody is.
+    // A closed standard output is ignored.
     let _ = writeln!(std::io::stdout(), "[ERROR]: {line}");
     format!("{name}: {line}")
 }
@@ -105,7 +105,7 @@ fn meet_fault(simulator: &Simulator, name: &str) -> Outcome {
     }
 }
 
-/// Keeps an error for `aclGetRecentErrMsg` and `aclrtGetLastError` on this thread.
+/// Stores an error for `aclGetRecentErrMsg` and `aclrtGetLastError` on this thread.
 pub(crate) fn note(status: Status, message: &str) {
     if status != Status::REPEAT_INITIALIZE {
         LAST_STATUS.set(status);
@@ -114,13 +114,13 @@ pub(crate) fn note(status: Status, message: &str) {
     LAST_MESSAGE.set(CString::new(clean).ok());
 }
 
-/// The thread's last message, which is thereby read.
+/// Takes the thread's last message.
 pub(crate) fn take_message() -> *const std::ffi::c_char {
     let Some(message) = LAST_MESSAGE.take() else { return std::ptr::null() };
     HANDED_OUT.with_borrow_mut(|slot| slot.insert(message).as_ptr())
 }
 
-/// The thread's last error.
+/// Returns the thread's last error.
 pub(crate) fn last_status(reset: bool) -> Status {
     if reset { LAST_STATUS.replace(Status::SUCCESS) } else { LAST_STATUS.get() }
 }
@@ -132,7 +132,7 @@ macro_rules! calls {
         ///
         /// # Safety
         ///
-        /// Pointers are null, or point to what the vendor's header says.
+        /// Pointers are null, or valid as the vendor's header requires.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
             $crate::call::$run(stringify!($name), move |$sim| $body)

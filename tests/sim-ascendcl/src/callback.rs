@@ -1,4 +1,4 @@
-//! Functions of the host that streams call, on threads that the program lends for it.
+//! Host functions that streams call, on threads that the program provides.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ type Function = unsafe extern "C" fn(*mut c_void);
 /// `aclrtExceptionInfoCallback`.
 type ExceptionFunction = unsafe extern "C" fn(*mut ExceptionInfo);
 
-/// A function and its argument, on the way to a thread.
+/// A host function and its argument, for a thread.
 struct Job {
     function: Function,
     argument: u64,
@@ -25,13 +25,14 @@ struct Job {
 
 impl Job {
     fn run(self) {
-        // SAFETY: the caller of the launching call vouches that the function takes this argument on any thread.
+        // SAFETY: the caller of the launching call guarantees that the function accepts this argument on any
+        // thread.
         unsafe { (self.function)(self.argument as *mut c_void) };
         self.done.set();
     }
 }
 
-/// Set once a job has run.
+/// A flag that is set when a job has run.
 #[derive(Default)]
 struct Done {
     set: Mutex<bool>,
@@ -52,7 +53,7 @@ impl Done {
     }
 }
 
-/// Jobs for one thread.
+/// The jobs of one thread.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<VecDeque<Job>>,
@@ -65,7 +66,7 @@ impl Queue {
         self.bell.notify_all();
     }
 
-    /// The next job; `None` if none comes in time.
+    /// Waits for the next job; `None` after `limit`.
     fn next(&self, limit: Option<Duration>) -> Option<Job> {
         let end = limit.map(|limit| Instant::now() + limit);
         let mut jobs = lock(&self.jobs);
@@ -83,12 +84,12 @@ impl Queue {
     }
 }
 
-/// Threads that serve streams, for one of the two ways.
+/// The threads that serve streams, for one of the two mechanisms.
 #[derive(Default)]
 struct Served {
     /// Jobs by thread.
     queues: HashMap<u64, Arc<Queue>>,
-    /// Thread by stream.
+    /// Threads by stream.
     streams: HashMap<u64, u64>,
 }
 
@@ -96,12 +97,12 @@ static REPORTS: Mutex<Option<Served>> = Mutex::new(None);
 static HOST_FUNCTIONS: Mutex<Option<Served>> = Mutex::new(None);
 static EXCEPTIONS: Mutex<Option<ExceptionFunction>> = Mutex::new(None);
 
-/// The calling thread, as `pthread_self` names it.
+/// Returns the calling thread's `pthread_self`.
 fn this_thread() -> u64 {
     unsafe extern "C" {
         fn pthread_self() -> usize;
     }
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the function has no arguments and cannot fail.
     unsafe { pthread_self() as u64 }
 }
 
@@ -137,7 +138,7 @@ fn queue_of(served: &Mutex<Option<Served>>, stream: u64) -> Option<Arc<Queue>> {
     with(served, |served| served.streams.get(&stream).and_then(|thread| served.queues.get(thread)).cloned())
 }
 
-/// Runs what has come for the calling thread.
+/// Runs the jobs of the calling thread.
 fn process(served: &Mutex<Option<Served>>, milliseconds: i32) -> Outcome {
     let limit = crate::stream::limit_of(milliseconds)?;
     let queue = with(served, |served| served.queues.get(&this_thread()).cloned());
@@ -193,24 +194,24 @@ impl Simulator {
 }
 
 calls! {
-    /// Has a thread, by `pthread_self`, serve the callbacks of a stream.
+    /// Subscribes a thread (`pthread_self`) to the callbacks of a stream.
     run fn aclrtSubscribeReport(sim, thread: u64, stream: Handle) {
         let stream = sim.any_stream(stream)?;
         subscribe(&REPORTS, thread, stream.get())
     }
 
-    /// Ends that.
+    /// Unsubscribes a thread from the callbacks of a stream.
     run fn aclrtUnSubscribeReport(sim, thread: u64, stream: Handle) {
         let stream = sim.any_stream(stream)?;
         unsubscribe(&REPORTS, thread, stream.get())
     }
 
-    /// Serves: waits for callbacks, for a time, and runs them.
+    /// Waits for callbacks with a time limit, and runs them.
     run fn aclrtProcessReport(_sim, milliseconds: i32) {
         process(&REPORTS, milliseconds)
     }
 
-    /// Has a callback run when a stream gets there; with 1 the stream waits for it.
+    /// Submits a callback; with `block` 1 the stream waits for it.
     run fn aclrtLaunchCallback(sim, function: Option<Function>, argument: Handle, block: i32, stream: Handle) {
         if !matches!(block, 0 | 1) {
             return refuse(Status::INVALID_PARAM, "blockType is 0 or 1");
@@ -218,41 +219,41 @@ calls! {
         sim.launch(function, argument, block == 1, stream)
     }
 
-    /// Has a thread, by `pthread_self`, run the host functions of a stream.
+    /// Subscribes a thread (`pthread_self`) to the host functions of a stream.
     run fn aclrtSubscribeHostFunc(sim, thread: u64, stream: Handle) {
         let stream = sim.any_stream(stream)?;
         subscribe(&HOST_FUNCTIONS, thread, stream.get())
     }
 
-    /// Ends that.
+    /// Unsubscribes a thread from the host functions of a stream.
     run fn aclrtUnSubscribeHostFunc(sim, thread: u64, stream: Handle) {
         let stream = sim.any_stream(stream)?;
         unsubscribe(&HOST_FUNCTIONS, thread, stream.get())
     }
 
-    /// Serves: waits for host functions, for a time, and runs them.
+    /// Waits for host functions with a time limit, and runs them.
     run fn aclrtProcessHostFunc(_sim, milliseconds: i32) {
         process(&HOST_FUNCTIONS, milliseconds)
     }
 
-    /// Runs a function of the host when a stream gets there; the stream waits for it.
+    /// Submits a host function; the stream waits for it.
     run fn aclrtLaunchHostFunc(sim, stream: Handle, function: Option<Function>, argument: Handle) {
         sim.launch_host_function(function, argument, stream)
     }
 
-    /// Sets a function that is told of kernels that fail, or takes it back with a null one.
+    /// Sets the callback for failed kernels; null removes it.
     run fn aclrtSetExceptionInfoCallback(_sim, function: Option<ExceptionFunction>) {
         *lock(&EXCEPTIONS) = function;
         Ok(())
     }
 
-    /// A number for the work that this thread queued last: none is kept.
+    /// Returns the number of the work that this thread submitted last. Always 0.
     run fn aclrtGetThreadLastTaskId(sim, task: Place<u32>) {
         sim.current()?;
         task.put(0, "taskId")
     }
 
-    /// The arguments of a kernel that failed: none are known.
+    /// Returns the arguments of a failed kernel. Not supported.
     run fn aclrtGetArgsFromExceptionInfo(
         _sim,
         info: Place<ExceptionInfo>,
@@ -263,14 +264,14 @@ calls! {
         refuse(Status::RT_PARAM_INVALID, "the arguments are not known")
     }
 
-    /// The kernel that failed: it is not known.
+    /// Returns the failed kernel. Not supported.
     run fn aclrtGetFuncHandleFromExceptionInfo(_sim, info: Place<ExceptionInfo>, _function: Place<Handle>) {
         info.check("info")?;
         refuse(Status::RT_PARAM_INVALID, "the kernel is not known")
     }
 }
 
-/// Tells the program of a kernel that failed.
+/// Calls the callback for failed kernels.
 pub(crate) fn tell_exception(mut info: ExceptionInfo) {
     let function = *lock(&EXCEPTIONS);
     if let Some(function) = function {
@@ -279,56 +280,56 @@ pub(crate) fn tell_exception(mut info: ExceptionInfo) {
     }
 }
 
-/// A field of what is known of a failure; the largest number for a null pointer.
+/// Returns a field of the description of a failure; the maximum for a null pointer.
 fn field(info: Place<ExceptionInfo>, take: impl FnOnce(ExceptionInfo) -> u32) -> u32 {
     info.get("info").map_or(u32::MAX, take)
 }
 
-/// Number of the work that failed.
+/// Returns the number of the failed work.
 ///
 /// # Safety
 ///
-/// The pointer is null, or what the callback was given.
+/// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetTaskIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
     field(info, |info| info.task)
 }
 
-/// Number of its stream.
+/// Returns the number of the stream of failed work.
 ///
 /// # Safety
 ///
-/// The pointer is null, or what the callback was given.
+/// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetStreamIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
     field(info, |info| info.stream)
 }
 
-/// Number of the thread that queued it.
+/// Returns the number of the thread that submitted failed work.
 ///
 /// # Safety
 ///
-/// The pointer is null, or what the callback was given.
+/// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetThreadIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
     field(info, |info| info.thread)
 }
 
-/// Its device.
+/// Returns the device of failed work.
 ///
 /// # Safety
 ///
-/// The pointer is null, or what the callback was given.
+/// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetDeviceIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
     field(info, |info| info.device)
 }
 
-/// How it failed.
+/// Returns the status of failed work.
 ///
 /// # Safety
 ///
-/// The pointer is null, or what the callback was given.
+/// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetErrorCodeFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
     field(info, |info| info.status)

@@ -1,18 +1,18 @@
-//! Which version of CANN is played.
+//! Versions of CANN.
 //!
-//! Why: an older CANN is a library that lacks symbols. The table says since when each of ours is there; where no
-//! header of a version could be read, the later version stands.
+//! An older CANN is a library that lacks symbols. The table has the first version of each symbol. Where the headers
+//! of a version were not available, the later version is used.
 
 /// A version of CANN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Cann {
-    /// 8.1.RC1, without memory that is shared by key.
+    /// 8.1.RC1, without sharing by key.
     V8_1,
-    /// 8.3.RC1, the first with it.
+    /// 8.3.RC1, the first version with sharing by key.
     V8_3,
-    /// 8.5.0, the first with events that are shared.
+    /// 8.5.0, the first version with shared events.
     V8_5,
-    /// 9.0.0, the first that tells the range around an address.
+    /// 9.0.0, the first version that returns the range around an address.
     V9_0,
     /// 9.1.0.
     #[default]
@@ -20,7 +20,7 @@ pub enum Cann {
 }
 
 impl Cann {
-    /// The version that has this name in `DEVICE_IPC_SIM_ASCEND`.
+    /// Returns the version with this name in `DEVICE_IPC_SIM_ASCEND`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         [Self::V8_1, Self::V8_3, Self::V8_5, Self::V9_0, Self::V9_1]
             .into_iter()
@@ -29,7 +29,7 @@ impl Cann {
 
     pub(crate) const NAMES: &'static str = "8.1.RC1, 8.3.RC1, 8.5.0, 9.0.0 or 9.1.0";
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V8_1 => "8.1.RC1",
@@ -40,7 +40,7 @@ impl Cann {
         }
     }
 
-    /// As one number, as `aclsysGetVersionNum` tells it.
+    /// Returns the number that `aclsysGetVersionNum` returns.
     pub(crate) const fn number(self) -> i32 {
         match self {
             Self::V8_1 => 80_100_000,
@@ -51,7 +51,7 @@ impl Cann {
         }
     }
 
-    /// Minor version of the interface, whose major version is 1.
+    /// Returns the minor version of the interface, whose major version is 1.
     pub(crate) const fn interface(self) -> i32 {
         match self {
             Self::V8_1 => 13,
@@ -61,18 +61,18 @@ impl Cann {
         }
     }
 
-    /// Whether the library is also there as `libacl_rt.so`.
+    /// Returns whether the library also has the name `libacl_rt.so`.
     pub const fn has_second_name(self) -> bool {
         matches!(self, Self::V8_5 | Self::V9_0 | Self::V9_1)
     }
 
-    /// Our symbols that this version lacks.
+    /// Iterates over the symbols of the simulator that this version lacks.
     pub fn lacks(self) -> impl Iterator<Item = &'static str> {
         LATER.iter().filter(move |(_, since)| *since > self).map(|&(name, _)| name)
     }
 }
 
-/// The symbols that came after 8.1.RC1.
+/// The symbols that were added after 8.1.RC1.
 const LATER: &[(&str, Cann)] = &[
     ("aclrtIpcMemGetExportKey", Cann::V8_3),
     ("aclrtIpcMemClose", Cann::V8_3),

@@ -1,4 +1,4 @@
-//! What machine to play, in one line of text: the variable `DEVICE_IPC_SIM_ASCEND`.
+//! The configuration of the machine, in the variable `DEVICE_IPC_SIM_ASCEND`.
 
 use std::collections::HashMap;
 
@@ -7,44 +7,44 @@ use device_ipc_mock_engine::{Lifetime, MachineConfig};
 use crate::cann::Cann;
 use crate::soc::Soc;
 
-/// Describes the machine.
+/// The environment variable that describes the machine.
 pub const MACHINE_VARIABLE: &str = "DEVICE_IPC_SIM_ASCEND";
 
-/// Chooses among the devices, as with the vendor's library.
+/// The environment variable that selects visible devices, as with the vendor's library.
 pub const VISIBLE_VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
-/// What is wrong with the description.
+/// An error in the description of the machine.
 #[derive(Debug, thiserror::Error)]
 #[error("{MACHINE_VARIABLE}: {0}")]
 pub struct ConfigError(String);
 
-/// A machine, and how the library behaves on it.
+/// The configuration of the machine and of the library's behavior.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Config {
     pub(crate) machine: MachineConfig,
-    /// Physical devices by logic id: those that the container has.
+    /// Physical devices of the container, by logic id.
     pub(crate) container: Vec<usize>,
-    /// Logic ids by user id: those that `ASCEND_RT_VISIBLE_DEVICES` names.
+    /// Logic ids by user id: those that `ASCEND_RT_VISIBLE_DEVICES` selects.
     pub(crate) visible: Vec<usize>,
     pub(crate) soc: Soc,
     pub(crate) cann: Cann,
     pub(crate) stub: bool,
     pub(crate) no_driver: bool,
     pub(crate) old_driver: bool,
-    /// Whether streams write and wait for words in registered memory of the host, too.
+    /// Whether streams also write and wait for words in registered host memory.
     pub(crate) host_words: bool,
     pub(crate) page_size: usize,
-    /// Whether each die of a chip with two has a PCIe link of its own.
+    /// Whether each die of a chip with two dies has a separate PCIe link.
     pub(crate) two_links: bool,
-    /// The name under which processes count each other's peer access.
+    /// The name under which processes share their counts of peer access.
     pub(crate) shared_peers: Option<String>,
-    /// Whether small memory of `aclrtMalloc` begins inside a page.
+    /// Whether small allocations of `aclrtMalloc` begin inside a page.
     pub(crate) unaligned: bool,
-    /// By call: at which call, counted from 1, which status.
+    /// Faults by call: the number of the call, from 1 on, and the status.
     pub(crate) faults: HashMap<String, Vec<(u64, i32)>>,
 }
 
-/// Keys whose meaning is the engine's.
+/// Keys that the engine parses.
 const ENGINE_KEYS: [&str; 5] = ["devices", "memory", "visible", "peers", "latency"];
 
 impl Config {
@@ -118,13 +118,13 @@ impl Config {
 }
 
 impl Config {
-    /// Whether two devices at a time are dies of one chip behind one PCIe link.
+    /// Returns whether pairs of devices are dies of one chip behind one PCIe link.
     pub(crate) fn dies_share_a_link(&self) -> bool {
         self.soc.dies() > 1 && !self.two_links
     }
 }
 
-/// Logic ids in the order given; what comes after the first that is none, or not above the one before, is not read.
+/// Parses logic ids in ascending order; the list ends at the first invalid one.
 fn chosen(list: Option<&str>, devices: usize) -> Vec<usize> {
     let Some(list) = list.filter(|list| !list.is_empty()) else { return (0..devices).collect() };
     let mut chosen: Vec<usize> = Vec::new();

@@ -1,7 +1,7 @@
-//! Contexts, and which of them a thread has.
+//! Contexts, and the current context of a thread.
 //!
-//! Why strictly: a thread that never called `aclrtSetDevice` gets 107002 from everything, which is the first thing
-//! that a library that is called from foreign threads gets wrong.
+//! A thread that never called `aclrtSetDevice` gets 107002 from every call, an error that libraries make which are
+//! called on threads of others.
 
 use crate::abi::{Handle, Place};
 use crate::call::calls;
@@ -9,7 +9,7 @@ use crate::simulator::{Context, Simulator};
 use crate::status::{Outcome, Status, refuse};
 
 impl Simulator {
-    /// The default context of a device, made when first asked for.
+    /// Returns the default context of a device, and creates it at the first call.
     fn default_context(&self, device: usize) -> u64 {
         let mut state = self.state();
         if let Some(context) = state.devices[device].default_context {
@@ -21,7 +21,7 @@ impl Simulator {
         handle
     }
 
-    /// Ends a context with its streams, after their work.
+    /// Destroys a context with its streams, after their work.
     fn end_context(&self, context: u64) {
         let streams: Vec<u64> = {
             let mut state = self.state();
@@ -34,7 +34,7 @@ impl Simulator {
         }
     }
 
-    /// Lets go of a device that nobody uses any more: its memory goes with it.
+    /// Releases a device that is not in use any more, with its memory.
     fn settle_device(&self, device: usize) -> Outcome {
         {
             let state = self.state();
@@ -70,7 +70,7 @@ impl Simulator {
 }
 
 calls! {
-    /// Makes the default context of a device the thread's, and counts.
+    /// Makes the default context of a device current, and increments the reference count.
     run fn aclrtSetDevice(sim, device: i32) {
         let device = sim.device(device)?;
         let context = sim.default_context(device);
@@ -79,26 +79,27 @@ calls! {
         Ok(())
     }
 
-    /// Counts down; with the last call the default context, its streams and the memory of the device go.
+    /// Decrements the reference count; the last call destroys the default context, its streams and the memory of
+    /// the device.
     run fn aclrtResetDevice(sim, device: i32) {
         let device = sim.device(device)?;
         sim.reset_device(device, false)
     }
 
-    /// As `aclrtResetDevice`, whatever the count.
+    /// Resets a device, whatever its reference count.
     run fn aclrtResetDeviceForce(sim, device: i32) {
         let device = sim.device(device)?;
         sim.reset_device(device, true)
     }
 
-    /// The device of the thread's context.
+    /// Returns the device of the current context.
     run fn aclrtGetDevice(sim, device: Place<i32>) {
         device.check("deviceId")?;
         let current = sim.current()?;
         device.put(current.device as i32, "deviceId")
     }
 
-    /// Makes a context of its own on a device, and makes it the thread's.
+    /// Creates a context on a device, and makes it current.
     run fn aclrtCreateContext(sim, context: Place<Handle>, device: i32) {
         context.check("context")?;
         let device = sim.device(device)?;
@@ -129,7 +130,7 @@ calls! {
         sim.settle_device(device)
     }
 
-    /// Makes a context the thread's.
+    /// Makes a context current.
     run fn aclrtSetCurrentContext(sim, context: Handle) {
         let handle = context.required("context")?;
         if !sim.state().contexts.contains_key(&handle) {
@@ -139,14 +140,14 @@ calls! {
         Ok(())
     }
 
-    /// The thread's context.
+    /// Returns the current context.
     run fn aclrtGetCurrentContext(sim, context: Place<Handle>) {
         context.check("context")?;
         let current = sim.current()?;
         context.put(Handle::new(current.context), "context")
     }
 
-    /// Whether a device has its default context.
+    /// Returns whether a device has its default context.
     run fn aclrtGetPrimaryCtxState(sim, device: i32, flags: Place<u32>, active: Place<i32>) {
         let device = sim.device(device)?;
         let is_active = sim.state().devices[device].default_context.is_some();

@@ -1,8 +1,8 @@
 //! Copies and fills.
 //!
-//! Why so many refusals: memory that another device's process exported can be reached by kernels and by asynchronous
-//! copies between devices, and by nothing else (`docs/zh/api_ref/11-07_IPC_memory_sharing.md` of hicann/runtime).
-//! A program that copies to the host from such memory works on one card and fails on two.
+//! Memory that another device's process exported is accessible only to kernels and to asynchronous copies between
+//! devices (`docs/zh/api_ref/11-07_IPC_memory_sharing.md` of hicann/runtime). A program that copies to the host
+//! from such memory works on one card and fails on two.
 
 use std::sync::Mutex;
 
@@ -23,31 +23,31 @@ const HOST_TO_BUFFER_TO_DEVICE: i32 = 5;
 const WITHIN_A_DEVICE: i32 = 6;
 const BETWEEN_DEVICES: i32 = 7;
 
-/// One synchronous copy at a time: they share a stream, and its failures.
+/// Serializes synchronous copies, which share a stream and its failures.
 static SYNCHRONOUS: Mutex<()> = Mutex::new(());
 
-/// An address of the host that a stream writes to later, as the program asked for.
+/// A host address to which a stream writes later, as the program requested.
 struct Later(*mut u8);
 
-// SAFETY: the caller of an asynchronous copy vouches for the bytes until the stream has written them.
+// SAFETY: the caller of an asynchronous copy guarantees the bytes until the stream has written them.
 unsafe impl Send for Later {}
 
 impl Later {
     fn write(&self, bytes: &[u8]) {
-        // SAFETY: as said above; `bytes` is memory of ours and does not overlap.
+        // SAFETY: as above; `bytes` is private memory and does not overlap.
         unsafe { self.0.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
 
-/// The bytes at an address of the host.
+/// Reads the bytes at a host address.
 fn host_bytes(address: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
-    // SAFETY: the caller of an exported function vouches for so many bytes; ours are new.
+    // SAFETY: the caller of an exported function guarantees `len` bytes; the destination is new.
     unsafe { (address as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     bytes
 }
 
-/// Two places, and how many bytes.
+/// The operands of a copy, and its length.
 struct Copy {
     destination: Side,
     source: Side,
@@ -64,7 +64,7 @@ impl Simulator {
         Ok(Copy { destination: self.side(to, len)?, source: self.side(from, len)?, len })
     }
 
-    /// The stream on which synchronous calls of a device run.
+    /// Returns the stream on which synchronous calls of a device run.
     fn copies(&self, device: usize) -> Outcome<StreamId> {
         if let Some(stream) = self.state().devices[device].copies {
             return Ok(stream);
@@ -74,7 +74,7 @@ impl Simulator {
         Ok(stream)
     }
 
-    /// Runs work on it, and waits.
+    /// Submits work to that stream, and waits.
     fn at_once(&self, work: impl FnOnce(Target) -> Outcome) -> Outcome {
         let current = self.current()?;
         let _turn = lock(&SYNCHRONOUS);
@@ -88,7 +88,7 @@ impl Simulator {
         is_remote(&copy.destination) || is_remote(&copy.source)
     }
 
-    /// Queues a copy.
+    /// Submits a copy.
     fn queue(&self, copy: &Copy, target: Target) -> Outcome {
         for side in [&copy.destination, &copy.source] {
             side.device_memory().iter().try_for_each(|block| self.require_reach(target.device, block))?;
@@ -189,7 +189,8 @@ fn check_kind(kind: i32) -> Outcome {
 }
 
 calls! {
-    /// Copies at once, in no order with any stream; where the bytes lie is found out, whatever the kind says.
+    /// Copies synchronously, in no order with any stream. The kind is ignored; the locations of the operands are
+    /// determined by their addresses.
     run fn aclrtMemcpy(sim, destination: Handle, room: usize, source: Handle, len: usize, kind: i32) {
         if len == 0 {
             return Ok(());
@@ -199,8 +200,8 @@ calls! {
         sim.copy_at_once(&copy)
     }
 
-    /// Copies on a stream; the kind has to be right. Memory of the host that `aclrtMallocHost` made is read and
-    /// written when the stream gets there; other memory of the host is read during the call.
+    /// Copies on a stream; the kind must match the operands. Memory of `aclrtMallocHost` is read and written when
+    /// the stream reaches the copy; other host memory is read during the call.
     run fn aclrtMemcpyAsync(
         sim,
         destination: Handle,
@@ -218,7 +219,7 @@ calls! {
         sim.copy_later(&copy, kind, stream)
     }
 
-    /// As `aclrtMemcpyAsync`.
+    /// Copies on a stream, as `aclrtMemcpyAsync` does.
     run fn aclrtMemcpyAsyncWithCondition(
         sim,
         destination: Handle,
@@ -236,7 +237,7 @@ calls! {
         sim.copy_later(&copy, kind, stream)
     }
 
-    /// Copies rows at once.
+    /// Copies rows synchronously.
     run fn aclrtMemcpy2d(
         sim,
         destination: Handle,
@@ -269,7 +270,7 @@ calls! {
         })
     }
 
-    /// Sets bytes at once, of a device or of the host.
+    /// Sets bytes of device or host memory synchronously.
     run fn aclrtMemset(sim, pointer: Handle, room: usize, value: i32, count: usize) {
         sim.current()?;
         sim.fill(pointer, room, value, count, None)
@@ -282,7 +283,7 @@ calls! {
     }
 }
 
-/// The beginnings of the rows of two matrices.
+/// Returns the addresses of the rows of two matrices.
 fn rows(
     destination: Handle,
     destination_pitch: usize,

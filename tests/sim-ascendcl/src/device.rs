@@ -1,10 +1,10 @@
-//! What devices there are, how they are numbered, and who reaches whom.
+//! Devices, their numbers, and peer access.
 //!
-//! Why three numbers: the user id counts what `ASCEND_RT_VISIBLE_DEVICES` shows, the logic id what the container has,
-//! the physical id what the host has. Only the last one means the same in two processes.
+//! A device has three numbers: the user id counts the devices that `ASCEND_RT_VISIBLE_DEVICES` selects, the logic
+//! id those of the container, the physical id those of the host. Only the physical id is equal in two processes.
 //!
-//! What devices there are can be asked before `aclInit`: the vendor's calls check nothing (hicann/runtime, `src/acl`, where
-//! only the dump of operators returns 100001).
+//! Calls that enumerate devices work before `aclInit`: the vendor's calls do not check it (hicann/runtime,
+//! `src/acl`, where only the dump of operators returns 100001).
 
 use crate::abi::{Place, Utilization, Uuid};
 use crate::call::calls;
@@ -17,7 +17,7 @@ use crate::stream::limit_of;
 const DEVICES: usize = 64;
 
 impl Simulator {
-    /// User id of the peer, by number. The device itself is refused.
+    /// Returns the user id of the peer, and rejects the device itself.
     fn other(&self, device: i32, peer: i32) -> Outcome<usize> {
         if device == peer {
             let text = format!("device {device} is not its own peer");
@@ -47,7 +47,7 @@ impl Simulator {
 }
 
 calls! {
-    /// How many devices the process sees.
+    /// Returns the number of visible devices.
     run_always fn aclrtGetDeviceCount(sim, count: Place<u32>) {
         count.check("count")?;
         if sim.config.no_driver {
@@ -56,23 +56,23 @@ calls! {
         count.put(sim.machine.devices().len() as u32, "count")
     }
 
-    /// Always normal.
+    /// Returns the status of a device. Always normal.
     run fn aclrtQueryDeviceStatus(sim, device: i32, status: Place<i32>) {
         sim.device(device)?;
         status.put(0, "deviceStatus")
     }
 
-    /// Always 1, the host: the program does not run on the device.
+    /// Returns the run mode. Always 1: the program runs on the host.
     run fn aclrtGetRunMode(_sim, mode: Place<i32>) {
         mode.put(1, "runMode")
     }
 
-    /// Whether a device can access the memory of another one, both by user id.
+    /// Returns whether a device can access the memory of another one, both by user id.
     run_always fn aclrtDeviceCanAccessPeer(sim, can: Place<i32>, device: i32, peer: i32) {
         let peer = sim.other(device, peer)?;
         let device = sim.device(device)?;
         can.check("canAccessPeer")?;
-        // The driver denies it for every second die behind a shared PCIe link, whatever the other device is
+        // The driver returns no for every second die behind a shared PCIe link, whatever the other device is
         // (hicann/driver, `devdrv_cloud_v2_is_p2p_access_cap`).
         let is_second_die =
             |device: usize| sim.config.dies_share_a_link() && !sim.physical(device).is_multiple_of(2);
@@ -80,7 +80,7 @@ calls! {
         can.put(i32::from(reaches), "canAccessPeer")
     }
 
-    /// Lets the current device access the memory of another one, in this direction, in the whole process.
+    /// Enables access of the current device to the memory of another one, in this direction, for the whole process.
     run fn aclrtDeviceEnablePeerAccess(sim, peer: i32, flags: u32) {
         if flags != 0 {
             return refuse(Status::FEATURE_UNSUPPORTED, "flags has to be 0");
@@ -90,7 +90,7 @@ calls! {
         sim.enable_peer(sim.physical(current.device), sim.physical(peer))
     }
 
-    /// Takes it back.
+    /// Disables the access of `aclrtDeviceEnablePeerAccess`.
     run fn aclrtDeviceDisablePeerAccess(sim, peer: i32) {
         let current = sim.current()?;
         let peer = sim.other(current.device as i32, peer)?;
@@ -101,9 +101,9 @@ calls! {
         if enabled { Ok(()) } else { refuse(Status::RT_DRV_INTERNAL_ERROR, "peer access was not enabled") }
     }
 
-    /// Whether it is in effect. The device is a user id, and the peer a physical one: the runtime hands it on as it is
-    /// (hicann/runtime, `memory.cpp`). What the driver does not know is 0, and no error (hicann/driver,
-    /// `DmsGetP2PStatus`).
+    /// Returns whether peer access is in effect. The device is a user id, and the peer a physical one: the runtime
+    /// passes it on unchanged (hicann/runtime, `memory.cpp`). For unknown devices the driver returns 0 and no error
+    /// (hicann/driver, `DmsGetP2PStatus`).
     run fn aclrtDevicePeerAccessStatus(sim, device: i32, peer: i32, status: Place<i32>) {
         status.check("status")?;
         let own = sim.physical(sim.device(device)?);
@@ -113,12 +113,12 @@ calls! {
         status.put(i32::from(own != peer && sim.has_peer_access(own, peer)), "status")
     }
 
-    /// The pid by which others know this process.
+    /// Returns the pid by which other processes identify this process.
     run fn aclrtDeviceGetBareTgid(_sim, pid: Place<i32>) {
         pid.put(std::process::id().cast_signed(), "pid")
     }
 
-    /// A property of a device.
+    /// Returns a property of a device.
     run_always fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Place<i64>) {
         value.check("value")?;
         let device = sim.device(i32::try_from(device).unwrap_or(-1))?;
@@ -137,7 +137,7 @@ calls! {
         value.put(found, "value")
     }
 
-    /// Whether a device has a feature: none of those that can be asked for.
+    /// Returns whether a device has a feature. Always no.
     run fn aclrtGetDeviceCapability(sim, device: i32, feature: i32, value: Place<i32>) {
         sim.device(device)?;
         if !matches!(feature, 1 | 21) {
@@ -146,7 +146,7 @@ calls! {
         value.put(0, "value")
     }
 
-    /// The identity of a device, the same in every process.
+    /// Returns the identity of a device, equal in every process.
     run_always fn aclrtDeviceGetUuid(sim, device: i32, uuid: Place<Uuid>) {
         uuid.check("uuid")?;
         let device = sim.device(device)?;
@@ -154,46 +154,46 @@ calls! {
         uuid.put(Uuid(sim.machine.devices()[device].uuid), "uuid")
     }
 
-    /// Logic id by user id.
+    /// Returns the logic id of a user id.
     run_always fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Place<i32>) {
         logic.put(sim.logic_of_user(user)? as i32, "logicDevId")
     }
 
-    /// User id by logic id.
+    /// Returns the user id of a logic id.
     run_always fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Place<i32>) {
         user.put(sim.position(&sim.config.visible, logic, "logic")?, "userDevid")
     }
 
-    /// Logic id by physical id.
+    /// Returns the logic id of a physical id.
     run_always fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Place<i32>) {
         logic.put(sim.position(&sim.config.container, physical, "physical")?, "logicDevId")
     }
 
-    /// Physical id by "logic" id, which is in fact the user id.
+    /// Returns the physical id of a "logic" id, which is in fact a user id.
     run_always fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Place<i32>) {
         let logic = sim.logic_of_user(user)?;
         physical.put(sim.element(&sim.config.container, logic as i32, "logic")?, "phyDevId")
     }
 
-    /// Physical id by user id.
+    /// Returns the physical id of a user id.
     run_always fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Place<i32>) {
         physical.put(sim.physical(sim.device(user)?) as i32, "phyDevId")
     }
 
-    /// User id by physical id.
+    /// Returns the user id of a physical id.
     run_always fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Place<i32>) {
         let logic = sim.position(&sim.config.container, physical, "physical")?;
         user.put(sim.position(&sim.config.visible, logic, "visible")?, "userDevId")
     }
 
-    /// Idle, all of it.
+    /// Returns the utilization of a device. Always idle.
     run fn aclrtGetDeviceUtilizationRate(sim, device: i32, info: Place<Utilization>) {
         sim.device(device)?;
         let extend = info.get("utilizationInfo")?.extend;
         info.put(Utilization { percent: [0; 4], extend }, "utilizationInfo")
     }
 
-    /// Priorities of streams, the least and the greatest.
+    /// Returns the range of stream priorities.
     run fn aclrtDeviceGetStreamPriorityRange(_sim, least: Place<i32>, greatest: Place<i32>) {
         if !least.is_null() {
             least.put(7, "leastPriority")?;
@@ -204,25 +204,25 @@ calls! {
         Ok(())
     }
 
-    /// Cores that kernels may use; there are no kernels, and a limit changes nothing.
+    /// Returns the number of cores that kernels may use. A limit has no effect.
     run fn aclrtGetDeviceResLimit(sim, device: i32, kind: i32, value: Place<u32>) {
         sim.device(device)?;
         value.put(if kind == 0 { 24 } else { 48 }, "value")
     }
 
-    /// Refused: there are no kernels whose cores it could limit.
+    /// Limits the cores of kernels. Not supported.
     run fn aclrtSetDeviceResLimit(sim, device: i32, _kind: i32, _value: u32) {
         sim.device(device)?;
         refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
     }
 
-    /// Refused, as setting one is.
+    /// Removes the limit of cores. Not supported.
     run fn aclrtResetDeviceResLimit(sim, device: i32) {
         sim.device(device)?;
         refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
     }
 
-    /// Cores that kernels of this thread may use.
+    /// Returns the number of cores that kernels of this thread may use.
     run fn aclrtGetResInCurrentThread(sim, kind: i32, value: Place<u32>) {
         sim.current()?;
         value.put(if kind == 0 { 24 } else { 48 }, "value")
@@ -234,20 +234,20 @@ calls! {
         Ok(sim.machine.synchronize_device(current.device)?)
     }
 
-    /// As `aclrtSynchronizeDevice`. The limit is not kept.
+    /// Waits for all work of the current device. The time limit is ignored.
     run fn aclrtSynchronizeDeviceWithTimeout(sim, milliseconds: i32) {
         limit_of(milliseconds)?;
         let current = sim.current()?;
         Ok(sim.machine.synchronize_device(current.device)?)
     }
 
-    /// How many more streams can be made: always many.
+    /// Returns the number of streams that can still be created. Always large.
     run fn aclrtGetStreamAvailableNum(sim, count: Place<u32>) {
         sim.current()?;
         count.put(1024, "streamCount")
     }
 
-    /// How many more events can be made: always many.
+    /// Returns the number of events that can still be created. Always large.
     run fn aclrtGetEventAvailNum(sim, count: Place<u32>) {
         sim.current()?;
         count.put(1024, "eventCount")

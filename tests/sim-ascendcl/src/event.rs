@@ -1,8 +1,7 @@
-//! Events, old and new.
+//! Events of the old and the new kind.
 //!
-//! Why two kinds: an event of `aclrtCreateEventExWithFlag` that was never recorded counts as complete, one of
-//! `aclrtCreateEvent` does not (hicann/runtime, `Event::QueryEventStatus`, `isNewMode_`). A wait for either is
-//! over at once.
+//! An event of `aclrtCreateEventExWithFlag` that was never recorded counts as complete, one of `aclrtCreateEvent`
+//! does not (hicann/runtime, `Event::QueryEventStatus`, `isNewMode_`). A wait for either completes at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,19 +27,19 @@ const DEVICE_USE_ONLY: u32 = 0x10;
 const EXTERNAL: u32 = 0x20;
 const IPC: u32 = 0x40;
 
-/// Size of the host's pages without which old drivers cannot share events.
+/// The page size of the host with which old drivers can share events.
 const PAGE: usize = 4096;
 
-/// An event of this process, its own or opened.
+/// An event of this process, created or opened.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) id: EventId,
     flags: u32,
     counts_as_complete: bool,
     recorded: bool,
-    /// Microseconds, once the last record is done; 0 before.
+    /// The time of the last complete record in microseconds; 0 without one.
     stamp: Option<Arc<AtomicU64>>,
-    /// How others find it.
+    /// The node of an exported event.
     pub(crate) node: Option<Node>,
 }
 
@@ -49,13 +48,13 @@ impl Event {
         self.flags == IPC
     }
 
-    /// An event that was opened.
+    /// Creates the entry of an opened event.
     pub(crate) fn opened(id: EventId) -> Self {
         Self { id, flags: IPC, counts_as_complete: true, recorded: true, stamp: None, node: None }
     }
 }
 
-/// Microseconds since the first call.
+/// Returns the microseconds since the first call.
 fn now() -> u64 {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed().as_micros() as u64 + 1
@@ -73,8 +72,8 @@ impl Simulator {
         event.put(Handle::new(id.get()), "event")
     }
 
-    /// That streams can wait for an event, which takes a flag that synchronises (hicann/runtime, `event.hpp`,
-    /// `IsEventWithoutWaitTask`).
+    /// Checks that streams can wait for an event, which requires a synchronization flag (hicann/runtime,
+    /// `event.hpp`, `IsEventWithoutWaitTask`).
     fn require_wait_task(&self, event: Handle) -> Outcome {
         let flags = self.with_event(event, |found| Ok(found.flags))?;
         if flags & (SYNC | OLD_SYNC | EXTERNAL | IPC) == 0 {
@@ -83,10 +82,10 @@ impl Simulator {
         Ok(())
     }
 
-    /// Looks at an event.
+    /// Calls `look` with an event.
     ///
     /// # Errors
-    /// 100000 for null, 107017 for no event.
+    /// 100000 for null, 107017 for an unknown event.
     pub(crate) fn with_event<T>(
         &self,
         event: Handle,
@@ -99,7 +98,7 @@ impl Simulator {
         }
     }
 
-    /// As [`with_event`](Self::with_event), for calls that events for several processes do not have.
+    /// Calls `look` with an event that is not shared between processes.
     fn with_plain_event<T>(&self, event: Handle, look: impl FnOnce(&mut Event) -> Outcome<T>) -> Outcome<T> {
         self.with_event(event, |found| {
             if found.is_shared() {
@@ -164,12 +163,12 @@ impl Simulator {
 }
 
 calls! {
-    /// Makes an event that keeps the time.
+    /// Creates an event with timing.
     run fn aclrtCreateEvent(sim, event: Place<Handle>) {
         sim.new_event(event, SYNC | CAPTURE_STREAM_PROGRESS | TIME_LINE, false)
     }
 
-    /// Makes an event of the old kind.
+    /// Creates an event of the old kind.
     run fn aclrtCreateEventWithFlag(sim, event: Place<Handle>, flags: u32) {
         let known = SYNC | CAPTURE_STREAM_PROGRESS | TIME_LINE | DEVICE_USE_ONLY | EXTERNAL;
         let alone = [DEVICE_USE_ONLY, EXTERNAL].iter().any(|&flag| flags & flag != 0 && flags != flag);
@@ -179,15 +178,15 @@ calls! {
         sim.new_event(event, flags, false)
     }
 
-    /// Makes an event of the new kind, or with 0x40 alone one for several processes.
+    /// Creates an event of the new kind; with only flag 0x40, one that is shared between processes.
     run fn aclrtCreateEventExWithFlag(sim, event: Place<Handle>, flags: u32) {
-        // 0x10 and 0x20 are none of this call's (hicann/runtime, `ApiErrorDecorator::EventCreateEx`).
+        // This call rejects 0x10 and 0x20 (hicann/runtime, `ApiErrorDecorator::EventCreateEx`).
         let known = SYNC | CAPTURE_STREAM_PROGRESS | OLD_SYNC | TIME_LINE | IPC;
         if flags == 0 || flags & !known != 0 || (flags & IPC != 0 && flags != IPC) {
             return refuse(Status::RT_PARAM_INVALID, format!("no such flags for an event: {flags:#x}"));
         }
         if flags == IPC {
-            // Neither the flag nor what shares such events is in the headers before 8.5.
+            // The headers before 8.5 have neither the flag nor the calls that share such events.
             if sim.config.cann < Cann::V8_5 {
                 return refuse(Status::RT_PARAM_INVALID, format!("no such flags for an event: {flags:#x}"));
             }
@@ -199,7 +198,7 @@ calls! {
         sim.new_event(event, flags, true)
     }
 
-    /// Destroys an event. Work that was queued with it goes on.
+    /// Destroys an event. Queued work that uses it continues.
     run fn aclrtDestroyEvent(sim, event: Handle) {
         let handle = event.required("event")?;
         let Some(found) = sim.state().events.remove(&handle) else {
@@ -213,7 +212,7 @@ calls! {
         sim.record(event, stream)
     }
 
-    /// Makes an event as if it had never been recorded.
+    /// Resets an event to the state before its first record.
     run fn aclrtResetEvent(sim, event: Handle, stream: Handle) {
         sim.target(stream)?;
         sim.with_plain_event(event, |_| Ok(()))?;
@@ -224,20 +223,20 @@ calls! {
         })
     }
 
-    /// Whether the last record is done: 1. Otherwise 0.
+    /// Returns 1 if the last record is complete, else 0.
     run fn aclrtQueryEventStatus(sim, event: Handle, status: Place<i32>) {
         status.check("status")?;
         status.put(i32::from(sim.is_complete(event)?), "status")
     }
 
-    /// The other way round: 0 when it is done, otherwise 1.
+    /// Returns 0 if the last record is complete, else 1: the reverse of `aclrtQueryEventStatus`.
     run fn aclrtQueryEvent(sim, event: Handle, status: Place<i32>) {
         status.check("status")?;
         sim.with_plain_event(event, |_| Ok(()))?;
         status.put(i32::from(!sim.is_complete(event)?), "status")
     }
 
-    /// As `aclrtQueryEvent`.
+    /// Returns 0 if the last record is complete, else 1.
     run fn aclrtQueryEventWaitStatus(sim, event: Handle, status: Place<i32>) {
         status.check("status")?;
         sim.with_plain_event(event, |_| Ok(()))?;
@@ -249,36 +248,36 @@ calls! {
         sim.synchronize(event, None)
     }
 
-    /// As `aclrtSynchronizeEvent`, for a time.
+    /// Waits for the last record, with a time limit.
     run fn aclrtSynchronizeEventWithTimeout(sim, event: Handle, milliseconds: i32) {
         let limit = limit_of(milliseconds)?;
         sim.synchronize(event, limit)
     }
 
-    /// Makes a stream wait for the record that was submitted last; without any it does not wait.
+    /// Makes a stream wait for the record that was submitted last, if there is one.
     run fn aclrtStreamWaitEvent(sim, stream: Handle, event: Handle) {
         sim.wait(stream, event)
     }
 
-    /// As `aclrtStreamWaitEvent`. The limit is not kept.
+    /// Makes a stream wait for the last record. The time limit is ignored.
     run fn aclrtStreamWaitEventWithTimeout(sim, stream: Handle, event: Handle, _milliseconds: i32) {
         sim.wait(stream, event)
     }
 
-    /// Milliseconds between the records of two events.
+    /// Returns the milliseconds between the records of two events.
     run fn aclrtEventElapsedTime(sim, milliseconds: Place<f32>, start: Handle, end: Handle) {
         milliseconds.check("ms")?;
         let (start, end) = (sim.stamp_of(start)?, sim.stamp_of(end)?);
         milliseconds.put((end as f64 - start as f64) as f32 / 1000.0, "ms")
     }
 
-    /// When the last record was done, in microseconds.
+    /// Returns the time of the last record in microseconds.
     run fn aclrtEventGetTimestamp(sim, event: Handle, stamp: Place<u64>) {
         stamp.check("timestamp")?;
         stamp.put(sim.stamp_of(event)?, "timestamp")
     }
 
-    /// A number for an event.
+    /// Returns the number of an event.
     run fn aclrtGetEventId(sim, event: Handle, id: Place<u32>) {
         let number = sim.with_plain_event(event, |found| Ok(found.id.get() as u32))?;
         id.put(number, "eventId")

@@ -1,8 +1,8 @@
-//! What the vendor's library does not have: kernels in C, faults from inside the program, and counters.
+//! Extensions: kernels in C, fault injection, and counters.
 //!
-//! Why kernels in C: no kernel of the vendor's can run here, and memory of other processes can be read and written by
-//! kernels alone where other ways are closed. A kernel here is a function of the host that reads and writes
-//! device memory word by word, on a stream, as far as the stream's device reaches.
+//! Kernels of the vendor cannot run on the CPU, and where other calls are rejected only kernels can access memory
+//! of other processes. A kernel is a host function that accesses device memory word by word, on a stream, with the
+//! access of the stream's device.
 
 use std::ffi::c_void;
 
@@ -14,10 +14,10 @@ use crate::callback::tell_exception;
 use crate::simulator::Simulator;
 use crate::status::{Status, refuse};
 
-/// `int (*)(struct DeviceIpcSimMemory *, void *)`: 0, or it traps.
+/// `int (*)(struct DeviceIpcSimMemory *, void *)`: returns 0, or traps.
 type Kernel = unsafe extern "C" fn(*mut Running, *mut c_void) -> i32;
 
-/// A kernel that runs: what it hands to `deviceIpcSimLoad` and `deviceIpcSimStore`.
+/// A running kernel, the argument of `deviceIpcSimLoad` and `deviceIpcSimStore`.
 #[derive(Debug)]
 pub struct Running {
     memory: *mut KernelMemory,
@@ -31,7 +31,7 @@ impl Running {
     }
 
     fn try_access(&mut self, address: u64, len: u64, value: Option<u64>) -> Result<u64, EngineError> {
-        // SAFETY: set by `run` for as long as the kernel runs, on this thread alone.
+        // SAFETY: set by `run` while the kernel runs, on this thread only.
         let memory = unsafe { &mut *self.memory };
         let device = memory.device();
         let illegal = EngineError::IllegalAddress { address: Address::new(address), device };
@@ -45,17 +45,17 @@ impl Running {
     }
 }
 
-/// A pointer that a kernel takes along to its stream's thread.
+/// A pointer that is passed to the thread of a kernel's stream.
 struct Argument(*mut c_void);
 
-// SAFETY: the caller of `deviceIpcSimKernel` vouches for its use on the stream's thread.
+// SAFETY: the caller of `deviceIpcSimKernel` guarantees that it may be used on the stream's thread.
 unsafe impl Send for Argument {}
 
 impl Argument {
     fn run(&self, kernel: Kernel, memory: &mut KernelMemory, stream: u64) -> Result<(), EngineError> {
         let device = memory.device() as u32;
         let mut running = Running { memory, failed: None };
-        // SAFETY: the caller of `deviceIpcSimKernel` vouches for the function and its argument; `running` lives
+        // SAFETY: the caller of `deviceIpcSimKernel` guarantees the function and its argument; `running` lives
         // until it returns.
         let trapped = unsafe { kernel(&raw mut running, self.0) } != 0;
         let status = Status::RT_VECTOR_CORE_EXCEPTION.0;
@@ -70,7 +70,7 @@ impl Argument {
 }
 
 calls! {
-    /// Runs a kernel on a stream.
+    /// Submits a kernel.
     run fn deviceIpcSimKernel(sim, stream: Handle, kernel: Option<Kernel>, argument: *mut c_void) {
         let Some(kernel) = kernel else { return refuse(Status::INVALID_PARAM, "kernel is a null pointer") };
         let target = sim.target(stream)?;
@@ -79,25 +79,25 @@ calls! {
         Ok(sim.machine.run_kernel(work, target.stream)?)
     }
 
-    /// Makes the `after`-th call of a name from now on return a status once.
+    /// Arms a fault: the `after`th call of a name from now on returns a status, once.
     run_always fn deviceIpcSimInject(_sim, name: Text, after: u64, status: i32) {
         let name = String::from_utf8_lossy(name.bytes("name")?);
         arm(&name, after, status);
         Ok(())
     }
 
-    /// How often a call was made.
+    /// Returns the number of calls of a name.
     run_always fn deviceIpcSimCalls(_sim, name: Text, count: Place<u64>) {
         let name = String::from_utf8_lossy(name.bytes("name")?);
         count.put(calls_of(&name), "count")
     }
 }
 
-/// Reads 1, 2, 4 or 8 bytes in a kernel. 0, or -1 where the kernel may not, which fails its stream.
+/// Loads 1, 2, 4 or 8 bytes in a kernel. Returns 0, or -1 without access, which fails the stream.
 ///
 /// # Safety
 ///
-/// `running` is what the kernel was given; `value` can be written.
+/// `running` is the argument of the kernel; `value` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn deviceIpcSimLoad(
     running: *mut Running,
@@ -105,18 +105,19 @@ pub unsafe extern "C" fn deviceIpcSimLoad(
     len: u64,
     value: Place<u64>,
 ) -> i32 {
-    // SAFETY: promised by the caller.
+    // SAFETY: guaranteed by the caller.
     let loaded = unsafe { &mut *running }.access(address, len, None);
     loaded.and_then(|loaded| value.put(loaded, "value").ok()).map_or(-1, |()| 0)
 }
 
-/// Writes the lowest 1, 2, 4 or 8 bytes of a value in a kernel. As `deviceIpcSimLoad`.
+/// Stores the lowest 1, 2, 4 or 8 bytes of a value in a kernel. Returns 0, or -1 without access, which fails the
+/// stream.
 ///
 /// # Safety
 ///
-/// `running` is what the kernel was given.
+/// `running` is the argument of the kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn deviceIpcSimStore(running: *mut Running, address: u64, len: u64, value: u64) -> i32 {
-    // SAFETY: promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { &mut *running }.access(address, len, Some(value)).map_or(-1, |_| 0)
 }

@@ -1,4 +1,4 @@
-//! Memory of the host that devices may access.
+//! Host memory that devices may access.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashSet;
@@ -49,8 +49,8 @@ impl Simulator {
         if base == 0 {
             return refuse(Status::RT_MEMORY_ALLOCATION, "the host is out of memory");
         }
-        // SAFETY: allocated above, and given back only after it was unregistered; its bytes are the program's, which
-        // sees to it that it does not access them together with the devices.
+        // SAFETY: allocated above, and freed only after it was unregistered; the bytes belong to the program, which
+        // must not access them concurrently with the devices.
         unsafe { self.machine.register_host(Address::new(base), size as u64) }?;
         self.state().blocks.insert(base, host_block(base, size as u64, Origin::Host));
         pointer.put(Handle::new(base), "hostPtr")
@@ -83,7 +83,7 @@ impl Simulator {
             }
             give_back();
         } else {
-            // Giving it back takes until work that touches it has ended; the call does not wait for that.
+            // Unregistering waits for work that uses the memory; this call does not wait for it.
             std::thread::spawn(give_back);
         }
         Ok(())
@@ -115,7 +115,8 @@ impl Simulator {
         if end.is_none() || last.is_some_and(|(_, block)| block.base + block.size > base) {
             return refuse(Status::HOST_MEMORY_ALREADY_REGISTERED, "these bytes are known already");
         }
-        // SAFETY: the caller of an exported function vouches that the bytes stay until they are unregistered.
+        // SAFETY: the caller of an exported function guarantees that the bytes stay mapped until they are
+        // unregistered.
         unsafe { self.machine.register_host(Address::new(base), size) }?;
         state.blocks.insert(base, host_block(base, size, Origin::RegisteredHost));
         state.registrations.insert(base, HashSet::from([device]));
@@ -153,22 +154,22 @@ impl Simulator {
 }
 
 calls! {
-    /// Allocates memory of the host that streams copy from and to later than the call.
+    /// Allocates host memory for asynchronous copies.
     run fn aclrtMallocHost(sim, pointer: Place<Handle>, size: usize) {
         sim.allocate_host(pointer, size)
     }
 
-    /// Frees it, and does not wait.
+    /// Frees host memory without waiting.
     run fn aclrtFreeHost(sim, pointer: Handle) {
         sim.free_host(pointer, false)
     }
 
-    /// Frees it after all work of all devices.
+    /// Frees host memory after all work of all devices.
     run fn aclrtFreeHostWithDevSync(sim, pointer: Handle) {
         sim.free_host(pointer, true)
     }
 
-    /// Makes memory of the host known to the devices, at its own address.
+    /// Registers host memory for the devices, at its own address.
     run fn aclrtHostRegister(sim, pointer: Handle, size: u64, kind: i32, device: Place<Handle>) {
         device.check("devPtr")?;
         if !matches!(kind, 0 | 4 | 8) {
@@ -178,7 +179,7 @@ calls! {
         device.put(pointer, "devPtr")
     }
 
-    /// As `aclrtHostRegister`, with flags.
+    /// Registers host memory with flags.
     run fn aclrtHostRegisterV2(sim, pointer: Handle, size: u64, flags: u32) {
         if flags & !KNOWN_FLAGS != 0 || flags & (MAPPED | 0x1000_0000) == 0 {
             return refuse(Status::RT_PARAM_INVALID, format!("no such flags for a registration: {flags:#x}"));
@@ -186,12 +187,12 @@ calls! {
         sim.register(pointer, size)
     }
 
-    /// Ends a registration, after the work that uses it.
+    /// Unregisters host memory, after the work that uses it.
     run fn aclrtHostUnregister(sim, pointer: Handle) {
         sim.unregister(pointer)
     }
 
-    /// By which address devices access registered memory: its own.
+    /// Returns the device address of registered memory, which is its host address.
     run fn aclrtHostGetDevicePointer(sim, pointer: Handle, device: Place<Handle>, flags: u32) {
         let address = pointer.required("pHost")?;
         device.check("pDevice")?;

@@ -1,4 +1,4 @@
-//! The library where a program looks for it.
+//! Installation of the library in a directory.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -8,21 +8,21 @@ use device_ipc_sim_support::{built_library, hide_symbols, unfinished_name};
 
 use crate::cann::Cann;
 
-/// The shared library that Cargo built of this package.
+/// Returns the path of the shared library that Cargo built of this package.
 ///
 /// # Errors
 ///
-/// `NotFound`: the running test or program does not depend on this package.
+/// `NotFound` where the running test or program does not depend on this package.
 pub fn library() -> io::Result<PathBuf> {
     built_library("libdevice_ipc_sim_ascendcl.so")
 }
 
-/// Puts the library into a directory as `libascendcl.so`, without the symbols that a version of CANN lacks, and where
-/// that has it also as `libacl_rt.so`. Returns the path of the first.
+/// Copies the library to a directory as `libascendcl.so`, without the symbols that a version of CANN lacks, and
+/// also as `libacl_rt.so` if the version has that name. Returns the path of the former.
 ///
 /// # Errors
 ///
-/// As [`library`], and what writing gives.
+/// As [`library`], and errors of writing.
 pub fn install(directory: &Path, cann: Cann) -> io::Result<PathBuf> {
     let path = directory.join("libascendcl.so");
     let lacking: Vec<&str> = cann.lacks().collect();

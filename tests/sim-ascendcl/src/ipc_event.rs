@@ -1,4 +1,4 @@
-//! Events for several processes.
+//! Events shared between processes.
 
 use device_ipc_mock_engine::HANDLE_BYTES;
 
@@ -58,7 +58,7 @@ impl Simulator {
 /// Publishes an export.
 ///
 /// # Errors
-/// 507899 where the system refuses.
+/// 507899 for an error of the operating system.
 pub(crate) fn publish(record: &Record) -> Outcome<Node> {
     match Node::publish(record) {
         Ok(node) => Ok(node),
@@ -67,7 +67,7 @@ pub(crate) fn publish(record: &Record) -> Outcome<Node> {
 }
 
 calls! {
-    /// What opens an event in another process. Only the first 8 of its 64 bytes are written.
+    /// Returns the handle of an event. Only the first 8 of its 64 bytes are written.
     run fn aclrtIpcGetEventHandle(sim, event: Handle, handle: Place<IpcEventHandle>) {
         handle.check("handle")?;
         event.required("event")?;
@@ -76,7 +76,7 @@ calls! {
         handle.cast::<u64>().put(number, "handle")
     }
 
-    /// Opens an event of another process on the current device, and lets the two devices access each other.
+    /// Opens an event of another process on the current device, and enables peer access between the two devices.
     run fn aclrtIpcOpenEventHandle(sim, handle: IpcEventHandle, event: Place<Handle>) {
         event.check("event")?;
         sim.require(Feature::IpcEvent)?;

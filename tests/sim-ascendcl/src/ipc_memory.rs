@@ -1,8 +1,8 @@
-//! Memory that is shared by key.
+//! Memory shared by key.
 //!
-//! The order of the checks and the numbers are those of hicann/runtime (`memory.cpp`, `api_error.cc`,
-//! `api_impl_standard_soc.cc`) and hicann/driver (`devmm_svm.c`, `svm_shmem_interprocess.c`, `svm_shmem_node.c`): the
-//! kernel's EINVAL and EACCES become 507899, its EPERM 207006.
+//! The order of the checks and the statuses are those of hicann/runtime (`memory.cpp`, `api_error.cc`,
+//! `api_impl_standard_soc.cc`) and hicann/driver (`devmm_svm.c`, `svm_shmem_interprocess.c`, `svm_shmem_node.c`):
+//! EINVAL and EACCES of the kernel are 507899, EPERM is 207006.
 
 use std::collections::HashSet;
 
@@ -24,17 +24,17 @@ const DISABLE_PID_VALIDATION: u64 = 1;
 /// `ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS`, the only flag.
 const ENABLE_PEER_ACCESS: u64 = 1;
 
-/// Processes in one call.
+/// Maximum number of processes of one call.
 const LISTED_AT_ONCE: usize = 31;
 
-/// Processes on one list.
+/// Maximum number of processes on one list.
 const LISTED: usize = 32_768;
 
-/// A key that this process made.
+/// A key that this process created.
 #[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) base: u64,
-    /// What the engine calls it.
+    /// The engine's number of the export.
     number: u32,
     node: Node,
     listed_only: bool,
@@ -45,21 +45,22 @@ pub(crate) struct Export {
 pub(crate) struct Import {
     pub(crate) base: u64,
     device: usize,
-    /// What the driver counts.
+    /// The driver's count of opens.
     opens: u64,
-    /// Whether the runtime knows of it: it has one entry for a key, however often it was opened.
+    /// Whether the runtime has an entry for the key. It has one, however often the key was opened.
     is_in_map: bool,
 }
 
-/// What the driver writes down of the keys of a process, by the address of their memory and not by name.
+/// The driver's tables of the keys of a process, which identify them by the address of their memory and not by
+/// name.
 ///
-/// It frees a process's memory from under its importers where the books are wrong, which no caller is told of: so the call
-/// that makes them wrong is refused here.
+/// Where the tables are wrong, the driver frees memory that importers have open, without an error. So a call that
+/// would make them wrong is rejected here.
 #[derive(Debug, Default)]
 pub(crate) struct KeyBooks {
-    /// Keys in the order in which they were made (hicann/driver, `devmm_ipc_proc_node_add`).
+    /// Keys in the order of their creation (hicann/driver, `devmm_ipc_proc_node_add`).
     made: Vec<(u64, Vec<u8>)>,
-    /// Memory whose first page says that it has keys (`devmm_ipc_mem_set_ipc_create_flag`).
+    /// Memory whose first page is marked as having keys (`devmm_ipc_mem_set_ipc_create_flag`).
     flagged: HashSet<u64>,
 }
 
@@ -69,12 +70,12 @@ impl KeyBooks {
         self.flagged.insert(base);
     }
 
-    /// Takes a key out: the first one at its address, whichever is meant (`devmm_ipc_proc_node_del`), and with any
-    /// key the flag (`devmm_ipc_mem_clear_ipc_create_flag`).
+    /// Removes the first key at the address, whichever is meant (`devmm_ipc_proc_node_del`), and the mark of the
+    /// memory (`devmm_ipc_mem_clear_ipc_create_flag`).
     ///
     /// # Errors
-    /// 507899 where the driver would take another key out: its importers would keep the memory beyond the end of
-    /// this process.
+    /// 507899 where the driver would remove another key, whose importers would keep the memory after the
+    /// termination of this process.
     fn remove(&mut self, base: u64, key: &[u8]) -> Outcome {
         let first = self.made.iter().position(|(other, _)| *other == base);
         match first.filter(|&first| self.made[first].1 == key) {
@@ -89,11 +90,11 @@ impl KeyBooks {
         }
     }
 
-    /// Forgets the keys of memory that is freed.
+    /// Removes the keys of memory that is freed.
     ///
     /// # Errors
-    /// 507899 where the driver would not revoke them (`devmm_free_page_process`), since another key of the memory was
-    /// destroyed after they were made.
+    /// 507899 where the driver would not revoke them (`devmm_free_page_process`), because another key of the memory
+    /// was destroyed after their creation.
     pub(crate) fn free(&mut self, base: u64) -> Outcome {
         if self.made.iter().any(|(other, _)| *other == base) && !self.flagged.contains(&base) {
             return driver_refuses(
@@ -104,14 +105,14 @@ impl KeyBooks {
         Ok(())
     }
 
-    /// Forgets the keys of memory that goes with its device.
+    /// Removes the keys of memory that is freed with its device.
     pub(crate) fn forget(&mut self, base: u64) {
         self.made.retain(|(other, _)| *other != base);
         self.flagged.remove(&base);
     }
 }
 
-/// Keeps pids that may be listed: not 0, and not this process's own.
+/// Returns the pids that may be listed: not 0, and not this process.
 ///
 /// # Errors
 /// 507899 if none is left.
@@ -128,7 +129,7 @@ pub(crate) fn listable(pids: &[i32]) -> Outcome<Vec<i32>> {
 }
 
 /// # Errors
-/// 107000 for none, and for more than the driver takes at once.
+/// 107000 for 0 processes, and for more than the driver's maximum.
 pub(crate) fn check_count(count: usize) -> Outcome {
     if count == 0 || count > LISTED_AT_ONCE {
         return refuse(Status::RT_PARAM_INVALID, format!("{count} pids in one call: 1 to {LISTED_AT_ONCE}"));
@@ -136,10 +137,10 @@ pub(crate) fn check_count(count: usize) -> Outcome {
     Ok(())
 }
 
-/// Lists processes.
+/// Adds processes to the list of an export.
 ///
 /// # Errors
-/// 507899 for too many.
+/// 507899 for too many processes.
 pub(crate) fn list(node: &mut Node, pids: &[i32]) -> Outcome {
     if node.count_listed() + pids.len() > LISTED {
         return refuse(Status::RT_DRV_INTERNAL_ERROR, "too many processes on the list");
@@ -157,7 +158,7 @@ fn driver_refuses<T>(why: &str) -> Outcome<T> {
 }
 
 impl Simulator {
-    /// What may be exported: memory of `aclrtMalloc` from its beginning on.
+    /// Checks that memory may be exported: memory of `aclrtMalloc`, from its first byte on.
     fn exportable(&self, address: u64, size: u64) -> Outcome<Block> {
         let state = self.state();
         let Some(&block) = state.block_at(address) else {
@@ -229,7 +230,7 @@ impl Simulator {
         list(&mut export.node, &listable(pids)?)
     }
 
-    /// What a key names.
+    /// Returns the export that a key names.
     ///
     /// # Errors
     /// 507899.
@@ -242,7 +243,7 @@ impl Simulator {
         }
     }
 
-    /// Lets the current device and the one where an export lives access each other.
+    /// Enables peer access between the current device and the home device of an export.
     ///
     /// # Errors
     /// 507899 also where the container does not have that device.
@@ -307,7 +308,7 @@ impl Simulator {
             drop(state);
             return self.destroy_export(key);
         };
-        // The runtime forgets the key, whether or not the driver still counts.
+        // The runtime removes the key, whatever the driver's count is.
         import.is_in_map = false;
         import.opens -= 1;
         if import.opens > 0 {
@@ -320,7 +321,7 @@ impl Simulator {
         Ok(self.machine.close_without_waiting(Address::new(base))?)
     }
 
-    /// Ends a key of this process; those who have it open lose the memory, whatever other keys there are for it.
+    /// Destroys a key of this process. Processes that have it open lose the memory, also where it has other keys.
     fn destroy_export(&self, key: &[u8]) -> Outcome {
         let export = {
             let mut state = self.state();
@@ -345,7 +346,7 @@ pub(crate) fn put_key(place: Place<u8>, key: &[u8]) -> Outcome {
 }
 
 calls! {
-    /// Makes a key for memory of this process.
+    /// Creates a key of memory of this process.
     run fn aclrtIpcMemGetExportKey(sim, pointer: Handle, size: usize, key: Place<u8>, len: usize, flags: u64) {
         pointer.required("devPtr")?;
         key.check("key")?;
@@ -353,7 +354,7 @@ calls! {
         put_key(key, &made)
     }
 
-    /// Lets processes open a key.
+    /// Permits processes to open a key.
     run fn aclrtIpcMemSetImportPid(sim, key: Text, pids: Place<i32>, count: usize) {
         let key = key.key()?;
         pids.check("pid")?;
@@ -364,7 +365,7 @@ calls! {
         sim.list_importers(&key, &pids)
     }
 
-    /// As `aclrtIpcMemSetImportPid`, for processes of other servers of a super pod; there is one server.
+    /// Permits processes of other servers of a super pod to open a key. There is one server.
     run fn aclrtIpcMemImportPidInterServer(sim, key: Text, servers: Place<ServerPid>, count: usize) {
         let key = key.key()?;
         servers.check("serverPids")?;
@@ -385,9 +386,9 @@ calls! {
         pointer.put(Handle::new(base), "devPtr")
     }
 
-    /// Chooses the link by which two dies access the memory: 0 or 1.
+    /// Selects the link by which two dies access the memory: 0 or 1.
     run fn aclrtIpcMemSetAttr(sim, key: Text, kind: i32, value: u64) {
-        // ACL checks no argument of this call itself, and the runtime's number for a null pointer is another one.
+        // ACL checks no argument of this call, and the runtime has another status for a null pointer.
         if key.is_null() {
             return refuse(Status::RT_PARAM_INVALID, "key is a null pointer");
         }

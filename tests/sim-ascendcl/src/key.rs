@@ -1,17 +1,17 @@
-//! The names by which exports travel.
+//! Keys: the names of exports.
 //!
-//! Why two forms: the second generation of the driver's memory code makes 64 digits (`%08x` pid, `%016llx` reference,
-//! `%02x` device, `%02x` virtual function, `%08x` super device, zeros; hicann/driver,
-//! `svm_shmem_interprocess.c` and `svm_shmem_node.c`), the third binary bytes without a NUL (`svm_ipc.c`).
-//! Whoever takes keys for text is found out by the second form.
+//! The second generation of the driver's memory code creates keys of 64 digits (`%08x` pid, `%016llx` reference,
+//! `%02x` device, `%02x` virtual function, `%08x` super device, zeros; hicann/driver, `svm_shmem_interprocess.c`
+//! and `svm_shmem_node.c`), the third binary bytes without a NUL (`svm_ipc.c`). The second form detects programs
+//! that take keys for text.
 
-/// Length of the buffer for a key, its NUL included.
+/// Size of the buffer for a key in bytes, with its NUL.
 pub const KEY_BYTES: usize = 65;
 
-/// Length of a binary key.
+/// Length of a binary key in bytes.
 const BINARY_BYTES: usize = 50;
 
-/// What a key says.
+/// A decoded key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) pid: u32,
@@ -21,7 +21,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The bytes before the NUL.
+    /// Encodes the bytes before the NUL.
     pub(crate) fn encode(self, binary: bool) -> Vec<u8> {
         if !binary {
             let text =
@@ -32,7 +32,7 @@ impl Key {
         raw.extend(self.pid.to_le_bytes());
         raw.extend(self.reference.to_le_bytes());
         raw.push(self.device);
-        // Seven bits in a byte whose highest bit is set: never NUL, never UTF-8.
+        // Seven bits per byte, with the highest bit set: never NUL, never UTF-8.
         let bits = raw.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1)).collect::<Vec<u8>>();
         let pack = |bits: &[u8]| bits.iter().rev().fold(1, |byte, bit| byte << 1 | bit) | 0x80;
         let mut key: Vec<u8> = bits.chunks(7).map(pack).collect();
@@ -40,7 +40,7 @@ impl Key {
         key
     }
 
-    /// Takes the bytes before the NUL apart; `None` for anything that no driver made.
+    /// Decodes the bytes before the NUL; `None` for bytes that no driver made.
     pub(crate) fn decode(key: &[u8]) -> Option<Self> {
         match key.len() {
             64 => Self::decode_text(std::str::from_utf8(key).ok()?),
@@ -72,12 +72,12 @@ impl Key {
     }
 }
 
-/// Packs what an export is into the 64 bits of a shareable handle: pid, descriptor and a few bits of the count.
+/// Packs pid, descriptor and some bits of the count into the 64 bits of a shareable handle.
 pub(crate) fn to_number(pid: u32, reference: u64) -> u64 {
     u64::from(pid) << 42 | reference & ((1 << 42) - 1)
 }
 
-/// Pid and reference; exact for the first four million exports of a process.
+/// Unpacks pid and reference; exact for the first four million exports of a process.
 pub(crate) fn from_number(number: u64) -> (u32, u64) {
     ((number >> 42) as u32, number & ((1 << 42) - 1))
 }

@@ -1,41 +1,41 @@
 //! A `libascendcl.so` that runs on the CPU.
 //!
-//! Why: nobody who works on this has an Ascend card, and the rules of its library are many: which thread has a context,
-//! which address can be exported, who may import it, what a close means, what a copy between two cards can do.
-//! This library has the vendor's names, layouts and numbers, plays its rules on the devices of
-//! `device-ipc-mock-engine`, for several processes, and says no where the vendor's stack says no; where it is not known
-//! what that does, it says no, too. `docs/internals/ascend-rules.md` lists the rules.
+//! The developers have no Ascend card, and the vendor's library has many rules: the context of a thread, the
+//! addresses that can be exported, the processes that may import, the effect of a close, the copies that work
+//! between two cards. This library has the vendor's names, layouts and numbers, and applies the vendor's rules to
+//! the devices of `device-ipc-mock-engine`, for several processes. It rejects what the vendor's stack rejects, and
+//! also calls whose behavior is unknown. `docs/internals/ascend-rules.md` lists the rules.
 //!
-//! [`install`] puts it into a directory as `libascendcl.so`, to be found by `LD_LIBRARY_PATH`, by `dlopen`, or by the
-//! linker. It is written against nothing of ours: programs against the vendor's headers run on it.
+//! [`install`] copies it to a directory as `libascendcl.so`, for `LD_LIBRARY_PATH`, `dlopen`, or the linker. It
+//! does not depend on the device-ipc library: programs that were built with the vendor's headers run on it.
 //!
 //! # The machine
 //!
-//! One variable, [`MACHINE_VARIABLE`] (`DEVICE_IPC_SIM_ASCEND`), describes it: entries `key=value`, between semicolons.
+//! The variable [`MACHINE_VARIABLE`] (`DEVICE_IPC_SIM_ASCEND`) has entries `key=value`, separated by semicolons.
 //!
 //! | key | meaning |
 //! |---|---|
-//! | `devices`, `memory`, `peers`, `latency` | as in the description of the mock's machine: how many, of what size, who reaches whom by physical id (`0>1,1>0`), how late work starts |
-//! | `visible` | the physical devices that the container has, in the order of their logic ids |
+//! | `devices`, `memory`, `peers`, `latency` | as in the description of the mock's machine: number of devices, memory of each, peer access by physical id (`0>1,1>0`), delay of work |
+//! | `visible` | the physical devices of the container, in the order of their logic ids |
 //! | `soc` | `910`, `910b` (the default), `910_93`, `310p`, `310b`, `950` (or `950pr`), `950dt` |
-//! | `cann` | the version that is reported: `8.1.RC1`, `8.3.RC1`, `8.5.0`, `9.0.0`, `9.1.0`; [`install`] leaves its symbols out |
-//! | `stub` | the vendor's stub library: a line on the standard output, and 100039, from every call |
+//! | `cann` | the reported version: `8.1.RC1`, `8.3.RC1`, `8.5.0`, `9.0.0`, `9.1.0`; [`install`] hides later symbols |
+//! | `stub` | the vendor's stub library: every call prints a line on the standard output and returns 100039 |
 //! | `no-driver` | no driver: counting the devices fails |
-//! | `old-driver` | a driver that cannot do without lists of processes, and has no shared events: 207000 |
-//! | `host-words` | streams also write and wait for words in registered memory of the host, and each device of a process can register it; nobody knows whether a device does |
-//! | `two-links` | on a chip of two dies, `910_93`, each die has a PCIe link of its own; otherwise they share one, and have no peer access |
-//! | `shared-peers` | a name: processes whose machines have it count each other's peer access, as the driver counts that of all processes |
-//! | `unaligned` | memory of `aclrtMalloc` with small pages begins inside one, as memory behind other memory does |
-//! | `page-size` | of the host; events are shared with 4096 only |
-//! | `fault` | `call:n:status`, several by commas: the n-th call returns that number, whatever it is |
+//! | `old-driver` | a driver that requires lists of processes, and has no shared events: 207000 |
+//! | `host-words` | streams also write and wait for words in registered host memory, and each device of a process can register it; it is unknown whether a device supports this |
+//! | `two-links` | on a chip of two dies, `910_93`, each die has a separate PCIe link; otherwise they share one, and have no peer access |
+//! | `shared-peers` | a name: processes of machines with this name share their counts of peer access, as the driver counts all processes |
+//! | `unaligned` | memory of `aclrtMalloc` with small pages begins inside a page, as memory behind other memory does |
+//! | `page-size` | the page size of the host; events are shared only with 4096 |
+//! | `fault` | `call:n:status`, several separated by commas: the nth call returns the status, any number |
 //!
-//! `ASCEND_RT_VISIBLE_DEVICES` chooses among the devices of the container, as with the vendor's library.
+//! `ASCEND_RT_VISIBLE_DEVICES` selects among the devices of the container, as with the vendor's library.
 //!
 //! # Beyond the vendor
 //!
-//! `deviceIpcSimKernel(stream, kernel, argument)` runs a function of the host as a kernel; it accesses memory by
+//! `deviceIpcSimKernel(stream, kernel, argument)` runs a host function as a kernel, which accesses memory by
 //! `deviceIpcSimLoad` and `deviceIpcSimStore`. `deviceIpcSimInject(name, after, status)` arms a fault, and
-//! `deviceIpcSimCalls(name, &count)` counts calls. Their C declarations stand in `tests/c/acl_sim.h`.
+//! `deviceIpcSimCalls(name, &count)` counts calls. `tests/c/acl_sim.h` has their C declarations.
 
 #![cfg(target_os = "linux")]
 #![allow(non_snake_case, reason = "the names are the vendor's")]

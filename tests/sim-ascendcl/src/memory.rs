@@ -1,4 +1,4 @@
-//! Memory of devices: allocate, free, and what an address is.
+//! Device memory: allocation, free, and attributes of addresses.
 
 use std::ffi::c_void;
 
@@ -15,16 +15,16 @@ const NORMAL_PAGE: u64 = 4 << 10;
 const HUGE_PAGE: u64 = 2 << 20;
 const GIANT_PAGE: u64 = 1 << 30;
 
-/// Up to this size "huge pages first" takes normal ones.
+/// Up to this size "huge pages first" selects normal pages.
 const HUGE_FROM: u64 = 1 << 20;
 
-/// What `aclrtMalloc` rounds to, and adds on most chips.
+/// The unit to which `aclrtMalloc` rounds, and the padding on most chips.
 const GRAIN: u64 = 32;
 
 /// The lowest bits of a policy; the others concern bandwidth and protection.
 const POLICY_MASK: i32 = 0xff;
 
-/// What a policy asks for.
+/// The requirements of a policy.
 #[derive(Debug, PartialEq, Eq)]
 struct Policy {
     page: u64,
@@ -48,10 +48,11 @@ impl Policy {
     }
 }
 
-/// Where small memory begins in its page on a machine that is `unaligned`: no page of the manual says that it begins with one.
+/// Offset of small memory in its page on a machine that is `unaligned`: the manual does not say that memory begins
+/// at a page.
 const OFFSET: u64 = 512;
 
-/// The beginning of the pages in which memory lies, by which the engine knows it.
+/// Returns the first address of the pages that contain memory, by which the engine knows it.
 fn in_pages(base: u64) -> u64 {
     base - base % NORMAL_PAGE
 }
@@ -96,7 +97,7 @@ impl Simulator {
                 return refuse(Status::RT_PARAM_INVALID, text);
             }
         }
-        // Its exports end with it.
+        // The exports are destroyed with the memory.
         state.key_books.free(base)?;
         state.exports.retain(|_, export| export.base != base);
         state.blocks.remove(&base);
@@ -136,37 +137,37 @@ impl Simulator {
 }
 
 calls! {
-    /// Allocates memory on the current device; rounds to 32 bytes, and adds 32 on most chips.
+    /// Allocates memory on the current device; rounds up to 32 bytes, and adds 32 on most chips.
     run fn aclrtMalloc(sim, pointer: Place<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, true)
     }
 
-    /// As `aclrtMalloc`, and adds nothing.
+    /// Allocates memory; rounds up to 32 bytes without padding.
     run fn aclrtMallocAlign32(sim, pointer: Place<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, false)
     }
 
-    /// As `aclrtMalloc`: there are no caches.
+    /// Allocates memory as `aclrtMalloc` does: there are no caches.
     run fn aclrtMallocCached(sim, pointer: Place<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, true)
     }
 
-    /// As `aclrtMallocAlign32`; a configuration is not looked at.
+    /// Allocates memory as `aclrtMallocAlign32` does. The configuration is ignored.
     run fn aclrtMallocWithCfg(sim, pointer: Place<Handle>, size: usize, policy: i32, _config: *const c_void) {
         sim.allocate(pointer, size, policy, false)
     }
 
-    /// Frees at once, whatever work is queued for it, and takes it from the processes that have it open.
+    /// Frees memory at once, also with queued work that uses it, and revokes it from importers.
     run fn aclrtFree(sim, pointer: Handle) {
         sim.free(pointer, false)
     }
 
-    /// As `aclrtFree`, after all work of the device.
+    /// Frees memory after all work of the device.
     run fn aclrtFreeWithDevSync(sim, pointer: Handle) {
         sim.free(pointer, true)
     }
 
-    /// Free and total bytes of the current device, the same for all kinds of memory.
+    /// Returns the free and the total bytes of the current device, equal for all kinds of memory.
     run fn aclrtGetMemInfo(sim, attribute: i32, free: Place<usize>, total: Place<usize>) {
         free.check("free")?;
         total.check("total")?;
@@ -179,7 +180,7 @@ calls! {
         total.put(all as usize, "total")
     }
 
-    /// Where an address lies, and how large its pages are.
+    /// Returns the location of an address and its page size.
     run fn aclrtPointerGetAttributes(sim, pointer: Handle, attributes: Place<PtrAttributes>) {
         let address = pointer.required("ptr")?;
         attributes.check("attributes")?;
@@ -196,7 +197,7 @@ calls! {
         attributes.put(PtrAttributes { location, page_size: block.page as u32, reserved: [0; 4] }, "attributes")
     }
 
-    /// The beginning and the size of the memory in which an address lies.
+    /// Returns the first address and the size of the memory that contains an address.
     run fn aclrtMemGetAddressRange(sim, pointer: Handle, base: Place<Handle>, size: Place<usize>) {
         let block = sim.device_side(pointer.required("ptr")?, 1)?;
         if !base.is_null() {
@@ -208,12 +209,12 @@ calls! {
         Ok(())
     }
 
-    /// Nothing to do: the host and the devices share their caches.
+    /// Flushes caches. No effect: host and devices share their caches.
     run fn aclrtMemFlush(sim, pointer: Handle, size: usize) {
         sim.device_side(pointer.required("devPtr")?, size as u64).map(|_| ())
     }
 
-    /// Nothing to do, either.
+    /// Invalidates caches. No effect.
     run fn aclrtMemInvalidate(sim, pointer: Handle, size: usize) {
         sim.device_side(pointer.required("devPtr")?, size as u64).map(|_| ())
     }

@@ -1,8 +1,8 @@
-//! What a process has exported, for others to look up by a number.
+//! Nodes: the exports of a process, which other processes look up by a number.
 //!
-//! Why: a key of the vendor's is a name. Who may open it, and whether it is still there, the driver knows. Here
-//! that stands in a memory file of the exporter, which others reach through `/proc`; nothing lies in a
-//! file system, and all of it ends with the process, however that ends.
+//! A key of the vendor is a name. The driver knows whether it exists and which processes may open it. Here a memory
+//! file of the exporter has this information, which other processes open through `/proc`. Nothing is stored in a
+//! file system, and all of it disappears with the process.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -18,15 +18,15 @@ const NAME: &str = "device-ipc-sim-ascendcl";
 const HEADER: usize = 120;
 const ENTRY: usize = 16;
 
-/// Descriptors lie from here on, where nobody else takes the lowest free number.
+/// The lowest descriptor number of a node, above the numbers that other code uses.
 const FIRST_SLOT: i32 = 4096;
 
-/// Bits of a reference that say which descriptor the memory file has; the others count exports.
+/// Bits of a reference with the descriptor of the memory file; the others count exports.
 const SLOT_BITS: u32 = 20;
 
 static EXPORTS: AtomicU64 = AtomicU64::new(1);
 
-/// What was exported.
+/// The kind of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -36,25 +36,25 @@ pub(crate) enum Kind {
     Block = 4,
 }
 
-/// What the exporter says of it.
+/// The properties of an export.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Record {
     pub(crate) kind: Kind,
-    /// Physical id of its device.
+    /// Physical id of the device.
     pub(crate) physical: u32,
-    /// Bytes that were exported.
+    /// Size of the exported memory in bytes.
     pub(crate) size: u64,
-    /// Size of their pages.
+    /// Page size in bytes.
     pub(crate) page: u64,
-    /// Whether other devices can use it, where that takes a policy.
+    /// Whether other devices can use the memory, where that requires a policy.
     pub(crate) for_peers: bool,
     /// Whether only listed processes may open it.
     pub(crate) listed_only: bool,
-    /// What opens it in the engine.
+    /// The engine's handle.
     pub(crate) handle: [u8; 64],
 }
 
-/// An export, in the process that made it.
+/// An export, in the process that created it.
 #[derive(Debug)]
 pub(crate) struct Node {
     file: File,
@@ -62,7 +62,7 @@ pub(crate) struct Node {
     listed: Vec<i32>,
 }
 
-/// An export, as another process found it.
+/// An export, as another process finds it.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) record: Record,
@@ -94,7 +94,7 @@ impl Node {
         Ok(Self { file, reference, listed: Vec::new() })
     }
 
-    /// Lists a process, as of now: one that starts later does not count, though it may get the same pid.
+    /// Lists the process that has this pid now. A later process with the same pid is not listed.
     pub(crate) fn list(&mut self, pid: i32) -> std::io::Result<()> {
         let index = self.listed.iter().position(|&listed| listed == pid).unwrap_or(self.listed.len());
         let mut entry = [0; ENTRY];
@@ -114,11 +114,11 @@ impl Node {
 }
 
 impl Found {
-    /// Looks an export up. `None` if there is none of this kind (any more), or it belongs to somebody else.
+    /// Looks up an export. `None` if it does not exist, is of another kind, or belongs to another user.
     pub(crate) fn look_up(pid: u32, reference: u64, kind: Kind) -> Option<Self> {
         let slot = reference & ((1 << SLOT_BITS) - 1);
         let path = format!("/proc/{pid}/fd/{slot}");
-        // The number may be anything by now, and only memory files of ours are opened.
+        // The number may refer to anything by now. Only memory files of the simulator are opened.
         let target = std::fs::read_link(&path).ok()?;
         if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
             return None;
@@ -154,7 +154,7 @@ impl Found {
         Some(Self { record, listed })
     }
 
-    /// Whether this process may open it.
+    /// Returns whether this process may open the export.
     pub(crate) fn admits_us(&self) -> bool {
         if !self.record.listed_only {
             return true;
@@ -165,7 +165,7 @@ impl Found {
     }
 }
 
-/// When this process started, in clock ticks since boot.
+/// Returns the start time of this process, in clock ticks since boot.
 fn started_at() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The second field is the program's name in parentheses and may hold anything.

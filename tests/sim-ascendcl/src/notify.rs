@@ -1,6 +1,6 @@
-//! Notifies: a stream waits for one, another stream, perhaps of another process, sets it.
+//! Notifies: a stream waits for a notify, and another stream, also of another process, sets it.
 //!
-//! A notify is a word in device memory here: 1 when it was recorded, 0 when it was waited for.
+//! A notify is a word in device memory: 1 after a record, 0 after a wait.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ use crate::simulator::Simulator;
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
 
-/// `ACL_RT_NOTIFY_EXPORT_FLAG_DISABLE_PID_VALIDATION`: 2, where memory has 1.
+/// `ACL_RT_NOTIFY_EXPORT_FLAG_DISABLE_PID_VALIDATION`: 2; for memory it is 1.
 const DISABLE_PID_VALIDATION: u64 = 2;
 
-/// `ACL_RT_NOTIFY_IMPORT_FLAG_ENABLE_PEER_ACCESS`: 2, where memory has 1.
+/// `ACL_RT_NOTIFY_IMPORT_FLAG_ENABLE_PEER_ACCESS`: 2; for memory it is 1.
 const ENABLE_PEER_ACCESS: u64 = 2;
 
-/// Flags of an import, this one and "for use by the device".
+/// The flags of an import: this one and "for use by the device".
 const IMPORT_FLAGS: u64 = 3;
 
 const WORD_BYTES: u64 = 8;
 
-/// A notify, made or opened.
+/// A notify, created or opened.
 #[derive(Debug)]
 pub(crate) struct Notify {
     word: Address,
     device: usize,
-    /// Physical id of the device where the word lives.
+    /// Physical id of the home device of the word.
     home: usize,
     is_own: bool,
     export: Option<(Node, bool)>,
@@ -136,7 +136,7 @@ impl Simulator {
 }
 
 calls! {
-    /// Makes a notify on the current device.
+    /// Creates a notify on the current device.
     run fn aclrtCreateNotify(sim, notify: Place<Handle>, flags: u64) {
         notify.check("notify")?;
         if flags > 1 {
@@ -146,7 +146,7 @@ calls! {
         notify.put(Handle::new(handle), "notify")
     }
 
-    /// Destroys a notify, or closes one that was opened.
+    /// Destroys a notify, or closes an opened one.
     run fn aclrtDestroyNotify(sim, notify: Handle) {
         let handle = notify.required("notify")?;
         let Some(found) = sim.state().notifies.remove(&handle) else {
@@ -160,7 +160,7 @@ calls! {
         Ok(ended?)
     }
 
-    /// Sets a notify when a stream gets there.
+    /// Sets a notify on a stream.
     run fn aclrtRecordNotify(sim, notify: Handle, stream: Handle) {
         let (word, home) = sim.with_notify(notify, |found| Ok((found.word, found.home)))?;
         let target = sim.target(stream)?;
@@ -170,7 +170,8 @@ calls! {
         Ok(sim.machine.write_value64(target.stream, word, 1)?)
     }
 
-    /// Makes a stream wait until a notify of this process is set, and takes it; for so many seconds, 0 for ever.
+    /// Makes a stream wait until a notify of this process is set, and resets it; after the limit in seconds it
+    /// fails, 0 for no limit.
     run fn aclrtWaitAndResetNotify(sim, notify: Handle, stream: Handle, seconds: u32) {
         let (word, home, is_own) = sim.with_notify(notify, |found| Ok((found.word, found.home, found.is_own)))?;
         let target = sim.target(stream)?;
@@ -184,7 +185,7 @@ calls! {
         Ok(sim.machine.wait_word(target.stream, word, |word| word != 0, Some(0), limit)?)
     }
 
-    /// Takes notifies of this process back that were set, at once.
+    /// Resets notifies of this process at once.
     run fn aclrtNotifyBatchReset(sim, notifies: Place<Handle>, count: usize) {
         sim.current()?;
         for notify in notifies.list(count, "notifies")? {
@@ -198,13 +199,13 @@ calls! {
         Ok(())
     }
 
-    /// A number for a notify.
+    /// Returns the number of a notify.
     run fn aclrtGetNotifyId(sim, notify: Handle, id: Place<u32>) {
         sim.with_notify(notify, |_| Ok(()))?;
         id.put((notify.value() & 0xffff_ffff) as u32, "notifyId")
     }
 
-    /// Makes a key for a notify.
+    /// Creates a key of a notify.
     run fn aclrtNotifyGetExportKey(sim, notify: Handle, key: Place<u8>, len: usize, flags: u64) {
         notify.required("notify")?;
         key.check("key")?;
@@ -220,7 +221,7 @@ calls! {
         notify.put(Handle::new(handle), "notify")
     }
 
-    /// Lets processes open the key of a notify.
+    /// Permits processes to open the key of a notify.
     run fn aclrtNotifySetImportPid(sim, notify: Handle, pids: Place<i32>, count: usize) {
         notify.required("notify")?;
         pids.check("pid")?;
@@ -229,7 +230,7 @@ calls! {
         sim.list_for_notify(notify, &pids)
     }
 
-    /// As `aclrtNotifySetImportPid`, for processes of other servers of a super pod; there is one server.
+    /// Permits processes of other servers of a super pod to open the key of a notify. There is one server.
     run fn aclrtNotifySetImportPidInterServer(sim, notify: Handle, servers: Place<ServerPid>, count: usize) {
         notify.required("notify")?;
         servers.check("serverPids")?;

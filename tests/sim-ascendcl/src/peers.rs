@@ -1,8 +1,8 @@
 //! Peer access that other processes of the machine have enabled.
 //!
-//! Why: the driver counts the enables of all processes together (hicann/driver, `devdrv_enable_p2p_inner`), and the vendor's samples
-//! rely on it: each of two processes enables one direction. Processes count each other's where their machines have the same
-//! name (`shared-peers`); the counts end with the process, as the driver takes them back then.
+//! The driver counts the enables of all processes together (hicann/driver, `devdrv_enable_p2p_inner`), and the
+//! vendor's samples rely on it: each of two processes enables one direction. Processes share their counts if their
+//! machines have the same name (`shared-peers`). The counts of a process disappear with it, as in the driver.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,13 +13,13 @@ use crate::status::{Outcome, Status, refuse};
 
 const PREFIX: &str = "device-ipc-sim-ascendcl-peers-";
 
-/// The directions that this process has enabled, for others to read.
+/// The directions that this process has enabled, readable for other processes.
 #[derive(Debug)]
 pub(crate) struct Published(File);
 
 impl Published {
     /// # Errors
-    /// 507899 where the system has no memory file left.
+    /// 507899 if the memory file cannot be created.
     pub(crate) fn new(machine: &str) -> Outcome<Self> {
         match memfd_create(format!("{PREFIX}{machine}"), MemfdFlags::CLOEXEC) {
             Ok(file) => Ok(Self(File::from(file))),
@@ -34,7 +34,7 @@ impl Published {
     }
 }
 
-/// Whether any process of a machine has enabled a direction.
+/// Returns whether any process of a machine has enabled a direction.
 pub(crate) fn is_enabled_by_any(machine: &str, (from, to): (usize, usize)) -> bool {
     let (name, line) = (format!("/memfd:{PREFIX}{machine}"), format!("{from}>{to}"));
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

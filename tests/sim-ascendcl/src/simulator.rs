@@ -1,4 +1,4 @@
-//! All that the library knows: one value per process.
+//! The state of the library: one value per process.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,25 +23,26 @@ thread_local! {
     static CURRENT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Handles of contexts, notifies and physical memory begin here: none is an address or the number of a stream.
+/// The first handle of contexts, notifies and physical memory: none of them is an address or the number of a
+/// stream.
 const FIRST_HANDLE: u64 = 0x5A00_0000_0010;
 
-/// What stands between `aclInit` and `aclFinalize`.
+/// The state between `aclInit` and `aclFinalize`.
 #[derive(Debug, Default)]
 pub(crate) struct Initialisation {
     pub(crate) count: u64,
     pub(crate) finalised: bool,
-    /// The content of the first configuration file of the process, empty for none.
+    /// The content of the first configuration file of the process; empty without a file.
     pub(crate) configuration: Option<Vec<u8>>,
 }
 
-/// A device, as this process uses it.
+/// The state of a device in this process.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceState {
-    /// Calls of `aclrtSetDevice` that no `aclrtResetDevice` has taken back.
+    /// Calls of `aclrtSetDevice` without an `aclrtResetDevice`.
     pub(crate) references: u64,
     pub(crate) default_context: Option<u64>,
-    /// Runs the synchronous copies, which no stream orders.
+    /// The stream of the synchronous copies, which are not ordered with other streams.
     pub(crate) copies: Option<StreamId>,
 }
 
@@ -60,32 +61,32 @@ pub(crate) struct Current {
     pub(crate) device: usize,
 }
 
-/// What the process has.
+/// The objects of the process.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) init: Initialisation,
     pub(crate) devices: Vec<DeviceState>,
-    /// How often peer access was enabled, by the physical ids of the accessing device and of the memory's.
+    /// Counts of peer access, by the physical ids of the accessing device and of the home device.
     pub(crate) peers: HashMap<(usize, usize), u64>,
-    /// The same, for the other processes of the machine.
+    /// The counts of peer access, for the other processes of the machine.
     pub(crate) published_peers: Option<Published>,
     pub(crate) contexts: HashMap<u64, Context>,
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) notifies: HashMap<u64, Notify>,
-    /// Memory by its first address.
+    /// Memory by first address.
     pub(crate) blocks: BTreeMap<u64, Block>,
     pub(crate) exports: HashMap<Vec<u8>, Export>,
     pub(crate) key_books: KeyBooks,
     pub(crate) imports: HashMap<Vec<u8>, Import>,
     pub(crate) physical: HashMap<u64, Physical>,
-    /// The devices for which memory of the host was registered, by its first address.
+    /// The devices for which host memory was registered, by first address.
     pub(crate) registrations: HashMap<u64, HashSet<usize>>,
     handles: u64,
 }
 
 impl State {
-    /// A handle that no other thing has had.
+    /// Returns a handle that was never used before.
     pub(crate) fn new_handle(&mut self) -> u64 {
         self.handles += 1;
         FIRST_HANDLE + self.handles * 16
@@ -97,22 +98,22 @@ impl State {
 pub(crate) struct Simulator {
     pub(crate) config: Config,
     pub(crate) machine: Arc<Machine>,
-    /// The process that made the first call; its forked children cannot go on.
+    /// The process that made the first call; calls in its forked children fail.
     process: u32,
     state: Mutex<State>,
 }
 
 impl Simulator {
-    /// The simulator of this process, made with the first call.
+    /// Returns the simulator of this process, and creates it at the first call.
     ///
     /// # Errors
-    /// 500000 where its description is wrong.
+    /// 500000 for an invalid description of the machine.
     pub(crate) fn get() -> Outcome<&'static Self> {
         static SIMULATOR: OnceLock<Result<Simulator, String>> = OnceLock::new();
         let made = SIMULATOR.get_or_init(|| match Config::from_environment() {
             Ok(config) => Ok(Self::new(config)),
             Err(error) => {
-                // The status and its message say it as well.
+                // The status and its message report the error too.
                 let _ = writeln!(std::io::stderr(), "{error}");
                 Err(error.to_string())
             }
@@ -142,10 +143,10 @@ impl Simulator {
         self.state().init.count > 0
     }
 
-    /// The calling thread's context.
+    /// Returns the calling thread's context.
     ///
     /// # Errors
-    /// 107002 where it has none, or it was destroyed.
+    /// 107002 without a context, and for a destroyed one.
     pub(crate) fn current(&self) -> Outcome<Current> {
         let state = self.state();
         let found = CURRENT.get().and_then(|id| state.contexts.get(&id).map(|context| (id, context.device)));
@@ -155,12 +156,12 @@ impl Simulator {
         }
     }
 
-    /// Makes a context the calling thread's.
+    /// Makes a context current on the calling thread.
     pub(crate) fn make_current(&self, context: Option<u64>) {
         CURRENT.set(context);
     }
 
-    /// The device with this user id.
+    /// Returns the device with this user id.
     ///
     /// # Errors
     /// 107001.
@@ -175,13 +176,13 @@ impl Simulator {
         }
     }
 
-    /// Its physical id.
+    /// Returns the physical id of a device.
     pub(crate) fn physical(&self, device: usize) -> usize {
         self.machine.devices()[device].physical
     }
 
     /// # Errors
-    /// 207000 where the chip does not have it.
+    /// 207000 where the chip does not have the feature.
     pub(crate) fn require(&self, feature: Feature) -> Outcome {
         if self.config.soc.has(feature) {
             return Ok(());
@@ -190,21 +191,21 @@ impl Simulator {
         refuse(Status::RT_FEATURE_NOT_SUPPORT, format!("{name} does not have this ({feature:?})"))
     }
 
-    /// Whether a device's streams can access memory whose home is a physical device.
+    /// Returns whether streams of a device have access to memory of a physical device.
     pub(crate) fn reaches(&self, device: usize, home: usize) -> bool {
         let own = self.physical(device);
         own == home || self.is_one_chip(own, home) || self.has_peer_access(own, home)
     }
 
-    /// Whether two physical devices are dies of one chip behind one PCIe link, which have no peer access
+    /// Returns whether two physical devices are dies of one chip behind one PCIe link, which have no peer access
     /// (hicann/driver, `devdrv_is_two_dev_on_same_chip`).
     pub(crate) fn is_one_chip(&self, one: usize, other: usize) -> bool {
         self.config.dies_share_a_link() && one / 2 == other / 2
     }
 
-    /// Whether peer access between two physical devices is in effect: both directions have been enabled
-    /// (hicann/driver, `devdrv_is_p2p_enabled_inner`, `ubdrv_is_p2p_enabled`), by this process or, where the machine has a
-    /// name for that, by any.
+    /// Returns whether peer access between two physical devices is in effect: both directions were enabled
+    /// (hicann/driver, `devdrv_is_p2p_enabled_inner`, `ubdrv_is_p2p_enabled`), by this process or, on a machine
+    /// with shared counts, by any process.
     pub(crate) fn has_peer_access(&self, one: usize, other: usize) -> bool {
         let enabled = |pair| {
             let here = self.state().peers.get(&pair).is_some_and(|&count| count > 0);
@@ -213,7 +214,7 @@ impl Simulator {
         enabled((one, other)) && enabled((other, one))
     }
 
-    /// Changes how often directions are enabled, and lets the other processes of the machine know.
+    /// Changes the counts of peer access, and publishes them to the other processes of the machine.
     pub(crate) fn change_peers<T>(
         &self,
         change: impl FnOnce(&mut HashMap<(usize, usize), u64>) -> T,
@@ -231,10 +232,10 @@ impl Simulator {
         Ok(changed)
     }
 
-    /// Enables one direction, and counts it.
+    /// Enables one direction, and increments its count.
     ///
     /// # Errors
-    /// 507899 where they are not connected, or are dies of one chip.
+    /// 507899 for devices that are not connected, or are dies of one chip.
     pub(crate) fn enable_peer(&self, own: usize, home: usize) -> Outcome {
         if own == home {
             return Ok(());
@@ -250,7 +251,7 @@ impl Simulator {
         self.change_peers(|peers| *peers.entry((own, home)).or_default() += 1)
     }
 
-    /// Enables both directions, also where this process does not see the other device.
+    /// Enables both directions, also where the other device is not visible to this process.
     pub(crate) fn enable_peer_both_ways(&self, device: usize, home: usize) -> Outcome {
         let own = self.physical(device);
         self.enable_peer(home, own)?;
@@ -258,7 +259,7 @@ impl Simulator {
     }
 }
 
-/// Locks, also after a thread panicked with the lock: every table is consistent between two statements.
+/// Locks a mutex, also a poisoned one: every table is consistent between two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

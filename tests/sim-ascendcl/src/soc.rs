@@ -1,7 +1,7 @@
-//! Which chip is played, and what it cannot do.
+//! Chips and their features.
 //!
-//! Why: the vendor's manual says for every call which products have it, and the others return 207000. The
-//! lists are those of `docs/zh/api_ref` and `src/runtime/config/*/dev_info_reg.cc` of hicann/runtime, 2026-08.
+//! The vendor's manual lists the products that support each call; the others return 207000. The lists are those of
+//! `docs/zh/api_ref` and `src/runtime/config/*/dev_info_reg.cc` of hicann/runtime, 2026-08.
 
 /// A family of chips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -23,7 +23,7 @@ pub enum Soc {
     A950DT,
 }
 
-/// Something that not every chip has.
+/// A feature that some chips lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Feature {
     IpcMemory,
@@ -38,7 +38,7 @@ pub(crate) enum Feature {
 }
 
 impl Soc {
-    /// The chip that has this name in `DEVICE_IPC_SIM_ASCEND`.
+    /// Returns the chip with this name in `DEVICE_IPC_SIM_ASCEND`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "910" => Self::A910,
@@ -54,7 +54,7 @@ impl Soc {
 
     pub(crate) const NAMES: &'static str = "910, 910b, 910_93, 310p, 310b, 950, 950pr or 950dt";
 
-    /// What `aclrtGetSocName` says, NUL at the end.
+    /// Returns the NUL-terminated name that `aclrtGetSocName` returns.
     pub(crate) fn vendor_name(self) -> &'static std::ffi::CStr {
         match self {
             Self::A910 => c"Ascend910A",
@@ -81,22 +81,22 @@ impl Soc {
         }
     }
 
-    /// Whether `aclrtMalloc` asks for 32 bytes more than it is asked for.
+    /// Returns whether `aclrtMalloc` allocates 32 bytes more than requested.
     pub(crate) fn pads(self) -> bool {
         !matches!(self, Self::A950PR | Self::A950DT)
     }
 
-    /// Whether the driver's memory code is its third generation, whose keys are not text.
+    /// Returns whether the driver's memory code is of the third generation, whose keys are binary.
     pub(crate) fn keys_are_binary(self) -> bool {
         matches!(self, Self::A950PR | Self::A950DT)
     }
 
-    /// Whether another device can use memory only if it was allocated with a policy for that.
+    /// Returns whether access by another device requires an allocation with a policy for that.
     pub(crate) fn needs_peer_policy(self) -> bool {
         self == Self::A310P
     }
 
-    /// How many notifies a device has.
+    /// Returns the number of notifies of a device.
     pub(crate) fn notifies(self) -> usize {
         match self {
             Self::A910 | Self::A310P => 1024,
@@ -106,7 +106,7 @@ impl Soc {
         }
     }
 
-    /// How many dies, each of which is a device, a chip has.
+    /// Returns the number of dies of a chip, each of which is a device.
     pub(crate) fn dies(self) -> usize {
         if self == Self::A910_93 { 2 } else { 1 }
     }

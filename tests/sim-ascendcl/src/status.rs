@@ -1,7 +1,6 @@
-//! The vendor's numbers for what went wrong.
+//! The vendor's error numbers.
 //!
-//! Why: a program acts on these numbers and nothing else; they are those of `acl_base_rt.h` and
-//! `rt_error_codes.h`, with the names that stand there.
+//! Programs act on these numbers only. Numbers and names are those of `acl_base_rt.h` and `rt_error_codes.h`.
 
 use device_ipc_mock_engine::EngineError;
 
@@ -50,17 +49,17 @@ impl Status {
     pub const HOST_MEMORY_NOT_REGISTERED: Self = Self(507_911);
 }
 
-/// A status, and what `aclGetRecentErrMsg` says of it.
+/// A status, and the text for `aclGetRecentErrMsg`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: Status,
     pub(crate) detail: String,
 }
 
-/// What a call comes to.
+/// The result of a call.
 pub(crate) type Outcome<T = ()> = Result<T, Refusal>;
 
-/// Refuses, and says why.
+/// Fails with a status and a reason.
 pub(crate) fn refuse<T>(status: Status, detail: impl Into<String>) -> Outcome<T> {
     Err(Refusal { status, detail: detail.into() })
 }
@@ -71,7 +70,7 @@ impl From<EngineError> for Refusal {
     }
 }
 
-/// The driver's catch-all, 507899, is what most of its failures become (hicann/runtime, `errcode_manage.cc`).
+/// Most failures of the driver are its general error 507899 (hicann/runtime, `errcode_manage.cc`).
 fn status_of(error: &EngineError) -> Status {
     match error {
         EngineError::InvalidDevice { .. } => Status::RT_INVALID_DEVICEID,

@@ -1,4 +1,4 @@
-//! Streams, each of one context.
+//! Streams and their contexts.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct Stream {
     has_failure_mode: bool,
 }
 
-/// A stream that work can be queued on now.
+/// A stream to which work can be submitted now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) stream: StreamId,
@@ -31,7 +31,7 @@ pub(crate) struct Target {
 /// `void (*)(aclrtStream, aclrtStreamState, void*)`.
 type StateCallback = unsafe extern "C" fn(Handle, i32, *mut c_void);
 
-/// Callbacks that are told of streams, by name; the argument is an address.
+/// Stream state callbacks by name; the argument is an address.
 static STATE_CALLBACKS: std::sync::Mutex<Vec<(Vec<u8>, StateCallback, u64)>> =
     std::sync::Mutex::new(Vec::new());
 
@@ -42,10 +42,10 @@ const CREATED: i32 = 1;
 const IS_DESTROYED: i32 = 2;
 
 impl Simulator {
-    /// The stream with this handle, null for the context's default one, to queue work on.
+    /// Returns the stream to which work is submitted, by its handle; null is the context's default stream.
     ///
     /// # Errors
-    /// 107002 without a context, 107003 for a stream of another one, 107017 for none.
+    /// 107002 without a context, 107003 for a stream of another context, 107017 for an unknown stream.
     pub(crate) fn target(&self, handle: Handle) -> Outcome<Target> {
         let current = self.current()?;
         let stream = self.known_stream(handle, current)?;
@@ -59,7 +59,7 @@ impl Simulator {
         Ok(Target { stream, device: found.device })
     }
 
-    /// As [`target`](Self::target), of whichever context: to wait for, and to destroy.
+    /// Returns a stream of any context, to wait for it or to destroy it.
     pub(crate) fn any_stream(&self, handle: Handle) -> Outcome<StreamId> {
         let current = self.current()?;
         self.known_stream(handle, current)
@@ -98,7 +98,7 @@ impl Simulator {
         Ok(stream)
     }
 
-    /// Ends a stream: with its work, or after it.
+    /// Destroys a stream, with its queued work or after it.
     pub(crate) fn end_stream(&self, stream: u64, drain: bool) {
         if self.state().streams.remove(&stream).is_none() {
             return;
@@ -106,7 +106,7 @@ impl Simulator {
         tell_callbacks(stream, IS_DESTROYED);
         let stream = StreamId::new(stream);
         if drain {
-            // What failed on it is nobody's any more.
+            // Later failures are not reported.
             let _ = self.machine.synchronize(stream);
         }
         let _ = self.machine.destroy_stream(stream);
@@ -150,7 +150,7 @@ fn tell_callbacks(stream: u64, state: i32) {
     }
 }
 
-/// Waits for as many milliseconds as a call names; `None` for ever, which is -1.
+/// Converts a time limit in milliseconds; `None` for -1, which means no limit.
 pub(crate) fn limit_of(milliseconds: i32) -> Outcome<Option<Duration>> {
     match milliseconds {
         -1 => Ok(None),
@@ -160,17 +160,17 @@ pub(crate) fn limit_of(milliseconds: i32) -> Outcome<Option<Duration>> {
 }
 
 calls! {
-    /// Makes a stream in the current context.
+    /// Creates a stream in the current context.
     run fn aclrtCreateStream(sim, stream: Place<Handle>) {
         sim.create(stream, 0, 0)
     }
 
-    /// As `aclrtCreateStream`, with a priority from 0, the highest, to 7.
+    /// Creates a stream with a priority from 0, the highest, to 7.
     run fn aclrtCreateStreamWithConfig(sim, stream: Place<Handle>, priority: u32, flags: u32) {
         sim.create(stream, priority, flags)
     }
 
-    /// As `aclrtCreateStream`, with what the configuration says.
+    /// Creates a stream with a configuration.
     run fn aclrtCreateStreamV2(sim, stream: Place<Handle>, config: Place<StreamConfig>) {
         if config.is_null() {
             return sim.create(stream, 0, 0);
@@ -179,7 +179,7 @@ calls! {
         sim.create(stream, config.priority, config.flags as u32)
     }
 
-    /// Sets a part of a configuration: 2 flags, 3 priority; 0 and 1 are memory that streams may work with.
+    /// Sets an option of a configuration: 2 flags, 3 priority; 0 and 1 are work memory of the stream.
     run fn aclrtSetStreamConfigOpt(_sim, config: Place<StreamConfig>, attribute: i32, value: Place<u64>, size: usize) {
         let mut changed = config.get("handle")?;
         value.check("attrValue")?;
@@ -195,7 +195,7 @@ calls! {
         config.put(changed, "handle")
     }
 
-    /// Gives a configuration back.
+    /// Destroys a configuration.
     run fn aclrtDestroyStreamConfigHandle(_sim, config: Place<StreamConfig>) {
         config.check("handle")?;
         config.give_back();
@@ -207,7 +207,7 @@ calls! {
         sim.destroy(stream, true)
     }
 
-    /// Destroys a stream at once; what is queued may still run.
+    /// Destroys a stream at once; queued work may still run.
     run fn aclrtDestroyStreamForce(sim, stream: Handle) {
         sim.destroy(stream, false)
     }
@@ -218,7 +218,7 @@ calls! {
         Ok(sim.machine.synchronize(stream)?)
     }
 
-    /// As `aclrtSynchronizeStream`, for a time.
+    /// Waits for all work of a stream, with a time limit.
     run fn aclrtSynchronizeStreamWithTimeout(sim, stream: Handle, milliseconds: i32) {
         let stream = sim.any_stream(stream)?;
         match limit_of(milliseconds)? {
@@ -230,36 +230,36 @@ calls! {
         }
     }
 
-    /// Whether all work is done: 0. Otherwise 1.
+    /// Returns 0 if all work of a stream is complete, else 1.
     run fn aclrtStreamQuery(sim, stream: Handle, status: Place<i32>) {
         status.check("status")?;
         let stream = sim.any_stream(stream)?;
         status.put(i32::from(!sim.machine.query(stream)?), "status")
     }
 
-    /// A number for a stream.
+    /// Returns the number of a stream.
     run fn aclrtStreamGetId(sim, stream: Handle, id: Place<i32>) {
         let stream = sim.any_stream(stream)?;
         id.put(stream.get() as i32, "streamId")
     }
 
-    /// The flags it was made with.
+    /// Returns the flags of a stream.
     run fn aclrtStreamGetFlags(sim, stream: Handle, flags: Place<u32>) {
         flags.put(sim.describe(stream)?.flags, "flags")
     }
 
-    /// The priority it was made with.
+    /// Returns the priority of a stream.
     run fn aclrtStreamGetPriority(sim, stream: Handle, priority: Place<u32>) {
         priority.put(sim.describe(stream)?.priority, "priority")
     }
 
-    /// Drops the work that is queued on a stream.
+    /// Drops the queued work of a stream.
     run fn aclrtStreamAbort(sim, stream: Handle) {
         let stream = sim.any_stream(stream)?;
         Ok(sim.machine.discard_queued(stream)?)
     }
 
-    /// As `aclrtStreamAbort`, for a stream that was made for use by the device (0x20).
+    /// Drops the queued work of a stream that was created for use by the device (0x20).
     run fn aclrtStreamStop(sim, stream: Handle) {
         if sim.describe(stream)?.flags & FOR_USE_BY_THE_DEVICE == 0 {
             return refuse(Status::RT_PARAM_INVALID, "the stream was not made with ACL_STREAM_DEVICE_USE_ONLY");
@@ -268,15 +268,15 @@ calls! {
         Ok(sim.machine.discard_queued(stream)?)
     }
 
-    /// The default stream of the current context.
+    /// Returns the default stream of the current context.
     run fn aclrtCtxGetCurrentDefaultStream(sim, stream: Place<Handle>) {
         stream.check("stream")?;
         let current = sim.current()?;
         stream.put(Handle::new(sim.default_stream(current)?.get()), "stream")
     }
 
-    /// 0, to go on behind a failure, which is the default, or 1, to stop there, with all streams of the context; once for
-    /// each stream.
+    /// Sets the failure mode: 0, the default, continues after a failure; 1 stops all streams of the context. It can
+    /// be set once for each stream.
     run fn aclrtSetStreamFailureMode(sim, stream: Handle, mode: u64) {
         let stream = sim.any_stream(stream)?;
         if mode > 1 {
@@ -297,7 +297,7 @@ calls! {
         Ok(())
     }
 
-    /// Sets a callback that is told of streams, or takes it back with a null one.
+    /// Sets a callback for stream states; null removes it.
     run fn aclrtRegStreamStateCallback(_sim, name: Text, callback: Option<StateCallback>, argument: Handle) {
         let name = name.bytes("regName")?.to_vec();
         let mut callbacks = lock(&STATE_CALLBACKS);
@@ -314,7 +314,7 @@ calls! {
     }
 }
 
-/// A configuration with nothing set; null in the stub.
+/// Creates an empty configuration; null in the stub.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtCreateStreamConfigHandle() -> *mut StreamConfig {
     let config = StreamConfig { work: Handle::new(0), work_size: 0, flags: 0, priority: 0 };

@@ -1,4 +1,4 @@
-//! Begin and end, versions, and the last error.
+//! Initialization and finalization, versions, and the last error.
 
 use std::ffi::{OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -8,12 +8,12 @@ use crate::abi::{ErrorInfo, Place, Text};
 use crate::call::{calls, last_status, take_message, value_of};
 use crate::status::{Status, refuse};
 
-/// Size of the buffer for a version, as the vendor's manual asks for it.
+/// Size of the buffer for a version in bytes, as the vendor's manual requires.
 const VERSION_BYTES: usize = 128;
 
 calls! {
-    /// Begins; another call gives 100002 whatever its configuration, and counts all the same. The first configuration is
-    /// that of the process: to begin again with another one is refused.
+    /// Initializes the library. A repeated call returns 100002 whatever its configuration, and counts nevertheless.
+    /// The first configuration is that of the process: another one is rejected later.
     run_always fn aclInit(sim, config: Text) {
         let mut state = sim.state();
         if state.init.count > 0 {
@@ -40,7 +40,7 @@ calls! {
         Ok(())
     }
 
-    /// Ends, however often it was begun.
+    /// Finalizes the library, whatever the number of `aclInit` calls.
     run_always fn aclFinalize(sim) {
         let mut state = sim.state();
         if state.init.finalised {
@@ -51,7 +51,7 @@ calls! {
         Ok(())
     }
 
-    /// Takes one `aclInit` back, and ends with the last.
+    /// Releases one `aclInit`; the last release finalizes the library.
     run_always fn aclFinalizeReference(sim, count: Place<u64>) {
         let left = {
             let mut state = sim.state();
@@ -65,14 +65,14 @@ calls! {
         if count.is_null() { Ok(()) } else { count.put(left, "refCount") }
     }
 
-    /// Version of the interface.
+    /// Returns the version of the interface.
     run_always fn aclrtGetVersion(sim, major: Place<i32>, minor: Place<i32>, patch: Place<i32>) {
         major.put(1, "majorVersion")?;
         minor.put(sim.config.cann.interface(), "minorVersion")?;
         patch.put(0, "patchVersion")
     }
 
-    /// Version of a package as text, into a buffer of 128 bytes.
+    /// Returns the version of a package as text, in a buffer of 128 bytes.
     run_always fn aclsysGetVersionStr(sim, package: Text, version: Place<u8>) {
         package.bytes("pkgName")?;
         let mut text = [0; VERSION_BYTES];
@@ -81,38 +81,38 @@ calls! {
         version.put_list(&text, "versionStr")
     }
 
-    /// Version of a package as a number.
+    /// Returns the version of a package as a number.
     run_always fn aclsysGetVersionNum(sim, package: Text, version: Place<i32>) {
         package.bytes("pkgName")?;
         version.put(sim.config.cann.number(), "versionNum")
     }
 
-    /// There is nothing more to say of an error.
+    /// Returns details of an error. There are none.
     run fn aclrtGetErrorVerbose(sim, device: i32, info: Place<ErrorInfo>) {
         sim.device(device)?;
         info.put(ErrorInfo { try_repair: 0, has_detail: 0, reserved: [0; 2], kind: 0 }, "errorInfo")
     }
 }
 
-/// The last error of this thread, which is thereby forgotten.
+/// Returns the last error of this thread, and resets it.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtGetLastError(_level: i32) -> i32 {
     value_of("aclrtGetLastError", |_| last_status(true).0).unwrap_or(Status::COMPILING_STUB_MODE.0)
 }
 
-/// The last error of this thread.
+/// Returns the last error of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtPeekAtLastError(_level: i32) -> i32 {
     value_of("aclrtPeekAtLastError", |_| last_status(false).0).unwrap_or(Status::COMPILING_STUB_MODE.0)
 }
 
-/// What was said of the last error of this thread, once; null if there was none. Valid until the next call.
+/// Returns the message of the last error of this thread, once; null if there was none. Valid until the next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclGetRecentErrMsg() -> *const c_char {
     value_of("aclGetRecentErrMsg", |_| take_message()).unwrap_or(std::ptr::null())
 }
 
-/// The name of the chip; null where there is none.
+/// Returns the name of the chip; null in the stub.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtGetSocName() -> *const c_char {
     let name = value_of("aclrtGetSocName", |sim| {

@@ -1,4 +1,4 @@
-//! Words of 64 bits that streams write and wait for.
+//! 64-bit words that streams write and wait for.
 
 use device_ipc_mock_engine::Address;
 
@@ -14,7 +14,7 @@ const EQUAL: u32 = 1;
 const AND: u32 = 2;
 const NOR: u32 = 3;
 
-/// The comparison of a flag, as the vendor's header states it.
+/// Returns the comparison of a flag, as the vendor's header defines it.
 fn comparison(flag: u32, value: u64) -> impl Fn(u64) -> bool + Send + 'static {
     move |word| match flag {
         GREATER_OR_EQUAL => word.wrapping_sub(value).cast_signed() >= 0,
@@ -25,7 +25,7 @@ fn comparison(flag: u32, value: u64) -> impl Fn(u64) -> bool + Send + 'static {
 }
 
 impl Simulator {
-    /// The memory of a word that streams may work on.
+    /// Returns the memory of a word that streams may access.
     fn word_at(&self, address: u64) -> Outcome<Block> {
         match self.side(address, 8)? {
             Side::Known(_, blocks) if self.config.host_words && blocks[0].is_registered() => Ok(blocks[0]),
@@ -35,7 +35,7 @@ impl Simulator {
 }
 
 calls! {
-    /// Writes a word on a stream.
+    /// Submits a write of a word.
     run fn aclrtValueWrite(sim, pointer: Handle, value: u64, flag: u32, stream: Handle) {
         let address = pointer.required("devAddr")?;
         sim.require(Feature::ValueWaitAndWrite)?;

@@ -1,6 +1,6 @@
-//! Physical memory and addresses, managed apart from each other, and shared by a number.
+//! Physical memory and reserved addresses, shared by a number.
 //!
-//! Why beside keys: such memory lives until the last process lets go of it, whoever made it.
+//! Unlike memory that is shared by key, such memory exists until the last process releases it.
 
 use device_ipc_mock_engine::{Access, Address, BlockId};
 
@@ -26,7 +26,7 @@ const DISABLE_PID_VALIDATION: u64 = 1;
 const SHARE_BY_NUMBER: i32 = 1;
 const SHARE_BY_FABRIC: i32 = 2;
 
-/// Size of `aclrtMemFabricHandle`, and what its bytes begin with.
+/// Size of `aclrtMemFabricHandle` in bytes, and the first bytes of its content.
 const FABRIC_BYTES: usize = 128;
 const FABRIC_TAG: [u8; 8] = *b"SIMFABR1";
 
@@ -36,12 +36,12 @@ pub(crate) struct Physical {
     block: BlockId,
     size: u64,
     page: u64,
-    /// User id of the device that uses it.
+    /// User id of the device that uses the memory.
     device: usize,
-    /// Physical id of the device where it lies.
+    /// Physical id of the home device.
     home: usize,
     properties: PhysicalMemProp,
-    /// The shareable handle it was imported by.
+    /// The shareable handle by which it was imported.
     imported_by: Option<u64>,
     shared: Option<Shared>,
 }
@@ -54,8 +54,8 @@ struct Shared {
 }
 
 impl Simulator {
-    /// Size of the pages that an attribute asks for, and of what physical memory is a multiple. The driver allocates in
-    /// 2 MiB whatever the pages are, but for memory of the host (hicann/driver, `halMemGetAllocationGranularity`).
+    /// Returns the page size of an attribute, and the unit of physical memory. The driver allocates in units of 2
+    /// MiB whatever the pages are, except for host memory (hicann/driver, `halMemGetAllocationGranularity`).
     fn granularity(&self, properties: &PhysicalMemProp) -> Outcome<(u64, u64)> {
         if properties.location.kind != MemLocation::DEVICE {
             return refuse(
@@ -123,8 +123,9 @@ impl Simulator {
         Ok(())
     }
 
-    /// That a reservation holds memory of one device only (hicann/driver, `devmm_page_bitmap_mem_mapped_state_set`),
-    /// and either the process's own or imported memory (manual 11-04).
+    /// Checks that a reservation has memory of one device only (hicann/driver,
+    /// `devmm_page_bitmap_mem_mapped_state_set`), and only imported memory or only memory of this process (manual
+    /// 11-04).
     fn require_one_kind(&self, address: u64, device: usize, imported: bool) -> Outcome {
         let Some((base, size)) = self.machine.reservation_of(Address::new(address)) else { return Ok(()) };
         let state = self.state();
@@ -140,7 +141,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// What was mapped at an address.
+    /// Returns the mapping at an address.
     fn mapped(&self, address: u64) -> Outcome<Block> {
         match self.state().blocks.get(&address) {
             Some(block) if block.origin == Origin::Mapped => Ok(*block),
@@ -148,7 +149,7 @@ impl Simulator {
         }
     }
 
-    /// The device of a place, which is named by its logic id.
+    /// Returns the device of a location, which names it by logic id.
     fn device_of_location(&self, location: MemLocation) -> Outcome<usize> {
         let found = self.config.visible.iter().position(|&logic| logic == location.id as usize);
         match found.filter(|_| location.kind == MemLocation::DEVICE) {
@@ -223,7 +224,7 @@ impl Simulator {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         {
-            // A handle that was released stays where it is mapped.
+            // A released handle is valid while it is mapped.
             let state = self.state();
             let by_handle =
                 state.physical.values().any(|p| p.imported_by == Some(number) && p.device == device);
@@ -248,7 +249,7 @@ impl Simulator {
         Ok(handle)
     }
 
-    /// The number in a shareable handle of either kind.
+    /// Returns the number in a shareable handle of either type.
     fn number_in(&self, shareable: Handle, kind: i32) -> Outcome<u64> {
         shareable.required("shareableHandle")?;
         match kind {
@@ -267,7 +268,7 @@ impl Simulator {
 }
 
 calls! {
-    /// What sizes of physical memory are multiples of.
+    /// Returns the unit of sizes of physical memory.
     run fn aclrtMemGetAllocationGranularity(sim, properties: Place<PhysicalMemProp>, option: i32, size: Place<usize>) {
         let properties = properties.get("prop")?;
         size.check("granularity")?;
@@ -278,7 +279,7 @@ calls! {
         size.put(granularity as usize, "granularity")
     }
 
-    /// Makes physical memory.
+    /// Creates physical memory.
     run fn aclrtMallocPhysical(
         sim,
         handle: Place<Handle>,
@@ -296,7 +297,7 @@ calls! {
         handle.put(Handle::new(made), "handle")
     }
 
-    /// Lets go of it; it stays while it is mapped, and while other processes have it.
+    /// Releases physical memory; it exists while it is mapped, and while other processes have it.
     run fn aclrtFreePhysical(sim, handle: Handle) {
         let value = handle.required("handle")?;
         let Some(found) = sim.state().physical.remove(&value) else {
@@ -305,7 +306,7 @@ calls! {
         Ok(sim.machine.release_block(found.block)?)
     }
 
-    /// Sets addresses aside.
+    /// Reserves addresses.
     run fn aclrtReserveMemAddress(
         sim,
         pointer: Place<Handle>,
@@ -323,7 +324,7 @@ calls! {
         pointer.put(Handle::new(base.get()), "virPtr")
     }
 
-    /// Gives them back.
+    /// Releases reserved addresses.
     run fn aclrtReleaseMemAddress(sim, pointer: Handle) {
         let address = Address::new(pointer.required("virPtr")?);
         match sim.machine.reservation_of(address) {
@@ -332,7 +333,7 @@ calls! {
         }
     }
 
-    /// Maps physical memory, all of it, for the device that it was made on or imported for.
+    /// Maps a whole block of physical memory, for the device on which it was created or imported.
     run fn aclrtMapMem(sim, pointer: Handle, size: usize, offset: usize, handle: Handle, flags: u64) {
         let address = pointer.required("virPtr")?;
         if offset != 0 || flags != 0 {
@@ -341,15 +342,16 @@ calls! {
         sim.map(address, size as u64, handle)
     }
 
-    /// Takes a mapping away, whatever work is queued for it.
+    /// Removes a mapping, also with queued work that uses it.
     run fn aclrtUnmapMem(sim, pointer: Handle) {
         let block = sim.mapped(pointer.required("virPtr")?)?;
         sim.state().blocks.remove(&block.base);
         Ok(sim.machine.unmap_blocks(Address::new(block.base), block.size)?)
     }
 
-    /// Lets devices, by logic id, read and write a mapping: 3. The driver has nothing else (hicann/driver,
-    /// `devmm_access_desc_check`), and lets no further device to imported memory (`devmm_prefetch_para_check`).
+    /// Gives devices, by logic id, read-write access to a mapping: 3. The driver has no other access
+    /// (hicann/driver, `devmm_access_desc_check`), and gives no further device access to imported memory
+    /// (`devmm_prefetch_para_check`).
     run fn aclrtMemSetAccess(sim, pointer: Handle, size: usize, access: Place<MemAccessDesc>, count: usize) {
         let address = pointer.required("virPtr")?;
         let block = sim.mapped(address)?;
@@ -377,7 +379,7 @@ calls! {
         Ok(())
     }
 
-    /// What a device may do with a mapping.
+    /// Returns the access of a device to a mapping.
     run fn aclrtMemGetAccess(sim, pointer: Handle, location: Place<MemLocation>, flags: Place<u64>) {
         let block = sim.mapped(pointer.required("virPtr")?)?;
         let device = sim.device_of_location(location.get("location")?)?;
@@ -385,7 +387,7 @@ calls! {
         flags.put(access.map_or(0, |access| if access == Access::ReadOnly { 1 } else { 3 }), "flag")
     }
 
-    /// Shares physical memory by a number, once.
+    /// Exports physical memory as a number, once.
     run fn aclrtMemExportToShareableHandle(sim, handle: Handle, kind: i32, flags: u64, shareable: Place<u64>) {
         shareable.check("shareableHandle")?;
         if kind != 0 {
@@ -395,7 +397,7 @@ calls! {
         shareable.put(number, "shareableHandle")
     }
 
-    /// As `aclrtMemExportToShareableHandle`, or by 128 bytes for other servers.
+    /// Exports physical memory as a number, or as 128 bytes for other servers.
     run fn aclrtMemExportToShareableHandleV2(sim, handle: Handle, flags: u64, kind: i32, shareable: Handle) {
         shareable.required("shareableHandle")?;
         match kind {
@@ -411,7 +413,7 @@ calls! {
         }
     }
 
-    /// Takes shared physical memory over, for a device.
+    /// Imports shared physical memory for a device.
     run fn aclrtMemImportFromShareableHandle(sim, shareable: u64, device: i32, handle: Place<Handle>) {
         handle.check("handle")?;
         let device = sim.device(device)?;
@@ -420,7 +422,7 @@ calls! {
         handle.put(Handle::new(made), "handle")
     }
 
-    /// As `aclrtMemImportFromShareableHandle`, for the current device.
+    /// Imports shared physical memory for the current device.
     run fn aclrtMemImportFromShareableHandleV2(
         sim,
         shareable: Handle,
@@ -438,13 +440,13 @@ calls! {
         handle.put(Handle::new(made), "handle")
     }
 
-    /// Lets processes take shared memory over.
+    /// Permits processes to import shared memory.
     run fn aclrtMemSetPidToShareableHandle(sim, shareable: u64, pids: Place<i32>, count: usize) {
         let pids = pids.list(count, "pid")?;
         sim.list_for_shared(shareable, &pids)
     }
 
-    /// As `aclrtMemSetPidToShareableHandle`.
+    /// Permits processes to import shared memory, by a handle of either type.
     run fn aclrtMemSetPidToShareableHandleV2(
         sim,
         shareable: Handle,
@@ -457,7 +459,7 @@ calls! {
         sim.list_for_shared(number, &pids)
     }
 
-    /// One more handle of what is mapped at an address.
+    /// Returns an additional handle of the memory that is mapped at an address.
     run fn aclrtMemRetainAllocationHandle(sim, pointer: Handle, handle: Place<Handle>) {
         let address = pointer.required("virPtr")?;
         handle.check("handle")?;
@@ -484,7 +486,7 @@ calls! {
         handle.put(Handle::new(value), "handle")
     }
 
-    /// With what properties physical memory was made.
+    /// Returns the properties with which physical memory was created.
     run fn aclrtMemGetAllocationPropertiesFromHandle(sim, handle: Handle, properties: Place<PhysicalMemProp>) {
         let found = sim.with_physical(handle, |found| Ok(found.properties))?;
         properties.put(found, "prop")

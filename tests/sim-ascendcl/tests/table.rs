@@ -129,7 +129,7 @@ fn every_test_of_a_rule_is_in_the_table() {
         "c_programs::the_second_name_of_the_library_does_as_well",
         "machine::the_chip_has_its_name",
         "machine::the_table_of_versions_names_symbols_that_are_there",
-        "machine::a_call_fails_on_demand_with_any_number",
+        "machine::fault_returns_any_status",
         "machine::a_wrong_description_is_told",
         "ipc_memory::two_processes_share_memory_and_either_writes",
         "c_programs::devices_and_peers_in_c",

@@ -51,12 +51,14 @@ impl Config {
             match key {
                 "driver" => {
                     let number = value.parse().ok().filter(|number| *number >= 1000);
-                    version = number.ok_or(format!("'{value}' is no driver version such as 12020"))?;
+                    version = number.ok_or(format!(
+                        "invalid driver version '{value}': expected a number such as 12020"
+                    ))?;
                 }
                 "fault" => {
                     let parsed: Option<Vec<_>> = value.split(',').map(fault).collect();
                     faults = parsed.ok_or(format!(
-                        "'{value}' is no list of faults such as cuIpcOpenMemHandle:2:304 (the second call fails with 304)"
+                        "invalid faults '{value}': expected a list such as cuIpcOpenMemHandle:2:304 (the second call fails with 304)"
                     ))?;
                 }
                 "imex" if value.is_empty() || value == "on" => imex = true,
@@ -121,10 +123,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_is_read_and_nonsense_is_named() {
+    fn description_is_parsed_and_errors_name_entry() {
         let config =
             Config::parse("devices=3; driver=12020; imex; fault=cuMemFree:1:4242,cuInit:2:3; peers=none")
-                .expect("it is right");
+                .expect("a valid description");
         assert_eq!((config.machine.devices.len(), config.version, config.imex), (3, 12_020, true));
         assert_eq!(config.faults[0], Fault { function: "cuMemFree".into(), call: 1, status: 4242 });
         assert!(!config.machine.peers.allows(0, 1));
@@ -136,8 +138,8 @@ mod tests {
     }
 
     #[test]
-    fn visible_devices_are_ordinals_or_uuids_up_to_the_first_that_names_nothing() {
-        let machine = Config::parse("devices=3").expect("it is right").machine;
+    fn visible_devices_end_at_first_unknown_entry() {
+        let machine = Config::parse("devices=3").expect("a valid description").machine;
         let uuid = uuid_text(&machine.devices[2].uuid);
         let visible = |text: &str| visible_devices(text, &machine);
         assert_eq!(visible("2,0"), [2, 0]);

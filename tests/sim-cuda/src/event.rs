@@ -92,10 +92,10 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
             // As measured: while the reset context is current, every use of the event is rejected.
             current()?;
             if interprocess {
-                crash("an interprocess event whose context was reset is used");
+                crash("use of an interprocess event whose context was reset");
             }
             if freed {
-                crash("an event is used that was destroyed after its context was reset");
+                crash("use of an event that was destroyed after its context was reset");
             }
             Err(Status::INVALID_CONTEXT)
         }

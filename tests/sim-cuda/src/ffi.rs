@@ -115,7 +115,7 @@ impl HostBytes {
     }
 
     pub(crate) fn fill_from(self, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.len, "what was asked for");
+        assert_eq!(bytes.len(), self.len, "the requested length");
         // SAFETY: the caller of the function promised that these bytes are writable.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, self.len) };
     }

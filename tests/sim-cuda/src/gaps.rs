@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_room_is_taken_and_grows_together_again() {
+    fn lowest_gap_is_taken_and_gaps_merge() {
         let mut gaps = Gaps::new(0, 4096);
         let taken: Vec<_> = [100, 512, 513].map(|size| gaps.take(size, 512)).into();
         assert_eq!(taken, [Some(0), Some(512), Some(1024)]);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_events_handle_is_read_back_and_every_changed_bit_after_the_first_byte_is_told() {
+    fn event_handle_round_trips_and_changed_bits_are_rejected() {
         let handle = handle(HandleKind::Event);
         let bytes = handle.encode();
         assert_eq!(Handle::decode(&bytes, HandleKind::Event), Some(handle));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_memory_looks_at_19_bytes_and_a_change_of_any_of_them_is_told() {
+    fn memory_handle_is_checked_by_19_bytes() {
         let handle = handle(HandleKind::Memory);
         let bytes = handle.encode();
         assert_eq!(Place::decode(&bytes), Some(handle.place));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_a_handle_has_no_room_for_are_told() {
+    fn place_beyond_field_widths_is_rejected() {
         assert_eq!(Place::new(1 << 24, 3, 5, 7, 9), None);
         assert_eq!(Place::new(1, 1 << 20, 5, 7, 9), None);
         assert_eq!(Place::new(1, 3, 5, 1 << 16, 9), None);

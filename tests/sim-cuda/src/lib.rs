@@ -36,7 +36,7 @@
 //! An older driver lacks functions. [`install_without`] makes a copy of the library without these symbols;
 //! `cuGetProcAddress` does not find them either.
 //!
-//! # What is not played
+//! # Limitations
 //!
 //! * Graphs can be captured, but not launched. Textures, arrays, migration of managed memory and cubins are not
 //!   supported; the symbols of unsupported functions are missing.

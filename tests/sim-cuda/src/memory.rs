@@ -211,7 +211,7 @@ impl MemoryTable {
 
     /// Removes a block of any kind, and releases its resources. It does not wait for work: it returns what must
     /// wait, so that the caller does so without the lock that the work may need.
-    #[must_use = "something may be left to do"]
+    #[must_use = "host memory must be unmapped without the lock"]
     pub(crate) fn remove(
         &mut self,
         machine: &Machine,

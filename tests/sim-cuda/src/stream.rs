@@ -62,7 +62,7 @@ pub(crate) fn target(handle: u64) -> Result<Target> {
     let Some(stream) = stream else {
         if gone.is_some() {
             current()?;
-            crash("a stream whose context was reset is used");
+            crash("use of a stream whose context was reset");
         }
         return Err(Status::INVALID_HANDLE);
     };

@@ -1,4 +1,4 @@
-//! What the environment says to the simulator: machine, driver, faults, functions that are left out.
+//! The configuration of the simulator by the environment: machine, driver, faults, missing functions.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{Installed, finish};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the probes with this in their names print.
+/// Runs the probes with this in their names, and returns the output.
 fn probes(installed: &Installed, machine: &str, only: &str) -> String {
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), machine);
     command.arg(installed.library()).args(["--only", only]);
@@ -19,7 +19,7 @@ fn probes(installed: &Installed, machine: &str, only: &str) -> String {
     text
 }
 
-/// What the backend sees of a machine, in a process of its own: version, and the names of the devices in order.
+/// Returns the version and the ordered names of the devices that the backend reports, in a separate process.
 fn seen(machine: &str, visible: Option<&str>) -> String {
     let installed = Installed::new();
     let mut command = installed.command(std::env::current_exe().expect("this program"), machine);
@@ -51,14 +51,14 @@ fn the_backend() {
 }
 
 #[test]
-fn the_version_is_the_one_that_was_asked_for() {
+fn configured_version_is_reported() {
     assert!(seen("", None).starts_with("CUDA 13.0: "));
     assert!(seen("driver=12020", None).starts_with("CUDA 12.2: "));
     assert!(seen("driver=11000", None).contains("too old") || seen("driver=11000", None).contains("11.4"));
 }
 
 #[test]
-fn devices_are_seen_in_the_order_of_the_variable_by_ordinal_or_uuid() {
+fn visible_devices_are_ordered_by_variable() {
     let names = |visible| {
         let said = seen("devices=3", Some(visible));
         said.split_once(": ").map(|(_, names)| names.to_owned()).expect("names")
@@ -72,7 +72,7 @@ fn devices_are_seen_in_the_order_of_the_variable_by_ordinal_or_uuid() {
 }
 
 #[test]
-fn a_call_fails_on_demand_with_any_number() {
+fn fault_returns_any_status() {
     let installed = Installed::new();
     let one = |machine: &str, only: &str| probes(&installed, machine, only).trim().to_owned();
     let reads = "opening::reads_and_is_read: ";
@@ -80,7 +80,7 @@ fn a_call_fails_on_demand_with_any_number() {
         one("fault=cuIpcOpenMemHandle:1:4242", reads.trim_end_matches(": ")),
         format!("{reads}status 4242")
     );
-    // The second call, and only that.
+    // Only the second call.
     let twice = "opening::twice_in_one_context";
     assert_eq!(one("fault=cuIpcOpenMemHandle_v2:2:304", twice), format!("{twice}: OPERATING_SYSTEM (304)"));
     let ok = format!("{twice}: the same address: yes");
@@ -89,7 +89,7 @@ fn a_call_fails_on_demand_with_any_number() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said_and_the_driver_does_not_start() {
+fn invalid_description_fails_initialization() {
     let said = seen("devices=many", None);
     assert!(said.contains("CUDA_ERROR_UNKNOWN (999)"), "{said}");
     let installed = Installed::new();
@@ -98,7 +98,7 @@ fn what_cannot_be_read_is_said_and_the_driver_does_not_start() {
 }
 
 #[test]
-fn functions_are_left_out_of_an_older_driver() {
+fn older_driver_lacks_functions() {
     let older = Installed::without(&["cuIpcOpenMemHandle_v2", "cuMemAlloc_v2"]);
     let text = probes(&older, "", "context::address_of_a_function");
     assert!(text.contains("an address: no, found: 1"), "{text}");
@@ -109,7 +109,7 @@ fn functions_are_left_out_of_an_older_driver() {
 }
 
 #[test]
-fn fabric_handles_work_where_there_is_an_imex_channel() {
+fn fabric_handles_require_imex_channel() {
     let installed = Installed::new();
     let with = probes(&installed, "imex", "virtual_memory::fabric");
     assert!(
@@ -121,7 +121,7 @@ fn fabric_handles_work_where_there_is_an_imex_channel() {
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other_refuse() {
+fn devices_without_peer_access_reject_enable() {
     let installed = Installed::new();
     let text = probes(&installed, "devices=2;peers=none", "opening::on_another_device");
     assert!(text.contains("PEER_ACCESS_UNSUPPORTED (217)"), "{text}");
@@ -133,7 +133,7 @@ fn devices_that_do_not_reach_each_other_refuse() {
 }
 
 #[test]
-fn nothing_is_left_in_dev_shm_by_processes_that_are_killed() {
+fn killed_processes_leave_dev_shm_empty() {
     let ours = || {
         let names = std::fs::read_dir("/dev/shm").expect("it is there").flatten();
         names.filter(|entry| entry.file_name().to_string_lossy().contains("sim-cuda")).count()

@@ -1,4 +1,4 @@
-//! The conformance suite by the CUDA backend on the simulator with two devices.
+//! The conformance suite on the CUDA backend, with the simulator of two devices.
 
 use std::process::ExitCode;
 
@@ -7,9 +7,10 @@ use device_ipc_cuda::CudaBackend;
 use device_ipc_sim_cuda::{VARIABLE, library};
 
 fn main() -> ExitCode {
-    // The processes that the suite starts of this program find the machine described, and the devices that they shall see.
+    // Processes that the suite starts from this program inherit the description of the machine, and the visible
+    // devices.
     if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: nothing else runs yet in this process.
+        // SAFETY: no other thread runs in this process yet.
         unsafe {
             std::env::set_var(VARIABLE, "devices=2;memory=4GiB");
             std::env::set_var("DEVICE_IPC_CONFORMANCE_REQUIRE", "1");

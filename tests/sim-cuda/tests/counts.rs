@@ -1,5 +1,4 @@
-//! Which functions of the driver each operation of the library calls, by name. A change that calls one more has to say so
-//! here.
+//! The driver calls of each operation of the library, by name. A change that adds a call must update these lists.
 
 mod support;
 
@@ -18,52 +17,52 @@ use libloading::Library;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many tensors a bundle has.
+/// Number of tensors of a bundle.
 const TENSORS: usize = 3;
 
-/// What puts a device's context in place for a call, and what takes it away again.
+/// The calls that enter and leave a device's context for a call.
 const ENTER: [&str; 3] = ["cuThreadExchangeStreamCaptureMode", "cuCtxGetId", "cuCtxPushCurrent"];
 const LEAVE: [&str; 2] = ["cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"];
 
-/// The calls of an operation within a context.
+/// Returns the calls of an operation within a context.
 fn entered(calls: &[&'static str]) -> Vec<&'static str> {
     [&ENTER, calls, &LEAVE].concat()
 }
 
-/// Asks for the context that is current: code of others may have changed it.
+/// Queries the current context, which other code may have changed.
 const LOOK: &str = "cuCtxGetCurrent";
 
-/// The calls of an operation in a context where owners may be dropped.
+/// Returns the calls of an operation in a context in which owners may be dropped.
 fn in_context(calls: &[&'static str]) -> Vec<&'static str> {
     [&[LOOK], ENTER.as_slice(), calls, &LEAVE, &[LOOK]].concat()
 }
 
-/// The simulator that this process has loaded, which notes what is called.
+/// The simulator that this process has loaded, which records calls.
 struct Recorder(Library);
 
 impl Recorder {
     fn new() -> Self {
         let path = std::env::var_os(device_ipc_cuda::LIBRARY_VARIABLE).expect("set by the test");
-        // SAFETY: the backend has loaded it already, and it is the simulator.
+        // SAFETY: the backend has loaded the library already, and it is the simulator.
         Self(unsafe { Library::new(path) }.expect("it is loaded"))
     }
 
-    /// The functions that are called meanwhile, by whichever thread, and what the operation gives.
+    /// Runs the operation, and returns its result and the functions that any thread called meanwhile.
     fn calls<T>(&self, operation: impl FnOnce() -> T) -> (Vec<String>, T) {
         settle();
-        // SAFETY: both have these types in the simulator.
+        // SAFETY: both functions have these types in the simulator.
         let (record, recorded) = unsafe {
             let record = self.0.get::<unsafe extern "C" fn()>(b"device_ipc_sim_cuda_record\0");
             type Recorded = unsafe extern "C" fn(usize, *mut u8, usize) -> bool;
             let recorded = self.0.get::<Recorded>(b"device_ipc_sim_cuda_recorded\0");
             (record.expect("the simulator has it"), recorded.expect("the simulator has it"))
         };
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no arguments.
         unsafe { record() };
         let result = operation();
         let mut calls = Vec::new();
         let mut name = [0_u8; 128];
-        // SAFETY: as many bytes can be written.
+        // SAFETY: these bytes can be written.
         while unsafe { recorded(calls.len(), name.as_mut_ptr(), name.len()) } {
             let text = CStr::from_bytes_until_nul(&name).expect("it ends");
             calls.push(text.to_str().expect("a name").to_owned());
@@ -72,7 +71,7 @@ impl Recorder {
     }
 }
 
-/// The worker has nothing left to do.
+/// Waits until the worker has finished its jobs.
 fn settle() {
     device_ipc_core::close_unused(PATIENCE).expect("nothing hangs");
 }
@@ -81,12 +80,12 @@ fn ipc() -> Ipc {
     Ipc::with_backend(CudaBackend::load().expect("the simulator"))
 }
 
-/// Memory of `cuMemAlloc`, also in a pid namespace, where another kind is preferred.
+/// Allocates by `cuMemAlloc`, also in a pid namespace, where another kind is preferred.
 fn allocate(ipc: &Ipc, device: u32) -> Buffer {
     ipc.allocate_as(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
 }
 
-/// Memory for a bundle, each tensor in an allocation of its own.
+/// Allocates the tensors of a bundle, each separately.
 fn tensors(ipc: &Ipc, device: u32) -> [Arc<Buffer>; TENSORS] {
     std::array::from_fn(|_| Arc::new(allocate(ipc, device)))
 }
@@ -100,8 +99,8 @@ fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> BundleExport {
     all.start().expect("shared")
 }
 
-/// A process with two exports of one block, and one of another whose bytes are ready behind a stream, on this device, and a
-/// bundle.
+/// A process with two exports of one block, one export of another block that is ready behind a stream, and a
+/// bundle, on this device.
 struct Exporter(Child);
 
 impl Exporter {
@@ -144,12 +143,12 @@ fn the_exporter() {
     }
     let bundle = bundle(&ipc, &tensors(&ipc, device));
     println!("\n{}", bundle.descriptor());
-    // Until the parent ends, or ends this process.
+    // Until the parent exits, or kills this process.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
 #[test]
-fn each_operation_calls_the_driver_no_more_than_it_must() {
+fn operations_make_only_listed_driver_calls() {
     let installed = support::Installed::new();
     let mut command = installed.command(std::env::current_exe().expect("this program"), "devices=2");
     command.args(["--exact", "operations", "--ignored", "--nocapture"]);
@@ -168,7 +167,7 @@ fn operations() {
     bundles(&ipc, &recorder);
 }
 
-/// A device's context is put in place once for all that a bundle needs.
+/// A device's context is entered once for all calls of a bundle.
 fn bundles(ipc: &Ipc, recorder: &Recorder) {
     let memory = tensors(ipc, 0);
     let asked = [LOOK, "cuPointerGetAttributes", "cuMemGetAddressRange", LOOK, "cuIpcGetMemHandle"];
@@ -215,7 +214,7 @@ fn opens_at_home(ipc: &Ipc, recorder: &Recorder) {
     assert!(again.is_empty(), "the same once more: {again:?}");
     let (kept, ()) = recorder.calls(|| drop((another, same, mapping)));
     assert!(kept.is_empty(), "the end of mappings whose lease stays open: {kept:?}");
-    // `settle` closes what nobody uses.
+    // `settle` closes unused mappings.
     let mapping = open(0);
     set_cache_limits(CacheLimits::NONE).expect("set");
     let (closed, ()) = recorder.calls(|| {

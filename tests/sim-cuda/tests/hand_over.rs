@@ -1,4 +1,4 @@
-//! The example with cudarc, two processes, on the simulator: the kernel is the example's own.
+//! The example with cudarc, two processes, on the simulator with the example's kernel.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The CUDA backend's tests for a GPU, on the simulator.
+//! The tests of the CUDA backend for a GPU, on the simulator.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The CUDA backend's tests of every kind of memory, on the simulator; and a driver that has one kind alone.
+//! The tests of the CUDA backend for every kind of memory, on the simulator, and on a driver with one kind only.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn the_other_process() {
 }
 
 #[test]
-fn a_driver_without_the_functions_has_legacy_handles_alone() {
+fn old_driver_has_legacy_handles_only() {
     let lacking = ["cuMemMap", "cuMemPoolImportPointer", "cuPointerGetAttributes"];
     let installed = support::Installed::without(&lacking);
     let backend = CudaBackend::load_from(installed.library()).expect("legacy handles need none of them");

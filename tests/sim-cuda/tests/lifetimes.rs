@@ -1,4 +1,4 @@
-//! The CUDA backend's tests of lifetimes, with processes that are killed, on the simulator.
+//! The tests of the CUDA backend for lifetimes, with killed processes, on the simulator.
 
 mod support;
 

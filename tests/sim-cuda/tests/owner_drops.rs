@@ -1,4 +1,4 @@
-//! Owners of memory on the simulator: the context that each is dropped with.
+//! The contexts in which owners of memory are dropped, on the simulator.
 
 mod support;
 

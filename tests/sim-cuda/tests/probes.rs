@@ -1,7 +1,7 @@
-//! The list of probes prints on the simulator what is checked in, and that is what a GPU printed.
+//! The probes on the simulator have the checked-in outcomes, which are those of a GPU.
 //!
-//! After a change that is meant: `cargo test -p device-ipc-sim-cuda --test probes -- --nocapture` prints the new outcome of each
-//! probe that differs.
+//! After an intended change, `cargo test -p device-ipc-sim-cuda --test probes -- --nocapture` prints the new
+//! outcome of each probe that differs.
 
 mod support;
 
@@ -11,23 +11,23 @@ use support::{Installed, finish};
 
 const EXPECTED: &str = include_str!("probes.txt");
 
-/// What the list printed on two H200.
+/// The output of the probes on two H200.
 const GPU: &str = include_str!("probes-h200-580.159.04.txt");
-/// Where the two may differ: probe, simulator, GPU, why.
+/// The permitted differences: probe, simulator, GPU, reason.
 const DIFFERENCES: &str = include_str!("gpu-differences.txt");
-/// What that run did not have: probe, and how its outcome is known.
+/// The probes that were not run on a GPU, each with the source of its outcome.
 const NOT_RUN: &str = include_str!("probes-not-run.txt");
 
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty())
 }
 
-/// Outcomes with the probes' names.
+/// Parses outcomes with the names of the probes.
 fn outcomes(text: &str) -> Vec<(&str, &str)> {
     lines(text).filter_map(|line| line.split_once(": ")).collect()
 }
 
-/// The fields of the lines of a table.
+/// Parses the lines of a table into fields.
 fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
     let fields = |line| {
         let fields: Vec<&str> = str::split(line, " | ").map(str::trim).collect();
@@ -40,7 +40,7 @@ fn outcome_of<'a>(outcomes: &[(&str, &'a str)], probe: &str) -> Option<&'a str> 
     outcomes.iter().find(|(name, _)| *name == probe).map(|(_, outcome)| *outcome)
 }
 
-/// What is wrong with the checked-in outcomes, compared with those of a GPU.
+/// Returns the errors of the checked-in outcomes, compared with those of a GPU.
 fn wrong_with(simulator: &str, gpu: &str, differences: &str, not_run: &str) -> Vec<String> {
     let (simulator, gpu) = (outcomes(simulator), outcomes(gpu));
     let (differences, not_run) = (table::<4>(differences), table::<2>(not_run));
@@ -73,14 +73,14 @@ fn wrong_with(simulator: &str, gpu: &str, differences: &str, not_run: &str) -> V
 }
 
 #[test]
-fn the_outcomes_that_are_checked_in_are_those_of_a_gpu() {
+fn checked_in_outcomes_match_gpu() {
     assert!(outcomes(GPU).len() >= 170, "the GPU's list");
     let wrong = wrong_with(EXPECTED, GPU, DIFFERENCES, NOT_RUN);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn each_way_to_differ_from_the_gpu_is_told() {
+fn each_kind_of_difference_is_reported() {
     let is_right =
         |simulator, gpu, differences, not_run| wrong_with(simulator, gpu, differences, not_run).is_empty();
     assert!(is_right("# a remark\na: 1\nb: x: 2\n", "b: x: 2\na: 1\n", "", ""));
@@ -90,7 +90,7 @@ fn each_way_to_differ_from_the_gpu_is_told() {
         ("a: 1", "a: 2", "", ""),
         ("a: 1", "", "", ""),
         ("", "a: 1", "", ""),
-        // Another difference than the one that is listed; one that is no more; one of no probe.
+        // A difference that is not listed, one that is listed and does not exist, and one of an unknown probe.
         ("a: 1", "a: 3", "a | 1 | 2 | because", ""),
         ("a: 1", "a: 1", "a | 1 | 2 | because", ""),
         ("a: 1", "a: 1", "a | 1 | 1 | because", ""),
@@ -107,7 +107,7 @@ fn each_way_to_differ_from_the_gpu_is_told() {
 }
 
 #[test]
-fn every_probe_has_the_outcome_that_is_checked_in() {
+fn probes_have_checked_in_outcomes() {
     let installed = Installed::new();
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), "devices=2");
     command.arg(installed.library());
@@ -118,7 +118,7 @@ fn every_probe_has_the_outcome_that_is_checked_in() {
     let mut differ = Vec::new();
     for (name, outcome) in &expected {
         match found.iter().find(|(known, _)| known == name) {
-            // Where this machine may not make namespaces there is nothing to compare.
+            // A machine without the right to create namespaces has no outcome to compare.
             Some((_, now)) if now == outcome || *now == "skipped: unshare is not permitted" => {}
             Some((_, now)) => differ.push(format!("{name}: {now} (expected: {outcome})")),
             None => differ.push(format!("{name}: not printed")),
@@ -132,7 +132,7 @@ fn every_probe_has_the_outcome_that_is_checked_in() {
 }
 
 #[test]
-fn with_one_device_the_probes_that_need_two_say_so() {
+fn probes_with_one_device_skip_peer_rules() {
     let installed = Installed::new();
     let mut command = installed.command(env!("CARGO_BIN_EXE_cuda-probes"), "devices=1");
     command.arg(installed.library()).args(["--only", "another_device"]);

@@ -1,4 +1,4 @@
-//! Several threads call the simulator at a time: none waits for another for ever.
+//! Concurrent calls of several threads do not deadlock.
 
 mod support;
 
@@ -13,7 +13,7 @@ use libloading::Library;
 const ROUNDS: usize = 3000;
 
 #[test]
-fn streams_are_destroyed_while_memory_is_freed() {
+fn stream_destroy_and_free_do_not_deadlock() {
     let installed = support::Installed::new();
     let backend = CudaBackend::load_from(installed.library()).expect("the simulator");
     let backend = Arc::new(backend);
@@ -30,21 +30,21 @@ fn streams_are_destroyed_while_memory_is_freed() {
     std::thread::spawn(move || {
         for _ in 0..ROUNDS {
             let range = of_memory.allocate(device, 4096).expect("memory");
-            // SAFETY: nobody else has it, and nothing was submitted with it.
+            // SAFETY: no other code has it, and no work was submitted with it.
             unsafe { of_memory.free(range) }.expect("freed");
         }
         let _ = done.send(());
     });
-    // Threads that wait for each other end with the process.
+    // Threads in a deadlock are ended with the process.
     for _ in 0..2 {
         both.recv_timeout(Duration::from_secs(60)).expect("both threads come to an end");
     }
 }
 
 #[test]
-fn a_context_that_another_thread_releases_last_is_there_for_who_retains_it() {
+fn concurrent_release_and_retain_keep_context() {
     let installed = support::Installed::new();
-    // SAFETY: the simulator, whose initialisers do nothing.
+    // SAFETY: the simulator, whose initializers do nothing.
     let driver = Arc::new(unsafe { Library::new(installed.library()) }.expect("the simulator"));
     assert_eq!(call(&driver, "cuInit", 0, 0), 0);
     let (done, both) = channel();
@@ -75,9 +75,9 @@ fn a_context_that_another_thread_releases_last_is_there_for_who_retains_it() {
     }
 }
 
-/// A function of the driver that takes no more than two words.
+/// Calls a function of the driver with at most two words.
 fn call(driver: &Library, name: &str, first: usize, second: usize) -> i32 {
     type Function = unsafe extern "C" fn(usize, usize) -> i32;
-    // SAFETY: words, or ints in words, as the functions above take them; what they write to is there during the call.
+    // SAFETY: words, or ints in words, as the functions above take them; their results are valid during the call.
     unsafe { driver.get::<Function>(name.as_bytes()).expect("the simulator has it")(first, second) }
 }

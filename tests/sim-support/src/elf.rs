@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_files_and_cut_ones_are_refused() {
+    fn invalid_and_truncated_files_are_rejected() {
         let mut header = vec![0_u8; 64];
         header[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
         header[0x28..0x30].copy_from_slice(&u64::MAX.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A shared library that loses symbols in its copy only.
+//! Copies of a shared library in which symbols are hidden.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,10 @@ fn build(folder: &Path) -> PathBuf {
     library
 }
 
-/// What a function of a library returns; `None` if it is not found.
+/// Returns the result of a function of a library; `None` if it is not found.
 fn call(library: &Path, name: &str) -> Option<i32> {
-    // SAFETY: a library of ours, whose loading runs no code, and whose functions take nothing and return an int.
+    // SAFETY: a library of this test, whose loading runs no code, and whose functions take nothing and return an
+    // int.
     unsafe {
         let library = Library::new(library).expect("it can be loaded");
         library.get::<unsafe extern "C" fn() -> i32>(name).ok().map(|function| function())
@@ -33,7 +34,7 @@ fn call(library: &Path, name: &str) -> Option<i32> {
 }
 
 #[test]
-fn hidden_symbols_are_not_found_and_the_others_work_as_before() {
+fn hidden_symbols_are_not_found_and_others_work() {
     let directory = tempfile::tempdir().expect("a directory");
     let library = build(directory.path());
     let copy = directory.path().join("copy.so");
@@ -46,20 +47,20 @@ fn hidden_symbols_are_not_found_and_the_others_work_as_before() {
         defined.iter().any(|symbol| symbol == name)
     };
     assert!(has(&library, "second") && !has(&copy, "second") && has(&copy, "first"));
-    // A second time over the first.
+    // Again, over the first copy.
     hide_symbols(&library, &[], &copy).expect("a copy");
     assert_eq!(call(&copy, "second"), Some(2));
 }
 
 #[test]
-fn a_name_that_is_not_defined_and_a_file_that_is_no_library_are_errors() {
+fn undefined_names_and_other_files_are_rejected() {
     let directory = tempfile::tempdir().expect("a directory");
     let library = build(directory.path());
     let copy = directory.path().join("copy.so");
     let refused =
         |library: &Path, name: &str| hide_symbols(library, &[name], &copy).expect_err("refused").kind();
     assert_eq!(refused(&library, "fourth"), ErrorKind::NotFound);
-    // Used by the library, and not defined in it.
+    // Used by the library, but not defined in it.
     assert_eq!(refused(&library, "__cxa_finalize"), ErrorKind::NotFound);
     assert_eq!(refused(&directory.path().join("three.c"), "first"), ErrorKind::InvalidData);
     assert_eq!(refused(&directory.path().join("none.so"), "first"), ErrorKind::NotFound);

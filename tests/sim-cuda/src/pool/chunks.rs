@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_to_the_same_address_later_is_other_memory() {
+    fn reused_address_has_other_memory() {
         let (machine, mut chunks) = pool();
         let first = chunks.take(&machine, LARGE).expect("room");
         let behind = chunks.physical(first);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn up_to_the_threshold_unused_memory_is_kept_and_taken_again() {
+    fn unused_memory_below_threshold_is_reused() {
         let (machine, mut chunks) = pool();
         let first = chunks.take(&machine, LARGE).expect("room");
         let behind = chunks.physical(first);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_share_a_page_that_stays_until_the_last_has_gone() {
+    fn small_allocations_share_page_until_last_is_freed() {
         let (machine, mut chunks) = pool();
         let both = [1000, 1000].map(|size| chunks.take(&machine, size).expect("room"));
         assert_eq!((both, chunks.reserved()), ([PAGE, PAGE + 1024], PAGE));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_can_be_had_again_and_no_more() {
+    fn whole_pool_can_be_allocated_again() {
         let (machine, mut chunks) = pool();
         for keep in [0, u64::MAX] {
             let parts = [LARGE, LARGE].map(|size| chunks.take(&machine, size).expect("room"));
@@ -235,11 +235,11 @@ mod tests {
                 chunks.give_back(&machine, offset, LARGE, keep);
             }
         }
-        assert_eq!(chunks.take(&machine, 4 * PAGE), Ok(PAGE), "what was kept makes room");
+        assert_eq!(chunks.take(&machine, 4 * PAGE), Ok(PAGE), "kept pages are reused");
     }
 
     #[test]
-    fn access_holds_for_what_comes_later() {
+    fn access_applies_to_later_allocations() {
         let (machine, mut chunks) = pool();
         chunks.set_access(&machine, 0, Some(Access::ReadWrite)).expect("a device");
         let offset = chunks.take(&machine, 1).expect("room");

@@ -17,8 +17,8 @@ impl Program {
         let mut entries = Vec::new();
         while let Some(at) = rest.find(".entry") {
             rest = &rest[at + ".entry".len()..];
-            let body = rest.find('{').ok_or("an entry without a body")?;
-            let end = rest.find('}').filter(|end| *end > body).ok_or("a body without an end")?;
+            let body = rest.find('{').ok_or("has an entry without a body")?;
+            let end = rest.find('}').filter(|end| *end > body).ok_or("has a body without a closing brace")?;
             entries.push(entry(&rest[..body], &rest[body + 1..end])?);
             rest = &rest[end + 1..];
         }
@@ -45,14 +45,14 @@ fn without_comments(text: &str) -> String {
 
 fn entry(head: &str, body: &str) -> Parsed<Entry> {
     if body.contains('{') {
-        return Err("has a block or a vector inside of a body, which is not known here".into());
+        return Err("has a block or a vector inside of a body, which is not supported".into());
     }
     let name = head.split('(').next().unwrap_or_default().trim().to_owned();
     let list = head.split_once('(').and_then(|(_, list)| list.rsplit_once(')')).map_or("", |(list, _)| list);
     let mut reader = Reader::default();
     let mut sizes = Vec::new();
     for parameter in list.split(',').map(str::trim).filter(|parameter| !parameter.is_empty()) {
-        let unknown = || format!("has a parameter '{parameter}', which is not known here");
+        let unknown = || format!("has a parameter '{parameter}', which is not supported");
         let mut words = parameter.split_whitespace();
         let kind = words.nth(1).and_then(|word| kind(word.strip_prefix('.')?)).ok_or_else(unknown)?;
         let name = words.last().filter(|name| !name.contains('[')).ok_or_else(unknown)?;
@@ -126,7 +126,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn instruction(&mut self, statement: &str) -> Parsed<Instruction> {
-        let unknown = || format!("has '{statement}', which is not known here");
+        let unknown = || format!("has '{statement}', which is not supported");
         let (guard, rest) = match statement.strip_prefix('@') {
             None => (None, statement),
             Some(guarded) => {

@@ -267,7 +267,7 @@ mod tests {
         let text = format!(
             ".version 6.0\n.visible .entry test(\n.param .u64 out, .param .f32 value\n)\n{{ // comment {{\n{body}\n}}"
         );
-        Program::parse(&text).expect("it is known")
+        Program::parse(&text).expect("the module is valid")
     }
 
     fn once(body: &str) -> u64 {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_is_that_of_the_types() {
+    fn arithmetic_follows_types() {
         assert_eq!(once("mov.u32 %r1, -1; cvt.u64.u32 %rd9, %r1;"), 0xffff_ffff);
         assert_eq!(once("mov.u32 %r1, -1; cvt.s64.s32 %rd9, %r1;"), u64::MAX);
         assert_eq!(once("mov.u32 %r1, 0x80000000; mul.wide.u32 %rd9, %r1, 4;"), 0x2_0000_0000);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_guards_and_every_thread() {
+    fn branches_and_guards_run_in_every_thread() {
         let program = kernel(
             "ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
              mad.lo.u32 %r4, %r1, %r2, %r3; cvt.u64.u32 %rd2, %r4; add.u64 %rd3, %rd1, %rd2;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_when_it_is_read() {
+    fn unsupported_instructions_are_rejected_by_parser() {
         let refused = |body: &str| {
             let text = format!(".entry test(.param .u64 out) {{ {body} }}");
             Program::parse(&text).expect_err(body)
@@ -323,7 +323,7 @@ mod tests {
             "ld.shared.u32 %r1, [%rd1];",
             "bra $nowhere;",
         ] {
-            assert!(refused(body).contains("not known here"), "{body}");
+            assert!(refused(body).contains("not supported"), "{body}");
         }
         assert!(Program::parse(".entry test(.param .align 8 .b8 big[16]) { ret; }").is_err());
         assert!(Program::parse(".entry test(").is_err());

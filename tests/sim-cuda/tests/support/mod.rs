@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_sim_cuda::{VARIABLE, install, install_without};
 
-/// A folder with the simulator in it as the dynamic linker looks for it.
+/// A folder with the simulator under the names that the dynamic linker searches.
 pub(crate) struct Installed(tempfile::TempDir);
 
 impl Installed {
@@ -34,7 +34,7 @@ impl Installed {
         self.0.path()
     }
 
-    /// A program that finds the simulator where it looks for the driver.
+    /// Creates a command that loads the simulator as the driver.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>, machine: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -47,13 +47,14 @@ impl Installed {
     }
 }
 
-/// What a program wrote to its output and to its errors, and whether it succeeded. Killed at the deadline.
+/// Runs a command until it exits, or kills it after `limit`. Returns its output, its errors, and whether it
+/// succeeded.
 pub(crate) fn finish(mut command: Command, limit: Duration) -> (bool, String) {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own, so that what it has started goes with it.
+        // In a separate process group, so that its children are killed too.
         .process_group(0)
         .spawn()
         .expect("it starts");
@@ -79,7 +80,7 @@ pub(crate) fn finish(mut command: Command, limit: Duration) -> (bool, String) {
 
 fn kill_group(child: &Child) {
     let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a pid");
-    // Nobody may be left in it.
+    // The group may be empty.
     let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
 }
 
@@ -89,8 +90,8 @@ fn text_of(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Runs tests of this very program, in a process that finds the simulator. They skip themselves where there is no
-/// driver, which must not happen here.
+/// Runs tests of this program in a process that loads the simulator. They skip themselves where there is no driver,
+/// which is an error here.
 pub(crate) fn run_tests(module: &str, machine: &str) {
     let installed = Installed::new();
     let mut command = installed.command(std::env::current_exe().expect("this program"), machine);
@@ -101,7 +102,7 @@ pub(crate) fn run_tests(module: &str, machine: &str) {
     assert!(text.contains("test result: ok") && !text.contains(" 0 passed"), "{text}");
 }
 
-/// Becomes another test of this program: the tests that are included here start processes of themselves by their own names.
+/// Runs another test of this program: included tests start processes of this program by their own names.
 pub(crate) fn become_test(name: &str) -> ! {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     let error = command.args(["--exact", name, "--ignored", "--nocapture"]).exec();

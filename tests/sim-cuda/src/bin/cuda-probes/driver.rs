@@ -1,11 +1,11 @@
-//! The driver, as a C program uses it: functions by name, statuses as text.
+//! The driver as a C program uses it: functions by name, statuses as text.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use libloading::Library;
 
-/// What a call comes to: a status in words where it is not success.
+/// The result of a call, with the text of a status other than success.
 pub(crate) type R<T = ()> = Result<T, String>;
 
 /// `CUipcMemHandle` and `CUipcEventHandle`.
@@ -54,15 +54,15 @@ macro_rules! functions {
     ($(fn $name:ident = $symbol:ident($($arg:ident: $type:ty),*);)*) => {
         impl Driver {
             $(
-                /// Calls the function.
+                /// Calls the function of this name.
                 #[allow(clippy::too_many_arguments, reason = "the driver's")]
                 pub(crate) fn $name(&self, $($arg: $type),*) -> R {
                     type Function = unsafe extern "C" fn($($type),*) -> c_int;
                     // SAFETY: the type is that of the function in cuda.h.
                     let found = unsafe { self.0.get::<Function>(stringify!($symbol)) };
                     let Ok(function) = found else { return Err(concat!("no ", stringify!($symbol)).to_owned()) };
-                    // SAFETY: each probe passes pointers to live values of the types that are declared, or on
-                    // purpose what the driver has to refuse without following it.
+                    // SAFETY: each probe passes pointers to live values of the declared types, or deliberately
+                    // invalid ones that the driver must reject without dereferencing them.
                     let status = unsafe { function($($arg),*) };
                     self.check(status)
                 }
@@ -156,7 +156,7 @@ functions! {
     fn free_async = cuMemFreeAsync(address: u64, stream: u64);
 }
 
-/// Page-sized kernels for bytes, and the one that reads a word.
+/// Kernels that fill and copy bytes, and one that reads a word.
 const PTX: &CStr = c"
 .version 6.0
 .target sm_50
@@ -198,10 +198,10 @@ fn made<T: Default>(call: impl FnOnce(*mut T) -> R) -> R<T> {
     Ok(value)
 }
 
-/// What most probes need, without pointers.
+/// Calls that most probes need, without pointers.
 impl Driver {
     pub(crate) fn load(path: &Path) -> R<Self> {
-        // SAFETY: whoever names a library answers for its initialisers.
+        // SAFETY: the caller that names a library is responsible for its initializers.
         unsafe { Library::new(path) }.map(Self).map_err(|error| error.to_string())
     }
 
@@ -212,7 +212,8 @@ impl Driver {
     fn name(&self, status: c_int) -> String {
         type Function = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
         let mut text = std::ptr::null();
-        // SAFETY: the type is that of cuda.h; the call writes a pointer to a text that lives as long as the library.
+        // SAFETY: the type is that of cuda.h; the call writes a pointer to a string that lives as long as the
+        // library.
         let named = unsafe {
             self.0.get::<Function>("cuGetErrorName").is_ok_and(|name| name(status, &raw mut text) == 0)
         };
@@ -224,7 +225,7 @@ impl Driver {
         format!("{} ({status})", name.trim_start_matches("CUDA_ERROR_"))
     }
 
-    /// Initialises, and makes the primary context of a device current.
+    /// Initializes the driver, and makes the primary context of a device current.
     pub(crate) fn start(&self, device: c_int) -> R<u64> {
         self.init(0)?;
         let context = made(|out| self.primary_ctx_retain(out, device))?;
@@ -278,12 +279,12 @@ impl Driver {
         self.ctx_synchronize()
     }
 
-    /// The first byte.
+    /// Reads the byte at an address.
     pub(crate) fn byte(&self, address: u64) -> R<u8> {
         made(|out: *mut u8| self.memcpy_dtoh(out.cast(), address, 1))
     }
 
-    /// An attribute as a number.
+    /// Returns an attribute as a number.
     pub(crate) fn attribute(&self, number: c_int, address: u64) -> R<u64> {
         made(|out: *mut u64| self.pointer_get_attribute(out.cast(), number, address))
     }
@@ -299,7 +300,7 @@ impl Driver {
         made(|out| self.module_get_function(out, module, name.as_ptr()))
     }
 
-    /// Sets bytes by a kernel, a thread each.
+    /// Sets bytes by a kernel, one thread each.
     pub(crate) fn kernel_fill(&self, address: u64, byte: u8, count: c_uint) -> R {
         let (mut at, mut value) = (address, c_uint::from(byte));
         let parameters: [*mut c_void; 2] = [(&raw mut at).cast(), (&raw mut value).cast()];
@@ -308,7 +309,7 @@ impl Driver {
         self.ctx_synchronize()
     }
 
-    /// Copies bytes by a kernel, a thread each.
+    /// Copies bytes by a kernel, one thread each.
     pub(crate) fn kernel_copy(&self, to: u64, from: u64, count: c_uint) -> R {
         let (mut to, mut from) = (to, from);
         let parameters: [*mut c_void; 2] = [(&raw mut to).cast(), (&raw mut from).cast()];
@@ -317,7 +318,7 @@ impl Driver {
         self.ctx_synchronize()
     }
 
-    /// Virtual memory's properties on a device.
+    /// Returns the properties of virtual memory on device 0.
     pub(crate) fn prop(handle_types: c_int) -> AllocationProp {
         AllocationProp { kind: 1, handle_types, location: Location(1, 0), win32: 0, flags: [0; 8] }
     }

@@ -1,11 +1,11 @@
-//! Prints what a CUDA driver does where the manual is silent, a line for each rule.
+//! Prints what a CUDA driver does where the manual is silent, one line for each rule.
 //!
 //! ```text
 //! cuda-probes [LIBRARY] [--only PART]     the library is libcuda.so.1 where none is named
 //! ```
 //!
-//! Each probe runs in a process of its own, since some of them spoil it, and many start a second one. What is printed holds
-//! no address, no time and no process id, so that the outputs of two drivers can be compared by `diff`.
+//! Each probe runs in a separate process, because some probes corrupt it, and many start a second process. The
+//! output has no addresses, times and process ids, so that `diff` compares the outputs of two drivers.
 
 mod driver;
 mod other;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// A probe that has not ended by then is killed.
+/// The time limit of a probe, after which it is killed.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -62,11 +62,11 @@ fn one(name: &str, library: &Path) -> ExitCode {
         .and_then(|driver| probe(&probes::Probe { driver: &driver, library }))
         .unwrap_or_else(|status| status);
     println!("{outcome}");
-    // Not by returning: streams may be waiting for ever.
+    // Not by returning: streams may never complete.
     std::process::exit(0)
 }
 
-/// Runs one probe in a process of its own: what it says, or how it ended.
+/// Runs one probe in a separate process, and returns its output or its termination.
 fn run(name: &str, library: &Path) -> String {
     let own = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
     let mut command = Command::new(own);

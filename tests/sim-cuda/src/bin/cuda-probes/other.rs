@@ -1,4 +1,4 @@
-//! A second process: this program again, told what to do a line at a time, with a file descriptor where one goes along.
+//! A second process: this program, which executes commands line by line, with optional file descriptors.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,22 +15,22 @@ use rustix::net::{
 
 use crate::driver::{Driver, Handle, R};
 
-/// How long an answer may take.
+/// The time limit of an answer.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The other process, killed and reaped when this goes.
+/// The second process, which is killed and reaped on drop.
 pub(crate) struct Other {
     child: Child,
     socket: OwnedFd,
 }
 
 impl Other {
-    /// Starts it, with the primary context of device 0.
+    /// Starts the process, with the primary context of device 0.
     pub(crate) fn start(library: &Path) -> R<Self> {
         Self::start_through(library, &[])
     }
 
-    /// Starts it through another program, such as `unshare` with its arguments.
+    /// Starts the process through another program, such as `unshare` with its arguments.
     pub(crate) fn start_through(library: &Path, through: &[&str]) -> R<Self> {
         let text = |error: std::io::Error| format!("cannot start a process: {error}");
         let (ours, theirs) =
@@ -54,7 +54,7 @@ impl Other {
         Ok(other)
     }
 
-    /// Asks for something; an error is what it says.
+    /// Sends a command; the error is the text of the answer.
     pub(crate) fn ask(&self, command: &str) -> R<String> {
         Ok(self.ask_with(command, None)?.0)
     }
@@ -79,12 +79,12 @@ impl Other {
         from_hex(&self.ask(command)?)
     }
 
-    /// An answer with a descriptor.
+    /// Sends a command, and returns the descriptor of its answer.
     pub(crate) fn fd(&self, command: &str) -> R<OwnedFd> {
         self.ask_with(command, None)?.1.ok_or_else(|| "no descriptor came".to_owned())
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Kills the process by SIGKILL and reaps it.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -107,9 +107,9 @@ fn from_hex(text: &str) -> R<Handle> {
     bytes.and_then(|bytes| bytes.try_into().ok()).map(Handle).ok_or_else(|| "no handle".to_owned())
 }
 
-/// Serves until the first process ends.
+/// Serves commands until the first process exits.
 pub(crate) fn serve(library: &Path) -> R {
-    // Killed with the process that started it.
+    // Killed with the parent process.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| error.to_string())?;
     let driver = Driver::load(library)?;
@@ -122,7 +122,7 @@ pub(crate) fn serve(library: &Path) -> R {
         };
         send(input.as_fd(), &answer, passed.as_ref().map(AsFd::as_fd));
     }
-    // Not by returning: streams may be waiting for ever.
+    // Not by returning: streams may never complete.
     std::process::exit(0);
 }
 
@@ -132,7 +132,7 @@ fn obey(driver: &Driver, command: &str, fd: Option<OwnedFd>, passed: &mut Option
     let size = |at| number(at) as usize;
     let text = |number: u64| number.to_string();
     let nothing = |()| String::new();
-    // SAFETY: the driver has just opened it for us.
+    // SAFETY: the driver has just opened it for this process.
     let owned = |fd: c_int| unsafe { OwnedFd::from_raw_fd(fd) };
     match words[0] {
         "start" => driver.start(0).map(|_| String::new()),
@@ -184,11 +184,11 @@ fn send(socket: BorrowedFd<'_>, text: &str, fd: Option<BorrowedFd<'_>>) {
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(&fds));
     }
-    // Where the other side has ended, there is no answer either.
+    // A process that has exited sends no answer.
     let _ = sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL);
 }
 
-/// `None` at the end, and when the deadline has passed.
+/// Receives a message; `None` at the end of the stream, and after the deadline.
 fn receive(socket: BorrowedFd<'_>) -> Option<(String, Option<OwnedFd>)> {
     let mut bytes = vec![0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,4 +1,4 @@
-//! What may be called while a stream's work is being captured.
+//! Calls during the capture of a stream.
 
 use super::{LARGE, Probe, SMALL, status};
 use crate::driver::R;
@@ -6,7 +6,7 @@ use crate::driver::R;
 const GLOBAL: i32 = 0;
 const RELAXED: i32 = 2;
 
-/// A stream that is being captured in global mode.
+/// Returns a stream that is being captured in global mode.
 fn capturing(probe: &Probe<'_>) -> R<u64> {
     probe.driver.start(0)?;
     let stream = probe.driver.stream()?;

@@ -1,4 +1,4 @@
-//! The driver's start, and contexts.
+//! The start of the driver, and contexts.
 
 use std::ffi::{CStr, c_int};
 
@@ -73,7 +73,7 @@ pub(super) fn memory_after_reset(probe: &Probe<'_>) -> R<String> {
     driver.start(0)?;
     let block = driver.alloc(LARGE)?;
     driver.primary_ctx_reset(0)?;
-    // As a program that knows of nothing would: the context is retained again.
+    // As code without knowledge of the reset does: the context is retained again.
     driver.start(0)?;
     Ok(format!(
         "fill: {}, free: {}",
@@ -160,7 +160,7 @@ pub(super) fn identity_after_reset(probe: &Probe<'_>) -> R<String> {
     Ok(format!("{gone}, retained again another: {}", yes(before != after)))
 }
 
-/// An event is used up to what the driver does not survive: it is destroyed, which is refused, and then asked.
+/// Uses an event of a reset context up to the crash of the driver: a destroy, which is rejected, and a query.
 fn event_after_reset(probe: &Probe<'_>, flags: u32) -> R<String> {
     let driver = probe.driver;
     driver.start(0)?;
@@ -180,7 +180,8 @@ pub(super) fn shared_event_after_reset(probe: &Probe<'_>) -> R<String> {
     event_after_reset(probe, 6)
 }
 
-/// What one call on an event says when the context was reset, and when it was retained again.
+/// Returns the status of one call on an event after the reset of its context, and after the context was retained
+/// again.
 fn refused_after_reset(probe: &Probe<'_>, flags: u32, call: fn(&Driver, u64) -> R) -> R<String> {
     let driver = probe.driver;
     driver.start(0)?;

@@ -1,4 +1,4 @@
-//! Events that are shared.
+//! Shared events.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,8 @@ pub(super) fn query_after_the_exporters_death(probe: &Probe<'_>) -> R<String> {
     queried(probe, handle)
 }
 
-/// Records the other process's event behind a stream that waits: the handle, and how the stream is let go.
+/// Records the other process's event behind a stream that waits. Returns the handle, and the command that releases
+/// the stream.
 fn pending(other: &Other, event: u64) -> R<(Handle, String)> {
     let handle = other.handle(&format!("export-event {event}"))?;
     let (word, stream) = (other.number(&format!("alloc {SMALL}"))?, other.number("stream")?);
@@ -79,7 +80,7 @@ fn pending(other: &Other, event: u64) -> R<(Handle, String)> {
     Ok((handle, format!("write-value {writer} {word} 1")))
 }
 
-/// What an event says that is opened by this handle.
+/// Returns the status of a query of the event that this handle opens.
 fn queried(probe: &Probe<'_>, handle: Handle) -> R<String> {
     let opened = probe.driver.open_event(handle)?;
     let (query, stream) = (status(probe.driver.event_query(opened)), probe.driver.stream()?);
@@ -114,7 +115,7 @@ pub(super) fn dead_while_pending(probe: &Probe<'_>) -> R<String> {
     queried(probe, handle)
 }
 
-/// Whether the handle of an event that was destroyed names the one that was made after it.
+/// Returns whether the handle of a destroyed event names the event that was created after it.
 pub(super) fn destroyed_with_a_successor(probe: &Probe<'_>) -> R<String> {
     let other = probe.other()?;
     probe.driver.start(0)?;
@@ -201,7 +202,7 @@ pub(super) fn shared_one_on_another_device(probe: &Probe<'_>) -> R<String> {
     on_another_device(probe, SHARED)
 }
 
-/// Whether another process opens an event of this one.
+/// Returns whether another process opens an event of this one.
 pub(super) fn is_opened_by(probe: &Probe<'_>, other: &Other) -> R<String> {
     let event = probe.driver.event(SHARED)?;
     let handle = probe.driver.event_handle(event)?;

@@ -1,4 +1,4 @@
-//! What gives a legacy handle.
+//! Allocations that have a legacy handle.
 
 use super::{LARGE, PAGE, Probe, SMALL, status, yes};
 use crate::driver::R;

@@ -1,4 +1,4 @@
-//! Plain memory, and what is known of an address.
+//! Plain memory, and attributes of addresses.
 
 use std::ffi::c_void;
 
@@ -64,7 +64,7 @@ pub(super) fn range_of_no_memory(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.range(block)))
 }
 
-/// Memory type, managed, device, capable of legacy IPC, mapped, whether there is a pool, handle types.
+/// Returns memory type, managed, device, legacy IPC capability, mapped, whether it has a pool, and handle types.
 pub(super) fn attributes_of(probe: &Probe<'_>, address: u64) -> String {
     let one = |number| match probe.driver.attribute(number, address) {
         Ok(value) if number == 17 => yes(value != 0),
@@ -111,13 +111,13 @@ pub(super) fn attributes_in_one_call_of_no_memory(probe: &Probe<'_>) -> R<String
     Ok(format!("{}, type {kind}, range {range}, device {device}", status(asked)))
 }
 
-/// The attributes whose place is not written, each asked for alone.
+/// Returns the attributes that a query of each one leaves unwritten.
 pub(super) fn attributes_that_no_memory_leaves_alone(probe: &Probe<'_>) -> R<String> {
     const BEFORE: u64 = 0x7777_7777_7777_7777;
     probe.driver.start(0)?;
     let mut alone = Vec::new();
     for number in 1..=20 {
-        // Number 5 are tokens for another driver, which are wider, and only of memory that is known.
+        // Number 5 are tokens for another driver, which are wider and exist for known memory only.
         if number == 5 {
             continue;
         }
@@ -197,12 +197,12 @@ pub(super) fn free_host_memory_while_a_stream_waits(probe: &Probe<'_>) -> R<Stri
     probe.waits(context, word, |driver| driver.mem_free_host(memory))
 }
 
-/// Whole pages of this process's own.
+/// Allocates whole pages of this process.
 pub(super) fn own_pages() -> Vec<u64> {
     vec![0; 2 * SMALL]
 }
 
-/// The first address of those.
+/// Returns the first address of the pages.
 pub(super) fn first_page(pages: &[u64]) -> u64 {
     (pages.as_ptr() as u64).next_multiple_of(SMALL as u64)
 }

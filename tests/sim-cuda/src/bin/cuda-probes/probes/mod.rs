@@ -1,4 +1,4 @@
-//! The probes, in the order in which they are printed.
+//! The probes in the order of the output.
 
 mod capture;
 mod context;
@@ -18,23 +18,23 @@ use std::time::Duration;
 use crate::driver::{Driver, R};
 use crate::other::Other;
 
-/// What a probe works with.
+/// The environment of a probe.
 pub(crate) struct Probe<'a> {
     pub(crate) driver: &'a Driver,
     pub(crate) library: &'a Path,
 }
 
-/// A probe: what it found out, or the status that it did not expect.
+/// A probe: returns its finding, or an unexpected status.
 type Run = fn(&Probe<'_>) -> R<String>;
 
-/// 64 MiB: a block with pages of its own.
+/// 64 MiB: the size of a block with separate pages.
 const LARGE: usize = 64 << 20;
-/// 4 KiB: a block that shares its page.
+/// 4 KiB: the size of a block that shares its page.
 const SMALL: usize = 4096;
 /// 2 MiB: the granularity of virtual memory.
 const PAGE: usize = 2 << 20;
 
-/// A call that has not come back by then is taken to be waiting.
+/// The time after which a call counts as waiting.
 const BLOCKED: Duration = Duration::from_millis(700);
 
 impl Probe<'_> {
@@ -42,12 +42,12 @@ impl Probe<'_> {
         Other::start(self.library)
     }
 
-    /// Whether there are two devices.
+    /// Checks that there are two devices.
     fn two_devices(&self) -> R {
         if self.driver.devices()? > 1 { Ok(()) } else { Err("skipped: one device".to_owned()) }
     }
 
-    /// A stream that waits for a word of the host's memory, and the word.
+    /// Returns a stream that waits for a word in host memory, and the word.
     fn busy_stream(&self) -> R<(u64, Word)> {
         let word = Word(self.driver.alloc_host(SMALL)?);
         word.set(0);
@@ -56,12 +56,13 @@ impl Probe<'_> {
         Ok((stream, word))
     }
 
-    /// Whether a call waits for a stream that is held up meanwhile.
+    /// Returns whether a call waits for a stream that is blocked meanwhile.
     fn waits(&self, context: u64, word: Word, call: impl FnOnce(&Driver) -> R + Send) -> R<String> {
         self.waits_and_holds_up(context, word, call, None)
     }
 
-    /// The same, and whether another call that is made meanwhile has to wait for that one.
+    /// Returns whether a call waits for a stream that is blocked meanwhile, and whether another concurrent call
+    /// waits for that one.
     fn waits_and_holds_up(
         &self,
         context: u64,
@@ -99,21 +100,21 @@ impl Probe<'_> {
     }
 }
 
-/// A word in page-locked memory of the host.
+/// A word in page-locked host memory.
 #[derive(Clone, Copy)]
 struct Word(u64);
 
 impl Word {
-    /// Sets it as a program does, without the driver.
+    /// Sets the word by the program, without the driver.
     fn set(self, value: u64) {
         let word = self.0 as *mut u64;
-        // SAFETY: memory that the driver has allocated for the host, aligned, and only accessed as a whole word.
+        // SAFETY: host memory that the driver has allocated, aligned, and only accessed as a whole word.
         unsafe { std::sync::atomic::AtomicU64::from_ptr(word) }
             .store(value, std::sync::atomic::Ordering::Release);
     }
 }
 
-/// A status in words.
+/// Returns the text of a status.
 fn status<T>(result: R<T>) -> String {
     result.map_or_else(|status| status, |_| "success".to_owned())
 }
@@ -124,7 +125,7 @@ fn yes(is: bool) -> String {
 
 macro_rules! probes {
     ($($module:ident: $($name:ident)*;)*) => {
-        /// Every probe by its name.
+        /// All probes by name.
         pub(crate) const ALL: &[(&str, Run)] = &[$($((concat!(stringify!($module), "::", stringify!($name)), $module::$name),)*)*];
     };
 }

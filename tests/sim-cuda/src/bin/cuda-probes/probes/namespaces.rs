@@ -1,4 +1,4 @@
-//! Processes in namespaces of their own, as in containers. Skipped where `unshare` may not make any.
+//! Processes in separate namespaces, as in containers. Skipped where `unshare` is not permitted.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use super::{LARGE, PAGE, Probe, status};
 use crate::driver::R;
 use crate::other::{Other, hex};
 
-/// With a `/dev/shm` of its own.
+/// Starts a process with a separate `/dev/shm`.
 const OWN_SHM: [&str; 5] =
     ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$0\" \"$@\""];
-/// In a pid namespace with its `/proc`, as process 1.
+/// Starts a process in a pid namespace with its `/proc`, as process 1.
 const OWN_PIDS: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// Another process, started through other programs.
+/// Starts another process through other programs.
 fn other(probe: &Probe<'_>, through: &[&str]) -> R<Other> {
     let mut test: Vec<&str> = through.to_vec();
     test.push("true");
@@ -63,7 +63,7 @@ pub(super) fn event_with_another_pid(probe: &Probe<'_>) -> R<String> {
     is_opened_by(probe, &other)
 }
 
-/// Two processes, each with the same number in a pid namespace of its own.
+/// Starts two processes with the same pid in separate pid namespaces.
 fn twins(probe: &Probe<'_>) -> R<(Other, Other)> {
     let pair = (other(probe, &OWN_PIDS)?, other(probe, &OWN_PIDS)?);
     if pair.0.ask("pid")? == pair.1.ask("pid")? { Ok(pair) } else { Err("skipped: other numbers".to_owned()) }

@@ -5,7 +5,7 @@ use super::{LARGE, Probe, SMALL, status, yes};
 use crate::driver::{Handle, R};
 use crate::other::Other;
 
-/// An exporter with a block whose bytes are 7: its process, the block's address there, and the handle.
+/// Starts an exporter with a block of bytes 7. Returns its process, the block's address there, and the handle.
 fn exporter(probe: &Probe<'_>, size: usize) -> R<(Other, u64, Handle)> {
     let other = probe.other()?;
     probe.driver.start(0)?;
@@ -28,7 +28,7 @@ pub(super) fn zeros(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.open(Handle([0; 64]))))
 }
 
-/// The first byte, which the driver does not look at.
+/// Corrupts the first byte, which the driver ignores.
 pub(super) fn corrupt(probe: &Probe<'_>) -> R<String> {
     let (_other, _, mut handle) = exporter(probe, LARGE)?;
     handle.0[0] ^= 0xff;
@@ -41,7 +41,7 @@ pub(super) fn corrupt_wholly(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.open(handle)))
 }
 
-/// The bytes that can be inverted one at a time.
+/// Returns the bytes that can be inverted, one at a time.
 pub(super) fn bytes_that_are_ignored(probe: &Probe<'_>) -> R<String> {
     let (_other, _, handle) = exporter(probe, LARGE)?;
     let is_ignored = |at: &usize| {
@@ -65,7 +65,7 @@ pub(super) fn freed(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.open(handle)))
 }
 
-/// Another block in the place of the one that was exported, with the byte 8.
+/// Replaces the exported block by another one with the byte 8.
 fn successor(other: &Other, block: u64) -> R {
     other.ask(&format!("free {block}"))?;
     if other.number(&format!("alloc {LARGE}"))? != block {
@@ -115,14 +115,14 @@ pub(super) fn closes_are_counted(probe: &Probe<'_>) -> R<String> {
     Ok(said.join(", "))
 }
 
-/// A second context of the device, current.
+/// Creates a second context of the device and makes it current.
 fn second_context(probe: &Probe<'_>) -> R<u64> {
     let mut context = 0;
     probe.driver.ctx_create(&raw mut context, 0, 0)?;
     Ok(context)
 }
 
-/// In the second context of a device whose first one has it open.
+/// Opens a handle in a second context of a device whose first context has it open.
 pub(super) fn in_two_contexts(probe: &Probe<'_>) -> R<String> {
     let (_other, _, handle) = exporter(probe, LARGE)?;
     probe.driver.open(handle)?;

@@ -23,13 +23,14 @@ pub(super) fn export_a_pointer_first(probe: &Probe<'_>) -> R<String> {
     Ok(format!("before the pool: {before}, after: {}", status(probe.driver.pool_pointer(block))))
 }
 
-/// A pool of another process, imported, with a block of bytes 7: its address there, and what names it.
+/// Imports a pool of another process with a block of bytes 7. Returns its address there, and the bytes that name
+/// it.
 fn foreign(probe: &Probe<'_>) -> R<(Other, u64, u64, Handle)> {
     let (other, _, block, pool, data) = foreign_of(probe)?;
     Ok((other, block, pool, data))
 }
 
-/// The same, with the other process's pool before the block.
+/// Imports a pool of another process, which is returned before the block.
 fn foreign_of(probe: &Probe<'_>) -> R<(Other, u64, u64, u64, Handle)> {
     let other = probe.other()?;
     probe.driver.start(0)?;

@@ -4,7 +4,7 @@ use super::memory::{first_page, own_pages};
 use super::{Probe, SMALL, status, yes};
 use crate::driver::R;
 
-/// A word that is 0.
+/// Returns a word of value 0.
 fn word(probe: &Probe<'_>) -> R<u64> {
     let word = probe.driver.alloc(SMALL)?;
     probe.driver.fill(word, 0, SMALL)?;
@@ -23,7 +23,7 @@ pub(super) fn wait_is_cyclic(probe: &Probe<'_>) -> R<String> {
     let driver = probe.driver;
     driver.start(0)?;
     let (word, stream) = (word(probe)?, driver.stream()?);
-    // 2^64 - 1 is one before 0, so 0 is enough.
+    // 2^64 - 1 is one before 0, so 0 satisfies the wait.
     driver.stream_wait_value(stream, word, u64::MAX, 0)?;
     Ok(format!("0 for 2^64 - 1: {}", status(driver.stream_synchronize(stream))))
 }
@@ -51,7 +51,7 @@ pub(super) fn word_in_registered_memory(probe: &Probe<'_>) -> R<String> {
     driver.stream_synchronize(stream)?;
     driver.mem_host_unregister(at)?;
     let index = (at - pages.as_ptr() as u64) as usize / 8;
-    // SAFETY: within the pages; the device has finished with them.
+    // SAFETY: within the pages, which the device does not use any more.
     let seen = unsafe { pages.as_ptr().add(index).read_volatile() };
     Ok(format!("write: {write}, wait: {wait}, the host sees {seen}"))
 }

@@ -1,4 +1,4 @@
-//! Physical memory apart from addresses.
+//! Physical memory and reserved addresses.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -23,7 +23,7 @@ pub(super) fn odd_size(probe: &Probe<'_>) -> R<String> {
     ))
 }
 
-/// One block, mapped with an access.
+/// Maps one block with an access.
 fn mapped(probe: &Probe<'_>, flags: c_int) -> R<(u64, u64)> {
     probe.driver.start(0)?;
     let block = probe.driver.create(PAGE, 1)?;
@@ -121,7 +121,7 @@ pub(super) fn export_without_being_asked_for(probe: &Probe<'_>) -> R<String> {
     Ok(status(probe.driver.export_fd(block)))
 }
 
-/// A block of another process with the byte 7, as a descriptor.
+/// Returns a block of another process with the byte 7, as a descriptor.
 fn foreign(probe: &Probe<'_>) -> R<(crate::other::Other, OwnedFd)> {
     let other = probe.other()?;
     probe.driver.start(0)?;
@@ -157,7 +157,7 @@ pub(super) fn import_of_something_else(probe: &Probe<'_>) -> R<String> {
 pub(super) fn import_own(probe: &Probe<'_>) -> R<String> {
     let (block, address) = mapped(probe, 3)?;
     probe.driver.fill(address, 4, PAGE)?;
-    // SAFETY: the driver has just opened it for us.
+    // SAFETY: the driver has just opened it for this process.
     let fd = unsafe { OwnedFd::from_raw_fd(probe.driver.export_fd(block)?) };
     let again = probe.driver.import_fd(fd.as_raw_fd())?;
     let second = probe.driver.map(again, PAGE, 3)?;
