@@ -305,7 +305,7 @@ mod tests {
 
     /// The numbers are those of `sizeof` and `offsetof` with the headers of hicann/runtime, 2026-08, on x86-64.
     #[test]
-    fn layouts_are_the_vendors() {
+    fn layouts_match_vendor_headers() {
         assert_eq!((size_of::<MemLocation>(), offset_of!(MemLocation, kind)), (8, 4));
         assert_eq!((size_of::<PtrAttributes>(), offset_of!(PtrAttributes, page_size)), (28, 8));
         assert_eq!(offset_of!(PtrAttributes, reserved), 12);

@@ -128,7 +128,7 @@ impl Simulator {
             let Some(next) = next.filter(both_mapped) else {
                 let (size, base) = (block.size, block.base);
                 let text =
-                    format!("{len} bytes from {address:#x} run past the end of {size} bytes at {base:#x}");
+                    format!("{len} bytes from {address:#x} exceed the memory of {size} bytes at {base:#x}");
                 return refuse(Status::RT_PARAM_INVALID, text);
             };
             blocks.push(*next);
@@ -139,7 +139,7 @@ impl Simulator {
 
     /// Checks that unknown memory is mapped host memory, not freed device memory.
     fn require_host_memory(&self, address: u64, len: u64) -> Outcome {
-        let text = || format!("there is no memory of {len} bytes at {address:#x}; was it freed, or closed?");
+        let text = || format!("{len} bytes at {address:#x} are not mapped: were they freed, or closed?");
         if self.machine.is_device_address(Address::new(address)) || !is_mapped(address, len) {
             return refuse(Status::RT_PARAM_INVALID, text());
         }
@@ -155,7 +155,7 @@ impl Simulator {
         match side.device_memory() {
             [block, ..] => Ok(*block),
             [] => {
-                refuse(Status::RT_PARAM_INVALID, format!("{address:#x} is no device memory of this process"))
+                refuse(Status::RT_PARAM_INVALID, format!("{address:#x} is not device memory of this process"))
             }
         }
     }
@@ -174,7 +174,7 @@ impl Simulator {
             return Ok(());
         }
         let text = format!(
-            "device {device} has no access to physical device {}; aclrtDeviceEnablePeerAccess",
+            "device {device} has no access to physical device {}: call aclrtDeviceEnablePeerAccess",
             block.home
         );
         refuse(Status::RT_DRV_INTERNAL_ERROR, text)

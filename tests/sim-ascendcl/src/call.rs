@@ -21,26 +21,26 @@ thread_local! {
 
 /// The counts of calls by name, and the armed faults.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct CallCounts {
     calls: HashMap<String, u64>,
     armed: HashMap<String, Vec<(u64, i32)>>,
 }
 
-fn tally() -> &'static Mutex<Tally> {
-    static TALLY: OnceLock<Mutex<Tally>> = OnceLock::new();
-    TALLY.get_or_init(Mutex::default)
+fn counts() -> &'static Mutex<CallCounts> {
+    static COUNTS: OnceLock<Mutex<CallCounts>> = OnceLock::new();
+    COUNTS.get_or_init(Mutex::default)
 }
 
 /// Returns the number of calls.
 pub(crate) fn calls_of(name: &str) -> u64 {
-    lock(tally()).calls.get(name).copied().unwrap_or(0)
+    lock(counts()).calls.get(name).copied().unwrap_or(0)
 }
 
 /// Arms a fault: the `after`th call from now on fails once.
 pub(crate) fn arm(name: &str, after: u64, status: i32) {
-    let mut tally = lock(tally());
-    let made = tally.calls.get(name).copied().unwrap_or(0);
-    tally.armed.entry(name.to_owned()).or_default().push((made + after.max(1), status));
+    let mut counts = lock(counts());
+    let made = counts.calls.get(name).copied().unwrap_or(0);
+    counts.armed.entry(name.to_owned()).or_default().push((made + after.max(1), status));
 }
 
 /// Runs a call that requires `aclInit`.
@@ -59,7 +59,7 @@ pub(crate) fn run_always(name: &'static str, body: impl FnOnce(&'static Simulato
         if simulator.config.stub {
             return refuse(Status::COMPILING_STUB_MODE, stub_line(name));
         }
-        meet_fault(simulator, name)?;
+        check_fault(simulator, name)?;
         body(simulator)
     });
     match outcome {
@@ -78,7 +78,7 @@ pub(crate) fn value_of<T>(name: &'static str, body: impl FnOnce(&'static Simulat
         stub_line(name);
         return None;
     }
-    meet_fault(simulator, name).ok()?;
+    check_fault(simulator, name).ok()?;
     Some(body(simulator))
 }
 
@@ -91,16 +91,16 @@ fn stub_line(name: &str) -> String {
     format!("{name}: {line}")
 }
 
-fn meet_fault(simulator: &Simulator, name: &str) -> Outcome {
-    let mut tally = lock(tally());
-    let made = tally.calls.entry(name.to_owned()).or_default();
+fn check_fault(simulator: &Simulator, name: &str) -> Outcome {
+    let mut counts = lock(counts());
+    let made = counts.calls.entry(name.to_owned()).or_default();
     *made += 1;
     let made = *made;
     let injected = |&(at, status): &(u64, i32)| (at == made).then_some(status);
-    let armed = tally.armed.get(name).and_then(|faults| faults.iter().find_map(injected));
+    let armed = counts.armed.get(name).and_then(|faults| faults.iter().find_map(injected));
     let configured = simulator.config.faults.get(name).and_then(|faults| faults.iter().find_map(injected));
     match armed.or(configured) {
-        Some(status) => refuse(Status(status), "a fault that was asked for"),
+        Some(status) => refuse(Status(status), "injected fault"),
         None => Ok(()),
     }
 }

@@ -36,19 +36,19 @@ impl Job {
 #[derive(Default)]
 struct Done {
     set: Mutex<bool>,
-    bell: Condvar,
+    condition: Condvar,
 }
 
 impl Done {
     fn set(&self) {
         *lock(&self.set) = true;
-        self.bell.notify_all();
+        self.condition.notify_all();
     }
 
     fn wait(&self) {
         let mut set = lock(&self.set);
         while !*set {
-            set = self.bell.wait(set).unwrap_or_else(std::sync::PoisonError::into_inner);
+            set = self.condition.wait(set).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 }
@@ -57,13 +57,13 @@ impl Done {
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<VecDeque<Job>>,
-    bell: Condvar,
+    condition: Condvar,
 }
 
 impl Queue {
     fn push(&self, job: Job) {
         lock(&self.jobs).push_back(job);
-        self.bell.notify_all();
+        self.condition.notify_all();
     }
 
     /// Waits for the next job; `None` after `limit`.
@@ -79,22 +79,23 @@ impl Queue {
             if left.is_zero() {
                 return None;
             }
-            jobs = self.bell.wait_timeout(jobs, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            jobs =
+                self.condition.wait_timeout(jobs, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }
 }
 
 /// The threads that serve streams, for one of the two mechanisms.
 #[derive(Default)]
-struct Served {
+struct Subscriptions {
     /// Jobs by thread.
     queues: HashMap<u64, Arc<Queue>>,
     /// Threads by stream.
     streams: HashMap<u64, u64>,
 }
 
-static REPORTS: Mutex<Option<Served>> = Mutex::new(None);
-static HOST_FUNCTIONS: Mutex<Option<Served>> = Mutex::new(None);
+static REPORTS: Mutex<Option<Subscriptions>> = Mutex::new(None);
+static HOST_FUNCTIONS: Mutex<Option<Subscriptions>> = Mutex::new(None);
 static EXCEPTIONS: Mutex<Option<ExceptionFunction>> = Mutex::new(None);
 
 /// Returns the calling thread's `pthread_self`.
@@ -106,48 +107,50 @@ fn this_thread() -> u64 {
     unsafe { pthread_self() as u64 }
 }
 
-fn with<T>(served: &Mutex<Option<Served>>, look: impl FnOnce(&mut Served) -> T) -> T {
-    look(lock(served).get_or_insert_default())
+fn with<T>(subscriptions: &Mutex<Option<Subscriptions>>, look: impl FnOnce(&mut Subscriptions) -> T) -> T {
+    look(lock(subscriptions).get_or_insert_default())
 }
 
-fn subscribe(served: &Mutex<Option<Served>>, thread: u64, stream: u64) -> Outcome {
-    with(served, |served| {
-        if served.streams.contains_key(&stream) {
-            return refuse(Status::RT_STREAM_SUBSCRIBE, "the stream is served by a thread already");
+fn subscribe(subscriptions: &Mutex<Option<Subscriptions>>, thread: u64, stream: u64) -> Outcome {
+    with(subscriptions, |subscriptions| {
+        if subscriptions.streams.contains_key(&stream) {
+            return refuse(Status::RT_STREAM_SUBSCRIBE, "a thread is subscribed to the stream already");
         }
-        served.queues.entry(thread).or_default();
-        served.streams.insert(stream, thread);
+        subscriptions.queues.entry(thread).or_default();
+        subscriptions.streams.insert(stream, thread);
         Ok(())
     })
 }
 
-fn unsubscribe(served: &Mutex<Option<Served>>, thread: u64, stream: u64) -> Outcome {
-    with(served, |served| {
-        if served.streams.get(&stream) != Some(&thread) {
-            return refuse(Status::RT_THREAD_SUBSCRIBE, "the thread does not serve this stream");
+fn unsubscribe(subscriptions: &Mutex<Option<Subscriptions>>, thread: u64, stream: u64) -> Outcome {
+    with(subscriptions, |subscriptions| {
+        if subscriptions.streams.get(&stream) != Some(&thread) {
+            return refuse(Status::RT_THREAD_SUBSCRIBE, "the thread is not subscribed to the stream");
         }
-        served.streams.remove(&stream);
-        if !served.streams.values().any(|&other| other == thread) {
-            served.queues.remove(&thread);
+        subscriptions.streams.remove(&stream);
+        if !subscriptions.streams.values().any(|&other| other == thread) {
+            subscriptions.queues.remove(&thread);
         }
         Ok(())
     })
 }
 
-fn queue_of(served: &Mutex<Option<Served>>, stream: u64) -> Option<Arc<Queue>> {
-    with(served, |served| served.streams.get(&stream).and_then(|thread| served.queues.get(thread)).cloned())
+fn queue_of(subscriptions: &Mutex<Option<Subscriptions>>, stream: u64) -> Option<Arc<Queue>> {
+    with(subscriptions, |subscriptions| {
+        subscriptions.streams.get(&stream).and_then(|thread| subscriptions.queues.get(thread)).cloned()
+    })
 }
 
 /// Runs the jobs of the calling thread.
-fn process(served: &Mutex<Option<Served>>, milliseconds: i32) -> Outcome {
+fn process(subscriptions: &Mutex<Option<Subscriptions>>, milliseconds: i32) -> Outcome {
     let limit = crate::stream::limit_of(milliseconds)?;
-    let queue = with(served, |served| served.queues.get(&this_thread()).cloned());
+    let queue = with(subscriptions, |subscriptions| subscriptions.queues.get(&this_thread()).cloned());
     let Some(queue) = queue else {
-        return refuse(Status::RT_THREAD_SUBSCRIBE, "this thread serves no stream");
+        return refuse(Status::RT_THREAD_SUBSCRIBE, "this thread is not subscribed to any stream");
     };
     match queue.next(limit) {
         Some(job) => job.run(),
-        None => return refuse(Status::RT_REPORT_TIMEOUT, "nothing was to be done"),
+        None => return refuse(Status::RT_REPORT_TIMEOUT, "no callback arrived in time"),
     }
     while let Some(job) = queue.next(Some(Duration::ZERO)) {
         job.run();
@@ -160,7 +163,10 @@ impl Simulator {
         let Some(function) = function else { return refuse(Status::INVALID_PARAM, "fn is a null pointer") };
         let target = self.target(stream)?;
         let Some(queue) = queue_of(&REPORTS, target.stream.get()) else {
-            return refuse(Status::RT_STREAM_NO_CB_REG, "no thread serves this stream; aclrtSubscribeReport");
+            return refuse(
+                Status::RT_STREAM_NO_CB_REG,
+                "no thread is subscribed to the stream: call aclrtSubscribeReport",
+            );
         };
         let argument = argument.value();
         let work = move || {
@@ -261,18 +267,18 @@ calls! {
         _len: Place<u32>,
     ) {
         info.check("info")?;
-        refuse(Status::RT_PARAM_INVALID, "the arguments are not known")
+        refuse(Status::RT_PARAM_INVALID, "the arguments are not supported")
     }
 
     /// Returns the failed kernel. Not supported.
     run fn aclrtGetFuncHandleFromExceptionInfo(_sim, info: Place<ExceptionInfo>, _function: Place<Handle>) {
         info.check("info")?;
-        refuse(Status::RT_PARAM_INVALID, "the kernel is not known")
+        refuse(Status::RT_PARAM_INVALID, "the kernel is not supported")
     }
 }
 
 /// Calls the callback for failed kernels.
-pub(crate) fn tell_exception(mut info: ExceptionInfo) {
+pub(crate) fn report_exception(mut info: ExceptionInfo) {
     let function = *lock(&EXCEPTIONS);
     if let Some(function) = function {
         // SAFETY: set as a function of this type; the value lives until it returns.

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_add_symbols_and_take_none_away() {
+    fn versions_only_add_symbols() {
         let lacking = |version: Cann| version.lacks().count();
         assert_eq!(lacking(Cann::V9_1), 0);
         assert_eq!(lacking(Cann::V8_1), LATER.len());

@@ -60,7 +60,7 @@ impl Config {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
             let (key, value) = (key.trim(), value.trim());
             let bad = |accepted: &str| {
-                ConfigError(format!("'{value}' is no value for '{key}': accepted is {accepted}"))
+                ConfigError(format!("invalid value '{value}' for '{key}': expected {accepted}"))
             };
             match key {
                 "soc" => config.soc = Soc::from_name(value).ok_or_else(|| bad(Soc::NAMES))?,
@@ -110,7 +110,7 @@ impl Config {
         config.machine.own_handles = true;
         let all = || (0..config.machine.devices.len()).collect();
         config.container = config.machine.visible.take().unwrap_or_else(all);
-        config.visible = chosen(visible, config.container.len());
+        config.visible = visible_ids(visible, config.container.len());
         let physical = config.visible.iter().map(|&logic| config.container[logic]).collect();
         config.machine.visible = Some(physical);
         Ok(config)
@@ -125,19 +125,19 @@ impl Config {
 }
 
 /// Parses logic ids in ascending order; the list ends at the first invalid one.
-fn chosen(list: Option<&str>, devices: usize) -> Vec<usize> {
+fn visible_ids(list: Option<&str>, devices: usize) -> Vec<usize> {
     let Some(list) = list.filter(|list| !list.is_empty()) else { return (0..devices).collect() };
-    let mut chosen: Vec<usize> = Vec::new();
+    let mut visible_ids: Vec<usize> = Vec::new();
     for word in list.split(',') {
         let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
         match word.parse() {
-            Ok(id) if digits && id < devices && chosen.last().is_none_or(|&last| last < id) => {
-                chosen.push(id)
+            Ok(id) if digits && id < devices && visible_ids.last().is_none_or(|&last| last < id) => {
+                visible_ids.push(id)
             }
             _ => break,
         }
     }
-    chosen
+    visible_ids
 }
 
 fn parse_fault(text: &str) -> Option<(String, u64, i32)> {
@@ -153,10 +153,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_description_is_taken_apart() {
+    fn description_is_parsed() {
         let spec =
             "devices=4; soc=910_93;cann=8.5.0;old-driver;fault=aclrtMalloc:2:207001,aclInit:1:4242;latency=0";
-        let config = Config::parse(spec, None).expect("it is right");
+        let config = Config::parse(spec, None).expect("a valid description");
         assert_eq!((config.soc, config.cann), (Soc::A910_93, Cann::V8_5));
         assert!(config.old_driver && !config.stub && !config.no_driver);
         assert_eq!(config.faults["aclrtMalloc"], [(2, 207_001)]);
@@ -165,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_numbered_three_times() {
-        let config = Config::parse("devices=8;visible=4,5,6,7", Some("1,3")).expect("it is right");
+    fn devices_have_three_numbers() {
+        let config = Config::parse("devices=8;visible=4,5,6,7", Some("1,3")).expect("a valid description");
         assert_eq!(config.container, [4, 5, 6, 7]);
         assert_eq!(config.visible, [1, 3]);
         assert_eq!(config.machine.visible, Some(vec![5, 7]));
     }
 
     #[test]
-    fn visible_devices_are_read_up_to_the_first_that_is_none() {
+    fn visible_devices_end_at_first_invalid_id() {
         for (list, expected) in [
             ("1,2,3", &[1, 2, 3][..]),
             ("1, 2,3", &[1]),
@@ -182,16 +182,16 @@ mod tests {
             ("x", &[]),
             ("", &[0, 1, 2, 3, 4, 5, 6, 7]),
         ] {
-            assert_eq!(chosen(Some(list), 8), expected, "{list}");
+            assert_eq!(visible_ids(Some(list), 8), expected, "{list}");
         }
     }
 
     #[test]
-    fn a_bad_description_names_the_variable_the_key_and_what_is_accepted() {
+    fn invalid_description_error_names_variable_and_key() {
         for spec in
             ["soc=911", "cann=7", "page-size=3", "fault=x", "colour=red", "devices=many", "stub=maybe"]
         {
-            let error = Config::parse(spec, None).expect_err("it is wrong").to_string();
+            let error = Config::parse(spec, None).expect_err("an invalid description").to_string();
             let key = spec.split('=').next().expect("a key");
             assert!(error.contains(MACHINE_VARIABLE) && error.contains(key), "{error}");
         }

@@ -22,7 +22,7 @@ impl Simulator {
     }
 
     /// Destroys a context with its streams, after their work.
-    fn end_context(&self, context: u64) {
+    fn destroy_context(&self, context: u64) {
         let streams: Vec<u64> = {
             let mut state = self.state();
             state.contexts.remove(&context);
@@ -30,12 +30,12 @@ impl Simulator {
             own.map(|(&id, _)| id).collect()
         };
         for stream in streams {
-            self.end_stream(stream, true);
+            self.destroy_stream_now(stream, true);
         }
     }
 
     /// Releases a device that is not in use any more, with its memory.
-    fn settle_device(&self, device: usize) -> Outcome {
+    fn release_device_if_unused(&self, device: usize) -> Outcome {
         {
             let state = self.state();
             let in_use = state.contexts.values().any(|context| context.device == device);
@@ -53,7 +53,7 @@ impl Simulator {
             let mut state = self.state();
             let found = &mut state.devices[device];
             if found.references == 0 {
-                let text = format!("device {device} has not been set, or was reset as often");
+                let text = format!("device {device} is not set");
                 return refuse(Status::RT_INVALID_DEVICEID, text);
             }
             found.references = if force { 0 } else { found.references - 1 };
@@ -63,9 +63,9 @@ impl Simulator {
             found.default_context.take()
         };
         if let Some(context) = default {
-            self.end_context(context);
+            self.destroy_context(context);
         }
-        self.settle_device(device)
+        self.release_device_if_unused(device)
     }
 }
 
@@ -119,22 +119,22 @@ calls! {
         let device = {
             let state = sim.state();
             match state.contexts.get(&handle) {
-                None => return refuse(Status::RT_CONTEXT_NULL, "no such context"),
+                None => return refuse(Status::RT_CONTEXT_NULL, "context not found"),
                 Some(found) if state.devices[found.device].default_context == Some(handle) => {
-                    return refuse(Status::RT_PARAM_INVALID, "a default context ends with its device");
+                    return refuse(Status::RT_PARAM_INVALID, "a default context is destroyed with its device");
                 }
                 Some(found) => found.device,
             }
         };
-        sim.end_context(handle);
-        sim.settle_device(device)
+        sim.destroy_context(handle);
+        sim.release_device_if_unused(device)
     }
 
     /// Makes a context current.
     run fn aclrtSetCurrentContext(sim, context: Handle) {
         let handle = context.required("context")?;
         if !sim.state().contexts.contains_key(&handle) {
-            return refuse(Status::RT_CONTEXT_NULL, "no such context");
+            return refuse(Status::RT_CONTEXT_NULL, "context not found");
         }
         sim.make_current(Some(handle));
         Ok(())

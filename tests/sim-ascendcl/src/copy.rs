@@ -27,12 +27,12 @@ const BETWEEN_DEVICES: i32 = 7;
 static SYNCHRONOUS: Mutex<()> = Mutex::new(());
 
 /// A host address to which a stream writes later, as the program requested.
-struct Later(*mut u8);
+struct HostDestination(*mut u8);
 
 // SAFETY: the caller of an asynchronous copy guarantees the bytes until the stream has written them.
-unsafe impl Send for Later {}
+unsafe impl Send for HostDestination {}
 
-impl Later {
+impl HostDestination {
     fn write(&self, bytes: &[u8]) {
         // SAFETY: as above; `bytes` is private memory and does not overlap.
         unsafe { self.0.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -58,7 +58,10 @@ impl Simulator {
     fn copy_of(&self, destination: Handle, room: usize, source: Handle, len: usize) -> Outcome<Copy> {
         let (to, from) = (destination.required("dst")?, source.required("src")?);
         if len > room {
-            return refuse(Status::RT_PARAM_INVALID, format!("{len} bytes do not fit into {room}"));
+            return refuse(
+                Status::RT_PARAM_INVALID,
+                format!("{len} bytes exceed the capacity of {room} bytes"),
+            );
         }
         let len = len as u64;
         Ok(Copy { destination: self.side(to, len)?, source: self.side(from, len)?, len })
@@ -75,7 +78,7 @@ impl Simulator {
     }
 
     /// Submits work to that stream, and waits.
-    fn at_once(&self, work: impl FnOnce(Target) -> Outcome) -> Outcome {
+    fn run_synchronously(&self, work: impl FnOnce(Target) -> Outcome) -> Outcome {
         let current = self.current()?;
         let _turn = lock(&SYNCHRONOUS);
         let stream = self.copies(current.device)?;
@@ -102,27 +105,28 @@ impl Simulator {
                 self.machine.write_from_host(Address::new(to), &host_bytes(from, copy.len), target.stream)?;
             }
             (false, true) => {
-                let place = Later(to as *mut u8);
+                let place = HostDestination(to as *mut u8);
                 let then = move |bytes: Vec<u8>| place.write(&bytes);
                 self.machine.read_then(Address::new(from), copy.len, target.stream, then)?;
             }
             (false, false) => {
-                let (place, bytes) = (Later(to as *mut u8), host_bytes(from, copy.len));
+                let (place, bytes) = (HostDestination(to as *mut u8), host_bytes(from, copy.len));
                 self.machine.host_fn(Box::new(move || place.write(&bytes)), target.stream)?;
             }
         }
         Ok(())
     }
 
-    fn copy_at_once(&self, copy: &Copy) -> Outcome {
+    fn copy_synchronously(&self, copy: &Copy) -> Outcome {
         if self.has_remote_side(copy) {
-            let text = "memory of another device's process takes asynchronous copies between devices only";
+            let text =
+                "memory imported from another device supports only asynchronous copies between devices";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
-        self.at_once(|target| self.queue(copy, target))
+        self.run_synchronously(|target| self.queue(copy, target))
     }
 
-    fn copy_later(&self, copy: &Copy, kind: i32, stream: Handle) -> Outcome {
+    fn copy_on_stream(&self, copy: &Copy, kind: i32, stream: Handle) -> Outcome {
         let target = self.target(stream)?;
         let is_device = |side: &Side| !side.device_memory().is_empty();
         let fits = match (kind, is_device(&copy.destination), is_device(&copy.source)) {
@@ -133,13 +137,29 @@ impl Simulator {
             _ => true,
         };
         if !fits {
-            return refuse(Status::RT_PARAM_INVALID, format!("kind {kind} does not fit the two addresses"));
+            return refuse(Status::RT_PARAM_INVALID, format!("kind {kind} does not match the two addresses"));
         }
         if self.has_remote_side(copy) && !matches!(kind, DEVICE_TO_DEVICE | BETWEEN_DEVICES) {
-            let text = "memory of another device's process takes copies of kind 3 only";
+            let text = "memory imported from another device supports only copies of kind 3";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         self.queue(copy, target)
+    }
+
+    /// Submits a copy of `len` bytes to a destination with room for `room`, after checking the arguments.
+    fn submit_copy(
+        &self,
+        (destination, room): (Handle, usize),
+        (source, len): (Handle, usize),
+        kind: i32,
+        stream: Handle,
+    ) -> Outcome {
+        if len == 0 {
+            return Ok(());
+        }
+        check_kind(kind)?;
+        let copy = self.copy_of(destination, room, source, len)?;
+        self.copy_on_stream(&copy, kind, stream)
     }
 
     fn fill(
@@ -152,14 +172,17 @@ impl Simulator {
     ) -> Outcome {
         let address = pointer.required("devPtr")?;
         if count > room {
-            return refuse(Status::RT_PARAM_INVALID, format!("{count} bytes do not fit into {room}"));
+            return refuse(
+                Status::RT_PARAM_INVALID,
+                format!("{count} bytes exceed the capacity of {room} bytes"),
+            );
         }
         let byte = value as u8;
         let side = self.side(address, count as u64)?;
         for block in side.device_memory() {
             if self.is_remote(block) {
                 let text =
-                    "memory of another device's process takes asynchronous copies between devices only";
+                    "memory imported from another device supports only asynchronous copies between devices";
                 return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
             }
             self.require_reach(target.map_or(self.current()?.device, |target| target.device), block)?;
@@ -169,14 +192,14 @@ impl Simulator {
                 Ok(self.machine.fill(Address::new(address), count as u64, byte, target.stream)?)
             }
             Side::Unknown(_) => {
-                let place = Later(address as *mut u8);
+                let place = HostDestination(address as *mut u8);
                 let write = move || place.write(&vec![byte; count]);
                 Ok(self.machine.host_fn(Box::new(write), target.stream)?)
             }
         };
         match target {
             Some(target) => queue(target),
-            None => self.at_once(queue),
+            None => self.run_synchronously(queue),
         }
     }
 }
@@ -185,7 +208,7 @@ fn check_kind(kind: i32) -> Outcome {
     if (0..=BETWEEN_DEVICES).contains(&kind) {
         return Ok(());
     }
-    refuse(Status::INVALID_PARAM, format!("no kind of copy {kind}"))
+    refuse(Status::INVALID_PARAM, format!("invalid kind of copy {kind}"))
 }
 
 calls! {
@@ -197,7 +220,7 @@ calls! {
         }
         check_kind(kind)?;
         let copy = sim.copy_of(destination, room, source, len)?;
-        sim.copy_at_once(&copy)
+        sim.copy_synchronously(&copy)
     }
 
     /// Copies on a stream; the kind must match the operands. Memory of `aclrtMallocHost` is read and written when
@@ -211,12 +234,7 @@ calls! {
         kind: i32,
         stream: Handle,
     ) {
-        if len == 0 {
-            return Ok(());
-        }
-        check_kind(kind)?;
-        let copy = sim.copy_of(destination, room, source, len)?;
-        sim.copy_later(&copy, kind, stream)
+        sim.submit_copy((destination, room), (source, len), kind, stream)
     }
 
     /// Copies on a stream, as `aclrtMemcpyAsync` does.
@@ -229,12 +247,7 @@ calls! {
         kind: i32,
         stream: Handle,
     ) {
-        if len == 0 {
-            return Ok(());
-        }
-        check_kind(kind)?;
-        let copy = sim.copy_of(destination, room, source, len)?;
-        sim.copy_later(&copy, kind, stream)
+        sim.submit_copy((destination, room), (source, len), kind, stream)
     }
 
     /// Copies rows synchronously.
@@ -249,7 +262,7 @@ calls! {
         kind: i32,
     ) {
         let rows = rows(destination, destination_pitch, source, source_pitch, width, height, kind)?;
-        rows.iter().try_for_each(|&(to, from)| sim.copy_at_once(&sim.copy_of(to, width, from, width)?))
+        rows.iter().try_for_each(|&(to, from)| sim.copy_synchronously(&sim.copy_of(to, width, from, width)?))
     }
 
     /// Copies rows on a stream.
@@ -266,7 +279,7 @@ calls! {
     ) {
         let rows = rows(destination, destination_pitch, source, source_pitch, width, height, kind)?;
         rows.iter().try_for_each(|&(to, from)| {
-            sim.copy_later(&sim.copy_of(to, width, from, width)?, kind, stream)
+            sim.copy_on_stream(&sim.copy_of(to, width, from, width)?, kind, stream)
         })
     }
 
@@ -294,10 +307,10 @@ fn rows(
     kind: i32,
 ) -> Outcome<Vec<(Handle, Handle)>> {
     if width == 0 || height == 0 || width > destination_pitch || width > source_pitch {
-        return refuse(Status::INVALID_PARAM, "a row is at least 1 byte, and at most as long as a pitch");
+        return refuse(Status::INVALID_PARAM, "a row must have at least 1 byte and not exceed a pitch");
     }
     if !matches!(kind, HOST_TO_DEVICE | DEVICE_TO_HOST | DEVICE_TO_DEVICE | DEFAULT) {
-        return refuse(Status::INVALID_PARAM, format!("no kind {kind} for copies of rows"));
+        return refuse(Status::INVALID_PARAM, format!("invalid kind {kind} for copies of rows"));
     }
     let (to, from) = (destination.required("dst")?, source.required("src")?);
     let row = |index: usize| {

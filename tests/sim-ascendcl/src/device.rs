@@ -51,7 +51,7 @@ calls! {
     run_always fn aclrtGetDeviceCount(sim, count: Place<u32>) {
         count.check("count")?;
         if sim.config.no_driver {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the driver is not there");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the driver is not loaded");
         }
         count.put(sim.machine.devices().len() as u32, "count")
     }
@@ -83,7 +83,7 @@ calls! {
     /// Enables access of the current device to the memory of another one, in this direction, for the whole process.
     run fn aclrtDeviceEnablePeerAccess(sim, peer: i32, flags: u32) {
         if flags != 0 {
-            return refuse(Status::FEATURE_UNSUPPORTED, "flags has to be 0");
+            return refuse(Status::FEATURE_UNSUPPORTED, "flags must be 0");
         }
         let current = sim.current()?;
         let peer = sim.other(current.device as i32, peer)?;
@@ -108,7 +108,7 @@ calls! {
         status.check("status")?;
         let own = sim.physical(sim.device(device)?);
         let Some(peer) = usize::try_from(peer).ok().filter(|&peer| peer < DEVICES) else {
-            return refuse(Status::RT_PARAM_INVALID, format!("no physical device {peer}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("physical device {peer} not found"));
         };
         status.put(i32::from(own != peer && sim.has_peer_access(own, peer)), "status")
     }
@@ -213,13 +213,13 @@ calls! {
     /// Limits the cores of kernels. Not supported.
     run fn aclrtSetDeviceResLimit(sim, device: i32, _kind: i32, _value: u32) {
         sim.device(device)?;
-        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator does not support core limits")
     }
 
     /// Removes the limit of cores. Not supported.
     run fn aclrtResetDeviceResLimit(sim, device: i32) {
         sim.device(device)?;
-        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator limits no cores")
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, "the simulator does not support core limits")
     }
 
     /// Returns the number of cores that kernels of this thread may use.

@@ -77,7 +77,7 @@ impl Simulator {
     fn require_wait_task(&self, event: Handle) -> Outcome {
         let flags = self.with_event(event, |found| Ok(found.flags))?;
         if flags & (SYNC | OLD_SYNC | EXTERNAL | IPC) == 0 {
-            return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the event was made without ACL_EVENT_SYNC");
+            return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the event was created without ACL_EVENT_SYNC");
         }
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Simulator {
         let handle = event.required("event")?;
         match self.state().events.get_mut(&handle) {
             Some(found) => look(found),
-            None => refuse(Status::RT_INVALID_HANDLE, "no such event"),
+            None => refuse(Status::RT_INVALID_HANDLE, "event not found"),
         }
     }
 
@@ -102,7 +102,10 @@ impl Simulator {
     fn with_plain_event<T>(&self, event: Handle, look: impl FnOnce(&mut Event) -> Outcome<T>) -> Outcome<T> {
         self.with_event(event, |found| {
             if found.is_shared() {
-                return refuse(Status::RT_FEATURE_NOT_SUPPORT, "not for an event with ACL_EVENT_IPC");
+                return refuse(
+                    Status::RT_FEATURE_NOT_SUPPORT,
+                    "the call does not support events with ACL_EVENT_IPC",
+                );
             }
             look(found)
         })
@@ -140,16 +143,17 @@ impl Simulator {
         if self.machine.synchronize_event(id, limit)? {
             return Ok(());
         }
-        refuse(Status::RT_EVENT_SYNC_TIMEOUT, "the event was not complete in time")
+        refuse(Status::RT_EVENT_SYNC_TIMEOUT, "the wait for the event timed out")
     }
 
     fn stamp_of(&self, event: Handle) -> Outcome<u64> {
         let stamp = self.with_plain_event(event, |found| Ok(found.stamp.clone()))?;
         match stamp.map(|stamp| stamp.load(Ordering::Acquire)) {
-            None => {
-                refuse(Status::RT_EVENT_TIMESTAMP_INVALID, "the event was made without ACL_EVENT_TIME_LINE")
-            }
-            Some(0) => refuse(Status::RT_EVENT_TIMESTAMP_INVALID, "no record of the event is done"),
+            None => refuse(
+                Status::RT_EVENT_TIMESTAMP_INVALID,
+                "the event was created without ACL_EVENT_TIME_LINE",
+            ),
+            Some(0) => refuse(Status::RT_EVENT_TIMESTAMP_INVALID, "no record of the event is complete"),
             Some(stamp) => Ok(stamp),
         }
     }
@@ -173,7 +177,7 @@ calls! {
         let known = SYNC | CAPTURE_STREAM_PROGRESS | TIME_LINE | DEVICE_USE_ONLY | EXTERNAL;
         let alone = [DEVICE_USE_ONLY, EXTERNAL].iter().any(|&flag| flags & flag != 0 && flags != flag);
         if flags == 0 || flags & !known != 0 || alone {
-            return refuse(Status::RT_PARAM_INVALID, format!("no such flags for an event: {flags:#x}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("invalid flags of an event: {flags:#x}"));
         }
         sim.new_event(event, flags, false)
     }
@@ -183,12 +187,12 @@ calls! {
         // This call rejects 0x10 and 0x20 (hicann/runtime, `ApiErrorDecorator::EventCreateEx`).
         let known = SYNC | CAPTURE_STREAM_PROGRESS | OLD_SYNC | TIME_LINE | IPC;
         if flags == 0 || flags & !known != 0 || (flags & IPC != 0 && flags != IPC) {
-            return refuse(Status::RT_PARAM_INVALID, format!("no such flags for an event: {flags:#x}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("invalid flags of an event: {flags:#x}"));
         }
         if flags == IPC {
             // The headers before 8.5 have neither the flag nor the calls that share such events.
             if sim.config.cann < Cann::V8_5 {
-                return refuse(Status::RT_PARAM_INVALID, format!("no such flags for an event: {flags:#x}"));
+                return refuse(Status::RT_PARAM_INVALID, format!("invalid flags of an event: {flags:#x}"));
             }
             sim.require(Feature::IpcEvent)?;
             if sim.config.page_size != PAGE || sim.config.old_driver {
@@ -202,7 +206,7 @@ calls! {
     run fn aclrtDestroyEvent(sim, event: Handle) {
         let handle = event.required("event")?;
         let Some(found) = sim.state().events.remove(&handle) else {
-            return refuse(Status::RT_INVALID_HANDLE, "no such event");
+            return refuse(Status::RT_INVALID_HANDLE, "event not found");
         };
         Ok(sim.machine.destroy_event(found.id)?)
     }

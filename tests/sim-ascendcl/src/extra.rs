@@ -10,7 +10,7 @@ use device_ipc_mock_engine::{Address, EngineError, KernelMemory, Operation};
 
 use crate::abi::{ExceptionInfo, Handle, Place, Text};
 use crate::call::{arm, calls, calls_of};
-use crate::callback::tell_exception;
+use crate::callback::report_exception;
 use crate::simulator::Simulator;
 use crate::status::{Status, refuse};
 
@@ -63,7 +63,7 @@ impl Argument {
         let result = running.failed.map_or(Ok(()), Err).and(if trapped { Err(trap()) } else { Ok(()) });
         if result.is_err() {
             let status = status.cast_unsigned();
-            tell_exception(ExceptionInfo { task: 0, stream: stream as u32, thread: 0, device, status });
+            report_exception(ExceptionInfo { task: 0, stream: stream as u32, thread: 0, device, status });
         }
         result
     }

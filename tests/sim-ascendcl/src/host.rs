@@ -20,7 +20,7 @@ const MAPPED: u32 = 0x2;
 fn layout_of(size: usize) -> Outcome<Layout> {
     match Layout::from_size_align(size, PAGE) {
         Ok(layout) if size > 0 => Ok(layout),
-        _ => refuse(Status::INVALID_PARAM, "no size for memory of the host"),
+        _ => refuse(Status::INVALID_PARAM, "invalid size of host memory"),
     }
 }
 
@@ -64,7 +64,7 @@ impl Simulator {
             match state.blocks.get(&base) {
                 Some(block) if block.origin == Origin::Host => {}
                 _ => {
-                    let text = format!("{base:#x} is no memory of aclrtMallocHost, or not its beginning");
+                    let text = format!("{base:#x} is not the base of memory of aclrtMallocHost");
                     return refuse(Status::RT_PARAM_INVALID, text);
                 }
             }
@@ -113,7 +113,7 @@ impl Simulator {
         let end = base.checked_add(size);
         let last = end.and_then(|end| state.blocks.range(..end).next_back());
         if end.is_none() || last.is_some_and(|(_, block)| block.base + block.size > base) {
-            return refuse(Status::HOST_MEMORY_ALREADY_REGISTERED, "these bytes are known already");
+            return refuse(Status::HOST_MEMORY_ALREADY_REGISTERED, "the memory is registered already");
         }
         // SAFETY: the caller of an exported function guarantees that the bytes stay mapped until they are
         // unregistered.
@@ -132,7 +132,10 @@ impl Simulator {
                 && let Some(devices) = state.registrations.get_mut(&base)
             {
                 if !devices.remove(&device) {
-                    return refuse(Status::HOST_MEMORY_NOT_REGISTERED, "not registered for this device");
+                    return refuse(
+                        Status::HOST_MEMORY_NOT_REGISTERED,
+                        "the memory is not registered for this device",
+                    );
                 }
                 if !devices.is_empty() {
                     return Ok(());
@@ -145,7 +148,7 @@ impl Simulator {
                     return Ok(());
                 }
                 Some(block) if block.origin == Origin::RegisteredHost => {}
-                _ => return refuse(Status::HOST_MEMORY_NOT_REGISTERED, "these bytes were not registered"),
+                _ => return refuse(Status::HOST_MEMORY_NOT_REGISTERED, "the memory is not registered"),
             }
             state.blocks.remove(&base);
         }
@@ -173,7 +176,7 @@ calls! {
     run fn aclrtHostRegister(sim, pointer: Handle, size: u64, kind: i32, device: Place<Handle>) {
         device.check("devPtr")?;
         if !matches!(kind, 0 | 4 | 8) {
-            return refuse(Status::RT_PARAM_INVALID, format!("no kind of registration {kind}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("invalid kind of registration {kind}"));
         }
         sim.register(pointer, size)?;
         device.put(pointer, "devPtr")
@@ -182,7 +185,7 @@ calls! {
     /// Registers host memory with flags.
     run fn aclrtHostRegisterV2(sim, pointer: Handle, size: u64, flags: u32) {
         if flags & !KNOWN_FLAGS != 0 || flags & (MAPPED | 0x1000_0000) == 0 {
-            return refuse(Status::RT_PARAM_INVALID, format!("no such flags for a registration: {flags:#x}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("invalid flags of a registration: {flags:#x}"));
         }
         sim.register(pointer, size)
     }
@@ -197,7 +200,7 @@ calls! {
         let address = pointer.required("pHost")?;
         device.check("pDevice")?;
         if flags != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "flag has to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "flag must be 0");
         }
         let is_registered = {
             let state = sim.state();
@@ -205,7 +208,7 @@ calls! {
             found.is_some_and(Block::is_registered)
         };
         if !is_registered {
-            return refuse(Status::HOST_MEMORY_NOT_REGISTERED, "these bytes were not registered");
+            return refuse(Status::HOST_MEMORY_NOT_REGISTERED, "the memory is not registered");
         }
         device.put(pointer, "pDevice")
     }

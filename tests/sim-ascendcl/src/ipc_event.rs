@@ -17,7 +17,7 @@ impl Simulator {
     fn number_of(&self, event: Handle) -> Outcome<u64> {
         let id = self.with_event(event, |found| {
             if !found.is_shared() {
-                return refuse(Status::RT_PARAM_INVALID, "the event was made without ACL_EVENT_IPC");
+                return refuse(Status::RT_PARAM_INVALID, "the event was created without ACL_EVENT_IPC");
             }
             Ok(found.id)
         })?;
@@ -43,10 +43,13 @@ impl Simulator {
         let number = u64::from_le_bytes(std::array::from_fn(|index| handle.0[index]));
         let (pid, reference) = from_number(number);
         let Some(found) = Found::look_up(pid, reference, Kind::Event) else {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the handle names no event (any more)");
+            return refuse(
+                Status::RT_DRV_INTERNAL_ERROR,
+                "the handle is invalid, or the event was destroyed",
+            );
         };
         if pid == std::process::id() {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the process that made an event cannot open it");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the creator of an event cannot open it");
         }
         self.enable_peer_both_ways(current.device, found.record.physical as usize)?;
         let id = self.machine.open_event(&found.record.handle, current.device)?;

@@ -25,10 +25,10 @@ const DISABLE_PID_VALIDATION: u64 = 1;
 const ENABLE_PEER_ACCESS: u64 = 1;
 
 /// Maximum number of processes of one call.
-const LISTED_AT_ONCE: usize = 31;
+const MAX_LISTED_PER_CALL: usize = 31;
 
 /// Maximum number of processes on one list.
-const LISTED: usize = 32_768;
+const MAX_LISTED: usize = 32_768;
 
 /// A key that this process created.
 #[derive(Debug)]
@@ -57,14 +57,14 @@ pub(crate) struct Import {
 /// Where the tables are wrong, the driver frees memory that importers have open, without an error. So a call that
 /// would make them wrong is rejected here.
 #[derive(Debug, Default)]
-pub(crate) struct KeyBooks {
+pub(crate) struct DriverKeyTable {
     /// Keys in the order of their creation (hicann/driver, `devmm_ipc_proc_node_add`).
     made: Vec<(u64, Vec<u8>)>,
     /// Memory whose first page is marked as having keys (`devmm_ipc_mem_set_ipc_create_flag`).
     flagged: HashSet<u64>,
 }
 
-impl KeyBooks {
+impl DriverKeyTable {
     fn add(&mut self, base: u64, key: &[u8]) {
         self.made.push((base, key.to_owned()));
         self.flagged.insert(base);
@@ -85,7 +85,7 @@ impl KeyBooks {
                 Ok(())
             }
             None => driver_refuses(
-                "the driver would forget an earlier key of this memory; destroy keys in the order of their making",
+                "the driver would remove an earlier key of this memory: destroy keys in the order of their creation",
             ),
         }
     }
@@ -98,7 +98,7 @@ impl KeyBooks {
     pub(crate) fn free(&mut self, base: u64) -> Outcome {
         if self.made.iter().any(|(other, _)| *other == base) && !self.flagged.contains(&base) {
             return driver_refuses(
-                "the driver would free the memory under its importers: a key was destroyed while others were left",
+                "the driver would free memory that importers have open: a key was destroyed while others remain",
             );
         }
         self.forget(base);
@@ -120,10 +120,7 @@ pub(crate) fn listable(pids: &[i32]) -> Outcome<Vec<i32>> {
     let own = std::process::id().cast_signed();
     let kept: Vec<i32> = pids.iter().copied().filter(|&pid| pid != 0 && pid != own).collect();
     if kept.is_empty() {
-        return refuse(
-            Status::RT_DRV_INTERNAL_ERROR,
-            "no pid that can be listed: not 0, not the creator's own",
-        );
+        return refuse(Status::RT_DRV_INTERNAL_ERROR, "no valid pid: 0 and the creator cannot be listed");
     }
     Ok(kept)
 }
@@ -131,8 +128,11 @@ pub(crate) fn listable(pids: &[i32]) -> Outcome<Vec<i32>> {
 /// # Errors
 /// 107000 for 0 processes, and for more than the driver's maximum.
 pub(crate) fn check_count(count: usize) -> Outcome {
-    if count == 0 || count > LISTED_AT_ONCE {
-        return refuse(Status::RT_PARAM_INVALID, format!("{count} pids in one call: 1 to {LISTED_AT_ONCE}"));
+    if count == 0 || count > MAX_LISTED_PER_CALL {
+        return refuse(
+            Status::RT_PARAM_INVALID,
+            format!("invalid number of pids {count}: expected 1 to {MAX_LISTED_PER_CALL}"),
+        );
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ pub(crate) fn check_count(count: usize) -> Outcome {
 /// # Errors
 /// 507899 for too many processes.
 pub(crate) fn list(node: &mut Node, pids: &[i32]) -> Outcome {
-    if node.count_listed() + pids.len() > LISTED {
+    if node.count_listed() + pids.len() > MAX_LISTED {
         return refuse(Status::RT_DRV_INTERNAL_ERROR, "too many processes on the list");
     }
     for &pid in pids {
@@ -162,43 +162,39 @@ impl Simulator {
     fn exportable(&self, address: u64, size: u64) -> Outcome<Block> {
         let state = self.state();
         let Some(&block) = state.block_at(address) else {
-            return driver_refuses("no device memory is there");
+            return driver_refuses("the address is not device memory");
         };
         if block.origin != Origin::Own {
             return driver_refuses(
-                "only memory of aclrtMalloc can be exported: none that was imported or mapped",
+                "only memory of aclrtMalloc can be exported, not imported or mapped memory",
             );
         }
         if block.base != address {
-            let text =
-                format!("{address:#x} is not the beginning of its memory, {:#x}; export that", block.base);
+            let text = format!("{address:#x} is inside an allocation: export its base {:#x}", block.base);
             return driver_refuses(&text);
         }
         if !block.base.is_multiple_of(block.page) {
-            return driver_refuses("the memory does not begin with a page");
+            return driver_refuses("the memory is not aligned to a page");
         }
         if size > block.whole_pages() {
-            return driver_refuses("the memory is not that long");
+            return driver_refuses("the size exceeds the memory");
         }
         Ok(block)
     }
 
     fn export(&self, pointer: Handle, size: usize, len: usize, flags: u64) -> Outcome<Vec<u8>> {
         if size == 0 || len == 0 || flags > DISABLE_PID_VALIDATION {
-            return refuse(Status::RT_PARAM_INVALID, "size and len are not 0, and flags are 0 or 1");
+            return refuse(Status::RT_PARAM_INVALID, "size and len must not be 0, and flags must be 0 or 1");
         }
         self.current()?;
         self.require(Feature::IpcMemory)?;
         if len < KEY_BYTES {
-            return refuse(Status::RT_PARAM_INVALID, format!("a key takes {KEY_BYTES} bytes"));
+            return refuse(Status::RT_PARAM_INVALID, format!("a key needs a buffer of {KEY_BYTES} bytes"));
         }
         let block = self.exportable(pointer.value(), size as u64)?;
         let listed_only = flags & DISABLE_PID_VALIDATION == 0;
         if !listed_only && self.config.old_driver {
-            return refuse(
-                Status::RT_FEATURE_NOT_SUPPORT,
-                "the driver cannot do without a list of processes",
-            );
+            return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the driver requires a list of processes");
         }
         let (handle, number) = self.machine.export_separately(Address::new(block.base))?;
         let record = Record {
@@ -214,7 +210,7 @@ impl Simulator {
         let name = Key { pid: std::process::id(), reference: node.reference, device: block.home as u8 };
         let key = name.encode(self.config.soc.keys_are_binary());
         let mut state = self.state();
-        state.key_books.add(block.base, &key);
+        state.driver_keys.add(block.base, &key);
         state.exports.insert(key.clone(), Export { base: block.base, number, node, listed_only });
         Ok(key)
     }
@@ -222,10 +218,10 @@ impl Simulator {
     fn list_importers(&self, key: &[u8], pids: &[i32]) -> Outcome {
         let mut state = self.state();
         let Some(export) = state.exports.get_mut(key) else {
-            return driver_refuses("only the process that made a key can list others for it");
+            return driver_refuses("only the process that created a key can list processes");
         };
         if !export.listed_only {
-            return refuse(Status::RT_NO_PERMISSION, "the key was made without a list of processes");
+            return refuse(Status::RT_NO_PERMISSION, "the key was created without a list of processes");
         }
         list(&mut export.node, &listable(pids)?)
     }
@@ -239,7 +235,7 @@ impl Simulator {
         let found = name.and_then(|name| Some((name, Found::look_up(name.pid, name.reference, kind)?)));
         match found {
             Some(found) => Ok(found),
-            None => driver_refuses("the key names nothing (any more)"),
+            None => driver_refuses("the key is invalid or stale"),
         }
     }
 
@@ -268,25 +264,23 @@ impl Simulator {
         }
         if let Some(import) = self.state().imports.get_mut(key) {
             if import.device != device {
-                return driver_refuses("a process opens a key on one device only");
+                return driver_refuses("the process has the key open on another device");
             }
             import.opens += 1;
             import.is_in_map = true;
             return Ok(import.base);
         }
-        if !found.admits_us() {
-            return driver_refuses("this process is not on the list, or started after it was put there");
+        if !found.permits_this_process() {
+            return driver_refuses("this process is not on the list, or started after its pid was listed");
         }
         if !self.reaches(device, home) {
             return driver_refuses(
-                "the two devices have no access to each other; aclrtDeviceEnablePeerAccess, or flag 1",
+                "the two devices have no peer access: call aclrtDeviceEnablePeerAccess, or pass flag 1",
             );
         }
         let is_remote = self.physical(device) != home;
         if is_remote && self.config.soc.needs_peer_policy() && !record.for_peers {
-            return driver_refuses(
-                "for another device the memory has to be allocated with a policy for peers",
-            );
+            return driver_refuses("access by another device requires an allocation with a peer policy");
         }
         let base = self.machine.open(&record.handle, None, device, Access::ReadWrite)?.get();
         let size = record.size.next_multiple_of(record.page.max(1));
@@ -326,13 +320,13 @@ impl Simulator {
         let export = {
             let mut state = self.state();
             if let Some(base) = state.exports.get(key).map(|export| export.base) {
-                state.key_books.remove(base, key)?;
+                state.driver_keys.remove(base, key)?;
             }
             state.exports.remove(key)
         };
         let Some(export) = export else {
             self.look_up(key, Kind::Memory)?;
-            return driver_refuses("only the process that made a key can destroy it");
+            return driver_refuses("only the process that created a key can destroy it");
         };
         Ok(self.machine.unexport_separate(Address::new(export.base), export.number)?)
     }
@@ -399,13 +393,13 @@ calls! {
         sim.current()?;
         sim.require(Feature::MemoryLink)?;
         if value > 1 {
-            return driver_refuses("a link is 0 or 1");
+            return driver_refuses("a link must be 0 or 1");
         }
         if sim.state().exports.contains_key(&key) {
             return Ok(());
         }
         sim.look_up(&key, Kind::Memory)?;
-        refuse(Status::RT_NO_PERMISSION, "only the process that made a key can change it")
+        refuse(Status::RT_NO_PERMISSION, "only the process that created a key can change it")
     }
 
     /// Closes a key that is open, or else destroys it.

@@ -89,7 +89,7 @@ mod tests {
     const KEY: Key = Key { pid: 0x003f_0001, reference: 0x1234_5678_9abc_def0, device: 7 };
 
     #[test]
-    fn both_forms_come_back_and_hold_no_nul() {
+    fn both_key_forms_round_trip_without_nul() {
         for key in [KEY, Key { pid: 1, reference: 0, device: 0 }] {
             for binary in [false, true] {
                 let bytes = key.encode(binary);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_key() {
+    fn other_bytes_are_rejected() {
         for binary in [false, true] {
             let bytes = KEY.encode(binary);
             assert_eq!(Key::decode(&bytes[..bytes.len() - 1]), None);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_holds_a_pid_and_a_reference() {
+    fn number_packs_pid_and_reference() {
         let reference = 77 << 20 | 4099;
         assert_eq!(from_number(to_number(4_000_000, reference)), (4_000_000, reference));
     }

@@ -93,12 +93,12 @@ impl Simulator {
         match state.blocks.get(&base) {
             Some(block) if block.origin == Origin::Own => {}
             _ => {
-                let text = format!("{base:#x} is no memory of aclrtMalloc, or not its beginning");
+                let text = format!("{base:#x} is not the base of memory of aclrtMalloc");
                 return refuse(Status::RT_PARAM_INVALID, text);
             }
         }
         // The exports are destroyed with the memory.
-        state.key_books.free(base)?;
+        state.driver_keys.free(base)?;
         state.exports.retain(|_, export| export.base != base);
         state.blocks.remove(&base);
         drop(state);
@@ -118,7 +118,7 @@ impl Simulator {
             let found: Vec<Block> = state.blocks.values().copied().filter(mine).collect();
             state.blocks.retain(|_, block| !mine(block));
             for block in &found {
-                state.key_books.forget(block.base);
+                state.driver_keys.forget(block.base);
             }
             state.exports.retain(|_, export| !found.iter().any(|block| block.base == export.base));
             state.imports.retain(|_, import| !found.iter().any(|block| block.base == import.base));
@@ -172,7 +172,7 @@ calls! {
         free.check("free")?;
         total.check("total")?;
         if !(0..=17).contains(&attribute) {
-            return refuse(Status::INVALID_PARAM, format!("no kind of memory {attribute}"));
+            return refuse(Status::INVALID_PARAM, format!("invalid kind of memory {attribute}"));
         }
         let current = sim.current()?;
         let (left, all) = sim.machine.memory_info(current.device)?;
@@ -186,7 +186,7 @@ calls! {
         attributes.check("attributes")?;
         let state = sim.state();
         let Some(block) = state.block_at(address) else {
-            let text = format!("{address:#x} is no memory that the driver knows");
+            let text = format!("{address:#x} is not memory that the driver knows");
             return refuse(Status::RT_PARAM_INVALID, text);
         };
         let location = if block.is_host() {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_says_how_large_the_pages_are() {
+    fn policy_selects_page_size() {
         assert_eq!(Policy::of(0, HUGE_FROM), Policy { page: NORMAL_PAGE, for_peers: false });
         assert_eq!(Policy::of(0, HUGE_FROM + 32), Policy { page: HUGE_PAGE, for_peers: false });
         assert_eq!(Policy::of(1, 32), Policy { page: HUGE_PAGE, for_peers: false });

@@ -155,7 +155,7 @@ impl Found {
     }
 
     /// Returns whether this process may open the export.
-    pub(crate) fn admits_us(&self) -> bool {
+    pub(crate) fn permits_this_process(&self) -> bool {
         if !self.record.listed_only {
             return true;
         }
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_found_by_its_number_and_kind_until_it_ends() {
+    fn export_is_found_by_number_and_kind_until_destroyed() {
         let node = Node::publish(&record(false)).expect("published");
         let (pid, reference) = (std::process::id(), node.reference);
-        let found = Found::look_up(pid, reference, Kind::Memory).expect("it is there");
+        let found = Found::look_up(pid, reference, Kind::Memory).expect("the export exists");
         let record = found.record;
         assert_eq!((record.physical, record.size, record.page, record.handle[63]), (3, 77, 4096, 63));
-        assert!(found.admits_us());
+        assert!(found.permits_this_process());
         assert!(Found::look_up(pid, reference, Kind::Event).is_none(), "of another kind");
         assert!(Found::look_up(pid, reference + (1 << SLOT_BITS), Kind::Memory).is_none(), "a later one");
         drop(node);
@@ -202,17 +202,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_process_that_ran_when_it_was_listed_is_admitted() {
+    fn only_process_alive_at_listing_is_permitted() {
         let mut node = Node::publish(&record(true)).expect("published");
         let pid = std::process::id();
-        let look = |node: &Node| Found::look_up(pid, node.reference, Kind::Memory).expect("it is there");
-        assert!(!look(&node).admits_us());
+        let look =
+            |node: &Node| Found::look_up(pid, node.reference, Kind::Memory).expect("the export exists");
+        assert!(!look(&node).permits_this_process());
         node.list(pid.cast_signed() + 1).expect("listed");
-        assert!(!look(&node).admits_us());
+        assert!(!look(&node).permits_this_process());
         node.list(pid.cast_signed()).expect("listed");
-        assert!(look(&node).admits_us());
+        assert!(look(&node).permits_this_process());
         let mut early = look(&node);
-        early.listed[1].1 = started_at().expect("it has started") - 1;
-        assert!(!early.admits_us(), "listed before this process started");
+        early.listed[1].1 = started_at().expect("the start time is known") - 1;
+        assert!(!early.permits_this_process(), "listed before this process started");
     }
 }

@@ -43,7 +43,7 @@ impl Simulator {
         let handle = notify.required("notify")?;
         match self.state().notifies.get_mut(&handle) {
             Some(found) => look(found),
-            None => refuse(Status::RT_INVALID_HANDLE, "no such notify"),
+            None => refuse(Status::RT_INVALID_HANDLE, "notify not found"),
         }
     }
 
@@ -52,7 +52,7 @@ impl Simulator {
         self.require(Feature::Notify)?;
         let own = |notify: &&Notify| notify.is_own && notify.device == device;
         if self.state().notifies.values().filter(own).count() >= self.config.soc.notifies() {
-            return refuse(Status::RT_NO_NOTIFY_RESOURCE, "the device has no notify left");
+            return refuse(Status::RT_NO_NOTIFY_RESOURCE, "the device has no free notify");
         }
         let word = self.machine.allocate(device, WORD_BYTES)?;
         let home = self.physical(device);
@@ -69,7 +69,7 @@ impl Simulator {
         }
         self.current()?;
         if len < KEY_BYTES {
-            return refuse(Status::RT_PARAM_INVALID, format!("a key takes {KEY_BYTES} bytes"));
+            return refuse(Status::RT_PARAM_INVALID, format!("a key needs a buffer of {KEY_BYTES} bytes"));
         }
         let binary = self.config.soc.keys_are_binary();
         let machine = &self.machine;
@@ -97,7 +97,7 @@ impl Simulator {
     fn list_for_notify(&self, notify: Handle, pids: &[i32]) -> Outcome {
         self.require(Feature::IpcNotify)?;
         self.with_notify(notify, |found| match &mut found.export {
-            None => refuse(Status::RT_DRV_INTERNAL_ERROR, "the notify has not been exported by this process"),
+            None => refuse(Status::RT_DRV_INTERNAL_ERROR, "this process has not exported the notify"),
             Some((_, false)) => {
                 refuse(Status::RT_NO_PERMISSION, "the notify was exported without a list of processes")
             }
@@ -114,17 +114,18 @@ impl Simulator {
         let (name, found) = self.look_up(key, Kind::Notify)?;
         let home = found.record.physical as usize;
         if name.pid == std::process::id() {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the process that made a notify cannot open it");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the creator of a notify cannot open it");
         }
-        if !found.admits_us() {
-            let text = "this process is not on the list, or started after it was put there";
+        if !found.permits_this_process() {
+            let text = "this process is not on the list, or started after its pid was listed";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         if flags & ENABLE_PEER_ACCESS != 0 {
             self.enable_for_import(device, home)?;
         }
         if !self.reaches(device, home) {
-            let text = "the two devices have no access to each other; aclrtDeviceEnablePeerAccess, or flag 2";
+            let text =
+                "the two devices have no peer access: call aclrtDeviceEnablePeerAccess, or pass flag 2";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         let word = self.machine.open(&found.record.handle, None, device, Access::ReadWrite)?;
@@ -150,7 +151,7 @@ calls! {
     run fn aclrtDestroyNotify(sim, notify: Handle) {
         let handle = notify.required("notify")?;
         let Some(found) = sim.state().notifies.remove(&handle) else {
-            return refuse(Status::RT_INVALID_HANDLE, "no such notify");
+            return refuse(Status::RT_INVALID_HANDLE, "notify not found");
         };
         let ended = if found.is_own {
             sim.machine.free_without_waiting(found.word)
@@ -165,7 +166,7 @@ calls! {
         let (word, home) = sim.with_notify(notify, |found| Ok((found.word, found.home)))?;
         let target = sim.target(stream)?;
         if !sim.reaches(target.device, home) {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the stream's device has no access to the notify's");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the stream's device has no access to the notify's device");
         }
         Ok(sim.machine.write_value64(target.stream, word, 1)?)
     }
@@ -176,10 +177,10 @@ calls! {
         let (word, home, is_own) = sim.with_notify(notify, |found| Ok((found.word, found.home, found.is_own)))?;
         let target = sim.target(stream)?;
         if !is_own {
-            return refuse(Status::RT_PARAM_INVALID, "only the process that made a notify waits for it");
+            return refuse(Status::RT_PARAM_INVALID, "only the creator of a notify can wait for it");
         }
         if sim.physical(target.device) != home {
-            return refuse(Status::RT_PARAM_INVALID, "only streams of the notify's device wait for it");
+            return refuse(Status::RT_PARAM_INVALID, "only streams of the notify's device can wait for it");
         }
         let limit = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
         Ok(sim.machine.wait_word(target.stream, word, |word| word != 0, Some(0), limit)?)

@@ -10,7 +10,7 @@ use device_ipc_mock_engine::{Machine, StreamId};
 use crate::block::Block;
 use crate::config::Config;
 use crate::event::Event;
-use crate::ipc_memory::{Export, Import, KeyBooks};
+use crate::ipc_memory::{DriverKeyTable, Export, Import};
 use crate::notify::Notify;
 use crate::peers::{Published, is_enabled_by_any};
 use crate::soc::Feature;
@@ -77,7 +77,7 @@ pub(crate) struct State {
     /// Memory by first address.
     pub(crate) blocks: BTreeMap<u64, Block>,
     pub(crate) exports: HashMap<Vec<u8>, Export>,
-    pub(crate) key_books: KeyBooks,
+    pub(crate) driver_keys: DriverKeyTable,
     pub(crate) imports: HashMap<Vec<u8>, Import>,
     pub(crate) physical: HashMap<u64, Physical>,
     /// The devices for which host memory was registered, by first address.
@@ -121,7 +121,7 @@ impl Simulator {
         match made {
             Ok(simulator) if simulator.process != std::process::id() => refuse(
                 Status::RT_DEV_SETUP_ERROR,
-                "a forked child; start another program instead (fork and exec)",
+                "the library does not work in a forked child: start another program (fork and exec)",
             ),
             Ok(simulator) => Ok(simulator),
             Err(text) => refuse(Status::INTERNAL_ERROR, text.clone()),
@@ -152,7 +152,7 @@ impl Simulator {
         let found = CURRENT.get().and_then(|id| state.contexts.get(&id).map(|context| (id, context.device)));
         match found {
             Some((context, device)) => Ok(Current { context, device }),
-            None => refuse(Status::RT_CONTEXT_NULL, "this thread has no context; call aclrtSetDevice on it"),
+            None => refuse(Status::RT_CONTEXT_NULL, "this thread has no context: call aclrtSetDevice on it"),
         }
     }
 
@@ -188,7 +188,7 @@ impl Simulator {
             return Ok(());
         }
         let name = self.config.soc.vendor_name().to_string_lossy();
-        refuse(Status::RT_FEATURE_NOT_SUPPORT, format!("{name} does not have this ({feature:?})"))
+        refuse(Status::RT_FEATURE_NOT_SUPPORT, format!("{name} does not support {feature:?}"))
     }
 
     /// Returns whether streams of a device have access to memory of a physical device.
@@ -245,7 +245,7 @@ impl Simulator {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         if !self.config.machine.peers.allows(own, home) {
-            let text = format!("no link from physical device {own} to {home}");
+            let text = format!("physical device {own} has no link to {home}");
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         self.change_peers(|peers| *peers.entry((own, home)).or_default() += 1)

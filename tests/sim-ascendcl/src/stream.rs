@@ -53,7 +53,7 @@ impl Simulator {
         if found.context != current.context {
             return refuse(
                 Status::RT_STREAM_CONTEXT,
-                "the stream belongs to another context than this thread's",
+                "the stream belongs to another context than the current one",
             );
         }
         Ok(Target { stream, device: found.device })
@@ -70,7 +70,7 @@ impl Simulator {
             return self.default_stream(current);
         }
         if !self.state().streams.contains_key(&handle.value()) {
-            return refuse(Status::RT_INVALID_HANDLE, "no such stream");
+            return refuse(Status::RT_INVALID_HANDLE, "stream not found");
         }
         Ok(StreamId::new(handle.value()))
     }
@@ -99,14 +99,14 @@ impl Simulator {
     }
 
     /// Destroys a stream, with its queued work or after it.
-    pub(crate) fn end_stream(&self, stream: u64, drain: bool) {
+    pub(crate) fn destroy_stream_now(&self, stream: u64, drain: bool) {
         if self.state().streams.remove(&stream).is_none() {
             return;
         }
         tell_callbacks(stream, IS_DESTROYED);
         let stream = StreamId::new(stream);
         if drain {
-            // Later failures are not reported.
+            // HostDestination failures are not reported.
             let _ = self.machine.synchronize(stream);
         }
         let _ = self.machine.destroy_stream(stream);
@@ -116,20 +116,20 @@ impl Simulator {
         handle.required("stream")?;
         self.current()?;
         match self.state().streams.get(&handle.value()) {
-            None => return refuse(Status::RT_INVALID_HANDLE, "no such stream"),
+            None => return refuse(Status::RT_INVALID_HANDLE, "stream not found"),
             Some(found) if found.is_default => {
-                return refuse(Status::RT_PARAM_INVALID, "a default stream ends with its context");
+                return refuse(Status::RT_PARAM_INVALID, "a default stream is destroyed with its context");
             }
             Some(_) => {}
         }
-        self.end_stream(handle.value(), drain);
+        self.destroy_stream_now(handle.value(), drain);
         Ok(())
     }
 
     fn create(&self, stream: Place<Handle>, priority: u32, flags: u32) -> Outcome {
         stream.check("stream")?;
         if priority > 7 {
-            return refuse(Status::RT_PARAM_INVALID, "a priority is from 0 to 7");
+            return refuse(Status::RT_PARAM_INVALID, "a priority must be from 0 to 7");
         }
         let current = self.current()?;
         let made = self.new_stream(current, priority, flags, false)?;
@@ -155,7 +155,7 @@ pub(crate) fn limit_of(milliseconds: i32) -> Outcome<Option<Duration>> {
     match milliseconds {
         -1 => Ok(None),
         0.. => Ok(Some(Duration::from_millis(u64::from(milliseconds.unsigned_abs())))),
-        _ => refuse(Status::RT_PARAM_INVALID, "a timeout is -1, or milliseconds from 0"),
+        _ => refuse(Status::RT_PARAM_INVALID, "a timeout must be -1, or at least 0 ms"),
     }
 }
 
@@ -225,7 +225,7 @@ calls! {
             None => Ok(sim.machine.synchronize(stream)?),
             Some(limit) if sim.machine.synchronize_timeout(stream, limit)? => Ok(()),
             Some(limit) => {
-                refuse(Status::RT_STREAM_SYNC_TIMEOUT, format!("the stream was not done after {limit:?}"))
+                refuse(Status::RT_STREAM_SYNC_TIMEOUT, format!("the wait for the stream timed out after {limit:?}"))
             }
         }
     }
@@ -262,7 +262,7 @@ calls! {
     /// Drops the queued work of a stream that was created for use by the device (0x20).
     run fn aclrtStreamStop(sim, stream: Handle) {
         if sim.describe(stream)?.flags & FOR_USE_BY_THE_DEVICE == 0 {
-            return refuse(Status::RT_PARAM_INVALID, "the stream was not made with ACL_STREAM_DEVICE_USE_ONLY");
+            return refuse(Status::RT_PARAM_INVALID, "the stream was not created with ACL_STREAM_DEVICE_USE_ONLY");
         }
         let stream = sim.any_stream(stream)?;
         Ok(sim.machine.discard_queued(stream)?)
@@ -280,14 +280,14 @@ calls! {
     run fn aclrtSetStreamFailureMode(sim, stream: Handle, mode: u64) {
         let stream = sim.any_stream(stream)?;
         if mode > 1 {
-            return refuse(Status::RT_PARAM_INVALID, "the mode is 0 or 1");
+            return refuse(Status::RT_PARAM_INVALID, "the mode must be 0 or 1");
         }
         let mut state = sim.state();
         let Some(found) = state.streams.get_mut(&stream.get()) else {
-            return refuse(Status::RT_INVALID_HANDLE, "no such stream");
+            return refuse(Status::RT_INVALID_HANDLE, "stream not found");
         };
         if std::mem::replace(&mut found.has_failure_mode, true) {
-            return refuse(Status::RT_PARAM_INVALID, "the mode of a stream is set once");
+            return refuse(Status::RT_PARAM_INVALID, "the mode of a stream can be set once");
         }
         let context = found.context;
         let others = state.streams.iter().filter(|(_, other)| mode == 1 && other.context == context);
@@ -306,7 +306,7 @@ calls! {
         match callback {
             Some(callback) => callbacks.push((name, callback, argument.value())),
             None if callbacks.len() == before => {
-                return refuse(Status::RT_PARAM_INVALID, "no callback has this name");
+                return refuse(Status::RT_PARAM_INVALID, "callback not found");
             }
             None => {}
         }

@@ -56,7 +56,7 @@ calls! {
         let left = {
             let mut state = sim.state();
             if state.init.count == 0 {
-                return refuse(Status::REPEAT_FINALIZE, "there is no aclInit to take back");
+                return refuse(Status::REPEAT_FINALIZE, "aclFinalize was called for every aclInit");
             }
             state.init.count -= 1;
             state.init.finalised = state.init.count == 0;

@@ -40,7 +40,7 @@ calls! {
         let address = pointer.required("devAddr")?;
         sim.require(Feature::ValueWaitAndWrite)?;
         if flag != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "flag has to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "flag must be 0");
         }
         let block = sim.word_at(address)?;
         let target = sim.target(stream)?;
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_compared_as_the_header_says() {
+    fn words_compare_by_flag() {
         for (flag, value, holds, fails) in [
             (GREATER_OR_EQUAL, 5, 5, 4),
             (GREATER_OR_EQUAL, u64::MAX, 0, u64::MAX - 1),

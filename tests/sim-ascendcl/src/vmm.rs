@@ -60,18 +60,18 @@ impl Simulator {
         if properties.location.kind != MemLocation::DEVICE {
             return refuse(
                 Status::RT_FEATURE_NOT_SUPPORT,
-                "the simulator has physical memory of devices only",
+                "the simulator supports only physical memory of devices",
             );
         }
         self.device(properties.location.id.cast_signed())?;
         if properties.handle_type != 0 || properties.allocation_type != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "handleType and allocationType have to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "handleType and allocationType must be 0");
         }
         match properties.attribute {
             0 | 1 | 3 | 5 | 7 | 9 | 12 | 15 => Ok((NORMAL_PAGE, HUGE_PAGE)),
             2 | 4 | 6 | 8 | 13 | 16 => Ok((HUGE_PAGE, HUGE_PAGE)),
             10 | 11 | 14 | 17 => self.require(Feature::HugePagesOf1GiB).map(|()| (GIANT_PAGE, GIANT_PAGE)),
-            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of memory {other}")),
+            other => refuse(Status::RT_PARAM_INVALID, format!("invalid kind of memory {other}")),
         }
     }
 
@@ -79,7 +79,7 @@ impl Simulator {
         let (page, granularity) = self.granularity(&properties)?;
         let size = size as u64;
         if size == 0 || !size.is_multiple_of(granularity) {
-            return refuse(Status::RT_PARAM_INVALID, format!("size is no multiple of {granularity}"));
+            return refuse(Status::RT_PARAM_INVALID, format!("size is not a multiple of {granularity}"));
         }
         let device = self.device(properties.location.id.cast_signed())?;
         let block = self.machine.create_block(device, size)?;
@@ -95,7 +95,7 @@ impl Simulator {
         let value = handle.required("handle")?;
         match self.state().physical.get_mut(&value) {
             Some(found) => look(found),
-            None => refuse(Status::RT_INVALID_HANDLE, "no such physical memory"),
+            None => refuse(Status::RT_INVALID_HANDLE, "physical memory not found"),
         }
     }
 
@@ -104,12 +104,12 @@ impl Simulator {
             Ok((found.block, found.size, found.page, found.device, found.home, found.imported_by))
         })?;
         if size != whole {
-            let text = format!("the physical memory has {whole} bytes, and is mapped as a whole");
+            let text = format!("the physical memory must be mapped as a whole, {whole} bytes");
             return refuse(Status::RT_PARAM_INVALID, text);
         }
         if !self.reaches(device, home) {
             let text = format!(
-                "device {device} has no access to physical device {home}; aclrtDeviceEnablePeerAccess"
+                "device {device} has no access to physical device {home}: call aclrtDeviceEnablePeerAccess"
             );
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
@@ -132,10 +132,10 @@ impl Simulator {
         let others = state.blocks.range(base.get()..base.get().saturating_add(size));
         let mut others = others.map(|(_, block)| block).filter(|block| block.origin == Origin::Mapped);
         if others.clone().any(|other| other.device != device) {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the reservation holds memory of another device");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the reservation has memory of another device");
         }
         if others.any(|other| other.imported_by.is_some() != imported) {
-            let text = "a reservation holds either imported memory or the process's own";
+            let text = "a reservation has either imported memory or memory of this process";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Simulator {
     fn mapped(&self, address: u64) -> Outcome<Block> {
         match self.state().blocks.get(&address) {
             Some(block) if block.origin == Origin::Mapped => Ok(*block),
-            _ => refuse(Status::RT_PARAM_INVALID, format!("nothing was mapped at {address:#x}")),
+            _ => refuse(Status::RT_PARAM_INVALID, format!("no memory is mapped at {address:#x}")),
         }
     }
 
@@ -155,7 +155,7 @@ impl Simulator {
         match found.filter(|_| location.kind == MemLocation::DEVICE) {
             Some(device) => Ok(device),
             None => {
-                let text = format!("no device {} by logic id", location.id);
+                let text = format!("device {} (logic id) not found", location.id);
                 refuse(Status::RT_DRV_INTERNAL_ERROR, text)
             }
         }
@@ -167,15 +167,15 @@ impl Simulator {
         }
         let listed_only = flags & DISABLE_PID_VALIDATION == 0;
         if !listed_only && self.config.old_driver {
-            return refuse(
-                Status::RT_FEATURE_NOT_SUPPORT,
-                "the driver cannot do without a list of processes",
-            );
+            return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the driver requires a list of processes");
         }
         let machine = &self.machine;
         self.with_physical(handle, |found| {
             if found.imported_by.is_some() || found.shared.is_some() {
-                return refuse(Status::RT_DRV_INTERNAL_ERROR, "physical memory is shared once, by its maker");
+                return refuse(
+                    Status::RT_DRV_INTERNAL_ERROR,
+                    "physical memory is shared once, by its creator",
+                );
             }
             let mut handle = [0; 64];
             handle[..8].copy_from_slice(&machine.export_block_number(found.block)?.to_le_bytes());
@@ -202,9 +202,12 @@ impl Simulator {
             .values_mut()
             .find_map(|found| found.shared.as_mut().filter(|shared| shared.number == number));
         match shared {
-            None => refuse(Status::RT_DRV_INTERNAL_ERROR, "only the process that shared it can list others"),
+            None => refuse(
+                Status::RT_DRV_INTERNAL_ERROR,
+                "only the process that shared the memory can list processes",
+            ),
             Some(shared) if !shared.listed_only => {
-                refuse(Status::RT_NO_PERMISSION, "it was shared without a list of processes")
+                refuse(Status::RT_NO_PERMISSION, "the memory was shared without a list of processes")
             }
             Some(shared) => list(&mut shared.node, &listable(pids)?),
         }
@@ -213,14 +216,14 @@ impl Simulator {
     fn import_shared(&self, number: u64, device: usize) -> Outcome<u64> {
         let (pid, reference) = from_number(number);
         let Some(found) = Found::look_up(pid, reference, Kind::Block) else {
-            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the handle names nothing (any more)");
+            return refuse(Status::RT_DRV_INTERNAL_ERROR, "the handle is invalid or stale");
         };
         if pid == std::process::id() {
-            let text = "physical memory cannot be imported by the process that made it";
+            let text = "physical memory cannot be imported by its creator";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
-        if !found.admits_us() {
-            let text = "this process is not on the list, or started after it was put there";
+        if !found.permits_this_process() {
+            let text = "this process is not on the list, or started after its pid was listed";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
         {
@@ -258,11 +261,11 @@ impl Simulator {
                 self.require(Feature::FabricHandles)?;
                 let bytes = Place::<u8>::at(shareable).list(FABRIC_BYTES, "shareableHandle")?;
                 if bytes[..8] != FABRIC_TAG {
-                    return refuse(Status::RT_DRV_INTERNAL_ERROR, "no fabric handle");
+                    return refuse(Status::RT_DRV_INTERNAL_ERROR, "the bytes are not a fabric handle");
                 }
                 Ok(u64::from_le_bytes(std::array::from_fn(|index| bytes[8 + index])))
             }
-            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of shareable handle {other}")),
+            other => refuse(Status::RT_PARAM_INVALID, format!("invalid kind of shareable handle {other}")),
         }
     }
 }
@@ -290,7 +293,7 @@ calls! {
         handle.check("handle")?;
         let properties = properties.get("prop")?;
         if flags != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "flags have to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "flags must be 0");
         }
         sim.current()?;
         let made = sim.make_physical(size, properties)?;
@@ -301,7 +304,7 @@ calls! {
     run fn aclrtFreePhysical(sim, handle: Handle) {
         let value = handle.required("handle")?;
         let Some(found) = sim.state().physical.remove(&value) else {
-            return refuse(Status::RT_INVALID_HANDLE, "no such physical memory");
+            return refuse(Status::RT_INVALID_HANDLE, "physical memory not found");
         };
         Ok(sim.machine.release_block(found.block)?)
     }
@@ -317,7 +320,7 @@ calls! {
     ) {
         pointer.check("virPtr")?;
         if size == 0 || alignment != 0 || flags > 1 {
-            return refuse(Status::RT_PARAM_INVALID, "size is not 0, alignment is 0, and flags are 0 or 1");
+            return refuse(Status::RT_PARAM_INVALID, "size must not be 0, alignment must be 0, and flags must be 0 or 1");
         }
         sim.current()?;
         let base = sim.machine.reserve(size as u64, HUGE_PAGE)?;
@@ -329,7 +332,7 @@ calls! {
         let address = Address::new(pointer.required("virPtr")?);
         match sim.machine.reservation_of(address) {
             Some((base, size)) if base == address => Ok(sim.machine.unreserve(base, size)?),
-            _ => refuse(Status::RT_PARAM_INVALID, "no reservation begins there"),
+            _ => refuse(Status::RT_PARAM_INVALID, "the address is not the base of a reservation"),
         }
     }
 
@@ -337,7 +340,7 @@ calls! {
     run fn aclrtMapMem(sim, pointer: Handle, size: usize, offset: usize, handle: Handle, flags: u64) {
         let address = pointer.required("virPtr")?;
         if offset != 0 || flags != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "offset and flags have to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "offset and flags must be 0");
         }
         sim.map(address, size as u64, handle)
     }
@@ -356,13 +359,13 @@ calls! {
         let address = pointer.required("virPtr")?;
         let block = sim.mapped(address)?;
         if size as u64 != block.size || count == 0 {
-            return refuse(Status::RT_PARAM_INVALID, "access is set for a whole mapping, at least once");
+            return refuse(Status::RT_PARAM_INVALID, "access must be set for a whole mapping");
         }
         for access in access.list(count, "desc")? {
             match access.flags {
                 3 => {}
                 0 | 1 => {
-                    return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the driver knows access for reading and writing only");
+                    return refuse(Status::RT_FEATURE_NOT_SUPPORT, "the driver supports only read-write access");
                 }
                 other => return refuse(Status::RT_PARAM_INVALID, format!("no access {other}")),
             }
@@ -371,7 +374,7 @@ calls! {
             }
             let device = sim.device_of_location(access.location)?;
             if device != block.device && block.imported_by.is_some() {
-                return refuse(Status::RT_DRV_INTERNAL_ERROR, "imported memory is let to no further device");
+                return refuse(Status::RT_DRV_INTERNAL_ERROR, "no further device can access imported memory");
             }
             sim.require_reach(device, &block)?;
             sim.machine.set_access(Address::new(address), block.size, device, Some(Access::ReadWrite))?;
@@ -391,7 +394,7 @@ calls! {
     run fn aclrtMemExportToShareableHandle(sim, handle: Handle, kind: i32, flags: u64, shareable: Place<u64>) {
         shareable.check("shareableHandle")?;
         if kind != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "handleType has to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "handleType must be 0");
         }
         let number = sim.share(handle, flags)?;
         shareable.put(number, "shareableHandle")
@@ -409,7 +412,7 @@ calls! {
                 bytes[8..16].copy_from_slice(&sim.share(handle, flags)?.to_le_bytes());
                 Place::<u8>::at(shareable).put_list(&bytes, "shareableHandle")
             }
-            other => refuse(Status::RT_PARAM_INVALID, format!("no kind of shareable handle {other}")),
+            other => refuse(Status::RT_PARAM_INVALID, format!("invalid kind of shareable handle {other}")),
         }
     }
 
@@ -432,7 +435,7 @@ calls! {
     ) {
         handle.check("handle")?;
         if flags != 0 {
-            return refuse(Status::RT_PARAM_INVALID, "flags have to be 0");
+            return refuse(Status::RT_PARAM_INVALID, "flags must be 0");
         }
         let device = sim.current()?.device;
         let number = sim.number_in(shareable, kind)?;
@@ -465,7 +468,7 @@ calls! {
         handle.check("handle")?;
         let block = sim.device_side(address, 1)?;
         if block.origin != Origin::Mapped {
-            return refuse(Status::RT_PARAM_INVALID, "no physical memory was mapped there");
+            return refuse(Status::RT_PARAM_INVALID, "no physical memory is mapped at the address");
         }
         let retained = sim.machine.retain_block_at(Address::new(address))?;
         let info = sim.machine.block_info(retained)?;

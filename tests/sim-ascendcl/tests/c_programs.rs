@@ -1,7 +1,7 @@
-//! Programs in C that know the library by its header alone.
+//! Programs in C that use the library by its header alone.
 //!
-//! Why: the simulator stands on its own. Each program is compiled with `cc`, linked with the library by either
-//! name as with the vendor's, and run as it is.
+//! The simulator is standalone: each program is compiled with `cc`, linked with the library by either name like the
+//! vendor's, and run unchanged.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const HEADERS: [(&str, &str); 2] =
     [("acl_sim.h", include_str!("c/acl_sim.h")), ("check.h", include_str!("c/check.h"))];
 
-/// Compiles a program against the library, and runs it.
+/// Compiles a program, links it with the library, and runs it.
 fn run(name: &str, source: &str, library: &str, machine: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let folder = directory.path();
@@ -38,7 +38,7 @@ fn run(name: &str, source: &str, library: &str, machine: &str) {
     assert_eq!(output_of(&program, folder, machine), "ok\n", "{name} prints that it went well");
 }
 
-/// Runs a program with a deadline; its standard output. What it says of errors goes to ours.
+/// Runs a program with a deadline, and returns its standard output. Its standard error is inherited.
 fn output_of(program: &Path, folder: &Path, machine: &str) -> String {
     let mut child = Command::new(program)
         .env("LD_LIBRARY_PATH", folder)
@@ -88,12 +88,12 @@ programs! {
 }
 
 #[test]
-fn the_second_name_of_the_library_does_as_well() {
+fn second_library_name_links_too() {
     run("ipc_memory", include_str!("c/ipc_memory.c"), "acl_rt", "latency=0");
 }
 
 #[test]
-fn a_directory_is_filled_by_several_at_a_time() {
+fn concurrent_installs_fill_one_directory() {
     let directory = tempfile::tempdir().expect("a directory");
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -107,7 +107,7 @@ fn a_directory_is_filled_by_several_at_a_time() {
 }
 
 #[test]
-fn an_older_version_has_one_name_and_does_not_link_what_it_lacks() {
+fn older_version_has_one_name_and_lacks_symbols() {
     let directory = tempfile::tempdir().expect("a directory");
     install(directory.path(), Cann::V8_1).expect("installed");
     assert!(!directory.path().join("libacl_rt.so").exists());

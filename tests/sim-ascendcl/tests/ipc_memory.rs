@@ -1,4 +1,4 @@
-//! Memory that is shared by key, between processes.
+//! Memory shared by key between processes.
 
 mod support;
 
@@ -11,7 +11,7 @@ fn agent() {
 
 const BYTES: u64 = 4 << 20;
 
-/// A process that has exported memory, without a list of processes, and its key.
+/// Starts a process that has exported memory without a list of processes. Returns it with the key.
 fn exporter(machine: &str) -> (Process, Vec<u8>) {
     let mut exporter = Process::ready(machine, 0);
     exporter.ok(&format!("aclrtMalloc &p {BYTES} 0"));
@@ -20,7 +20,7 @@ fn exporter(machine: &str) -> (Process, Vec<u8>) {
     (exporter, key)
 }
 
-/// A process that has it open, on a device.
+/// Starts a process that opens the key on a device.
 fn importer(machine: &str, device: u32, key: &[u8]) -> Process {
     let mut importer = Process::ready(machine, device);
     importer.put("key", key);
@@ -29,7 +29,7 @@ fn importer(machine: &str, device: u32, key: &[u8]) -> Process {
 }
 
 #[test]
-fn two_processes_share_memory_and_either_writes() {
+fn two_processes_share_writes() {
     let (mut exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     assert_eq!(importer.read("q", 16), b"shared memory...");
@@ -40,13 +40,13 @@ fn two_processes_share_memory_and_either_writes() {
 }
 
 #[test]
-fn only_the_beginning_of_memory_of_malloc_is_exported() {
+fn only_base_of_malloc_memory_is_exported() {
     let (mut process, key) = exporter("");
     process.ok("aclrtMallocHost &h 4096");
     for pointer in ["p+1", "p+32", "p+4096", "p+2097152", "h", "&p"] {
         process.gives(&format!("aclrtIpcMemGetExportKey {pointer} 4096 &other 65 1"), DRIVER);
     }
-    // Two huge pages, and one for the 32 bytes that were added.
+    // Two huge pages, and one for the 32 bytes of padding.
     process.ok("aclrtIpcMemGetExportKey p 6291456 &other 65 1");
     process.gives("aclrtIpcMemGetExportKey p 6291457 &other 65 1", DRIVER);
     let mut importer = importer("", 0, &key);
@@ -55,7 +55,7 @@ fn only_the_beginning_of_memory_of_malloc_is_exported() {
 }
 
 #[test]
-fn sizes_and_flags_that_are_not_known_are_refused() {
+fn invalid_sizes_and_flags_are_rejected() {
     let (mut process, key) = exporter("");
     for arguments in
         ["p 0 &k 65 0", "p 8 &k 0 0", "p 8 &k 64 0", "p 8 &k 65 2", "p 8 &k 65 3", "p 8 &k 65 0x100000000"]
@@ -70,7 +70,7 @@ fn sizes_and_flags_that_are_not_known_are_refused() {
 }
 
 #[test]
-fn a_key_is_text_on_older_chips_and_binary_on_the_950() {
+fn key_is_text_except_on_950() {
     for (soc, is_text) in [("910b", true), ("950", false)] {
         let (_exporter, key) = exporter(&format!("soc={soc}"));
         let end = key.iter().position(|&byte| byte == 0).expect("a NUL");
@@ -81,7 +81,7 @@ fn a_key_is_text_on_older_chips_and_binary_on_the_950() {
 }
 
 #[test]
-fn what_is_no_key_opens_nothing() {
+fn invalid_key_is_rejected() {
     let (_exporter, key) = exporter("");
     let mut process = Process::ready("", 0);
     let mut gives = |key: &[u8], status| {
@@ -119,7 +119,7 @@ fn only_listed_processes_import() {
 }
 
 #[test]
-fn a_list_takes_31_processes_at_a_time_and_neither_0_nor_the_creator() {
+fn list_call_takes_31_processes_except_creator() {
     let mut exporter = Process::ready("", 0);
     exporter.ok("aclrtMalloc &p 4096 0");
     exporter.key_of("p", 4096, 0);
@@ -137,7 +137,7 @@ fn a_list_takes_31_processes_at_a_time_and_neither_0_nor_the_creator() {
 }
 
 #[test]
-fn only_the_creator_lists_and_not_for_a_key_without_a_list() {
+fn only_creator_lists_processes() {
     let (mut exporter, key) = exporter("");
     let mut other = Process::ready("", 0);
     other.put("key", &key);
@@ -148,7 +148,7 @@ fn only_the_creator_lists_and_not_for_a_key_without_a_list() {
 }
 
 #[test]
-fn the_creator_opens_its_key_only_without_a_list() {
+fn creator_opens_own_key_only_without_list() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.key_of("p", 4096, 0);
@@ -159,7 +159,7 @@ fn the_creator_opens_its_key_only_without_a_list() {
     assert_ne!(process.get("p"), process.get("q"));
     process.write("q", b"two addresses");
     assert_eq!(process.read("p", 13), b"two addresses");
-    // The first close is the import's, the second the export's.
+    // The first close is that of the import, the second that of the export.
     process.ok("aclrtIpcMemClose &key");
     process.gives("aclrtMemset q 8 0 8", PARAM);
     assert_eq!(process.read("p", 13), b"two addresses");
@@ -168,7 +168,7 @@ fn the_creator_opens_its_key_only_without_a_list() {
 }
 
 #[test]
-fn a_process_opens_a_key_on_one_device() {
+fn process_opens_key_on_one_device() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     importer.ok("aclrtSetDevice 1");
@@ -178,19 +178,19 @@ fn a_process_opens_a_key_on_one_device() {
 }
 
 #[test]
-fn a_second_open_gives_the_same_address_and_leaks_since_the_runtime_forgets() {
+fn second_open_returns_same_address_and_leaks() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     importer.ok("aclrtIpcMemImportByKey &again &key 1");
     assert_eq!(importer.get("q"), importer.get("again"));
     importer.ok("aclrtIpcMemClose &key");
-    // The driver still counts one; the runtime takes this for an attempt to destroy the export.
+    // The driver still counts one open; the runtime takes the call for an attempt to destroy the export.
     importer.gives("aclrtIpcMemClose &key", DRIVER);
     assert_eq!(importer.read("q", 6), b"shared");
 }
 
 #[test]
-fn a_close_too_many_is_refused() {
+fn extra_close_is_rejected() {
     let (mut exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     importer.ok("aclrtIpcMemClose &key");
@@ -201,7 +201,7 @@ fn a_close_too_many_is_refused() {
     assert_eq!(exporter.read("p", 6), b"shared");
 }
 
-/// Ends an export, and looks at what becomes of those who have it open, and of those who would open it.
+/// Revokes an export, and checks the importers that have it open, and a later import.
 fn revokes(what: &str, end: impl FnOnce(&mut Process)) {
     let (mut exporter, key) = exporter("");
     let mut holder = importer("", 0, &key);
@@ -218,12 +218,12 @@ fn revokes(what: &str, end: impl FnOnce(&mut Process)) {
 }
 
 #[test]
-fn the_exporters_close_revokes() {
+fn close_by_exporter_revokes() {
     revokes("close", |exporter| exporter.ok("aclrtIpcMemClose &key"));
 }
 
 #[test]
-fn the_exporters_free_revokes() {
+fn free_by_exporter_revokes() {
     revokes("free", |exporter| {
         exporter.ok("aclrtFree p");
         exporter.gives("aclrtIpcMemClose &key", DRIVER);
@@ -231,17 +231,17 @@ fn the_exporters_free_revokes() {
 }
 
 #[test]
-fn the_exporters_reset_of_its_device_revokes() {
+fn device_reset_by_exporter_revokes() {
     revokes("reset", |exporter| exporter.ok("aclrtResetDevice 0"));
 }
 
 #[test]
-fn the_exporters_death_revokes() {
+fn death_of_exporter_revokes() {
     revokes("death", Process::kill);
 }
 
 #[test]
-fn an_importers_death_changes_nothing_for_others() {
+fn importer_death_does_not_affect_others() {
     let (mut exporter, key) = exporter("");
     let mut first = importer("", 0, &key);
     let mut second = importer("", 0, &key);
@@ -253,7 +253,7 @@ fn an_importers_death_changes_nothing_for_others() {
 }
 
 #[test]
-fn a_close_does_not_wait_for_work() {
+fn close_does_not_wait_for_work() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     importer.ok("aclrtCreateStream &s");
@@ -267,7 +267,7 @@ fn a_close_does_not_wait_for_work() {
 }
 
 #[test]
-fn memory_of_another_devices_process_takes_asynchronous_copies_between_devices_only() {
+fn import_of_another_device_permits_only_device_copies() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 1, &key);
     importer.ok("aclrtMalloc &local 64 0");
@@ -294,7 +294,7 @@ fn memory_of_another_devices_process_takes_asynchronous_copies_between_devices_o
 }
 
 #[test]
-fn memory_of_a_process_on_the_same_device_takes_every_copy() {
+fn import_on_same_device_permits_every_copy() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 0, &key);
     importer.ok("aclrtMalloc &local 64 0");
@@ -314,7 +314,7 @@ fn memory_of_a_process_on_the_same_device_takes_every_copy() {
 }
 
 #[test]
-fn another_device_needs_the_flag_or_peer_access_before() {
+fn import_on_another_device_needs_flag_or_peer_access() {
     let (_exporter, key) = exporter("");
     let mut importer = Process::ready("", 1);
     importer.put("key", &key);
@@ -332,7 +332,7 @@ fn another_device_needs_the_flag_or_peer_access_before() {
 }
 
 #[test]
-fn the_flag_enables_access_both_ways_and_needs_a_link() {
+fn import_flag_enables_both_directions_and_needs_link() {
     let (_exporter, key) = exporter("");
     let mut importer = importer("", 1, &key);
     for pair in ["0 1", "1 0"] {
@@ -345,7 +345,7 @@ fn the_flag_enables_access_both_ways_and_needs_a_link() {
 }
 
 #[test]
-fn the_exporters_device_has_to_be_in_the_container_and_may_be_hidden() {
+fn device_of_exporter_must_be_in_container() {
     let (_exporter, key) = exporter("devices=4");
     let mut elsewhere = Process::ready("devices=4;visible=2,3", 0);
     elsewhere.put("key", &key);
@@ -359,7 +359,7 @@ fn the_exporters_device_has_to_be_in_the_container_and_may_be_hidden() {
 }
 
 #[test]
-fn the_310p_shares_across_devices_only_what_was_allocated_for_it() {
+fn sharing_on_310p_needs_peer_policy() {
     let mut exporter = Process::ready("soc=310p", 0);
     exporter.ok("aclrtMalloc &p 4096 0");
     exporter.ok("aclrtMalloc &shared 4096 3");
@@ -373,7 +373,7 @@ fn the_310p_shares_across_devices_only_what_was_allocated_for_it() {
 }
 
 #[test]
-fn each_of_the_keys_of_one_block_is_closed_and_revoked_by_itself() {
+fn keys_of_one_block_are_revoked_separately() {
     let (mut exporter, first) = exporter("");
     let second = exporter.key_of("p", 4096, 1);
     assert_ne!(first, second);
@@ -392,35 +392,36 @@ fn each_of_the_keys_of_one_block_is_closed_and_revoked_by_itself() {
 }
 
 #[test]
-fn keys_of_one_block_are_destroyed_in_the_order_of_their_making() {
+fn keys_of_one_block_are_destroyed_in_creation_order() {
     let (mut exporter, first) = exporter("");
     let second = exporter.key_of("p", 4096, 1);
     exporter.put("first", &first);
     exporter.put("second", &second);
-    // The driver would take the first key out of its books, and not revoke that when the process dies.
+    // The driver would remove the first key, and not revoke it when the process dies.
     exporter.gives("aclrtIpcMemClose &second", DRIVER);
-    assert!(exporter.message().contains("in the order of their making"));
+    assert!(exporter.message().contains("in the order of their creation"));
     exporter.ok("aclrtIpcMemClose &first");
     exporter.ok("aclrtIpcMemClose &second");
     exporter.ok("aclrtFree p");
 }
 
 #[test]
-fn a_block_is_not_freed_while_a_key_is_left_of_several() {
+fn block_with_remaining_key_is_not_freed() {
     let (mut exporter, first) = exporter("");
     let second = exporter.key_of("p", 4096, 1);
     exporter.put("first", &first);
     exporter.put("second", &second);
     exporter.ok("aclrtIpcMemClose &first");
-    // The flag went with the first key: the driver would free the memory under the importers of the second.
+    // The mark of the memory was removed with the first key: the driver would free the memory although the second
+    // key has importers.
     exporter.gives("aclrtFree p", DRIVER);
-    assert!(exporter.message().contains("under its importers"));
+    assert!(exporter.message().contains("that importers have open"));
     exporter.ok("aclrtIpcMemClose &second");
     exporter.ok("aclrtFree p");
 }
 
 #[test]
-fn dies_behind_one_link_import_without_the_flag() {
+fn dies_behind_one_link_import_without_flag() {
     let machine = "soc=910_93;devices=2";
     let (_exporter, key) = exporter(machine);
     let mut importer = Process::ready(machine, 1);
@@ -430,12 +431,12 @@ fn dies_behind_one_link_import_without_the_flag() {
 }
 
 #[test]
-fn an_attribute_of_no_key_is_refused() {
+fn attribute_of_invalid_key_is_rejected() {
     Process::ready("soc=910_93", 0).gives("aclrtIpcMemSetAttr 0 0 1", PARAM);
 }
 
 #[test]
-fn an_import_ends_with_the_bytes_that_were_exported() {
+fn import_has_exported_size() {
     let mut exporter = Process::ready("", 0);
     exporter.ok("aclrtMalloc &p 65536 2");
     let key = exporter.key_of("p", 5000, 1);

@@ -1,4 +1,4 @@
-//! What is played: chips, drivers, versions, device numbers, faults.
+//! The configuration: chips, drivers, versions, device numbers, faults.
 
 mod support;
 
@@ -11,7 +11,7 @@ fn agent() {
     serve();
 }
 
-/// Calls that ask for a feature, so written that they succeed where the chip has it, and the chips that have it.
+/// Calls that require a feature, with arguments for success, and the chips that have it.
 const FEATURES: &[(&str, &[&str])] = &[
     ("aclrtIpcMemGetExportKey p 4096 &key 65 1", &["910", "910b", "910_93", "310p", "950pr", "950dt"]),
     ("aclrtCreateEventExWithFlag &e 0x40", &["910b", "910_93", "950pr"]),
@@ -24,7 +24,7 @@ const FEATURES: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn each_chip_refuses_what_it_lacks() {
+fn chips_reject_missing_features() {
     for soc in ["910", "910b", "910_93", "310p", "310b", "950pr", "950dt"] {
         let mut process = Process::ready(&format!("soc={soc};memory=4GiB"), 0);
         process.ok("aclrtMalloc &p 4096 0");
@@ -44,7 +44,7 @@ fn each_chip_refuses_what_it_lacks() {
     }
 }
 
-/// An `aclrtPhysicalMemProp`.
+/// Returns an `aclrtPhysicalMemProp`.
 fn properties(attribute: u32, device: u32) -> Vec<u8> {
     [0, 0, attribute, device, 1, 0, 0, 0].iter().flat_map(|word: &u32| word.to_le_bytes()).collect()
 }
@@ -58,7 +58,7 @@ fn the_chip_has_its_name() {
 }
 
 #[test]
-fn a_stub_prints_its_line_and_returns_100039() {
+fn stub_prints_line_and_returns_100039() {
     let mut process = Process::start("stub");
     for call in ["aclInit 0", "aclrtGetDeviceCount &n", "aclrtIpcMemClose @key", "aclrtGetVersion &a &b &c"] {
         process.gives(call, STUB);
@@ -72,7 +72,7 @@ fn a_stub_prints_its_line_and_returns_100039() {
 }
 
 #[test]
-fn without_a_driver_the_devices_cannot_be_counted() {
+fn device_count_without_driver_fails() {
     let mut process = Process::start("no-driver");
     process.ok("aclInit 0");
     process.gives("aclrtGetDeviceCount &n", DRIVER);
@@ -81,7 +81,7 @@ fn without_a_driver_the_devices_cannot_be_counted() {
 }
 
 #[test]
-fn an_old_driver_needs_lists_of_processes_and_shares_no_events() {
+fn old_driver_requires_lists_and_has_no_shared_events() {
     let mut process = Process::ready("old-driver", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.gives("aclrtIpcMemGetExportKey p 4096 &key 65 1", NOT_SUPPORTED);
@@ -112,7 +112,7 @@ fn user_logic_and_physical_ids_differ() {
     assert_eq!(id("aclrtGetUserDevIdByLogicDevId 3"), 1);
     assert_eq!(id("aclrtGetLogicDevIdByPhyDevId 6"), 2);
     assert_eq!(id("aclrtGetPhyDevIdByUserDevId 1"), 7);
-    // Its argument is called the logic id, and is the user id.
+    // The argument is called the logic id, but is the user id.
     assert_eq!(id("aclrtGetPhyDevIdByLogicDevId 1"), 7);
     assert_eq!(id("aclrtGetUserDevIdByPhyDevId 5"), 0);
     process.gives("aclrtGetUserDevIdByLogicDevId 2 &id", INVALID_DEVICE);
@@ -120,7 +120,7 @@ fn user_logic_and_physical_ids_differ() {
 }
 
 #[test]
-fn visible_devices_are_read_up_to_the_first_that_is_none() {
+fn visible_devices_end_at_first_invalid_id() {
     for (visible, count) in [("0,1,2", 3), ("1, 2", 1), ("1,9,2", 1), ("2,1", 1), ("all", 0)] {
         let setup = Setup { machine: "devices=4", visible: Some(visible), cann: Cann::V9_1 };
         let mut process = Process::with(&setup);
@@ -131,7 +131,7 @@ fn visible_devices_are_read_up_to_the_first_that_is_none() {
 }
 
 #[test]
-fn identities_are_the_same_in_every_process_and_for_each_device_another() {
+fn device_identities_are_stable_and_unique() {
     let uuid = |visible, device| {
         let mut process = Process::with(&Setup { machine: "devices=4", visible, cann: Cann::V9_1 });
         process.ok("aclInit 0");
@@ -171,7 +171,7 @@ fn older_versions_lack_symbols() {
 }
 
 #[test]
-fn the_table_of_versions_names_symbols_that_are_there() {
+fn version_table_names_existing_symbols() {
     let defined = defined_symbols(&library().expect("it was built")).expect("it has symbols");
     for name in Cann::V8_1.lacks() {
         assert!(defined.iter().any(|symbol| symbol == name), "{name}");
@@ -197,7 +197,7 @@ fn fault_returns_any_status() {
 }
 
 #[test]
-fn a_wrong_description_is_told() {
+fn invalid_description_is_reported() {
     let mut process = Process::start("colour=red");
     process.gives("aclInit 0", 500_000);
 }

@@ -1,4 +1,4 @@
-//! Memory of devices, copies, words.
+//! Device memory, copies, words.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn agent() {
 const HUGE_PAGE: u64 = 2 << 20;
 
 #[test]
-fn memory_has_the_pages_of_its_policy_and_begins_with_one() {
+fn memory_is_aligned_to_pages_of_its_policy() {
     let mut process = Process::ready("memory=4GiB", 0);
     for (size, policy, page) in [
         (4096, 0, 4096),
@@ -36,7 +36,7 @@ fn memory_has_the_pages_of_its_policy_and_begins_with_one() {
 }
 
 #[test]
-fn malloc_adds_32_bytes_and_so_spills_into_another_huge_page() {
+fn malloc_padding_takes_another_huge_page() {
     for (soc, pages) in [("910b", 2), ("950", 1)] {
         let mut process = Process::ready(&format!("soc={soc}"), 0);
         let mut used_by = |call: &str| {
@@ -51,7 +51,7 @@ fn malloc_adds_32_bytes_and_so_spills_into_another_huge_page() {
 }
 
 #[test]
-fn a_device_that_is_full_says_so() {
+fn allocation_on_full_device_fails() {
     let mut process = Process::ready("memory=8MiB", 0);
     process.ok("aclrtMallocAlign32 &p 6291456 0");
     process.gives("aclrtMallocAlign32 &q 4194304 0", OUT_OF_MEMORY);
@@ -60,7 +60,7 @@ fn a_device_that_is_full_says_so() {
 }
 
 #[test]
-fn only_the_beginning_of_own_memory_is_freed_and_once() {
+fn only_base_of_own_memory_is_freed_once() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.ok("aclrtMallocHost &h 4096");
@@ -73,7 +73,7 @@ fn only_the_beginning_of_own_memory_is_freed_and_once() {
 }
 
 #[test]
-fn a_free_does_not_wait_for_work() {
+fn free_does_not_wait_for_work() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateStream &s");
     process.ok("aclrtMalloc &gate 8 0");
@@ -87,7 +87,7 @@ fn a_free_does_not_wait_for_work() {
 }
 
 #[test]
-fn a_synchronous_copy_waits_for_no_stream() {
+fn synchronous_copy_does_not_wait_for_streams() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateStream &s");
     process.ok("aclrtMalloc &gate 8 0");
@@ -104,7 +104,7 @@ fn a_synchronous_copy_waits_for_no_stream() {
 }
 
 #[test]
-fn copies_stay_inside_their_memory_and_their_room() {
+fn copies_beyond_memory_or_capacity_are_rejected() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 64 0");
     process.ok("aclrtMalloc &q 64 0");
@@ -116,7 +116,7 @@ fn copies_stay_inside_their_memory_and_their_room() {
 }
 
 #[test]
-fn an_asynchronous_copy_has_to_name_its_direction() {
+fn asynchronous_copy_checks_its_kind() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 64 0");
     process.ok("aclrtMallocHost &h 64");
@@ -130,14 +130,14 @@ fn an_asynchronous_copy_has_to_name_its_direction() {
             );
         }
         process.ok(&format!("aclrtMemcpyAsync {call} 4 0"));
-        // The synchronous copy finds out by itself.
+        // The synchronous copy determines the kind by the addresses.
         process.ok(&format!("aclrtMemcpy {call} 1"));
     }
     process.ok("aclrtSynchronizeStream 0");
 }
 
 #[test]
-fn another_device_is_reached_only_after_peer_access_was_enabled() {
+fn access_to_another_device_needs_peer_access() {
     let mut process = Process::ready("devices=3;peers=1>0,0>1", 0);
     process.ok("aclrtMalloc &p 8 0");
     process.write("p", b"on zero.");
@@ -150,7 +150,7 @@ fn another_device_is_reached_only_after_peer_access_was_enabled() {
     process.gives("aclrtMemcpy q 8 p 8 3", DRIVER);
     process.ok("aclrtSetDevice 0");
     process.ok("aclrtDeviceEnablePeerAccess 1 0");
-    // Now that both directions are enabled each is in effect.
+    // Both directions are enabled, so each is in effect.
     process.ok("aclrtMemcpy p 8 q 8 3");
     process.write("p", b"on zero.");
     process.ok("aclrtSetDevice 1");
@@ -164,7 +164,7 @@ fn another_device_is_reached_only_after_peer_access_was_enabled() {
 }
 
 #[test]
-fn peer_status_is_by_physical_id_and_by_both_directions() {
+fn peer_status_is_by_physical_id_and_both_directions() {
     let setup = Setup { machine: "devices=8", visible: Some("4,5"), ..Setup::default() };
     let mut process = Process::with(&setup);
     process.ok("aclInit 0");
@@ -194,7 +194,7 @@ fn peer_status_is_by_physical_id_and_by_both_directions() {
 }
 
 #[test]
-fn processes_of_a_named_machine_count_each_others_peer_access() {
+fn processes_of_named_machine_share_peer_counts() {
     let machine = format!("shared-peers=test{}", std::process::id());
     let (mut one, mut other) = (Process::ready(&machine, 0), Process::ready(&machine, 1));
     let status = |process: &mut Process| {
@@ -205,13 +205,13 @@ fn processes_of_a_named_machine_count_each_others_peer_access() {
     assert_eq!(status(&mut one), 0);
     other.ok("aclrtDeviceEnablePeerAccess 0 0");
     assert_eq!((status(&mut one), status(&mut other)), (1, 1));
-    // What a process enabled ends with it.
+    // The enables of a process disappear with it.
     other.kill();
     assert_eq!(status(&mut one), 0);
 }
 
 #[test]
-fn dies_behind_one_link_have_no_peer_access_and_need_none() {
+fn dies_behind_one_link_need_no_peer_access() {
     let mut process = Process::ready("soc=910_93;devices=4", 0);
     let can = |process: &mut Process, device: u32, peer: u32| {
         process.ok(&format!("aclrtDeviceCanAccessPeer &can {device} {peer}"));
@@ -236,7 +236,7 @@ fn dies_behind_one_link_have_no_peer_access_and_need_none() {
 }
 
 #[test]
-fn small_memory_may_begin_inside_a_page_and_has_no_key_then() {
+fn unaligned_small_memory_has_no_key() {
     let mut process = Process::ready("unaligned", 0);
     process.ok("aclrtMalloc &p 4096 0");
     assert_eq!(process.get("p") % 4096, 512);
@@ -248,14 +248,14 @@ fn small_memory_may_begin_inside_a_page_and_has_no_key_then() {
 }
 
 #[test]
-fn limits_of_cores_are_refused() {
+fn core_limits_are_rejected() {
     let mut process = Process::ready("", 0);
     process.gives("aclrtSetDeviceResLimit 0 0 8", NOT_SUPPORTED);
     process.gives("aclrtResetDeviceResLimit 0", NOT_SUPPORTED);
 }
 
 #[test]
-fn peer_access_of_a_device_to_itself_and_with_flags_is_refused() {
+fn peer_access_to_itself_and_with_flags_is_rejected() {
     let mut process = Process::ready("", 0);
     process.gives("aclrtDeviceCanAccessPeer &can 1 1", INVALID_PARAM);
     process.gives("aclrtDeviceEnablePeerAccess 0 0", INVALID_PARAM);
@@ -264,7 +264,7 @@ fn peer_access_of_a_device_to_itself_and_with_flags_is_refused() {
 }
 
 #[test]
-fn memory_that_the_driver_does_not_know_has_no_attributes_and_no_range() {
+fn unknown_memory_has_no_attributes_and_no_range() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.ok("aclrtMallocHost &h 4096");
@@ -277,7 +277,7 @@ fn memory_that_the_driver_does_not_know_has_no_attributes_and_no_range() {
 }
 
 #[test]
-fn freed_memory_is_not_taken_for_the_hosts() {
+fn freed_memory_is_not_taken_for_host_memory() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.ok("aclrtFree p");
@@ -288,7 +288,7 @@ fn freed_memory_is_not_taken_for_the_hosts() {
 }
 
 #[test]
-fn words_have_an_alignment_a_comparison_and_a_chip() {
+fn words_check_alignment_comparison_and_chip() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 64 0");
     process.gives("aclrtValueWrite p+4 1 0 0", UNALIGNED);
@@ -297,7 +297,7 @@ fn words_have_an_alignment_a_comparison_and_a_chip() {
     process.gives("aclrtValueWrite &p 1 0 0", PARAM);
     process.gives("aclrtValueWrite p+96 1 0 0", PARAM);
     Process::ready("soc=310p", 0).gives("aclrtValueWrite 4096 1 0 0", NOT_SUPPORTED);
-    // Greater or equal, as signed: it goes on with 6 after 5, and with the word that wraps around.
+    // Greater or equal, signed: the wait for 5 ends with 6, and with the word that wraps around.
     process.ok("aclrtCreateStream &s");
     process.write("p", &4_u64.to_le_bytes());
     process.ok("aclrtValueWait p 5 0 s");
@@ -307,7 +307,7 @@ fn words_have_an_alignment_a_comparison_and_a_chip() {
 }
 
 #[test]
-fn words_in_memory_of_the_host_are_refused_unless_asked_for() {
+fn words_in_host_memory_are_rejected_by_default() {
     for (machine, expected) in [("", PARAM), ("host-words", 0)] {
         let mut process = Process::ready(machine, 0);
         process.ok("aclrtHostRegister &page 512 0 &d");

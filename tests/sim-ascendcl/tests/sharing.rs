@@ -1,4 +1,4 @@
-//! Events, notifies and physical memory, between processes.
+//! Events, notifies and physical memory between processes.
 
 mod support;
 
@@ -12,7 +12,7 @@ fn agent() {
     serve();
 }
 
-/// A process with an event for several, and its handle.
+/// Starts a process with a shared event. Returns it with the handle.
 fn recorder() -> (Process, Vec<u8>) {
     let mut recorder = Process::ready("", 0);
     recorder.ok("aclrtCreateEventExWithFlag &e 0x40");
@@ -29,7 +29,7 @@ fn waiter(device: u32, handle: &[u8]) -> Process {
 }
 
 #[test]
-fn the_flag_for_shared_events_stands_alone() {
+fn shared_event_flag_excludes_others() {
     let mut process = Process::ready("", 0);
     for flags in ["0", "0x41", "0x48", "0x80", "0x60"] {
         process.gives(&format!("aclrtCreateEventExWithFlag &e {flags}"), PARAM);
@@ -40,7 +40,7 @@ fn the_flag_for_shared_events_stands_alone() {
 }
 
 #[test]
-fn a_handle_has_8_bytes_that_are_written() {
+fn event_handle_has_8_written_bytes() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateEventExWithFlag &e 0x40");
     process.put("handle", &[0xee; 64]);
@@ -51,7 +51,7 @@ fn a_handle_has_8_bytes_that_are_written() {
 }
 
 #[test]
-fn a_wait_before_the_first_record_is_over_at_once() {
+fn wait_before_first_record_completes_at_once() {
     let (mut recorder, handle) = recorder();
     let mut waiter = waiter(1, &handle);
     waiter.ok("aclrtQueryEventStatus e &status");
@@ -59,7 +59,7 @@ fn a_wait_before_the_first_record_is_over_at_once() {
     waiter.ok("aclrtStreamWaitEvent 0 e");
     waiter.ok("aclrtSynchronizeStream 0");
     waiter.ok("aclrtSynchronizeEvent e");
-    // A wait takes the record that was submitted before it, and no later one.
+    // A wait captures the record that was submitted before it.
     recorder.ok("aclrtMalloc &gate 8 0");
     recorder.write("gate", &[0; 8]);
     recorder.ok("aclrtValueWait gate 1 1 0");
@@ -90,7 +90,7 @@ fn shared_events_lack_some_calls() {
             "aclrtGetEventId e &id",
         ] {
             let status = process.call(call);
-            // The time between two events is asked of the first first.
+            // The time between two events is a call on the first one.
             let expected = if call.contains("plain e") { 107_006 } else { NOT_SUPPORTED };
             assert_eq!(status, expected, "{call}");
         }
@@ -98,7 +98,7 @@ fn shared_events_lack_some_calls() {
 }
 
 #[test]
-fn an_event_is_opened_by_others_and_while_its_maker_lives() {
+fn event_opens_in_others_while_creator_lives() {
     let (mut recorder, handle) = recorder();
     recorder.gives("aclrtIpcOpenEventHandle handle &own", DRIVER);
     let mut first = waiter(0, &handle);
@@ -108,7 +108,7 @@ fn an_event_is_opened_by_others_and_while_its_maker_lives() {
     late.gives("aclrtIpcOpenEventHandle handle &e", DRIVER);
     late.put("handle", &[0; 64]);
     late.gives("aclrtIpcOpenEventHandle handle &e", DRIVER);
-    // Who has it goes on with it.
+    // A process that has it open continues to use it.
     first.ok("aclrtRecordEvent e 0");
     first.ok("aclrtSynchronizeEvent e");
     first.ok("aclrtDestroyEvent e");
@@ -116,7 +116,7 @@ fn an_event_is_opened_by_others_and_while_its_maker_lives() {
 }
 
 #[test]
-fn an_open_enables_peer_access_both_ways() {
+fn event_open_enables_peer_access_both_ways() {
     let (_recorder, handle) = recorder();
     let mut waiter = waiter(1, &handle);
     for pair in ["0 1", "1 0"] {
@@ -126,7 +126,7 @@ fn an_open_enables_peer_access_both_ways() {
 }
 
 #[test]
-fn old_and_new_events_differ_before_the_first_record() {
+fn old_and_new_events_differ_before_first_record() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateEvent &old");
     process.ok("aclrtCreateEventExWithFlag &new 1");
@@ -138,13 +138,13 @@ fn old_and_new_events_differ_before_the_first_record() {
         process.ok(&format!("aclrtQueryEventStatus {event} &status"));
         assert_eq!(process.get32("status"), 1, "{event}");
     }
-    // The stream's status is the other way round.
+    // The query of a stream returns the reverse values.
     process.ok("aclrtStreamQuery 0 &status");
     assert_eq!(process.get32("status"), 0);
 }
 
 #[test]
-fn a_notify_has_flags_of_its_own_and_a_list() {
+fn notify_has_separate_flags_and_list() {
     let mut creator = Process::ready("", 0);
     creator.ok("aclrtCreateNotify &n 0");
     for arguments in ["n &key 65 1", "n &key 65 3", "n &key 64 2"] {
@@ -160,15 +160,27 @@ fn a_notify_has_flags_of_its_own_and_a_list() {
     creator.ok("aclrtNotifySetImportPid n &pid 1");
     importer.gives("aclrtNotifyImportByKey &n &key 0", DRIVER);
     importer.ok("aclrtNotifyImportByKey &n &key 2");
-    // A key for memory is none for a notify, and the reverse.
+    // A key of memory does not open a notify, and the reverse.
     importer.gives("aclrtIpcMemImportByKey &p &key 1", DRIVER);
     creator.ok("aclrtCreateNotify &open 0");
     creator.ok("aclrtNotifyGetExportKey open &key 65 2");
     creator.gives("aclrtNotifySetImportPid open &pid 1", NO_PERMISSION);
 }
 
+/// Records the notify `n` of a process on its default stream, and waits for the stream.
+fn record(process: &mut Process) {
+    process.ok("aclrtRecordNotify n 0");
+    process.ok("aclrtSynchronizeStream 0");
+}
+
+/// Waits for the notify `n` of a process, which is not set.
+fn wait_times_out(process: &mut Process) {
+    process.ok("aclrtWaitAndResetNotify n 0 1");
+    process.gives("aclrtSynchronizeStream 0", TASK_TIMEOUT);
+}
+
 #[test]
-fn only_the_creator_waits_for_a_notify_and_takes_it() {
+fn only_creator_waits_for_notify() {
     let mut creator = Process::ready("", 0);
     creator.ok("aclrtCreateNotify &n 0");
     creator.ok("aclrtNotifyGetExportKey n &key 65 2");
@@ -183,22 +195,17 @@ fn only_the_creator_waits_for_a_notify_and_takes_it() {
     neighbour.gives("aclrtWaitAndResetNotify n 0 1", PARAM);
     creator.ok("aclrtWaitAndResetNotify n 0 0");
     creator.gives("aclrtSynchronizeStreamWithTimeout 0 1", 507_046);
-    importer.ok("aclrtRecordNotify n 0");
-    importer.ok("aclrtSynchronizeStream 0");
+    record(&mut importer);
     creator.ok("aclrtSynchronizeStream 0");
-    creator.ok("aclrtWaitAndResetNotify n 0 1");
-    creator.gives("aclrtSynchronizeStream 0", TASK_TIMEOUT);
-    // Unlike an event, a record that came first is waited for.
-    importer.ok("aclrtRecordNotify n 0");
-    importer.ok("aclrtSynchronizeStream 0");
+    wait_times_out(&mut creator);
+    // Unlike an event, an earlier record satisfies the wait.
+    record(&mut importer);
     creator.ok("aclrtWaitAndResetNotify n 0 1");
     creator.ok("aclrtSynchronizeStream 0");
-    // What was recorded can be taken back.
-    importer.ok("aclrtRecordNotify n 0");
-    importer.ok("aclrtSynchronizeStream 0");
+    // A record can be reset.
+    record(&mut importer);
     creator.ok("aclrtNotifyBatchReset &n 1");
-    creator.ok("aclrtWaitAndResetNotify n 0 1");
-    creator.gives("aclrtSynchronizeStream 0", TASK_TIMEOUT);
+    wait_times_out(&mut creator);
     creator.kill();
     importer.ok("aclrtRecordNotify n 0");
     importer.gives("aclrtSynchronizeStream 0", REMOTE);
@@ -206,7 +213,7 @@ fn only_the_creator_waits_for_a_notify_and_takes_it() {
 }
 
 #[test]
-fn a_device_has_so_many_notifies() {
+fn device_has_limited_notifies() {
     for (soc, count) in [("310p", 1024), ("310b", 2048)] {
         let mut process = Process::ready(&format!("soc={soc}"), 0);
         for _ in 0..count {
@@ -220,7 +227,7 @@ fn a_device_has_so_many_notifies() {
 
 const PAGE: u64 = 2 << 20;
 
-/// A process with physical memory that is mapped, and shared without a list; its number.
+/// Starts a process with mapped physical memory that is shared without a list. Returns it with the number.
 fn sharer() -> (Process, u64) {
     let mut sharer = Process::ready("", 0);
     let words: [u32; 8] = [0, 0, 4, 0, 1, 0, 0, 0];
@@ -235,7 +242,7 @@ fn sharer() -> (Process, u64) {
 }
 
 #[test]
-fn physical_memory_outlives_its_maker() {
+fn physical_memory_outlives_creator() {
     let (mut sharer, number) = sharer();
     let mut taker = Process::ready("", 0);
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 0 &h"));
@@ -248,7 +255,7 @@ fn physical_memory_outlives_its_maker() {
 }
 
 #[test]
-fn physical_memory_is_shared_once_and_not_with_oneself() {
+fn physical_memory_is_shared_once_with_others() {
     let (mut sharer, number) = sharer();
     sharer.gives("aclrtMemExportToShareableHandle h 0 1 &again", DRIVER);
     sharer.gives(&format!("aclrtMemImportFromShareableHandle {number} 0 &own"), DRIVER);
@@ -259,7 +266,7 @@ fn physical_memory_is_shared_once_and_not_with_oneself() {
 }
 
 #[test]
-fn physical_memory_with_a_list_is_for_the_listed() {
+fn physical_memory_with_list_needs_listing() {
     let mut sharer = Process::ready("", 0);
     let words: [u32; 8] = [0, 0, 4, 0, 1, 0, 0, 0];
     sharer.put("properties", &words.map(u32::to_le_bytes).concat());
@@ -277,7 +284,7 @@ fn physical_memory_with_a_list_is_for_the_listed() {
 }
 
 #[test]
-fn a_mapping_is_of_all_of_the_physical_memory_and_has_no_key() {
+fn mapping_covers_whole_block_and_has_no_key() {
     let (mut sharer, _) = sharer();
     sharer.ok(&format!("aclrtMallocPhysical &other {} &properties 0", 2 * PAGE));
     sharer.gives(&format!("aclrtMallocPhysical &odd {} &properties 0", PAGE + 4096), PARAM);
@@ -299,7 +306,7 @@ fn a_mapping_is_of_all_of_the_physical_memory_and_has_no_key() {
 }
 
 #[test]
-fn mappings_side_by_side_are_one_for_copies() {
+fn adjacent_mappings_are_one_range_for_copies() {
     let (mut sharer, _) = sharer();
     sharer.ok(&format!("aclrtReserveMemAddress &q {} 0 0 0", 4 * PAGE));
     for at in 0..3 {
@@ -316,7 +323,7 @@ fn mappings_side_by_side_are_one_for_copies() {
 }
 
 #[test]
-fn a_mapping_on_another_device_needs_peer_access() {
+fn mapping_on_another_device_needs_peer_access() {
     let (_sharer, number) = sharer();
     let mut taker = Process::ready("", 1);
     taker.ok(&format!("aclrtMemImportFromShareableHandle {number} 1 &h"));
@@ -346,7 +353,7 @@ fn access_is_set_by_logic_id_for_whole_mappings() {
     process.ok(&format!("aclrtMallocPhysical &h {PAGE} &properties 0"));
     process.ok(&format!("aclrtReserveMemAddress &p {PAGE} 0 0 0"));
     process.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
-    // Flags, id and kind of the place, and 12 bytes for later.
+    // Flags, id and kind of the location, and 12 reserved bytes.
     let mut access = |id: u32, flags: u32, size: u64, status| {
         let words: [u32; 6] = [flags, id, 1, 0, 0, 0];
         process.put("access", &words.map(u32::to_le_bytes).concat());
@@ -363,7 +370,7 @@ fn access_is_set_by_logic_id_for_whole_mappings() {
 }
 
 #[test]
-fn a_shareable_handle_is_imported_once_for_each_device_of_a_process() {
+fn shareable_handle_is_imported_once_per_device() {
     let (_sharer, number) = sharer();
     let mut taker = Process::ready("", 0);
     taker.ok("aclrtDeviceEnablePeerAccess 1 0");
@@ -376,7 +383,7 @@ fn a_shareable_handle_is_imported_once_for_each_device_of_a_process() {
     taker.ok(&format!("aclrtReserveMemAddress &q {PAGE} 0 0 0"));
     taker.ok(&format!("aclrtMapMem p {PAGE} 0 h 0"));
     taker.ok(&format!("aclrtMapMem q {PAGE} 0 away 0"));
-    // A handle that was released stays as long as it is mapped.
+    // A released handle is valid while it is mapped.
     taker.ok("aclrtFreePhysical away");
     taker.gives(&format!("aclrtMemImportFromShareableHandle {number} 1 &again"), DRIVER);
     taker.ok("aclrtUnmapMem q");
@@ -384,7 +391,7 @@ fn a_shareable_handle_is_imported_once_for_each_device_of_a_process() {
 }
 
 #[test]
-fn imported_memory_is_let_to_no_further_device() {
+fn imported_memory_rejects_further_devices() {
     let (_sharer, number) = sharer();
     let mut taker = Process::ready("", 0);
     taker.ok("aclrtDeviceEnablePeerAccess 1 0");
@@ -400,7 +407,7 @@ fn imported_memory_is_let_to_no_further_device() {
 }
 
 #[test]
-fn a_reservation_holds_memory_of_one_device_and_of_one_kind() {
+fn reservation_has_memory_of_one_device_and_kind() {
     let (_sharer, number) = sharer();
     let mut taker = Process::ready("", 0);
     taker.ok("aclrtDeviceEnablePeerAccess 1 0");
@@ -421,7 +428,7 @@ fn a_reservation_holds_memory_of_one_device_and_of_one_kind() {
 }
 
 #[test]
-fn physical_memory_of_a_device_comes_in_2_mib() {
+fn physical_memory_has_units_of_2_mib() {
     let mut process = Process::ready("", 0);
     for attribute in [0_u32, 1, 4, 5] {
         process.put("properties", &[0, 0, attribute, 0, 1, 0, 0, 0].map(u32::to_le_bytes).concat());
@@ -432,7 +439,7 @@ fn physical_memory_of_a_device_comes_in_2_mib() {
 }
 
 #[test]
-fn an_event_that_does_not_synchronise_is_waited_for_by_no_stream() {
+fn event_without_sync_flag_rejects_stream_wait() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateEventExWithFlag &event 8");
     process.ok("aclrtRecordEvent event 0");
@@ -447,7 +454,7 @@ fn an_event_that_does_not_synchronise_is_waited_for_by_no_stream() {
 }
 
 #[test]
-fn the_failure_mode_of_a_stream_is_set_once() {
+fn failure_mode_of_stream_is_set_once() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateStream &s");
     process.gives("aclrtSetStreamFailureMode s 2", PARAM);

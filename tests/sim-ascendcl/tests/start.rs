@@ -1,4 +1,4 @@
-//! Begin, threads and contexts.
+//! Initialization, threads and contexts.
 
 mod support;
 
@@ -13,7 +13,7 @@ fn agent() {
 }
 
 #[test]
-fn calls_before_init_are_refused() {
+fn calls_before_init_are_rejected() {
     let mut process = Process::start("");
     for call in ["aclrtSetDevice 0", "aclrtMalloc &p 4096 0", "aclrtIpcMemClose @key"] {
         process.gives(call, UNINITIALIZE);
@@ -26,7 +26,7 @@ fn calls_before_init_are_refused() {
 }
 
 #[test]
-fn a_second_init_says_so_and_counts() {
+fn second_init_is_reported_and_counted() {
     let mut process = Process::start("");
     process.ok("aclInit 0");
     process.gives("aclInit 0", REPEAT_INITIALIZE);
@@ -43,7 +43,7 @@ fn a_second_init_says_so_and_counts() {
 }
 
 #[test]
-fn the_first_configuration_of_a_process_counts() {
+fn first_configuration_of_process_applies() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str, content: &str| {
         let path = directory.path().join(name);
@@ -62,7 +62,7 @@ fn the_first_configuration_of_a_process_counts() {
 }
 
 #[test]
-fn a_thread_without_a_context_is_refused() {
+fn thread_without_context_is_rejected() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtMalloc &p 4096 0");
     process.ok("aclrtCreateStream &s");
@@ -87,7 +87,7 @@ fn a_thread_without_a_context_is_refused() {
 }
 
 #[test]
-fn the_last_reset_ends_the_context_and_frees_the_memory_of_the_device() {
+fn last_reset_destroys_context_and_memory() {
     let mut process = Process::ready("memory=64MiB", 0);
     process.ok("aclrtSetDevice 0");
     process.ok("aclrtMalloc &p 4194304 0");
@@ -106,7 +106,7 @@ fn the_last_reset_ends_the_context_and_frees_the_memory_of_the_device() {
 }
 
 #[test]
-fn a_context_of_its_own_keeps_the_device() {
+fn created_context_keeps_device() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtGetCurrentContext &default");
     process.gives("aclrtDestroyContext default", PARAM);
@@ -120,7 +120,7 @@ fn a_context_of_its_own_keeps_the_device() {
 }
 
 #[test]
-fn a_stream_of_another_context_takes_no_work() {
+fn stream_of_another_context_rejects_work() {
     let mut process = Process::ready("", 0);
     process.ok("aclrtCreateStream &s");
     process.ok("aclrtMalloc &p 4096 0");
@@ -139,7 +139,7 @@ fn a_stream_of_another_context_takes_no_work() {
 }
 
 #[test]
-fn null_pointers_are_refused() {
+fn null_pointers_are_rejected() {
     let mut process = Process::ready("", 0);
     for call in [
         "aclrtMalloc 0 4096 0",
@@ -162,7 +162,7 @@ fn null_pointers_are_refused() {
 }
 
 #[test]
-fn an_error_is_told_once_on_its_thread() {
+fn error_message_is_returned_once_on_its_thread() {
     let mut process = Process::ready("", 0);
     assert_eq!(process.message(), "null");
     process.gives("elsewhere aclrtSetDevice 7", INVALID_DEVICE);
@@ -177,7 +177,7 @@ fn an_error_is_told_once_on_its_thread() {
 }
 
 #[test]
-fn a_forked_child_is_refused() {
+fn calls_in_forked_child_fail() {
     let mut process = Process::ready("", 0);
     for call in ["aclrtMalloc &p 4096 0", "aclrtSetDevice 0", "aclInit 0", "aclrtSynchronizeDevice"] {
         process.gives(&format!("forked {call}"), 507_033);

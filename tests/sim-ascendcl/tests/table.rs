@@ -1,4 +1,4 @@
-//! The table of rules names tests that exist, each once and in its place.
+//! The table of rules names existing tests and sources, and contains every test.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ const BACKEND: &[(&str, &str)] = &[
     ("visible_devices", include_str!("../../../backend-ascend/tests/visible_devices.rs")),
 ];
 
-/// The sources that the table may name as the place where a rule is kept.
+/// The sources that the table may name as the implementation of a rule.
 const SOURCES: &[&str] = &[
     "abi.rs",
     "block.rs",
@@ -61,27 +61,27 @@ const SOURCES: &[&str] = &[
     "vmm.rs",
 ];
 
-/// Every source, so that the list above cannot name one that is gone.
+/// The list of all sources, so that the list above cannot name a missing one.
 const MODULES: &str = include_str!("../src/lib.rs");
 
-/// The rows of rules: five cells each.
+/// Returns the rows of rules, with five cells each.
 fn rows() -> Vec<Vec<&'static str>> {
     let cells = |line: &'static str| line.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>();
     let is_row = |row: &Vec<&str>| row.len() == 5 && row[0] != "rule";
     TABLE.lines().filter(|line| line.starts_with("| ")).map(cells).filter(is_row).collect()
 }
 
-/// The names of the tests in a file.
+/// Returns the names of the tests in a file.
 fn tests_of(text: &str) -> BTreeSet<&str> {
     let by_attribute = text.split("#[test]").skip(1).filter_map(|rest| rest.trim_start().strip_prefix("fn "));
     let named = by_attribute.filter_map(|rest| rest.split('(').next()).filter(|name| !name.contains('$'));
-    // Those that a macro makes of a list of names.
+    // Tests that a macro generates from a list of names.
     let listed = text.split("programs! {").nth(1).into_iter().flat_map(|rest| rest.split('}').next());
     let listed = listed.flat_map(|list| list.lines()).filter_map(|line| line.trim().split_once(": \""));
     named.chain(listed.map(|(name, _)| name)).collect()
 }
 
-/// That a cell names a test of these files.
+/// Checks that a cell names a test of these files.
 fn exists(cell: &str, files: &[(&str, &str)], rule: &str) {
     let name = cell.trim_matches('`');
     let (file, test) = name.rsplit_once("::").unwrap_or_else(|| panic!("no test in the row '{rule}'"));
@@ -91,7 +91,7 @@ fn exists(cell: &str, files: &[(&str, &str)], rule: &str) {
 }
 
 #[test]
-fn every_row_names_tests_that_exist() {
+fn rows_name_existing_tests() {
     let rows = rows();
     assert!(rows.len() > 70, "the table was read: {} rows", rows.len());
     for row in rows {
@@ -104,7 +104,7 @@ fn every_row_names_tests_that_exist() {
 }
 
 #[test]
-fn every_row_names_a_place_that_exists() {
+fn rows_name_existing_sources() {
     for row in rows() {
         let Some(place) = row[2].strip_prefix('`').and_then(|rest| rest.split('`').next()) else {
             assert!(
@@ -121,17 +121,17 @@ fn every_row_names_a_place_that_exists() {
 }
 
 #[test]
-fn every_test_of_a_rule_is_in_the_table() {
+fn table_contains_every_rule_test() {
     let named: BTreeSet<&str> = rows().iter().map(|row| row[3].trim_matches('`')).collect();
-    // These are about the simulator itself.
+    // Tests of the simulator itself.
     let others = [
-        "c_programs::a_directory_is_filled_by_several_at_a_time",
-        "c_programs::the_second_name_of_the_library_does_as_well",
+        "c_programs::concurrent_installs_fill_one_directory",
+        "c_programs::second_library_name_links_too",
         "machine::the_chip_has_its_name",
-        "machine::the_table_of_versions_names_symbols_that_are_there",
+        "machine::version_table_names_existing_symbols",
         "machine::fault_returns_any_status",
-        "machine::a_wrong_description_is_told",
-        "ipc_memory::two_processes_share_memory_and_either_writes",
+        "machine::invalid_description_is_reported",
+        "ipc_memory::two_processes_share_writes",
         "c_programs::devices_and_peers_in_c",
         "c_programs::memory_by_key_in_c",
         "c_programs::notifies_in_c",

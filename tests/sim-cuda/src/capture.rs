@@ -42,7 +42,7 @@ pub(crate) fn invalidate(stream: &Stream) {
 }
 
 /// Invalidates the capture with this number, and returns whether it exists.
-pub(crate) fn spoil(id: u64) -> Result<bool> {
+pub(crate) fn invalidate_by_id(id: u64) -> Result<bool> {
     let mut found = false;
     for stream in streams()? {
         if let Some(capture) = lock(&stream.capture).as_mut().filter(|capture| capture.id == id) {
@@ -68,7 +68,7 @@ pub(crate) fn refuse_in(context: &Context) -> Result {
 }
 
 /// Returns whether the legacy default stream would wait for a stream that is being captured.
-fn is_in_the_way(context: &Context) -> Result<bool> {
+fn blocks_legacy_stream(context: &Context) -> Result<bool> {
     let blocking =
         |stream: &&Arc<Stream>| stream.context.handle == context.handle && stream.flags & NON_BLOCKING == 0;
     Ok(streams()?.iter().filter(blocking).any(|stream| lock(&stream.capture).is_some()))
@@ -106,7 +106,7 @@ pub(crate) fn capture_of(target: &Target) -> Option<u64> {
 
 /// Rejects a call that may be unsafe during captures: if any is in global mode, or one of this thread is in
 /// thread-local mode, unless the thread is in relaxed mode.
-pub(crate) fn refuse_where_unsafe() -> Result {
+pub(crate) fn reject_unsafe_call() -> Result {
     let mode = MODE.get();
     if mode == RELAXED {
         return Ok(());
@@ -159,7 +159,7 @@ driver! {
         *capture = None;
         drop(capture);
         if spoilt {
-            out.put_if_wanted(0);
+            out.put_if_not_null(0);
             return Err(Status::STREAM_CAPTURE_INVALIDATED);
         }
         let graph = next_handle();
@@ -170,7 +170,7 @@ driver! {
     /// Returns the capture status of a stream: 0 none, 1 active, 2 invalidated.
     fn cuStreamIsCapturing(handle: u64, out: Out<c_uint>) {
         let target = target(handle)?;
-        if target.legacy && is_in_the_way(&target.context)? {
+        if target.legacy && blocks_legacy_stream(&target.context)? {
             return Err(Status::STREAM_CAPTURE_IMPLICIT);
         }
         let state = match target.stream.as_ref().map(|stream| lock(&stream.capture)) {

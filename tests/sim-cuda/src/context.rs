@@ -35,7 +35,7 @@ pub(crate) struct Context {
     /// The engine's streams of the legacy default stream and the per-thread default stream.
     pub(crate) defaults: Mutex<[Option<StreamId>; 2]>,
     /// Destroyed streams with unfinished work.
-    pub(crate) leaving: Mutex<Vec<StreamId>>,
+    pub(crate) draining: Mutex<Vec<StreamId>>,
 }
 
 fn next_id() -> u64 {
@@ -57,7 +57,7 @@ impl Context {
             released: Condvar::new(),
             peers: Mutex::default(),
             defaults: Mutex::default(),
-            leaving: Mutex::default(),
+            draining: Mutex::default(),
         })
     }
 
@@ -102,7 +102,7 @@ impl Context {
 
     /// Waits for all work of all streams, and blocks calls of other threads on this context meanwhile, as the
     /// driver does when it unmaps memory.
-    pub(crate) fn synchronize_alone(&self) -> Result {
+    pub(crate) fn synchronize_exclusively(&self) -> Result {
         {
             let mut holder = lock(&self.holder);
             while holder.is_some() {
@@ -126,17 +126,17 @@ impl Context {
             streams.extend(own.map(|stream| stream.engine));
         }
         // The streams stay in the list until the wait is complete, because another thread may start to wait.
-        let leaving = lock(&self.leaving).clone();
+        let draining = lock(&self.draining).clone();
         let mut result = Ok(());
-        for stream in streams.into_iter().chain(leaving.iter().copied()) {
+        for stream in streams.into_iter().chain(draining.iter().copied()) {
             match simulator.machine.synchronize(stream) {
                 // Destroyed by another thread.
                 Err(EngineError::InvalidStream { .. }) => {}
                 waited => result = result.and(self.settle(waited)),
             }
         }
-        lock(&self.leaving).retain(|stream| !leaving.contains(stream));
-        for stream in leaving {
+        lock(&self.draining).retain(|stream| !draining.contains(stream));
+        for stream in draining {
             // May be removed by another thread already.
             let _ = simulator.machine.destroy_stream(stream);
         }
@@ -163,7 +163,7 @@ thread_local! {
 }
 
 /// Returns the current context of this thread, in any state.
-pub(crate) fn current_in_any_state() -> Result<Arc<Context>> {
+pub(crate) fn current_unchecked() -> Result<Arc<Context>> {
     simulator()?;
     STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Status::INVALID_CONTEXT)
 }
@@ -173,7 +173,7 @@ pub(crate) fn current_in_any_state() -> Result<Arc<Context>> {
 /// # Errors
 /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, and the status of failed work of the context.
 pub(crate) fn current() -> Result<Arc<Context>> {
-    let context = current_in_any_state()?;
+    let context = current_unchecked()?;
     context.usable()?;
     Ok(context)
 }
@@ -190,7 +190,7 @@ pub(crate) fn context(handle: u64) -> Result<Arc<Context>> {
 }
 
 /// Releases all objects of a context, and deactivates it.
-fn tear_down(context: &Arc<Context>) -> Result {
+fn deactivate(context: &Arc<Context>) -> Result {
     let simulator = simulator()?;
     // The objects are released also after a failure of work.
     let _ = context.synchronize();
@@ -233,7 +233,7 @@ fn reset_primary(device: usize) -> Result {
     let simulator = simulator()?;
     let context = simulator.objects().primaries[device].context.clone();
     match context {
-        Some(context) if context.is_alive() => tear_down(&context),
+        Some(context) if context.is_alive() => deactivate(&context),
         _ => Ok(()),
     }
 }
@@ -329,7 +329,7 @@ driver! {
         if context.primary {
             return Err(Status::INVALID_CONTEXT);
         }
-        tear_down(&context)?;
+        deactivate(&context)?;
         simulator()?.objects().contexts.remove(&handle);
         // The context is popped from the caller's stack; other threads keep it as a destroyed one.
         STACK.with_borrow_mut(|stack| {
@@ -351,7 +351,7 @@ driver! {
     fn cuCtxPopCurrent_v2(out: Out<u64>) {
         simulator()?;
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(Status::INVALID_CONTEXT)?;
-        out.put_if_wanted(popped.handle);
+        out.put_if_not_null(popped.handle);
         Ok(())
     }
 
@@ -374,13 +374,13 @@ driver! {
 
     /// Returns the device of the current context.
     fn cuCtxGetDevice(out: Out<c_int>) {
-        out.put(current_in_any_state()?.device as c_int)
+        out.put(current_unchecked()?.device as c_int)
     }
 
     /// Returns the unique id of a context. A primary context gets a new one after a reset.
     fn cuCtxGetId(handle: u64, out: Out<u64>) {
         let context = match handle {
-            0 => current_in_any_state()?,
+            0 => current_unchecked()?,
             handle => context(handle).map_err(|_| Status::CONTEXT_IS_DESTROYED)?,
         };
         if !context.is_alive() {
@@ -391,7 +391,7 @@ driver! {
 
     /// Returns the flags of the current context.
     fn cuCtxGetFlags(out: Out<c_uint>) {
-        out.put(current_in_any_state()?.flags.load(Ordering::Relaxed))
+        out.put(current_unchecked()?.flags.load(Ordering::Relaxed))
     }
 
     /// Waits for all work of the current context.

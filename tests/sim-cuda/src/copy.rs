@@ -25,7 +25,7 @@ fn is_known(target: &Target, address: u64, len: u64, writes: bool) -> Result<boo
     let simulator = simulator()?;
     let (access_is_set, first) = {
         let objects = simulator.objects();
-        match objects.memory.holding(address, len)? {
+        match objects.memory.containing(address, len)? {
             Some(block) => {
                 let pooled = matches!(block.kind, Kind::Pooled { .. } | Kind::PoolImported { .. });
                 (pooled || matches!(block.kind, Kind::Virtual), true)
@@ -86,7 +86,7 @@ fn copy(target: &Target, to: u64, from: u64, len: usize, stated: [bool; 2]) -> R
 
 /// Copies on the default stream, and waits.
 fn copy_and_wait(to: u64, from: u64, len: usize, stated: [bool; 2]) -> Result {
-    crate::capture::refuse_where_unsafe()?;
+    crate::capture::reject_unsafe_call()?;
     let target = target(0)?;
     copy(&target, to, from, len, stated)?;
     target.synchronize()
@@ -110,7 +110,7 @@ fn fill(target: &Target, address: u64, pattern: &[u8], count: usize) -> Result {
 }
 
 fn fill_and_wait(address: u64, pattern: &[u8], count: usize) -> Result {
-    crate::capture::refuse_where_unsafe()?;
+    crate::capture::reject_unsafe_call()?;
     let target = target(0)?;
     fill(&target, address, pattern, count)?;
     target.synchronize()

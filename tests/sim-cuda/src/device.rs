@@ -166,11 +166,11 @@ driver! {
         let name = plain_name(name.get()?);
         match (newest(name, version), newest(name, c_int::MAX)) {
             (Some(found), _) => {
-                result.put_if_wanted(FOUND);
+                result.put_if_not_null(FOUND);
                 out.put(found)
             }
             (None, later) => {
-                result.put_if_wanted(if later.is_some() { VERSION_NOT_SUFFICIENT } else { SYMBOL_NOT_FOUND });
+                result.put_if_not_null(if later.is_some() { VERSION_NOT_SUFFICIENT } else { SYMBOL_NOT_FOUND });
                 out.put(0)?;
                 if result.is_null() { Err(Status::NOT_FOUND) } else { Ok(()) }
             }

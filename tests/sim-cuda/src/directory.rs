@@ -195,7 +195,7 @@ impl Directory {
 pub(crate) struct Exporter {
     file: OwnedFd,
     /// Whether the exporter is reached over a socket, because it is not in this `/proc`.
-    pub(crate) far: bool,
+    pub(crate) over_socket: bool,
 }
 
 impl Exporter {
@@ -209,7 +209,7 @@ impl Exporter {
         }
         match Self::near(place) {
             Ok(near) if near.entry(place).is_ok() => Ok(near),
-            _ => Ok(Self { file: portal::ask(place.nonce, portal::DIRECTORY)?, far: true }),
+            _ => Ok(Self { file: portal::ask(place.nonce, portal::DIRECTORY)?, over_socket: true }),
         }
     }
 
@@ -220,7 +220,7 @@ impl Exporter {
             return Err(Status::INVALID_HANDLE);
         }
         let file = open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        Ok(Self { file: file.map_err(|_| Status::INVALID_HANDLE)?, far: false })
+        Ok(Self { file: file.map_err(|_| Status::INVALID_HANDLE)?, over_socket: false })
     }
 
     /// Reads the current content of the slot that a handle names.

@@ -31,7 +31,7 @@ pub(crate) use driver;
 pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Result) -> i32 {
     let result = catch_unwind(AssertUnwindSafe(|| {
         record::note(function);
-        due_fault(function)?;
+        check_fault(function)?;
         body()
     }));
     match result {
@@ -43,7 +43,7 @@ pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Result) -> i3
 }
 
 /// Counts the call, and fails if a fault is due.
-fn due_fault(function: &'static str) -> Result {
+fn check_fault(function: &'static str) -> Result {
     static CALLS: Mutex<Option<HashMap<&'static str, u64>>> = Mutex::new(None);
     let Some(simulator) = simulator_if_any() else { return Ok(()) };
     let faults = &simulator.config.faults;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use device_ipc_mock_engine::{EngineError, EventId};
 
-use crate::capture::{capture_of, invalidate, node, refuse_where_unsafe};
+use crate::capture::{capture_of, invalidate, node, reject_unsafe_call};
 use crate::context::{Context, current};
 use crate::directory::Directory;
 use crate::entry::driver;
@@ -62,7 +62,7 @@ impl Event {
     /// Rejects a query of a record that is only captured, which invalidates the capture.
     fn refuse_captured(&self) -> Result {
         let captured = self.captured.load(Ordering::Acquire);
-        if captured == 0 || !crate::capture::spoil(captured)? {
+        if captured == 0 || !crate::capture::invalidate_by_id(captured)? {
             return Ok(());
         }
         Err(Status::CAPTURED_EVENT)
@@ -105,7 +105,7 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
 
 /// Notes that an event of a reset context was destroyed, a call that is rejected nevertheless. While the reset
 /// context is current, the driver does not reach this point.
-fn free_gone(simulator: &Simulator, handle: u64) {
+fn free_reset_event(simulator: &Simulator, handle: u64) {
     if current().is_ok()
         && let Some(Gone::Event { freed, .. }) = simulator.objects().gone.get_mut(&handle)
     {
@@ -136,7 +136,7 @@ driver! {
     /// Destroys an event, or closes an opened one. Pending waits continue.
     fn cuEventDestroy_v2(handle: u64) {
         let simulator = simulator()?;
-        event(handle).inspect_err(|_| free_gone(simulator, handle))?;
+        event(handle).inspect_err(|_| free_reset_event(simulator, handle))?;
         let mut objects = simulator.objects();
         let event = objects.events.remove(&handle).ok_or(Status::INVALID_HANDLE)?;
         event.retire(simulator, objects.directory.as_mut());
@@ -199,7 +199,7 @@ driver! {
     fn cuEventQuery(handle: u64) {
         let event = event(handle)?;
         event.refuse_captured()?;
-        refuse_where_unsafe()?;
+        reject_unsafe_call()?;
         let done = event.settle(simulator()?.machine.query_event(event.engine))?;
         if done { Ok(()) } else { Err(Status::NOT_READY) }
     }
@@ -208,7 +208,7 @@ driver! {
     fn cuEventSynchronize(handle: u64) {
         let event = event(handle)?;
         event.refuse_captured()?;
-        refuse_where_unsafe()?;
+        reject_unsafe_call()?;
         event.settle(simulator()?.machine.synchronize_event(event.engine, None)).map(drop)
     }
 }

@@ -32,7 +32,7 @@ impl<T> Out<T> {
     }
 
     /// Writes the value, unless the pointer is null.
-    pub(crate) fn put_if_wanted(self, value: T) {
+    pub(crate) fn put_if_not_null(self, value: T) {
         let _ = self.put(value);
     }
 

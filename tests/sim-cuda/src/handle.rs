@@ -118,7 +118,7 @@ impl Handle {
     }
 
     /// Returns whether the exporter is in another pid namespace.
-    pub(crate) fn is_far(&self) -> bool {
+    pub(crate) fn is_in_other_pid_namespace(&self) -> bool {
         self.pid_namespace != pid_namespace()
     }
 }

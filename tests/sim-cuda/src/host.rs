@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_void};
 use device_ipc_mock_engine::{Address, Machine};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::capture::refuse_where_unsafe;
+use crate::capture::reject_unsafe_call;
 use crate::context::{Context, current};
 use crate::entry::driver;
 use crate::ffi::Out;
@@ -26,12 +26,12 @@ pub(crate) struct Host {
 /// Removed host memory that running work may still access.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct HostRemains {
+pub(crate) struct RetiredHostMemory {
     pub(crate) base: u64,
     pub(crate) mapped: usize,
 }
 
-impl HostRemains {
+impl RetiredHostMemory {
     /// Waits for that work, and unmaps the memory.
     pub(crate) fn give_back(self, machine: &Machine) {
         let unregistered = machine.unregister_host(Address::new(self.base));
@@ -45,7 +45,7 @@ impl HostRemains {
 /// Maps host memory and registers it for the devices.
 fn host_memory(simulator: &Simulator, len: usize, flags: c_uint, managed: bool) -> Result<u64> {
     let context = current()?;
-    refuse_where_unsafe()?;
+    reject_unsafe_call()?;
     if len == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -71,14 +71,14 @@ fn add_host(simulator: &Simulator, context: &Context, base: u64, len: usize, hos
 
 fn remove_host(address: u64, registered: bool, refused: Status) -> Result {
     let context = current()?;
-    refuse_where_unsafe()?;
+    reject_unsafe_call()?;
     let simulator = simulator()?;
     let is_it = |objects: &Objects| match objects.memory.blocks.get(&address).map(|block| &block.kind) {
         Some(Kind::Host(host)) if host.registered == registered && !host.managed => Ok(()),
         _ => Err(refused),
     };
     is_it(&simulator.objects())?;
-    context.synchronize_alone()?;
+    context.synchronize_exclusively()?;
     let mut objects = simulator.objects();
     is_it(&objects)?;
     let Objects { memory, pools, .. } = &mut *objects;

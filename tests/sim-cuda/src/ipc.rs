@@ -10,7 +10,7 @@ use crate::entry::driver;
 use crate::event::{Event, add, event};
 use crate::ffi::{IpcHandle, Out};
 use crate::handle::{Handle, HandleKind, Place, shared_memory};
-use crate::memory::{Block, Chunk, Kind, MemoryTable, PAGE, open_to_all};
+use crate::memory::{Block, Chunk, Kind, MemoryTable, PAGE, give_all_devices_access};
 use crate::portal::{Question, ask};
 use crate::simulator::{Objects, lock, simulator};
 use crate::status::{Result, Status};
@@ -71,11 +71,11 @@ fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Optio
     let exporter = match Exporter::reach(&handle.place) {
         Ok(exporter) => exporter,
         // For an exporter that is not in this `/proc`, exited and unreachable are not distinguished.
-        Err(_) if handle.is_far() => return Err(Status::MAP_FAILED),
+        Err(_) if handle.is_in_other_pid_namespace() => return Err(Status::MAP_FAILED),
         Err(_) => return Ok(None),
     };
     let Ok(Entry::Event { engine }) = exporter.entry(&handle.place) else { return Ok(None) };
-    let opened = if exporter.far {
+    let opened = if exporter.over_socket {
         let fd =
             ask(handle.place.nonce, Question::event(handle.place.slot)).map_err(|_| Status::MAP_FAILED)?;
         machine.open_event_fd(fd, device)
@@ -93,7 +93,7 @@ fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Optio
 /// Imports the physical memory that an entry names.
 fn import(machine: &Machine, exporter: &Exporter, place: &Place, number: u64) -> Result<BlockId> {
     // Freed since the table was read: the number of the block is stale.
-    if exporter.far {
+    if exporter.over_socket {
         let fd = ask(place.nonce, Question::block(number)).map_err(|_| Status::INVALID_VALUE)?;
         return machine.import_block_fd(fd).map_err(Status::from);
     }
@@ -150,7 +150,7 @@ driver! {
             }
             let base = machine.reserve(whole, PAGE)?;
             machine.map_block(base, whole, 0, block)?;
-            open_to_all(machine, base.get(), whole)?;
+            give_all_devices_access(machine, base.get(), whole)?;
             Ok(base.get())
         })();
         let base = mapped.inspect_err(|_| {
@@ -182,7 +182,7 @@ driver! {
         };
         if let Some(owner) = owner {
             // As the driver, which unmaps nothing while any stream has work.
-            context(owner)?.synchronize_alone()?;
+            context(owner)?.synchronize_exclusively()?;
         }
         let mut objects = simulator.objects();
         let Objects { memory, pools, .. } = &mut *objects;

@@ -8,13 +8,13 @@ use std::ffi::c_int;
 
 use device_ipc_mock_engine::{Access, Address, BlockId, Machine};
 
-use crate::capture::refuse_where_unsafe;
+use crate::capture::reject_unsafe_call;
 use crate::context::{Context, context, current};
 use crate::directory::Directory;
 use crate::entry::driver;
 use crate::ffi::{AllocationProp, Out};
 use crate::gaps::Gaps;
-use crate::host::{Host, HostRemains};
+use crate::host::{Host, RetiredHostMemory};
 use crate::ipc::Opened;
 use crate::pool::PoolTable;
 use crate::simulator::{Objects, simulator};
@@ -126,7 +126,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// `INVALID_VALUE` where the bytes exceed the block.
-    pub(crate) fn holding(&self, address: u64, len: u64) -> Result<Option<&Block>> {
+    pub(crate) fn containing(&self, address: u64, len: u64) -> Result<Option<&Block>> {
         let Some(first) = self.find(address) else { return Ok(None) };
         let end = address.checked_add(len).ok_or(Status::INVALID_VALUE)?;
         let mut reached = first.end();
@@ -140,7 +140,7 @@ impl MemoryTable {
 
     /// Returns whether kernels of a context may access the page of an address, and the range of bytes for which
     /// this answer holds.
-    pub(crate) fn kernel_may(&self, context: &Context, address: u64) -> Option<(u64, u64, bool)> {
+    pub(crate) fn kernel_access(&self, context: &Context, address: u64) -> Option<(u64, u64, bool)> {
         let of =
             |device| device == context.device || crate::simulator::lock(&context.peers).contains(&device);
         if let Some((&base, chunk)) = self.chunks.range(..=address).next_back()
@@ -177,7 +177,7 @@ impl MemoryTable {
             })?;
             for device in 0..machine.devices().len() {
                 // Copies work between all devices; the access of kernels is checked by context.
-                set_access_unasked(machine, base, whole, device, Access::ReadWrite)?;
+                set_access_without_check(machine, base, whole, device, Access::ReadWrite)?;
             }
             Ok(block)
         })();
@@ -218,7 +218,7 @@ impl MemoryTable {
         base: u64,
         pools: &mut PoolTable,
         directory: Option<&mut Directory>,
-    ) -> Option<HostRemains> {
+    ) -> Option<RetiredHostMemory> {
         let block = self.blocks.remove(&base)?;
         match block.kind {
             Kind::Plain { chunk } => {
@@ -229,11 +229,11 @@ impl MemoryTable {
             }
             Kind::Opened(opened) => opened.close(machine),
             Kind::Pooled { pool, offset } => pools.give_back(machine, pool, offset, block.size),
-            Kind::PoolImported { pool } => pools.let_go(machine, pool),
+            Kind::PoolImported { pool } => pools.remove_one(machine, pool),
             Kind::Virtual => {
                 let _ = machine.unmap_blocks(Address::new(base), block.size);
             }
-            Kind::Host(host) => return Some(HostRemains { base, mapped: host.mapped }),
+            Kind::Host(host) => return Some(RetiredHostMemory { base, mapped: host.mapped }),
         }
         None
     }
@@ -259,7 +259,7 @@ impl MemoryTable {
         context: u64,
         pools: &mut PoolTable,
         mut directory: Option<&mut Directory>,
-    ) -> Vec<HostRemains> {
+    ) -> Vec<RetiredHostMemory> {
         let own: Vec<u64> =
             self.blocks.values().filter(|block| block.context == context).map(|block| block.base).collect();
         let remove = |base| self.remove(machine, base, pools, directory.as_deref_mut());
@@ -268,21 +268,27 @@ impl MemoryTable {
 }
 
 /// Sets the access of a device, with or without peer access: copies of the driver need none.
-fn set_access_unasked(machine: &Machine, base: u64, size: u64, device: usize, access: Access) -> Result {
+fn set_access_without_check(
+    machine: &Machine,
+    base: u64,
+    size: u64,
+    device: usize,
+    access: Access,
+) -> Result {
     machine.grant_access(Address::new(base), size, device, Some(access)).map_err(Status::from)
 }
 
 /// Gives all devices' copies access to a mapping.
-pub(crate) fn open_to_all(machine: &Machine, base: u64, size: u64) -> Result {
+pub(crate) fn give_all_devices_access(machine: &Machine, base: u64, size: u64) -> Result {
     (0..machine.devices().len())
-        .try_for_each(|device| set_access_unasked(machine, base, size, device, Access::ReadWrite))
+        .try_for_each(|device| set_access_without_check(machine, base, size, device, Access::ReadWrite))
 }
 
 driver! {
     /// Allocates device memory.
     fn cuMemAlloc_v2(out: Out<u64>, size: usize) {
         let context = current()?;
-        refuse_where_unsafe()?;
+        reject_unsafe_call()?;
         if size == 0 || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
@@ -304,7 +310,7 @@ driver! {
     /// Frees device memory, after all work of its context's streams.
     fn cuMemFree_v2(address: u64) {
         current()?;
-        refuse_where_unsafe()?;
+        reject_unsafe_call()?;
         if address == 0 {
             return Ok(());
         }
@@ -322,7 +328,7 @@ driver! {
         };
         let (owner, id, waits) = freeable(&simulator.objects())?;
         if waits {
-            context(owner)?.synchronize_alone()?;
+            context(owner)?.synchronize_exclusively()?;
         }
         let mut objects = simulator.objects();
         // Another thread may have freed it meanwhile.
@@ -357,8 +363,8 @@ driver! {
         if mapped && (0..simulator()?.devices).all(|device| !is_accessible(address, device)) {
             return Err(Status::NOT_FOUND);
         }
-        base.put_if_wanted(block.base);
-        size.put_if_wanted(block.size as usize);
+        base.put_if_not_null(block.base);
+        size.put_if_not_null(block.size as usize);
         Ok(())
     }
 

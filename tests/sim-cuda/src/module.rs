@@ -46,7 +46,7 @@ impl Seen<'_> {
         }
         let illegal = EngineError::IllegalAddress { address: at, device: self.context.device };
         let simulator = simulator().map_err(|_| EngineError::Cancelled)?;
-        match simulator.objects().memory.kernel_may(self.context, address) {
+        match simulator.objects().memory.kernel_access(self.context, address) {
             Some((_, _, false)) => return Err(illegal),
             Some((first, end, true)) => self.asked = Some((first, end)),
             None => {}

@@ -24,7 +24,7 @@ use crate::status::{Result, Status};
 pub(crate) const DIRECTORY: Question = Question { what: 0, number: 0 };
 
 /// Time limit of both sides.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A request of one process to another.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +66,7 @@ pub(crate) fn serve(nonce: u64, directory: &OwnedFd) -> Result {
 }
 
 fn answer(mut stream: &UnixStream, directory: &OwnedFd) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let own = rustix::process::geteuid();
     if sockopt::socket_peercred(stream)?.uid != own {
         return Ok(());
@@ -109,7 +109,7 @@ fn event(slot: u64) -> Option<OwnedFd> {
 pub(crate) fn ask(nonce: u64, question: Question) -> Result<OwnedFd> {
     let gone = |_| Status::INVALID_HANDLE;
     let mut stream = UnixStream::connect_addr(&address(nonce)?).map_err(gone)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(gone)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(gone)?;
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&question.what.to_le_bytes());
     bytes[8..].copy_from_slice(&question.number.to_le_bytes());

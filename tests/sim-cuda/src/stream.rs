@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use device_ipc_mock_engine::{Address, EngineError, Machine, StreamId};
 
-use crate::capture::{Capture, node, refuse_where_unsafe};
+use crate::capture::{Capture, node, reject_unsafe_call};
 use crate::context::{Context, current};
 use crate::entry::driver;
 use crate::ffi::{HostFn, Out};
@@ -187,8 +187,8 @@ driver! {
     /// Returns the range of priorities.
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
         current()?;
-        least.put_if_wanted(0);
-        greatest.put_if_wanted(-5);
+        least.put_if_not_null(0);
+        greatest.put_if_not_null(-5);
         Ok(())
     }
 
@@ -203,9 +203,9 @@ driver! {
         let stream = removed.ok_or(Status::INVALID_HANDLE)?;
         // Kept until a call waits for the context, so that a failure of the work is not lost.
         let oldest = {
-            let mut leaving = lock(&stream.context.leaving);
-            leaving.push(stream.engine);
-            (leaving.len() > 64).then(|| leaving.remove(0))
+            let mut draining = lock(&stream.context.draining);
+            draining.push(stream.engine);
+            (draining.len() > 64).then(|| draining.remove(0))
         };
         if let Some(oldest) = oldest {
             let _ = simulator.machine.destroy_stream(oldest);
@@ -217,7 +217,7 @@ driver! {
     fn cuStreamSynchronize(handle: u64) {
         let target = target(handle)?;
         crate::capture::refuse_on(&target)?;
-        refuse_where_unsafe()?;
+        reject_unsafe_call()?;
         target.synchronize()
     }
 

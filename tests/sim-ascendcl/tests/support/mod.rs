@@ -1,13 +1,13 @@
-//! Processes that call the library, told what to call.
+//! Agents: processes that call the library on command.
 //!
-//! A test binary runs itself again with one test, `agent`, which loads the library and serves commands over a socket
-//! on its standard input. A command is a call as a line of words:
+//! A test binary starts itself with one test, `agent`, which loads the library and serves commands over a socket on
+//! its standard input. A command is a call as a line of words:
 //!
-//! * `aclrtMalloc &p 4096 0`: `&p` is the address of the variable `p`, `p` its value, `p+32` that and more,
-//!   `@text` a string, anything else a number. The answer is the status;
-//! * `elsewhere` before it makes the call on a thread of its own, `forked` in a child of the process.
+//! * `aclrtMalloc &p 4096 0`: `&p` is the address of the variable `p`, `p` its value, `p+32` the value plus 32,
+//!   `@text` a string, and other words are numbers. The answer is the status;
+//! * `elsewhere` before the call makes it on a new thread, `forked` in a child of the process.
 //!
-//! Every wait has a deadline, and a process is killed and reaped when its guard goes.
+//! Every wait has a deadline, and dropping the guard of a process kills and reaps it.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
@@ -46,7 +46,7 @@ pub const DEVICE_MEMORY: i32 = 507_053;
 pub const REMOTE: i32 = 507_057;
 pub const DRIVER: i32 = 507_899;
 
-/// How a process is started.
+/// The setup of a process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Setup<'a> {
     pub machine: &'a str,
@@ -54,7 +54,7 @@ pub struct Setup<'a> {
     pub cann: Cann,
 }
 
-/// A process with the library.
+/// A process that has loaded the library.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -63,12 +63,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process with two devices, or what the description says.
+    /// Starts a process with two devices, or with the described machine.
     pub fn start(machine: &str) -> Self {
         Self::with(&Setup { machine, ..Setup::default() })
     }
 
-    /// As `start`, initialised, and with a device.
+    /// Starts a process, initializes the library and sets a device.
     pub fn ready(machine: &str, device: u32) -> Self {
         let mut process = Self::start(machine);
         process.ok("aclInit 0");
@@ -115,47 +115,47 @@ impl Process {
         answer.trim_end().to_owned()
     }
 
-    /// The status of a call.
+    /// Makes a call, and returns its status.
     #[track_caller]
     pub fn call(&mut self, command: &str) -> i32 {
         let answer = self.ask(command);
         answer.parse().unwrap_or_else(|_| panic!("'{command}' answered {answer}"))
     }
 
-    /// Makes a call that goes well.
+    /// Makes a call that must succeed.
     #[track_caller]
     pub fn ok(&mut self, command: &str) {
         let status = self.call(command);
         assert_eq!(status, 0, "{command}: {}", self.message());
     }
 
-    /// Makes a call that gives this status.
+    /// Makes a call that must return this status.
     #[track_caller]
     pub fn gives(&mut self, command: &str, status: i32) {
         assert_eq!(self.call(command), status, "{command}");
     }
 
-    /// What `aclGetRecentErrMsg` says.
+    /// Returns the text of `aclGetRecentErrMsg`.
     pub fn message(&mut self) -> String {
         self.ask("string aclGetRecentErrMsg")
     }
 
-    /// What a call that returns text returns.
+    /// Returns the text that a call returns.
     pub fn string(&mut self, name: &str) -> String {
         self.ask(&format!("string {name}"))
     }
 
-    /// Whether the library has a symbol.
+    /// Returns whether the library has a symbol.
     pub fn has(&mut self, name: &str) -> bool {
         self.ask(&format!("has {name}")) == "true"
     }
 
-    /// The first 8 bytes of a variable.
+    /// Returns the first 8 bytes of a variable.
     pub fn get(&mut self, name: &str) -> u64 {
         u64::from_le_bytes(self.bytes(name, 8).try_into().expect("8 bytes"))
     }
 
-    /// The first 4 bytes of a variable.
+    /// Returns the first 4 bytes of a variable.
     pub fn get32(&mut self, name: &str) -> i32 {
         i32::from_le_bytes(self.bytes(name, 4).try_into().expect("4 bytes"))
     }
@@ -175,14 +175,14 @@ impl Process {
         self.ask(&format!("put {name} {hex}"));
     }
 
-    /// Exports a variable's memory and returns the key.
+    /// Exports the memory at a variable's value, and returns the key.
     #[track_caller]
     pub fn key_of(&mut self, pointer: &str, size: u64, flags: u64) -> Vec<u8> {
         self.ok(&format!("aclrtIpcMemGetExportKey {pointer} {size} &key 65 {flags}"));
         self.bytes("key", 65)
     }
 
-    /// Writes bytes at an address of a device, and waits.
+    /// Writes bytes at a device address, and waits.
     #[track_caller]
     pub fn write(&mut self, pointer: &str, bytes: &[u8]) {
         self.put("out", bytes);
@@ -190,20 +190,20 @@ impl Process {
         self.ok(&format!("aclrtMemcpy {pointer} {count} &out {count} 1"));
     }
 
-    /// Reads bytes at an address of a device.
+    /// Reads bytes at a device address.
     #[track_caller]
     pub fn read(&mut self, pointer: &str, count: usize) -> Vec<u8> {
         self.ok(&format!("aclrtMemcpy &in {count} {pointer} {count} 2"));
         self.bytes("in", count)
     }
 
-    /// Ends with SIGKILL, and is reaped.
+    /// Kills the process by SIGKILL and reaps it.
     pub fn kill(&mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is reaped");
     }
 
-    /// Ends by itself; what it had written to its standard output.
+    /// Waits until the process exits, and returns its standard output.
     pub fn finish(mut self) -> String {
         self.ask("exit");
         let mut text = String::new();
@@ -221,13 +221,13 @@ impl Drop for Process {
     }
 }
 
-/// The body of the test `agent`: returns at once unless this process was started as one.
+/// Serves commands if this process was started as an agent. The body of the test `agent`.
 pub fn serve() {
     let Some(path) = std::env::var_os(ROLE) else { return };
     // SAFETY: loading runs no code that could be unsound; the library stays loaded.
     let library = unsafe { Library::open(Some(PathBuf::from(path)), RTLD_NOW | RTLD_LOCAL) };
     let mut agent = Agent { library: library.expect("it can be loaded"), variables: HashMap::new() };
-    // SAFETY: the standard input is the socket that the test made, and nobody else uses it.
+    // SAFETY: the standard input is the socket that the test created, and no other code uses it.
     let socket = unsafe { UnixStream::from_raw_fd(0) };
     let mut answers = socket.try_clone().expect("another descriptor");
     for line in BufReader::new(socket).lines() {
@@ -238,33 +238,33 @@ pub fn serve() {
             break;
         }
     }
-    // Not by returning: streams may be waiting for ever.
+    // Not by returning: streams may never complete.
     std::process::exit(0);
 }
 
-/// Where a call is made.
+/// The thread or process that makes a call.
 enum Where {
     Here,
     OnAThread,
     InAChild,
 }
 
-/// What a call returns in a forked child.
+/// Makes a call in a forked child, and returns its status.
 fn in_a_child(run: impl FnOnce() -> i32) -> i32 {
     let (mut theirs, mut ours) = std::io::pipe().expect("a pipe");
-    // SAFETY: no other thread calls the library, so none holds a lock of it that the child would wait for; the child
-    // makes the call, writes and ends.
+    // SAFETY: no other thread calls the library, so none holds a lock of it that the child would wait for; the
+    // child makes the call, writes and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = run();
         let written = ours.write_all(&status.to_le_bytes());
-        // SAFETY: ends the process at once.
+        // SAFETY: exits the process at once.
         unsafe { libc::_exit(i32::from(written.is_err())) };
     }
     drop(ours);
     let mut status = [0; 4];
     std::io::Read::read_exact(&mut theirs, &mut status).expect("the child answers");
-    // SAFETY: our own child; nobody else waits for it.
+    // SAFETY: a child of this process; no other code waits for it.
     let reaped = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     assert_eq!(reaped, child);
     i32::from_le_bytes(status)
@@ -275,7 +275,7 @@ struct Agent {
     variables: HashMap<String, Box<[u8; 512]>>,
 }
 
-/// More arguments than a function takes do not harm it, with the C calling conventions of Linux.
+/// With the C calling conventions of Linux, additional arguments of a function are harmless.
 type Call = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
 type TextCall = unsafe extern "C" fn() -> *const c_char;
 type OpenEvent = unsafe extern "C" fn([u64; 8], u64) -> i32;
@@ -297,15 +297,15 @@ impl Agent {
                 }
                 String::new()
             }
-            // SAFETY: only the address is looked at.
+            // SAFETY: only the address is used.
             "has" => unsafe { self.library.get::<Call>(words[1]) }.is_ok().to_string(),
             "string" => {
-                // SAFETY: the functions that tests name take nothing and return text, or null.
-                let text = unsafe { self.library.get::<TextCall>(words[1]).expect("it is there")() };
+                // SAFETY: the functions that tests name have no arguments and return a string, or null.
+                let text = unsafe { self.library.get::<TextCall>(words[1]).expect("the export exists")() };
                 if text.is_null() {
                     return "null".to_owned();
                 }
-                // SAFETY: not null, so it is text.
+                // SAFETY: not null, so it is a string.
                 unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
             }
             "aclrtIpcOpenEventHandle" => {
@@ -313,9 +313,9 @@ impl Agent {
                 let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| handle[8 * at + byte]));
                 let handle: [u64; 8] = std::array::from_fn(word);
                 let event = self.value(words[2]);
-                // SAFETY: 64 bytes go by value on the stack, whatever they are made of, and the last argument is the
-                // address of a variable.
-                unsafe { self.library.get::<OpenEvent>(words[0]).expect("it is there")(handle, event) }
+                // SAFETY: 64 bytes are passed by value on the stack, whatever their type, and the last argument is
+                // the address of a variable.
+                unsafe { self.library.get::<OpenEvent>(words[0]).expect("the export exists")(handle, event) }
                     .to_string()
             }
             "elsewhere" => self.call(&words[1..], Where::OnAThread),
@@ -343,7 +343,7 @@ impl Agent {
         let Ok(call) = call else { return format!("no symbol {}", words[0]) };
         let call: Call = *call;
         let [a, b, c, d, e, f, g, h] = arguments;
-        // SAFETY: as above; the pointers are variables of ours, or addresses that the library gave.
+        // SAFETY: as above; the pointers are variables of this process, or addresses that the library returned.
         let run = move || unsafe { call(a, b, c, d, e, f, g, h) };
         let status = match place {
             Where::Here => run(),

@@ -161,11 +161,11 @@ impl PoolTable {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
         pool.chunks.give_back(machine, offset, size, pool.release_threshold);
         pool.used -= Chunks::rounded(size);
-        self.let_go(machine, handle);
+        self.remove_one(machine, handle);
     }
 
     /// Removes one allocation or imported pointer of a pool.
-    pub(crate) fn let_go(&mut self, machine: &Machine, handle: u64) {
+    pub(crate) fn remove_one(&mut self, machine: &Machine, handle: u64) {
         if let Some(pool) = self.pools.get_mut(&handle) {
             pool.live -= 1;
         }
