@@ -1,4 +1,4 @@
-//! Values of the caller that are used and dropped with the context of a device current.
+//! Values of the caller that the library uses and drops with a device context current.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use crate::backend::interop::Region;
 use crate::model::device::DeviceOrdinal;
 use crate::os::process::Owner;
 
-/// An owner of device memory, or a callback that may hold one, that is dropped with the context of its device current, on
-/// whichever thread: vendors free memory by the current context (`cuMemFreeAsync` on the default stream fails
-/// without one, and the memory leaks). The thread has its own context back afterwards.
+/// An owner of device memory, or a callback that may contain one, dropped with the context of its device current.
+///
+/// Any thread may drop it: vendors free memory in the current context (without one, `cuMemFreeAsync` on the default stream
+/// fails, and the memory leaks). The drop restores the thread's previous context.
 pub(crate) struct DeviceBound<T> {
-    /// `None` once it was taken.
+    /// `None` after the value was taken.
     value: Option<T>,
-    /// `None` where the value is of another backend.
+    /// `None` if the value belongs to another backend.
     place: Option<(Arc<dyn DeviceIpc>, DeviceOrdinal)>,
     process: Owner,
 }
@@ -26,7 +27,7 @@ impl<T> DeviceBound<T> {
         Self { value: Some(value), place, process: Owner::current() }
     }
 
-    /// Binds an owner to the device of its region; to none where the region is of another backend.
+    /// Binds an owner to the device of its region, or to no device if the region belongs to another backend.
     pub(crate) fn of_region(backend: &Arc<dyn DeviceIpc>, region: &Region, owner: T) -> Self {
         let mut bound = Self::new(backend, region.range.device, owner);
         bound.place.take_if(|(backend, _)| backend.info().name != region.backend);
@@ -43,26 +44,26 @@ impl<T> DeviceBound<T> {
         self.place.as_ref().is_some_and(|(_, bound)| *bound == device)
     }
 
-    /// Returns the value, for use in whatever context is current.
+    /// Returns the value, for use in the current context.
     pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
         self.value.as_mut()
     }
 
-    /// Uses the value with the context current.
+    /// Runs `body` on the value with the device context current.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&T) -> R) -> Option<R> {
         let value = self.value.as_ref()?;
         Some(in_context(self.place.as_ref(), || body(value)))
     }
 
-    /// Consumes the value with the context current.
+    /// Consumes the value by `body` with the device context current.
     pub(crate) fn consume<R>(mut self, body: impl FnOnce(T) -> R) -> Option<R> {
         let value = self.value.take()?;
         Some(in_context(self.place.as_ref(), || body(value)))
     }
 
-    /// Gives the value back, which is bound no longer.
+    /// Returns the value, no longer bound to the device.
     pub(crate) fn into_inner(mut self) -> T {
-        self.value.take().expect("it is taken once, by a call that consumes this")
+        self.value.take().expect("the value is taken only by calls that consume the guard")
     }
 }
 

@@ -1,7 +1,6 @@
-//! Memory and streams of whatever backend there is, for programs that have none of their own: examples, tests, the
-//! program `device-ipc`.
+//! Memory and streams of any backend, for programs without an allocator of their own: examples, tests, the command line.
 
-#![allow(unsafe_code, reason = "ranges are handed to the backend while their guard keeps them mapped")]
+#![allow(unsafe_code, reason = "ranges are passed to the backend while their guard keeps them mapped")]
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,11 +16,25 @@ use crate::model::error::{Error, Result};
 use crate::model::tensor::{Element, LayoutError};
 use crate::os::process::Owner;
 
-/// Device memory that [`Ipc::allocate`](crate::Ipc::allocate) allocated. Dropping it frees it.
+/// Device memory allocated by [`Ipc::allocate`](crate::Ipc::allocate). Dropping it frees the memory.
 ///
-/// Work that was submitted before the drop may still use the memory: it finishes first, and the drop may wait for it, as
-/// `cuMemFree` does. A thread that has yet to release a stream (by signalling a [`Timeline`](crate::Timeline), for example)
-/// must do so before it drops a buffer.
+/// Work submitted before the drop may still use the memory: the memory is freed after that work, and the drop may wait for
+/// it, as `cuMemFree` does. A stream that waits for the thread itself (for a signal of a [`Timeline`](crate::Timeline), for
+/// example) must be released before the thread drops a buffer.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// let stream = ipc.create_stream(0)?;
+/// let buffer = ipc.allocate(0, 16)?; // 16 B on device 0
+/// buffer.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0])?;
+/// assert_eq!(buffer.view::<f32>(&stream)?.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Buffer {
     backend: Arc<dyn DeviceIpc>,
@@ -45,7 +58,7 @@ impl Buffer {
         Ok(Self { backend, range, process: Owner::current() })
     }
 
-    /// The bytes.
+    /// Returns the address range.
     pub const fn range(&self) -> DeviceRange {
         self.range
     }
@@ -54,24 +67,24 @@ impl Buffer {
         std::slice::from_ref(&self.range)
     }
 
-    /// The elements, to be read by work on `stream`.
+    /// Returns a view of the elements for reading by work on `stream`.
     ///
     /// # Errors
     ///
-    /// [`Error::Layout`] where the bytes are not whole elements.
+    /// [`Error::Layout`] if the range does not consist of whole elements.
     pub fn view<T: Element>(&self, stream: &Stream) -> Result<View<'_, T>> {
-        whole_elements::<T>(self.range)?;
+        check_whole_elements::<T>(self.range)?;
         // SAFETY: the buffer outlives the view, and the elements are whole.
         unsafe { stream.view(self.range) }
     }
 
-    /// The elements, to be read and written by work on `stream`.
+    /// Returns a view of the elements for reading and writing by work on `stream`.
     ///
     /// # Errors
     ///
-    /// As [`view`](Self::view).
+    /// As for [`view`](Self::view).
     pub fn view_mut<T: Element>(&self, stream: &Stream) -> Result<ViewMut<'_, T>> {
-        whole_elements::<T>(self.range)?;
+        check_whole_elements::<T>(self.range)?;
         // SAFETY: the buffer outlives the view, and the elements are whole.
         unsafe { stream.view_mut(self.range) }
     }
@@ -80,15 +93,30 @@ impl Buffer {
         &self.backend
     }
 
-    /// A part of the buffer as an owner of its own that keeps the whole: for sharing what lies inside an allocation.
+    /// Returns an owner of a part of the buffer, which keeps the whole buffer allocated.
+    ///
+    /// Use it to share a part of an allocation.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`] where the part does not lie in the buffer.
+    /// [`Error::InvalidRegion`] if the part exceeds the buffer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// let pool = std::sync::Arc::new(ipc.allocate(0, 1 << 20)?);
+    /// let export = ipc.share(pool.slice(4096, 256)?).start()?;
+    /// assert_eq!(export.descriptor().len(), 256);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn slice(self: &Arc<Self>, offset: u64, len: u64) -> Result<BufferSlice> {
         let range = self.range.slice(offset, len).ok_or_else(|| {
             Error::InvalidRegion(format!(
-                "{len} bytes at offset {offset} do not lie in a buffer of {}",
+                "a slice of {len} B at offset {offset} exceeds the buffer of {} B",
                 self.range.len
             ))
         })?;
@@ -101,37 +129,52 @@ impl Drop for Buffer {
         if !self.process.is_here() {
             return;
         }
-        // SAFETY: the range came from `allocate`, and is freed here alone. Views borrow the buffer, so no more work is
+        // SAFETY: the range came from `allocate` and is freed only here. Views borrow the buffer, so no more work is
         // submitted; `free` waits for pending work.
         if let Err(error) = unsafe { self.backend.memory().free(self.range) } {
-            tracing::warn!(%error, "a buffer could not be freed");
+            tracing::warn!(%error, "cannot free a buffer");
         }
     }
 }
 
-// SAFETY: the memory is freed by drop alone.
+// SAFETY: only `drop` frees the memory.
 unsafe impl DeviceOwner for Buffer {
     fn region(&self) -> Region {
         Region::new(self.backend.info().name, self.range).with_allocation(self.range)
     }
 }
 
-/// A part of a [`Buffer`].
+/// An owner of a part of a [`Buffer`], created by [`Buffer::slice`].
 #[derive(Clone, Debug)]
 pub struct BufferSlice {
     buffer: Arc<Buffer>,
     range: DeviceRange,
 }
 
-// SAFETY: the buffer lives as long as this.
+// SAFETY: the slice keeps the buffer allocated.
 unsafe impl DeviceOwner for BufferSlice {
     fn region(&self) -> Region {
         Region { range: self.range, ..self.buffer.region() }
     }
 }
 
-/// A stream that [`Ipc::create_stream`](crate::Ipc::create_stream) created. Clones are the same stream; the last one
-/// destroys it, and work that was submitted still runs.
+/// A stream created by [`Ipc::create_stream`](crate::Ipc::create_stream).
+///
+/// Clones share the stream. Dropping the last clone destroys it; submitted work still runs.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// let stream = ipc.create_stream(0)?;
+/// let buffer = ipc.allocate(0, 1024)?;
+/// buffer.view_mut::<u8>(&stream)?.fill_bytes(0)?; // does not wait
+/// stream.synchronize()?; // waits until the fill has finished
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<StreamInner>,
@@ -148,12 +191,12 @@ impl Stream {
         Ok(Self { inner: Arc::new(StreamInner { stream, backend }) })
     }
 
-    /// The device that the stream runs on.
+    /// Returns the device that the stream runs on.
     pub fn device(&self) -> DeviceOrdinal {
         self.as_stream().device()
     }
 
-    /// Submits a pause of at least `time`: for demos, tests and benchmarks.
+    /// Submits a pause of at least this length: for demos, tests and benchmarks.
     ///
     /// # Errors
     ///
@@ -171,11 +214,11 @@ impl Stream {
         })
     }
 
-    /// Waits on the host until everything submitted to the stream has finished.
+    /// Waits on the host until all work submitted to the stream has finished.
     ///
     /// # Errors
     ///
-    /// The vendor's, also of the work itself.
+    /// The vendor's error, including errors of the work itself.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.backend.memory().synchronize(self.as_stream())
     }
@@ -187,7 +230,7 @@ impl AsStream for Stream {
     }
 }
 
-/// The views on a [`Stream`].
+/// The view types of a [`Stream`].
 impl ViewTypes for () {
     type View<'m, T: Element> = View<'m, T>;
     type ViewMut<'m, T: Element> = ViewMut<'m, T>;
@@ -195,12 +238,12 @@ impl ViewTypes for () {
 
 impl ViewStream for Stream {
     unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<View<'m, T>> {
-        whole_elements::<T>(range)?;
+        check_whole_elements::<T>(range)?;
         Ok(View { range, stream: self.clone(), elements: PhantomData })
     }
 
     unsafe fn view_mut<'m, T: Element>(&self, range: DeviceRange) -> Result<ViewMut<'m, T>> {
-        // SAFETY: what the caller promised.
+        // SAFETY: the caller promised it.
         Ok(ViewMut { view: unsafe { self.view(range)? } })
     }
 }
@@ -211,7 +254,23 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Elements in device memory that work on a stream reads.
+/// A view of elements in device memory for reading by work on one stream.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// # let stream = ipc.create_stream(0)?;
+/// let (source, target) = (ipc.allocate(0, 8)?, ipc.allocate(0, 8)?);
+/// source.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0])?;
+/// let elements = source.view::<f32>(&stream)?;
+/// target.view_mut(&stream)?.copy_from_device(&elements)?;
+/// assert_eq!((elements.len(), target.view::<f32>(&stream)?.to_vec()?), (2, vec![1.0, 2.0]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct View<'m, T> {
     range: DeviceRange,
@@ -220,34 +279,34 @@ pub struct View<'m, T> {
 }
 
 impl<T: Element> View<'_, T> {
-    /// The bytes.
+    /// Returns the address range.
     pub const fn range(&self) -> DeviceRange {
         self.range
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.range.len as usize / size_of::<T>()
     }
 
-    /// Are there no elements?
+    /// Returns whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies the elements to the host, after the work submitted to the stream before, and waits for that.
+    /// Copies the elements to the host after all earlier work of the stream, and waits for the copy.
     ///
     /// # Errors
     ///
-    /// The vendor's.
+    /// The vendor's error.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let count = self.len();
         let mut elements = Vec::<T>::with_capacity(count);
         if self.is_empty() {
             return Ok(elements);
         }
-        // SAFETY: the capacity is that of `count` elements, whose bytes are all set by the read: zeroed first, as
-        // uninitialised memory may not be lent as a slice. Every bit pattern is a `T`.
+        // SAFETY: the capacity is `count` elements. Their bytes are zeroed first, because a slice must not refer to
+        // uninitialised memory, and the read sets all of them. Every bit pattern is a valid `T`.
         unsafe {
             let bytes = elements.as_mut_ptr().cast::<u8>();
             bytes.write_bytes(0, count * size_of::<T>());
@@ -260,55 +319,55 @@ impl<T: Element> View<'_, T> {
     }
 }
 
-/// Elements in device memory that work on a stream reads and writes.
+/// A view of elements in device memory for reading and writing by work on one stream.
 #[derive(Debug)]
 pub struct ViewMut<'m, T> {
     view: View<'m, T>,
 }
 
 impl<T: Element> ViewMut<'_, T> {
-    /// Submits a copy of host elements to the device. They may be re-used when the call returns.
+    /// Submits a copy of host elements to the device. The caller may reuse them when the call returns.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`] for another number of elements than the view's, else the vendor's.
+    /// [`Error::InvalidRegion`] if the number of elements differs from the view's; otherwise the vendor's error.
     pub fn copy_from(&mut self, elements: &[T]) -> Result<()> {
         if self.is_empty() && elements.is_empty() {
             return Ok(());
         }
-        // SAFETY: a slice of plain data without padding is so many bytes.
+        // SAFETY: elements are plain data without padding, so all bytes of the slice are initialised.
         let bytes =
             unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
-        // SAFETY: the view keeps the range mapped, read-write.
+        // SAFETY: the view keeps the range mapped read-write.
         unsafe { memory.write(range, bytes, self.stream.as_stream()) }
     }
 
-    /// Submits a copy of other elements in device memory.
+    /// Submits a copy of the elements of another view.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRegion`] for another number of elements than the view's, else the vendor's.
+    /// [`Error::InvalidRegion`] if the number of elements differs from the view's; otherwise the vendor's error.
     pub fn copy_from_device(&mut self, source: &View<'_, T>) -> Result<()> {
         if self.is_empty() && source.is_empty() {
             return Ok(());
         }
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
-        // SAFETY: both views keep their ranges mapped, this one read-write.
+        // SAFETY: both views keep their ranges mapped, and this one is mapped read-write.
         unsafe { memory.copy(range, source.range, self.stream.as_stream()) }
     }
 
-    /// Submits setting every byte.
+    /// Submits a fill of every byte with `byte`.
     ///
     /// # Errors
     ///
-    /// The vendor's.
+    /// The vendor's error.
     pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
         let (memory, range) = (self.stream.inner.backend.memory(), self.range);
-        // SAFETY: the view keeps the range mapped, read-write.
+        // SAFETY: the view keeps the range mapped read-write.
         unsafe { memory.fill(range, byte, self.stream.as_stream()) }
     }
 }
@@ -337,7 +396,8 @@ impl<'m, T> std::ops::Deref for ViewMut<'m, T> {
     }
 }
 
-pub(crate) fn whole_elements<T: Element>(range: DeviceRange) -> Result<()> {
+/// Checks that a range consists of whole, aligned elements.
+pub(crate) fn check_whole_elements<T: Element>(range: DeviceRange) -> Result<()> {
     let element = size_of::<T>() as u64;
     let aligned = range.ptr.get().is_multiple_of(align_of::<T>() as u64);
     if !aligned || !range.len.is_multiple_of(element) {

@@ -1,9 +1,9 @@
-//! How types of other crates take part: as owners of memory that is shared, and as streams that views are taken on.
+//! Traits for types of other crates: owners of shared memory, and streams of views.
 //!
-//! The marker `M` lets a backend implement these traits for types that are not its own (cudarc's `CudaSlice` and
-//! `CudaStream`) without a wrapper in the user's code; callers never name it.
+//! The marker `M` lets a backend crate implement these traits for foreign types (cudarc's `CudaSlice` and `CudaStream`)
+//! without a wrapper in the user's code; callers never name it.
 
-#![allow(unsafe_code, reason = "owners promise to keep their memory; views are made of plain ranges")]
+#![allow(unsafe_code, reason = "owners promise to keep their memory; views are created from plain ranges")]
 
 use std::sync::Arc;
 
@@ -12,45 +12,45 @@ use crate::model::address::DeviceRange;
 use crate::model::error::Result;
 use crate::model::tensor::{Dtype, Element};
 
-/// A region of device memory, as its owner describes it.
+/// A region of device memory as its owner describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The backend that the memory belongs to.
+    /// The backend of the memory.
     pub backend: &'static str,
-    /// The bytes; they may lie anywhere in an allocation.
+    /// The address range, anywhere in an allocation.
     pub range: DeviceRange,
-    /// The type of the elements, where the owner knows it.
+    /// The element type, if the owner knows it.
     pub dtype: Option<Dtype>,
-    /// The whole allocation, for vendors that cannot tell it themselves (CANN before 9.0).
+    /// The whole allocation, for vendors that cannot look it up (CANN before 9.0).
     pub allocation: Option<DeviceRange>,
 }
 
 impl Region {
-    /// A region without a type.
+    /// Creates a region without an element type.
     pub const fn new(backend: &'static str, range: DeviceRange) -> Self {
         Self { backend, range, dtype: None, allocation: None }
     }
 
-    /// States the type of the elements.
+    /// Sets the element type.
     pub const fn with_dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// States the whole allocation.
+    /// Sets the whole allocation.
     pub const fn with_allocation(mut self, allocation: DeviceRange) -> Self {
         self.allocation = Some(allocation);
         self
     }
 }
 
-/// Something that owns device memory and can be shared.
+/// An owner of device memory that can be shared.
 ///
 /// # Safety
 ///
-/// While the value lives, wherever it is moved, the region stays allocated and is not given to anybody else.
+/// While the value lives, also after moves, the region stays allocated and is not reused for another allocation.
 pub unsafe trait DeviceOwner<M = ()>: Send + 'static {
-    /// The memory.
+    /// Returns the owned region.
     fn region(&self) -> Region;
 }
 
@@ -61,8 +61,7 @@ unsafe impl<M, T: DeviceOwner<M> + Sync> DeviceOwner<M> for Arc<T> {
     }
 }
 
-/// A raw address together with the value that keeps it allocated: for memory of any library that has no
-/// [`DeviceOwner`] of its own.
+/// A raw region together with the value that keeps it allocated, for memory of libraries without a [`DeviceOwner`].
 #[derive(Debug)]
 pub struct OwnedRegion<O> {
     owner: O,
@@ -70,57 +69,57 @@ pub struct OwnedRegion<O> {
 }
 
 impl<O: Send + 'static> OwnedRegion<O> {
-    /// Says that `owner` keeps `region` allocated.
+    /// Associates a region with the owner that keeps it allocated.
     ///
     /// # Safety
     ///
-    /// While `owner` lives, wherever it is moved, the region stays allocated and is not given to anybody else.
+    /// While `owner` lives, also after moves, the region stays allocated and is not reused for another allocation.
     pub unsafe fn new(owner: O, region: Region) -> Self {
         Self { owner, region }
     }
 
-    /// Gives the owner back.
+    /// Returns the owner.
     pub fn into_owner(self) -> O {
         self.owner
     }
 }
 
-// SAFETY: `OwnedRegion::new` had the caller promise it.
+// SAFETY: the caller of `OwnedRegion::new` promised it.
 unsafe impl<O: Send + 'static> DeviceOwner for OwnedRegion<O> {
     fn region(&self) -> Region {
         self.region
     }
 }
 
-/// The types of the views that are taken on a kind of stream; the marker `M` of [`ViewStream`] implements it.
+/// The view types of a stream type. The marker `M` of [`ViewStream`] implements it.
 pub trait ViewTypes {
-    /// A view that reads.
+    /// The type of views for reading.
     type View<'m, T: Element>;
-    /// A view that reads and writes.
+    /// The type of views for reading and writing.
     type ViewMut<'m, T: Element>;
 }
 
-/// A stream that typed views of a mapping are taken on.
+/// A stream for which typed views of device memory can be created.
 pub trait ViewStream<M: ViewTypes = ()>: AsStream<M> {
-    /// A view of `range` as elements of `T`.
+    /// Creates a view of `range` as elements of `T`.
     ///
     /// # Safety
     ///
-    /// The range stays mapped for `'m`, and holds whole, aligned elements.
+    /// The range stays mapped for `'m` and consists of whole, aligned elements.
     ///
     /// # Errors
     ///
-    /// What the vendor's crate says.
+    /// Errors of the vendor's crate.
     unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<M::View<'m, T>>;
 
-    /// A view of `range` as elements of `T` that can be written.
+    /// Creates a writable view of `range` as elements of `T`.
     ///
     /// # Safety
     ///
-    /// As [`view`](Self::view), and the range is mapped read-write.
+    /// As for [`view`](Self::view), and the range is mapped read-write.
     ///
     /// # Errors
     ///
-    /// What the vendor's crate says.
+    /// Errors of the vendor's crate.
     unsafe fn view_mut<'m, T: Element>(&self, range: DeviceRange) -> Result<M::ViewMut<'m, T>>;
 }

@@ -1,8 +1,7 @@
-//! Finding a vendor's dynamic library when the program runs.
+//! The search for a vendor's dynamic library at run time.
 //!
-//! Why here: every backend of hardware looks in the same order, and says the same where there is nothing. Loading itself
-//! (the library's initialisers run) is the backend's, which brings the function and answers for it; so nothing that
-//! loads libraries is needed here.
+//! All hardware backends search in the same order and report the same error. The backend passes the function that loads a
+//! library and is responsible for its safety (loading runs the library's initialisers), so core needs no crate for that.
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -12,23 +11,26 @@ use std::path::Path;
 use crate::backend::select::Unavailable;
 use crate::os::environment;
 
-/// Where a backend looks for its vendor's library.
+/// The search path of a vendor's library.
 #[derive(Debug, Clone, Copy)]
 pub struct LibrarySearch<'a> {
-    /// The environment variable that names the library to load instead of the system's.
+    /// The environment variable that overrides the library to load.
     pub variable: &'a str,
-    /// The names that the dynamic linker is asked for, one after the other.
+    /// The names to pass to the dynamic linker, in order.
     pub names: &'a [&'a str],
-    /// What to do where none of them is found.
+    /// The advice to the user if no library is found.
     pub hint: &'a str,
 }
 
 impl LibrarySearch<'_> {
-    /// Loads the library at `path`, else the one that the variable names, else the first of the names that loads. Gives
-    /// it with the name by which it was asked for.
+    /// Loads the library and returns it with the name that was passed to the dynamic linker.
+    ///
+    /// Loads `path` if there is one, otherwise the library that the environment variable names, otherwise the first of the
+    /// names that loads.
     ///
     /// # Errors
-    /// [`Unavailable::LibraryNotFound`], with all that was tried and the reason why the first of it did not load.
+    ///
+    /// [`Unavailable::LibraryNotFound`] with all names tried and the loader's error for the first of them.
     pub fn load<L, E: Error>(
         &self,
         path: Option<&Path>,
@@ -59,13 +61,14 @@ impl LibrarySearch<'_> {
     }
 }
 
-/// What lies behind an error, in its own words: those of the dynamic linker, to which whoever called it adds nothing.
+/// Returns the text of an error's source (the message of the dynamic linker), or of the error itself if it has no source.
 pub fn cause_of(error: &dyn Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The file that the code at `address` was mapped from: the name that was asked for does not tell which of several
-/// installed libraries the dynamic linker took.
+/// Returns the file that the code at `address` was mapped from.
+///
+/// The name passed to the dynamic linker does not identify the file if several libraries are installed.
 pub fn file_of(address: usize) -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! Plain device memory and streams: for staged copies, the conformance suite, the program and the benchmarks.
+//! Plain device memory and streams, for staged copies, the conformance suite, the command line and the benchmarks.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain ranges keep no memory alive")]
 
@@ -14,67 +14,67 @@ use crate::model::error::{Error, Result};
 /// Plain memory and streams of a backend, for programs that have no allocator of their own.
 ///
 /// Work is submitted to a stream and runs later, in the order of submission; streams run independently of each other.
-/// Submitting does not wait for earlier work, unless the method says so. Errors of the work itself are reported by
-/// [`synchronize`](Self::synchronize), [`read`](Self::read) or a later call on the stream. The input that each call has to
-/// refuse is in the [module documentation](super#who-checks-what).
+/// Submitting does not wait for earlier work unless the method says so. [`synchronize`](Self::synchronize),
+/// [`read`](Self::read) or a later call on the stream reports errors of the work itself. The [module
+/// documentation](super#checks) lists the input that each call refuses.
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// Allocates memory on `device` for the first kind of [`handle_kinds`](super::DeviceIpc::handle_kinds).
     ///
-    /// The range has exactly `bytes` bytes; the allocation behind it may be larger. It is aligned to at least 256 bytes. Its
-    /// contents are undefined. It does not wait for streams.
+    /// The range has exactly `bytes` bytes; its allocation may be larger. It is aligned to at least 256 B, and its contents are
+    /// undefined. The call does not wait for streams.
     ///
     /// # Errors
     ///
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::InvalidRegion`](crate::Error::InvalidRegion) for
-    /// zero bytes, else the vendor's error.
+    /// 0 B; otherwise the vendor's error.
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange>;
 
-    /// Allocates memory that can be shared by a handle of this kind; else as [`allocate`](Self::allocate).
+    /// Allocates memory that can be shared by a handle of this kind. Everything else is as for [`allocate`](Self::allocate).
     ///
     /// # Errors
     ///
-    /// As [`allocate`](Self::allocate); [`Error::Unsupported`](crate::Error::Unsupported) for a kind that the backend
-    /// does not know, or cannot use on this device.
+    /// As [`allocate`](Self::allocate); [`Error::Unsupported`](crate::Error::Unsupported) for a kind that is
+    /// unknown to the backend or not supported on this device.
     fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange>;
 
     /// Frees memory of [`allocate`](Self::allocate) or [`allocate_as`](Self::allocate_as).
     ///
-    /// **Submitted work may still use the memory**: [`Buffer`](crate::Buffer) is freed when it is dropped, and safe code
-    /// drops it while its copies are pending. The backend therefore waits for all work that this process submitted before
-    /// the call, on every stream of every device that can reach the memory, or it defers the deallocation until that
-    /// work has finished. Until then it neither unmaps the memory nor gives it to another allocation. A vendor whose free
-    /// waits for the whole device (`cuMemFree`) needs nothing more for the streams of that device; one whose free waits
-    /// for nothing (`cuMemUnmap`, `aclrtFree`) needs a synchronisation before it. A failure of that work is not a failure
-    /// of `free`.
+    /// **Submitted work may still use the memory**: dropping a [`Buffer`](crate::Buffer) frees it, and safe code may drop it
+    /// while its copies are pending. The backend therefore waits for all work that this process submitted before the call, on
+    /// every stream of every device that can access the memory, or it defers the deallocation until that work has finished.
+    /// Until then it neither unmaps the memory nor reuses it for another allocation. A vendor whose free waits for the whole
+    /// device (`cuMemFree`) needs no further synchronisation for the streams of that device; a vendor whose free does not wait
+    /// (`cuMemUnmap`, `aclrtFree`) needs a synchronisation before it. A failure of that work is not a failure of `free`.
     ///
-    /// Importers in other processes are not waited for: what happens to their mappings is the
-    /// [`Lifetime`](super::Lifetime) of the kind of handle.
+    /// The call does not wait for importers in other processes: the [`Lifetime`](super::Lifetime) of the kind of handle defines
+    /// the effect on their mappings.
     ///
     /// # Safety
     ///
-    /// `range` is exactly a range that one of them returned, it is freed once, and no work that uses it is submitted
-    /// during or after the call.
+    /// `range` is exactly a range that one of the two returned; it is freed once; and no work that uses it is submitted during
+    /// or after the call.
     ///
     /// # Errors
     ///
-    /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) where the backend can tell that the range
+    /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) if the backend detects that the range
     /// is not one of its allocations.
     unsafe fn free(&self, range: DeviceRange) -> Result<()>;
 
-    /// Submits a copy of `src` to `dst`, of the same length, between any two devices that the vendor can copy between. Either
-    /// may be memory that was opened from another process. The two may not overlap.
+    /// Submits a copy of `src` to `dst`, which have the same length, between any two devices that the vendor can copy between.
+    ///
+    /// Either range may be memory that was opened from another process. The ranges must not overlap.
     ///
     /// # Safety
     ///
     /// Both ranges stay mapped until the work has finished, except that memory of this backend may be
-    /// [freed](Self::free). No other work or process writes them meanwhile, or reads `dst`, without being ordered.
+    /// [freed](Self::free). No other unordered work, in any process, writes the ranges or reads `dst` meanwhile.
     ///
     /// # Errors
     ///
-    /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for two lengths.
+    /// The vendor's error; [`Error::InvalidRegion`](crate::Error::InvalidRegion) for different lengths.
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Submits setting every byte of `dst`.
+    /// Submits a fill of every byte of `dst` with `byte`.
     ///
     /// # Safety
     ///
@@ -85,10 +85,10 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// The vendor's error.
     unsafe fn fill(&self, dst: DeviceRange, byte: u8, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Submits writing host bytes to `dst`, of the same length.
+    /// Submits a write of host bytes to `dst`, which has the same length.
     ///
-    /// **The caller may change or free the bytes as soon as the call returns**, while the stream has yet to reach the write.
-    /// The backend copies them first, or waits for the stream where there are too many to copy.
+    /// **The caller may change or free the bytes as soon as the call returns**, before the stream reaches the write. The backend
+    /// copies them first, or waits for the stream if there are too many bytes to copy.
     ///
     /// # Safety
     ///
@@ -99,7 +99,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// As for [`copy`](Self::copy).
     unsafe fn write(&self, dst: DeviceRange, bytes: &[u8], stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Reads `src` into host bytes of the same length, after the work that was submitted before, and waits until it is done.
+    /// Reads `src` into host bytes of the same length, after all earlier work of the stream, and waits for completion.
     ///
     /// # Safety
     ///
@@ -110,33 +110,35 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// As for [`copy`](Self::copy).
     unsafe fn read(&self, src: DeviceRange, bytes: &mut [u8], stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Waits on the host until everything submitted to the stream has finished.
+    /// Waits on the host until all work submitted to the stream has finished.
     ///
     /// # Errors
     ///
-    /// The vendor's error, also one of the work itself.
+    /// The vendor's error, including errors of the work itself.
     fn synchronize(&self, stream: BorrowedStream<'_>) -> Result<()>;
 
     /// Creates a stream on `device`.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's error.
+    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); otherwise the vendor's error.
     fn create_stream(&self, device: DeviceOrdinal) -> Result<Box<dyn DeviceStream>>;
 
-    /// Returns the free and the total memory of `device`: **of the whole device**, all processes included, as the driver
-    /// counts it. Memory that an importer still maps is in use, also when its owner has freed it. Tests find leaks by it.
+    /// Returns the free and the total memory **of the whole device**, including all processes, as the driver reports it.
+    ///
+    /// Memory that an importer still maps is in use, also after its owner has freed it. Tests detect leaks with this call.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's error.
+    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice); otherwise the vendor's error.
     fn memory_info(&self, device: DeviceOrdinal) -> Result<MemoryInfo>;
 
-    /// Makes whole pages of host memory known to `device`, page-locked, so that [`copy_to_host`](Self::copy_to_host) and
-    /// [`copy_from_host`](Self::copy_from_host) run later, on their stream. Making the same pages known again, for this or
-    /// another device, is counted. May take as long as locking the pages does.
+    /// Page-locks whole pages of host memory and registers them with `device`.
     ///
-    /// A backend without it copies by [`read`](Self::read) and [`write`](Self::write).
+    /// [`copy_to_host`](Self::copy_to_host) and [`copy_from_host`](Self::copy_from_host) of these pages run asynchronously on
+    /// their stream. Registrations of the same pages, for this or another device, are counted. The call may take as long as
+    /// locking the pages takes. For a backend without pinned memory, the library copies by [`read`](Self::read) and
+    /// [`write`](Self::write).
     ///
     /// # Safety
     ///
@@ -144,13 +146,14 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) where the vendor does not document such copies, else its error.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the vendor does not document such copies; otherwise the vendor's
+    /// error.
     unsafe fn pin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<()> {
         let _ = (pages, len);
         Err(no_pinned_memory(device))
     }
 
-    /// Takes back one [`pin_host`](Self::pin_host). May wait for streams.
+    /// Reverts one [`pin_host`](Self::pin_host). May wait for streams.
     ///
     /// # Safety
     ///
@@ -158,18 +161,18 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The vendor's; they count as taken back all the same.
+    /// The vendor's error; the pages are unpinned nevertheless.
     unsafe fn unpin_host(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()> {
         let _ = (device, pages);
         Ok(())
     }
 
-    /// Submits a copy of `src` to as many bytes of pinned host memory. Does not wait.
+    /// Submits a copy of `src` to the same number of bytes of pinned host memory. Does not wait.
     ///
     /// # Safety
     ///
-    /// The bytes at `dst` lie in pages that [`pin_host`](Self::pin_host) made known to the stream's device, and stay so until
-    /// the copy has finished; else as for [`copy`](Self::copy).
+    /// The bytes at `dst` lie in pages that [`pin_host`](Self::pin_host) registered with the stream's device, and stay pinned
+    /// until the copy has finished. Everything else is as for [`copy`](Self::copy).
     ///
     /// # Errors
     ///
@@ -184,7 +187,7 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
         Err(no_pinned_memory(stream.device()))
     }
 
-    /// Submits a copy of as many bytes of pinned host memory to `dst`. Does not wait.
+    /// Submits a copy of the same number of bytes of pinned host memory to `dst`. Does not wait.
     ///
     /// # Safety
     ///
@@ -207,22 +210,23 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
 fn no_pinned_memory(device: DeviceOrdinal) -> Error {
     Error::Unsupported {
         backend: "this backend",
-        what: format!("copy between device {device} and host memory that others allocated, without waiting"),
-        why: "it has no documented way to; use DeviceMemory::read and DeviceMemory::write, which wait".into(),
+        what: format!("copy asynchronously between device {device} and host memory of another allocator"),
+        why: "the vendor documents no such copy; use DeviceMemory::read and DeviceMemory::write, which wait"
+            .into(),
     }
 }
 
-/// A stream that [`DeviceMemory::create_stream`] created. Dropping it destroys it; submitted work still runs.
+/// A stream created by [`DeviceMemory::create_stream`]. Dropping it destroys the stream; submitted work still runs.
 pub trait DeviceStream: fmt::Debug + Send + Sync {
-    /// The stream.
+    /// Borrows the stream.
     fn as_borrowed(&self) -> BorrowedStream<'_>;
 }
 
-/// Free and total memory of a device, all processes included.
+/// Free and total memory of a device, including all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
     /// Free memory in bytes.
     pub free_bytes: u64,
-    /// All memory in bytes.
+    /// Total memory in bytes.
     pub total_bytes: u64,
 }

@@ -1,6 +1,6 @@
-//! Streams of whoever has them: ours, cudarc's, a raw vendor handle.
+//! Streams of any owner: this library, cudarc, or a raw vendor handle.
 
-#![allow(unsafe_code, reason = "a vendor's handle is taken on trust")]
+#![allow(unsafe_code, reason = "a raw vendor handle cannot be validated")]
 
 use std::marker::PhantomData;
 
@@ -16,38 +16,37 @@ pub struct BorrowedStream<'a> {
 }
 
 impl BorrowedStream<'_> {
-    /// A stream from the vendor's handle (`CUstream`, `aclrtStream`) as a number.
+    /// Borrows a stream by the vendor's handle (`CUstream`, `aclrtStream`) as a number.
     ///
     /// # Safety
     ///
-    /// `raw` is a stream of the backend called `backend`, on `device` of this process's numbering, and is not
-    /// destroyed during the lifetime of the value.
+    /// `raw` is a stream of the backend called `backend` on the device with this ordinal in this process, and the stream is not
+    /// destroyed during the lifetime `'a`.
     pub const unsafe fn from_raw(backend: &'static str, device: DeviceOrdinal, raw: u64) -> Self {
         Self { backend, device, raw, owner: PhantomData }
     }
 
-    /// The name of the backend that the stream belongs to.
+    /// Returns the name of the stream's backend.
     pub const fn backend(&self) -> &'static str {
         self.backend
     }
 
-    /// The device that the stream runs on.
+    /// Returns the device that the stream runs on.
     pub const fn device(&self) -> DeviceOrdinal {
         self.device
     }
 
-    /// The vendor's handle as a number.
+    /// Returns the vendor's handle as a number.
     pub const fn raw(&self) -> u64 {
         self.raw
     }
 }
 
-/// Something that is a stream: [`Stream`](crate::Stream), or a type of a vendor's crate.
+/// A type that is a stream: [`Stream`](crate::Stream), or a stream type of a vendor's crate.
 ///
-/// `M` is a marker that lets a backend implement the trait for types that are not its own (cudarc's
-/// `CudaStream`); callers never name it.
+/// The marker `M` lets a backend crate implement the trait for foreign types (cudarc's `CudaStream`); callers never name it.
 pub trait AsStream<M = ()> {
-    /// The vendor's stream.
+    /// Borrows the vendor's stream.
     fn as_stream(&self) -> BorrowedStream<'_>;
 }
 

@@ -1,4 +1,4 @@
-//! Words in host memory that streams write and wait for.
+//! Stream operations on shared words in host memory.
 
 #![allow(unsafe_code, reason = "declares the vendor boundary; plain addresses keep no memory alive")]
 
@@ -10,18 +10,19 @@ use crate::model::address::DevicePtr;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 
-/// Operations of streams on 64-bit words in host memory of this process, which other processes map too.
+/// Stream operations on 64-bit words in host memory that this process and others map.
 ///
-/// Host memory, because a word must be writable without the driver: a stream whose peer has died is released by a plain
-/// store, also while another thread of the process is inside a call that holds the driver's lock and waits for the same
-/// stream (`cuMemFree` does).
+/// The words are in host memory because the host must be able to write them without the driver: when a peer dies, a plain
+/// store releases the waiting stream, also while another thread is inside a driver call that holds the driver's lock and waits
+/// for the same stream (as `cuMemFree` does).
 ///
-/// The host and streams of other processes write the words with plain atomic stores. A backend whose streams see such a
-/// store only after a call of the driver has no timelines.
+/// The host and streams of other processes write the words with plain atomic stores. A backend whose streams observe such a
+/// store only after a driver call does not support timelines.
 pub trait DeviceTimelines: fmt::Debug + Send + Sync {
-    /// Makes whole pages of host memory reachable for streams of `device`, and returns the address of the first byte there.
-    /// `pages` is aligned to a page, and `len` is a multiple of the page size. Registering the same pages again, for this or
-    /// another device, is counted.
+    /// Registers whole pages of host memory with `device` and returns the device address of the first byte.
+    ///
+    /// `pages` is aligned to a page, and `len` is a multiple of the page size. Registrations of the same pages, for this or
+    /// another device, are counted.
     ///
     /// # Safety
     ///
@@ -29,11 +30,11 @@ pub trait DeviceTimelines: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) where [`Capabilities::timelines`](super::Capabilities) is
-    /// false, else the vendor's.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if [`Capabilities::timelines`](super::Capabilities) is
+    /// false; otherwise the vendor's error.
     unsafe fn register(&self, device: DeviceOrdinal, pages: NonNull<u8>, len: usize) -> Result<DevicePtr>;
 
-    /// Takes back one [`register`](Self::register) for `device`. May wait for streams.
+    /// Reverts one [`register`](Self::register) for `device`. May wait for streams.
     ///
     /// # Safety
     ///
@@ -41,24 +42,25 @@ pub trait DeviceTimelines: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The vendor's; they count as unregistered all the same.
+    /// The vendor's error; the pages are unregistered nevertheless.
     unsafe fn unregister(&self, device: DeviceOrdinal, pages: NonNull<u8>) -> Result<()>;
 
-    /// Submits a write of `value` to the word. A reader that sees the value, in whichever process, sees all that the stream
-    /// wrote before.
+    /// Submits a write of `value` to the word.
+    ///
+    /// A reader in any process that observes the value also observes everything that the stream wrote before.
     ///
     /// # Safety
     ///
-    /// `word` is an aligned word in pages that [`register`](Self::register) gave an address for on the stream's device,
-    /// and they stay registered until the stream has reached this point.
+    /// `word` is an aligned word in pages that are [registered](Self::register) with the stream's device and stay registered
+    /// until the stream has reached this point.
     ///
     /// # Errors
     ///
     /// [`Error::WrongBackend`](crate::Error::WrongBackend); [`Error::StreamCapturing`](crate::Error::StreamCapturing), and the
-    /// capture goes on; else the vendor's error.
+    /// capture stays valid; otherwise the vendor's error.
     unsafe fn write_value(&self, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) -> Result<()>;
 
-    /// Makes the stream wait until the word is at least `value`, as unsigned numbers. Does not wait on the host.
+    /// Makes the stream wait until the word is at least `value` (unsigned). Does not wait on the host.
     ///
     /// # Safety
     ///

@@ -4,12 +4,12 @@ use std::fmt;
 
 use super::device::DeviceInfo;
 
-/// A backend, and what there is of it.
+/// The availability of a backend.
 #[derive(Clone, Debug)]
 pub struct BackendStatus {
     /// The backend's name.
     pub name: &'static str,
-    /// Its devices, at least one, or why it cannot be used.
+    /// At least one device, or the reason why the backend is unavailable.
     pub state: Result<Vec<DeviceInfo>, Unavailable>,
 }
 
@@ -22,48 +22,48 @@ impl fmt::Display for BackendStatus {
     }
 }
 
-/// Why a backend cannot be used on this machine or by this process.
+/// The reason why a backend is unavailable on this machine or in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
-    /// The vendor's library is not there.
+    /// The vendor's library was not found.
     #[error("library not found (looked for {}): {detail}. {hint}", .searched.join(", "))]
     LibraryNotFound {
         /// The names and paths that were tried, in order.
         searched: Vec<String>,
-        /// What the loader said.
+        /// The message of the loader.
         detail: String,
-        /// What to install or to set.
+        /// The advice to the user.
         hint: String,
     },
-    /// The library lacks a function that this backend needs.
-    #[error("{library} is too old: it lacks {missing}; {needed} is needed")]
+    /// The library lacks a function that the backend needs.
+    #[error("{library} is too old: it lacks {missing}; install {needed}")]
     TooOld {
         /// The library that was loaded.
         library: String,
         /// The first function that is missing.
         missing: String,
-        /// The oldest version that has it.
+        /// The oldest version with that function.
         needed: String,
     },
-    /// A library that only serves to link against.
+    /// The library is a stub that is only for linking.
     #[error("{library} is the vendor's stub library, for linking only; {hint}")]
     StubLibrary {
         /// The library that was loaded.
         library: String,
-        /// What to change.
+        /// The advice to the user.
         hint: String,
     },
-    /// There is no device, or none that this process may see.
+    /// No device is visible to this process.
     #[error("no device: {detail}")]
     NoDevice {
-        /// What the vendor says, and what hides devices from this process.
+        /// The vendor's message, and the environment variable that hides devices.
         detail: String,
     },
-    /// The driver is there and does not work.
+    /// The driver was found but does not work.
     #[error("{detail}")]
     Failed {
-        /// What failed.
+        /// The failure.
         detail: String,
     },
 }

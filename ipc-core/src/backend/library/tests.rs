@@ -3,22 +3,22 @@ use std::io;
 use super::*;
 
 const SEARCH: LibrarySearch<'_> = LibrarySearch {
-    variable: "DEVICE_IPC_TEST_LIBRARY_THAT_NOBODY_SETS",
+    variable: "DEVICE_IPC_TEST_LIBRARY_NEVER_SET",
     names: &["libfirst.so.1", "libsecond.so"],
     hint: "Install it",
 };
 
 #[test]
-fn a_path_goes_before_the_variable_and_that_before_the_names() {
+fn candidates_are_path_then_variable_then_names() {
     let (path, variable) = (Path::new("/a/lib.so"), Some(OsString::from("/b/lib.so")));
     assert_eq!(SEARCH.candidates(Some(path), variable.clone()), ["/a/lib.so"]);
     assert_eq!(SEARCH.candidates(None, variable), ["/b/lib.so"]);
     assert_eq!(SEARCH.candidates(None, None), SEARCH.names);
-    assert_eq!(SEARCH.candidates(None, Some(OsString::new())), SEARCH.names, "an empty one is none");
+    assert_eq!(SEARCH.candidates(None, Some(OsString::new())), SEARCH.names, "an empty variable is ignored");
 }
 
 #[test]
-fn the_first_name_that_loads_is_taken() {
+fn load_returns_first_name_that_loads() {
     let only_the_second = |name: &OsStr| {
         if name == "libsecond.so" { Ok(2) } else { Err(io::Error::other("no such file")) }
     };
@@ -26,7 +26,7 @@ fn the_first_name_that_loads_is_taken() {
 }
 
 #[test]
-fn where_nothing_loads_all_names_are_told_with_the_first_reason_and_the_hint() {
+fn failed_load_reports_names_first_reason_and_hint() {
     let refuse = |name: &OsStr| Err::<(), _>(io::Error::other(format!("{}: gone", name.display())));
     let error = SEARCH.load(None, refuse).unwrap_err();
     let Unavailable::LibraryNotFound { searched, detail, hint } = error else { panic!("{error:?}") };
@@ -35,7 +35,7 @@ fn where_nothing_loads_all_names_are_told_with_the_first_reason_and_the_hint() {
 }
 
 #[test]
-fn the_cause_is_told_and_not_what_was_said_of_it() {
+fn cause_of_error_is_its_source() {
     #[derive(Debug, thiserror::Error)]
     #[error("dlopen failed")]
     struct Outer(#[source] io::Error);
@@ -44,9 +44,9 @@ fn the_cause_is_told_and_not_what_was_said_of_it() {
 }
 
 #[test]
-fn the_file_of_our_own_code_is_this_program() {
+fn file_of_own_code_is_the_executable() {
     let exe = std::env::current_exe().unwrap();
-    let here = the_file_of_our_own_code_is_this_program as fn() as usize;
+    let here = file_of_own_code_is_the_executable as fn() as usize;
     assert_eq!(file_of(here).as_deref(), exe.to_str());
     assert_eq!(file_of(0), None);
 }

@@ -1,4 +1,4 @@
-//! Looking for a backend, and remembering what was found.
+//! Selection of a backend, and the table of loaded backends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use crate::model::device::DeviceInfo;
 use crate::model::error::{Error, Result};
 use crate::os::environment::nonempty_variable;
 
-/// Names the backend to take, whatever [`Backends::auto`] would have taken.
+/// The environment variable that names the backend for [`Backends::auto`].
 pub const BACKEND_VARIABLE: &str = "DEVICE_IPC_BACKEND";
 
-/// The backends that a program can choose from.
+/// A set of backends to select from.
 #[derive(Clone, Debug)]
 pub struct Backends {
     registrations: Vec<Registration>,
@@ -21,17 +21,17 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// All that registered themselves.
+    /// Returns all registered backends.
     pub fn registered() -> Self {
         inventory::iter::<Registration>.into_iter().fold(Self::none(), |backends, one| backends.with(*one))
     }
 
-    /// None, to be filled by hand.
+    /// Returns an empty set.
     pub const fn none() -> Self {
         Self { registrations: Vec::new(), simulated: false }
     }
 
-    /// Adds one. Of two with the same name the first stays.
+    /// Adds a backend, unless the set has one of the same name.
     pub fn with(mut self, registration: Registration) -> Self {
         if self.registrations.iter().all(|one| one.name != registration.name) {
             self.registrations.push(registration);
@@ -40,27 +40,27 @@ impl Backends {
         self
     }
 
-    /// Allows [`auto`](Self::auto) to fall back to a backend without hardware.
+    /// Sets whether [`auto`](Self::auto) may select a simulated backend if no hardware is available.
     pub const fn allow_simulated(mut self, yes: bool) -> Self {
         self.simulated = yes;
         self
     }
 
-    /// The name of every backend, in the order in which [`auto`](Self::auto) looks at them. Loads nothing.
+    /// Returns the names of the backends, in the order in which [`auto`](Self::auto) tries them. Loads no library.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &'static str> {
         self.registrations.iter().map(|one| one.name)
     }
 
-    /// Every backend with its devices, or the reason why not. Creates no context.
+    /// Returns each backend with its devices, or the reason why it is unavailable. Creates no context.
     pub fn available(&self) -> Vec<BackendStatus> {
         self.registrations.iter().map(|one| BackendStatus { name: one.name, state: state_of(one) }).collect()
     }
 
-    /// The backend that `DEVICE_IPC_BACKEND` names, else the first that has a device.
+    /// Returns the backend that `DEVICE_IPC_BACKEND` names, otherwise the first backend with a device.
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackend`] with the reason for each; as [`named`](Self::named) where the variable is set.
+    /// [`Error::NoBackend`] with the reason for each backend; as for [`named`](Self::named) if the variable is set.
     pub fn auto(&self) -> Result<Arc<dyn DeviceIpc>> {
         if let Some(name) = nonempty_variable(BACKEND_VARIABLE) {
             return self.named(&name.to_string_lossy());
@@ -69,7 +69,7 @@ impl Backends {
         for one in &self.registrations {
             if one.rank == Rank::SIMULATED && !self.simulated {
                 let reason = format!(
-                    "it has no hardware, and is taken only when asked for: set {BACKEND_VARIABLE}={}, or allow it \
+                    "simulated backends are not selected by default: set {BACKEND_VARIABLE}={}, or allow them \
                      (Ipc::builder().allow_simulated(true))",
                     one.name
                 );
@@ -87,7 +87,7 @@ impl Backends {
         Err(Error::NoBackend(tried))
     }
 
-    /// The backend of this name.
+    /// Returns the backend with a name.
     ///
     /// # Errors
     ///
@@ -105,13 +105,15 @@ fn state_of(registration: &Registration) -> Result<Vec<DeviceInfo>, Unavailable>
     let devices =
         load(registration)?.devices().map_err(|error| Unavailable::Failed { detail: error.to_string() })?;
     if devices.is_empty() {
-        return Err(Unavailable::NoDevice { detail: "the backend lists none".into() });
+        return Err(Unavailable::NoDevice { detail: "the backend reports 0 devices".into() });
     }
     Ok(devices)
 }
 
-/// A backend is loaded once in a process, so that all its users share one table of opened handles. A failure is not
-/// remembered: the driver may be installed, or a variable set, before the next try.
+/// Loads a backend, or returns the instance loaded earlier.
+///
+/// A process loads each backend once, so that all users share one table of opened handles. Failures are not cached: the driver
+/// may be installed, or a variable set, before the next attempt.
 fn load(registration: &Registration) -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     type Loaded = HashMap<(&'static str, usize), Arc<dyn DeviceIpc>>;
     static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);

@@ -1,4 +1,4 @@
-//! Which backends there are, which of them can be used here, and which one to take.
+//! Registration, availability and selection of backends.
 
 mod choose;
 mod registry;
@@ -12,7 +12,7 @@ pub use inventory;
 
 /// Registers a backend of another crate, so that [`Backends::registered`] lists it.
 ///
-/// A registration disappears where nothing else of its crate is linked, so offer a plain constructor or a public
+/// The linker drops the registration if the program uses nothing else of its crate, so offer a plain constructor or a public
 /// [`Registration`] as well.
 ///
 /// ```

@@ -1,11 +1,11 @@
-//! How a backend makes itself known.
+//! The registration of backends.
 
 use std::sync::Arc;
 
 use crate::backend::DeviceIpc;
 use crate::backend::select::Unavailable;
 
-/// A backend that can be loaded: by [`register_backend!`](crate::register_backend), or handed to
+/// A backend that can be loaded, registered with [`register_backend!`](crate::register_backend) or passed to
 /// [`Backends::with`](crate::Backends::with).
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -15,8 +15,8 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// A backend called `name`. `load` finds the vendor's library and makes the backend; it creates no context and
-    /// starts no thread.
+    /// Creates a registration. `load` finds the vendor's library and creates the backend; it creates no context and starts
+    /// no thread.
     pub const fn new(
         name: &'static str,
         rank: Rank,
@@ -25,7 +25,7 @@ impl Registration {
         Self { name, rank, load }
     }
 
-    /// The backend's name.
+    /// Returns the backend's name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
@@ -33,7 +33,7 @@ impl Registration {
 
 inventory::collect!(Registration);
 
-/// The place of a backend when the first that has a device is taken: lower ranks first.
+/// The priority of a backend in [`Backends::auto`](crate::Backends::auto); lower ranks are tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(pub u16);
 
@@ -44,6 +44,6 @@ impl Rank {
     pub const ASCEND: Self = Self(200);
     /// Backends of other crates.
     pub const THIRD_PARTY: Self = Self(1000);
-    /// Backends without hardware: taken only when asked for by name, or where the caller allows it.
+    /// Simulated backends: selected only by name, or if the caller allows them.
     pub const SIMULATED: Self = Self(u16::MAX);
 }

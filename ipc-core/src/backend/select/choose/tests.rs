@@ -5,14 +5,14 @@ fn absent() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
 }
 
 #[test]
-fn an_unknown_name_lists_those_there_are() {
+fn unknown_name_error_lists_known_backends() {
     let backends = Backends::none().with(Registration::new("acme", Rank::THIRD_PARTY, absent));
     let error = backends.named("acne").unwrap_err().to_string();
     assert!(error.contains("\"acne\"") && error.contains("there are: acme"), "{error}");
 }
 
 #[test]
-fn without_a_device_every_reason_is_told() {
+fn auto_without_devices_reports_every_reason() {
     let backends = Backends::none()
         .with(Registration::new("sim", Rank::SIMULATED, absent))
         .with(Registration::new("acme", Rank::THIRD_PARTY, absent));
@@ -24,7 +24,7 @@ fn without_a_device_every_reason_is_told() {
 }
 
 #[test]
-fn backends_are_tried_by_rank_and_the_first_of_a_name_stays() {
+fn backends_are_ordered_by_rank_and_unique_by_name() {
     let backends = Backends::none()
         .with(Registration::new("zeta", Rank(1), absent))
         .with(Registration::new("acme", Rank(7), absent))
