@@ -1,13 +1,13 @@
-//! A condition variable that costs nothing where nobody waits.
+//! A condition variable that makes no system call when no thread waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar as Std, LockResult, MutexGuard, WaitTimeoutResult};
 use std::time::Duration;
 
-/// As the standard library's, which makes a system call at every notice. This one makes it where somebody waits.
+/// A condition variable whose notifications make a system call only if a thread waits.
 ///
-/// Whoever notifies has changed what is waited for under the mutex that the waiting thread uses: then the count of those
-/// who wait cannot be missed.
+/// The standard library's makes one for every notification. The notifying thread must change the condition under the mutex of
+/// the waiting threads; then it cannot miss a waiting thread in the count.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
     inner: Std,
@@ -43,7 +43,7 @@ impl Condvar {
         }
     }
 
-    /// Called with the mutex held.
+    /// Runs `wait` with this thread counted as waiting. The caller holds the mutex.
     fn counted<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let woken = wait();

@@ -1,59 +1,57 @@
-//! Closing a forked child's copies of our sockets.
+//! Fork detection, and closing of inherited sockets in forked children.
 //!
-//! A child that keeps a copy of a socket keeps the connection open although its parent has died. The peers also watch
-//! the process itself, but not every process can be watched from another pid namespace, so the child closes its copies
-//! at once. Between `fork` and `exec` only system calls are safe (signal-safety(7)): the descriptors stand in a table
-//! that is read without a lock.
+//! A child that inherits a socket keeps the connection open after its parent has died. Peers also watch the process itself, but
+//! cannot watch every process of another pid namespace, so the child closes its copies at once. Between `fork` and `exec` only
+//! system calls are safe (signal-safety(7)), so the descriptors are in a table that is read without a lock.
 //!
-//! Forks are counted here too, so that a guard can tell whose it is without asking the kernel.
+//! The module also counts forks, so that a guard detects without a system call whether it belongs to this process.
 
-#![allow(
-    unsafe_code,
-    reason = "pthread_atfork, and closing descriptors whose owners do not exist in the child"
-)]
+#![allow(unsafe_code, reason = "pthread_atfork, and closing descriptors whose owners never run in the child")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-/// More than a process may have sockets of ours: connections are limited, and each has a descriptor for its process.
+/// Maximum number of sockets in the table. It exceeds the limit of connections, each with a socket and a pidfd.
 const SLOTS: usize = 16 * 1024;
 
 const FREE: i32 = -1;
 
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
 
-/// Forks between the process that this library was first used in and this one.
+/// The number of forks between the process that first used this library and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Does the system tell of forks? It does not where it had no memory left for that.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// Whether the fork handler is installed. The installation fails if the system has no memory for it.
+static HANDLER_INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Another number in a forked child than in its parent: the same call gives the same number in one process.
+/// Returns a number that is constant within a process and different in a forked child.
 pub(crate) fn generation() -> u32 {
-    ask_to_be_told();
-    if TOLD.load(Ordering::Relaxed) { FORKS.load(Ordering::Relaxed) } else { std::process::id() }
+    install_handler();
+    if HANDLER_INSTALLED.load(Ordering::Relaxed) { FORKS.load(Ordering::Relaxed) } else { std::process::id() }
 }
 
-fn ask_to_be_told() {
-    static ASKED: Once = Once::new();
-    ASKED.call_once(|| {
-        // SAFETY: the handler makes system calls only. It stays for the life of the process, as this library does.
+fn install_handler() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler makes only system calls, and this library is never unloaded.
         let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-        TOLD.store(status == 0, Ordering::Relaxed);
+        HANDLER_INSTALLED.store(status == 0, Ordering::Relaxed);
     });
 }
 
-/// A descriptor that a forked child closes; taken back when dropped. Keep it beside the descriptor's owner, before it.
+/// The registration of a descriptor that forked children close.
+///
+/// Dropping it removes the registration. Declare it before the descriptor's owner, so that it is dropped first.
 #[derive(Debug)]
 pub(crate) struct ClosedByFork(Option<usize>);
 
 impl ClosedByFork {
-    /// Has a forked child close its copy of this descriptor.
+    /// Registers a descriptor.
     pub(crate) fn new(descriptor: BorrowedFd<'_>) -> Self {
-        ask_to_be_told();
+        install_handler();
         let raw = descriptor.as_raw_fd();
-        // Descriptors are small numbers, so its own number is mostly the first place to try and free.
+        // Descriptors are small numbers, so the slot with the same number is usually free.
         let start = raw as usize % SLOTS;
         let take = |slot: &usize| {
             DESCRIPTORS[*slot].compare_exchange(FREE, raw, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -75,8 +73,8 @@ extern "C" fn after_fork() {
     for slot in &DESCRIPTORS {
         let raw = slot.swap(FREE, Ordering::AcqRel);
         if raw != FREE {
-            // SAFETY: the parent's owners are memory that nobody runs in this process: guards do nothing here, and the
-            // threads that served the sockets do not exist.
+            // SAFETY: no code of this process uses the inherited owners: guards do nothing here, and the threads that served
+            // the sockets do not exist.
             unsafe { libc::close(raw) };
         }
     }

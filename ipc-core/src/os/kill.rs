@@ -1,11 +1,10 @@
-//! The points of the protocol at which tests kill the process, to see what the other side makes of it.
+//! Points of the protocol at which tests kill the process, to test the reaction of its peers.
 //!
-//! Compiled in with the feature `kill-points` only, which no program needs. Then `DEVICE_IPC_KILL_POINT` names a point,
-//! with the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`. With `!stop`
-//! behind it the process stands still there instead, until it is continued.
+//! The points exist only with the feature `kill-points`, which no program needs. `DEVICE_IPC_KILL_POINT` then names a point and
+//! the number of the visit at which the process kills itself: `importer:granted` or `importer:granted=3`. With the suffix
+//! `!stop` the process stops itself there instead, until it is continued.
 
-/// Every point, in the order in which a hand-over visits them; behind those, by families, what has a name of its own behind
-/// the side: rings, copies, channels.
+/// All points: first those of a hand-over in the order of visits, then those of rings, staging and channels.
 #[cfg(feature = "kill-points")]
 pub const KILL_POINTS: &[&str] = &[
     "exporter:exported",
@@ -70,17 +69,21 @@ pub(crate) fn visit(point: &'static str) {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    static WANTED: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
+    static SELECTED: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
     static VISITS: AtomicU32 = AtomicU32::new(0);
     debug_assert!(KILL_POINTS.contains(&point), "{point} is not in the list");
-    let wanted = WANTED.get_or_init(|| {
+    let selected = SELECTED.get_or_init(|| {
         let value = crate::os::environment::variable("DEVICE_IPC_KILL_POINT")?.into_string().ok()?;
         let (value, stops) = value.strip_suffix("!stop").map_or((&*value, false), |value| (value, true));
         let (name, visit) = value.split_once('=').unwrap_or((value, "1"));
-        assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: there is no point {name:?}");
-        Some((name.to_owned(), visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit is a number"), stops))
+        assert!(KILL_POINTS.contains(&name), "DEVICE_IPC_KILL_POINT: unknown point {name:?}");
+        Some((
+            name.to_owned(),
+            visit.parse().expect("DEVICE_IPC_KILL_POINT: the visit must be a number"),
+            stops,
+        ))
     });
-    if let Some((name, visit, stops)) = wanted
+    if let Some((name, visit, stops)) = selected
         && name == point
         && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == *visit
     {
@@ -90,14 +93,14 @@ pub(crate) fn visit(point: &'static str) {
             return;
         }
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
-        // The signal is pending for the whole process; nothing of ours runs on.
+        // The signal is pending for the whole process; this thread must not continue.
         loop {
             std::thread::park();
         }
     }
 }
 
-/// A point of the protocol.
+/// Marks a point of the protocol.
 macro_rules! kill_point {
     ($point:literal) => {
         #[cfg(feature = "kill-points")]

@@ -1,4 +1,4 @@
-//! The operating system: environment variables, the identity of processes, fork detection, threads, spinning, received files.
+//! Operating system: environment variables, process identity, fork detection, threads, spinning, received files.
 
 mod condvar;
 pub mod environment;
@@ -12,6 +12,6 @@ mod thread;
 
 pub(crate) use condvar::Condvar;
 pub(crate) use fork::{ClosedByFork, generation};
-pub(crate) use pace::{Look, Pace, SPIN};
+pub(crate) use pace::{Pace, PollMode, SPIN};
 pub(crate) use recent::Recent;
 pub(crate) use thread::spawn_without_signals;

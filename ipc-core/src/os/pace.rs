@@ -1,34 +1,37 @@
-//! When a receiver spins before it sleeps: to be woken by the kernel takes longer than a hand-over.
+//! The decision of a receiver to spin before it sleeps, because a wake-up by the kernel takes longer than a hand-over.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long a receiver looks again and again before it sleeps, where nothing else is said.
+/// Default duration for which a receiver spins before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
-/// The most waits that pass before it spins again.
-const MOST_NEEDED: u32 = 256;
+/// Maximum number of waits without spinning after spins without success.
+const MAX_SKIPPED: u32 = 256;
 
-/// So many messages that were spun for pay for spinning in vain once: each saves some microseconds.
-const PAYS: u32 = 16;
+/// The number of successful spins that compensate for one without success: each saves some microseconds.
+const BREAK_EVEN: u32 = 16;
 
-/// A look takes a fraction of this, unless somebody else had the processor meanwhile.
-const OWN_PROCESSOR: Duration = Duration::from_micros(3);
+/// An upper bound of the duration of one poll, unless another thread used the processor meanwhile.
+const UNINTERRUPTED_POLL: Duration = Duration::from_micros(3);
 
-/// How messages have been coming. A receiver spins as long as they come while it does. Where that was in vain, as the sender is
-/// silent or has no processor to run on, it sleeps the next time, and then twice as often, and so on; unless spinning has paid
-/// before, as with messages that come in bursts. How long it slept says nothing: that may be what the waking took.
+/// The spinning policy of a receiver, adapted to the arrival of messages.
+///
+/// A receiver spins as long as messages arrive while it spins. After a spin without success, because the sender is silent or
+/// has no processor to run on, it sleeps at the next wait, and after each further one for twice as many waits; unless spinning
+/// has been successful before, as with messages that arrive in bursts. The duration of a sleep is not considered, as it
+/// includes the wake-up.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// How long it spins.
+    /// The maximum duration of a spin.
     limit: Duration,
-    /// Is there a processor for the sender meanwhile?
+    /// Whether the sender can run on another processor meanwhile.
     possible: bool,
-    /// Waits since it last spun in vain, and how many there have to be.
+    /// The number of waits since the last spin without success, and the number required before the next spin.
     since: u32,
-    needed: u32,
-    /// Messages that were spun for since then.
-    paid: u32,
+    required: u32,
+    /// The number of successful spins since then.
+    successes: u32,
 }
 
 impl Default for Pace {
@@ -38,39 +41,38 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Of a receiver that spins so long.
+    /// Creates the policy of a receiver that spins for at most `limit`.
     pub(crate) fn within(limit: Duration) -> Self {
-        Self { limit, possible: several_processors(), since: 0, needed: 1, paid: 0 }
+        Self { limit, possible: several_processors(), since: 0, required: 1, successes: 0 }
     }
 
-    /// Waits until a look finds something: again and again where that is worth while, though not beyond `until`, and then
-    /// asleep.
+    /// Waits until `poll` returns a value: first spinning if the policy says so, but not beyond `until`, then sleeping.
     pub(crate) fn wait<T, E>(
         &mut self,
         until: Option<Instant>,
-        look: impl FnMut(Look) -> Result<Option<T>, E>,
+        poll: impl FnMut(PollMode) -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let spins = self.spins();
-        self.wait_so(spins, until, look)
+        self.wait_with(spins, until, poll)
     }
 
-    fn wait_so<T, E>(
+    fn wait_with<T, E>(
         &mut self,
         spins: bool,
         until: Option<Instant>,
-        mut look: impl FnMut(Look) -> Result<Option<T>, E>,
+        mut poll: impl FnMut(PollMode) -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let begin = Instant::now();
         let end = until.map_or(begin + self.limit, |until| until.min(begin + self.limit));
-        let (mut last, mut in_vain) = (begin, false);
+        let (mut last, mut polled_before) = (begin, false);
         while spins && last < end {
-            let found = look(Look::Now)?;
+            let found = poll(PollMode::Now)?;
             let now = Instant::now();
             if let Some(found) = found {
-                self.found(now - last, in_vain);
+                self.found(now - last, polled_before);
                 return Ok(found);
             }
-            (last, in_vain) = (now, true);
+            (last, polled_before) = (now, true);
         }
         if spins {
             self.spun(false);
@@ -78,54 +80,56 @@ impl Pace {
             self.slept();
         }
         loop {
-            if let Some(found) = look(Look::Asleep)? {
+            if let Some(found) = poll(PollMode::Sleep)? {
                 return Ok(found);
             }
         }
     }
 
-    /// Notes what a look found that took so long, and whether others were in vain before: else it was there already. Where the look
-    /// took long the sender had the processor, which it would have had at once while this end slept.
-    fn found(&mut self, look: Duration, in_vain: bool) {
-        if in_vain {
-            self.spun(look < OWN_PROCESSOR);
+    /// Records that a poll of this duration found a message.
+    ///
+    /// If it was the first poll, the message was already available. If the poll took long, the sender used this processor,
+    /// which it would have obtained at once if this receiver had slept.
+    fn found(&mut self, poll: Duration, polled_before: bool) {
+        if polled_before {
+            self.spun(poll < UNINTERRUPTED_POLL);
         } else {
             self.slept();
         }
     }
 
-    /// Is it worth while to spin now?
+    /// Returns whether the next wait should spin.
     pub(crate) fn spins(&self) -> bool {
-        self.possible && self.since >= self.needed
+        self.possible && self.since >= self.required
     }
 
-    /// Notes a wait in which it slept at once.
+    /// Records a wait without spinning.
     pub(crate) fn slept(&mut self) {
         self.since = self.since.saturating_add(1);
     }
 
-    /// Notes a wait in which it spun, and whether a message came meanwhile.
-    pub(crate) fn spun(&mut self, came: bool) {
-        if came {
-            self.paid = self.paid.saturating_add(1);
+    /// Records a wait with spinning, and whether a message arrived meanwhile.
+    pub(crate) fn spun(&mut self, arrived: bool) {
+        if arrived {
+            self.successes = self.successes.saturating_add(1);
             return;
         }
-        let has_paid = std::mem::take(&mut self.paid) >= PAYS;
-        self.needed = if has_paid { 0 } else { (self.needed * 2).clamp(1, MOST_NEEDED) };
+        let has_paid = std::mem::take(&mut self.successes) >= BREAK_EVEN;
+        self.required = if has_paid { 0 } else { (self.required * 2).clamp(1, MAX_SKIPPED) };
         self.since = 0;
     }
 }
 
-/// How to look for a message.
+/// The way to poll for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// Without waiting.
+pub(crate) enum PollMode {
+    /// Poll without waiting.
     Now,
-    /// Asleep until there is one, or it is time to look again.
-    Asleep,
+    /// Sleep until a message arrives, or until it is time to poll again.
+    Sleep,
 }
 
-/// On a single one the sender would wait for the receiver's turn to end.
+/// Returns whether this process has several processors. On a single one, spinning would keep the sender from running.
 fn several_processors() -> bool {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
     *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|count| count.get() > 1))

@@ -1,4 +1,4 @@
-//! Who a process is: exactly enough that no other process, later, elsewhere or in another container, is taken for it.
+//! The identity of a process, unique across hosts, containers and time.
 
 use std::fs;
 use std::hash::{Hash, Hasher};
@@ -14,25 +14,25 @@ use crate::model::device::HostId;
 use crate::model::error::{Error, Result};
 use crate::os::generation;
 
-/// A process, told apart from every other one on any host at any time.
+/// The identity of a process, different from that of any other process on any host at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// The machine, over reboots.
+    /// The machine; persists across reboots.
     pub host: HostId,
-    /// The machine since it was last started: `/proc/sys/kernel/random/boot_id`.
+    /// The current boot of the machine: `/proc/sys/kernel/random/boot_id`.
     pub boot: [u8; 16],
-    /// Inode of the pid namespace that `pid` counts in.
+    /// Inode of the pid namespace of `pid`.
     pub pid_namespace: u64,
-    /// Inode of the network namespace, which abstract sockets belong to.
+    /// Inode of the network namespace, which scopes abstract sockets.
     pub net_namespace: u64,
-    /// The process id in its own pid namespace.
+    /// The process id in the process's own pid namespace.
     pub pid: u32,
-    /// When the process started, in clock ticks after boot: field 22 of `/proc/PID/stat`, as the process itself sees it. A
-    /// process that runs another program (execve(2)) keeps it, and its id; its exports end, as its sockets close.
+    /// The start time of the process in clock ticks after boot: field 22 of `/proc/PID/stat` as the process itself reads it.
+    /// execve(2) changes neither the start time nor the process id, but closes the sockets and so ends the exports.
     pub start_time: u64,
 }
 
-/// By what differs on one machine.
+/// Hashes the fields that differ between processes of one machine.
 impl Hash for ProcessIdentity {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u32(self.pid);
@@ -41,11 +41,11 @@ impl Hash for ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process. Read once; a forked child reads its own.
+    /// Returns the identity of this process. It is read once; a forked child reads its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where `/proc` is not there.
+    /// [`Error::Io`] if `/proc` is not available.
     pub fn current() -> Result<Self> {
         static CURRENT: OnceLock<ProcessIdentity> = OnceLock::new();
         let pid = std::process::id();
@@ -73,32 +73,34 @@ impl ProcessIdentity {
         })
     }
 
-    /// Returns whether the process is known to have exited. False where that cannot be told from here, and its socket has to
-    /// tell: the process is of another pid namespace, `/proc` hides it (`hidepid`), or its start time, by which it is told from
-    /// a later process of the same id, is shown differently in its time namespace (time_namespaces(7)).
-    pub(crate) fn has_ended(&self, local: &Self) -> bool {
+    /// Returns whether the process is known to have exited.
+    ///
+    /// False if this process cannot determine it and must rely on the socket: the process belongs to another pid namespace,
+    /// `/proc` hides it (`hidepid`), or its time namespace shows another start time, which distinguishes it from a later process
+    /// with the same id (time_namespaces(7)).
+    pub(crate) fn has_exited(&self, local: &Self) -> bool {
         if self.boot != local.boot || self.pid_namespace != local.pid_namespace {
             return false;
         }
         match read_short(&format!("/proc/{}/stat", self.pid)) {
             Ok(stat) => {
                 start_time(&stat).is_ok_and(|started| started != self.start_time)
-                    && shows_times_as_here(self.pid)
+                    && is_in_own_time_namespace(self.pid)
             }
             Err(error) => error.kind() == std::io::ErrorKind::NotFound && !exists(self.pid),
         }
     }
 }
 
-/// Returns whether there is a process with this id, also one that `/proc` does not show. A pidfd needs no permission.
+/// Returns whether a process with this id exists, even if `/proc` hides it. A pidfd needs no permission.
 fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| !matches!(pidfd_open(pid, PidfdFlags::empty()), Err(Errno::SRCH)))
 }
 
-/// Returns whether the process is known to be in this process's time namespace. One that is not shows its start time, which
-/// its descriptors tell, with another offset.
-fn shows_times_as_here(pid: u32) -> bool {
+/// Returns whether the process is known to be in this process's time namespace. In another one, the start time in its
+/// descriptors has another offset.
+fn is_in_own_time_namespace(pid: u32) -> bool {
     let Ok(here) = fs::read_link("/proc/self/ns/time") else {
         // The kernel has no time namespaces.
         return true;
@@ -110,7 +112,7 @@ fn read_text(path: &str) -> Result<String> {
     fs::read_to_string(path).map_err(|error| Error::io(format!("reading {path}"), error))
 }
 
-/// A file of a few hundred bytes, by three system calls.
+/// Reads a file of at most 4 KiB with three system calls.
 fn read_short(path: &str) -> std::io::Result<String> {
     let mut bytes = [0; 4096];
     let read = fs::File::open(path)?.read(&mut bytes)?;
@@ -121,7 +123,8 @@ fn inode(path: &str) -> Result<u64> {
     Ok(fs::metadata(path).map_err(|error| Error::io(format!("reading {path}"), error))?.ino())
 }
 
-/// Field 22; the name in field 2 may hold blanks and parentheses, so counting begins behind its last parenthesis.
+/// Parses field 22. The program name in field 2 may contain blanks and parentheses, so counting starts after the last
+/// parenthesis.
 fn start_time(stat: &str) -> Result<u64> {
     stat.rsplit_once(')')
         .and_then(|(_, rest)| rest.split_whitespace().nth(19))
@@ -129,7 +132,7 @@ fn start_time(stat: &str) -> Result<u64> {
         .ok_or_else(|| Error::Protocol("/proc/PID/stat has no start time".into()))
 }
 
-/// Remembers the process that made a guard, so that the guard of a forked child does nothing. Costs no system call.
+/// The process that owns a guard, so that inherited guards do nothing in a forked child. Makes no system call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(u32);
 
@@ -138,7 +141,7 @@ impl Owner {
         Self(generation())
     }
 
-    /// Does this process own the guard, or is it a forked child of the one that does?
+    /// Returns whether this process owns the guard; false in a forked child of the owner.
     pub(crate) fn is_here(&self) -> bool {
         self.0 == generation()
     }
@@ -153,18 +156,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_not_ended_and_one_with_another_start_time_has() {
+    fn process_with_other_start_time_has_exited() {
         let current = ProcessIdentity::current().unwrap();
         assert_eq!(current.pid, std::process::id());
-        assert!(!current.has_ended(&current));
+        assert!(!current.has_exited(&current));
         let reused = ProcessIdentity { start_time: current.start_time + 1, ..current };
-        assert!(reused.has_ended(&current));
+        assert!(reused.has_exited(&current));
         let elsewhere = ProcessIdentity { pid_namespace: 0, ..reused };
-        assert!(!elsewhere.has_ended(&current));
+        assert!(!elsewhere.has_exited(&current));
     }
 
     #[test]
-    fn a_program_name_with_parentheses_does_not_shift_the_fields() {
+    fn parentheses_in_program_name_do_not_shift_fields() {
         let fields: Vec<String> = (3..=30).map(|field| field.to_string()).collect();
         let stat = format!("7 (a) b (c)) {}", fields.join(" "));
         assert_eq!(start_time(&stat).unwrap(), 22);

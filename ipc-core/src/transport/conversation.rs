@@ -12,7 +12,7 @@ use super::{AllowList, UserName};
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
-use crate::os::{Look, Pace};
+use crate::os::{Pace, PollMode};
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
 use crate::wire::{BrokerAddress, Refusal};
 
@@ -125,8 +125,8 @@ impl Conversation {
     pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
         let Inbox { buffer, pace } = inbox;
         pace.wait(Some(deadline.at), |look| match look {
-            Look::Now => self.try_receive(buffer),
-            Look::Asleep => self.receive_asleep(buffer, deadline),
+            PollMode::Now => self.try_receive(buffer),
+            PollMode::Sleep => self.receive_asleep(buffer, deadline),
         })
     }
 

@@ -18,7 +18,7 @@ use super::poller::{Command, Finish, LINK_BIT, Notice, Poison, SOCKET_BIT, Share
 use super::served::{Next, Served};
 use super::socket::timespec;
 use super::socket_file::SocketFile;
-use crate::os::{ClosedByFork, Look, Pace};
+use crate::os::{ClosedByFork, Pace, PollMode};
 use crate::sharing::Runtime;
 use crate::sharing::timeline::{End, OwnCounter, Side, Timeline, return_own_slot};
 use crate::wire::descriptor::ExportId;
@@ -174,10 +174,10 @@ impl EventLoop {
             return poll(epoll, events, left());
         }
         self.pace.wait(next_timer, |look| match look {
-            Look::Now => {
+            PollMode::Now => {
                 poll(epoll, events, Some(Duration::ZERO)).map(|()| (!events.is_empty()).then_some(()))
             }
-            Look::Asleep => poll(epoll, events, left()).map(Some),
+            PollMode::Sleep => poll(epoll, events, left()).map(Some),
         })
     }
 

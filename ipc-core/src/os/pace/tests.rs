@@ -1,14 +1,14 @@
 use super::*;
 
-fn wanted(pace: &Pace) -> bool {
-    pace.since >= pace.needed
+fn would_spin(pace: &Pace) -> bool {
+    pace.since >= pace.required
 }
 
-/// A wait for a message that comes at once to who spins, or not.
-fn wait(pace: &mut Pace, comes: bool) -> bool {
-    let spins = wanted(pace);
+/// Simulates a wait for a message that arrives, or does not, while the receiver spins; returns whether it spins.
+fn wait(pace: &mut Pace, arrives: bool) -> bool {
+    let spins = would_spin(pace);
     if spins {
-        pace.spun(comes)
+        pace.spun(arrives)
     } else {
         pace.slept()
     }
@@ -16,46 +16,46 @@ fn wait(pace: &mut Pace, comes: bool) -> bool {
 }
 
 #[test]
-fn it_spins_while_messages_come_meanwhile() {
+fn pace_spins_while_messages_arrive() {
     let mut pace = Pace::default();
-    assert!(!wait(&mut pace, true), "nothing is known of the sender yet");
+    assert!(!wait(&mut pace, true), "the policy has no data about the sender yet");
     assert!((0..1000).all(|_| wait(&mut pace, true)));
     assert!(wait(&mut pace, false), "a pause of the sender");
-    assert!(wait(&mut pace, false), "it had paid");
+    assert!(wait(&mut pace, false), "spinning was successful before");
     assert!(!wait(&mut pace, true));
     assert!(wait(&mut pace, true));
 }
 
 #[test]
-fn what_was_in_vain_is_done_less_and_less_often() {
+fn unsuccessful_spins_become_rare() {
     let mut pace = Pace::default();
-    // As on a busy machine, where the sender has no processor while this end spins.
+    // As on a busy machine, where the sender has no processor while the receiver spins.
     let spun = (0..10_000).filter(|_| wait(&mut pace, false)).count();
-    assert!(spun < 60, "{spun} of 10000 waits were spun for in vain");
+    assert!(spun < 60, "{spun} of 10000 waits spun without success");
     let slept = (0..1000).filter(|_| !wait(&mut pace, true)).count() as u32;
-    assert!(slept <= MOST_NEEDED, "{slept} waits passed before it was tried again");
+    assert!(slept <= MAX_SKIPPED, "{slept} waits passed before the next spin");
     wait(&mut pace, false);
-    assert_eq!(pace.needed, 0, "it has paid since");
+    assert_eq!(pace.required, 0, "spinning was successful since");
 }
 
 #[test]
-fn bursts_are_spun_for_whatever_lies_between_them() {
+fn bursts_are_spun_for_despite_pauses() {
     let mut pace = Pace::default();
     for burst in 0..1000 {
-        let spun = (0..2 * PAYS).filter(|_| wait(&mut pace, true)).count() as u32;
-        assert!(spun >= PAYS, "burst {burst}");
+        let spun = (0..2 * BREAK_EVEN).filter(|_| wait(&mut pace, true)).count() as u32;
+        assert!(spun >= BREAK_EVEN, "burst {burst}");
         wait(&mut pace, false);
     }
 }
 
 #[test]
-fn what_comes_while_the_sender_has_the_processor_is_spun_for_in_vain() {
+fn slow_polls_count_as_unsuccessful_spins() {
     let mut pace = Pace::default();
     let mut spun = 0;
     for _ in 0..1000 {
-        if wanted(&pace) {
+        if would_spin(&pace) {
             spun += 1;
-            pace.found(3 * OWN_PROCESSOR, true);
+            pace.found(3 * UNINTERRUPTED_POLL, true);
         } else {
             pace.slept();
         }
@@ -64,19 +64,19 @@ fn what_comes_while_the_sender_has_the_processor_is_spun_for_in_vain() {
 }
 
 #[test]
-fn a_spin_ends_with_its_limit_and_a_sleep_with_what_is_found() {
+fn wait_spins_to_its_limit_then_sleeps_until_found() {
     let mut pace = Pace::default();
-    let mut looks = Vec::new();
-    let found = pace.wait_so(true, None, |how| {
-        looks.push(how);
-        let asleep = looks.iter().filter(|look| **look == Look::Asleep).count();
+    let mut polls = Vec::new();
+    let found = pace.wait_with(true, None, |mode| {
+        polls.push(mode);
+        let asleep = polls.iter().filter(|mode| **mode == PollMode::Sleep).count();
         Ok::<_, ()>((asleep == 2).then_some(7))
     });
     assert_eq!(found, Ok(7));
-    let spun = looks.iter().take_while(|look| **look == Look::Now).count();
-    assert!(spun > 0 && looks[spun..] == [Look::Asleep; 2], "{looks:?}");
-    let refused = pace.wait_so(true, Some(Instant::now()), |how| {
-        if how == Look::Now { Ok(None) } else { Err::<Option<()>, _>(8) }
+    let spun = polls.iter().take_while(|mode| **mode == PollMode::Now).count();
+    assert!(spun > 0 && polls[spun..] == [PollMode::Sleep; 2], "{polls:?}");
+    let refused = pace.wait_with(true, Some(Instant::now()), |mode| {
+        if mode == PollMode::Now { Ok(None) } else { Err::<Option<()>, _>(8) }
     });
-    assert_eq!(refused, Err(8), "an error ends it");
+    assert_eq!(refused, Err(8), "an error ends the wait");
 }

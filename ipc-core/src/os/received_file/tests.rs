@@ -18,23 +18,23 @@ fn why(file: impl AsFd, seals: SealFlags, bytes: u64) -> String {
 }
 
 #[test]
-fn file_that_could_fail_while_it_is_used_is_refused() {
+fn unsealed_small_or_foreign_file_is_rejected() {
     let good = file(MemfdFlags::empty(), SealFlags::SHRINK | SealFlags::GROW).unwrap();
     assert_eq!(check(&good, SealFlags::empty(), HUGE, "the page").unwrap(), HUGE);
-    assert!(why(&good, SealFlags::empty(), HUGE + 1).contains("2097152 bytes, and 2097153"));
+    assert!(why(&good, SealFlags::empty(), HUGE + 1).contains("2097152 B, but 2097153 B"));
     assert!(why(&good, SealFlags::WRITE, HUGE).contains("not sealed"));
     let growing = file(MemfdFlags::empty(), SealFlags::GROW).unwrap();
-    assert!(why(&growing, SealFlags::empty(), HUGE).contains("the page is no sealed memory file"));
-    // A file on a tmpfs that may be full, and one on no tmpfs.
+    assert!(why(&growing, SealFlags::empty(), HUGE).contains("the page is not a sealed memory file"));
+    // A file on another file system, and huge pages.
     assert!(why(std::fs::File::open("/proc/self/exe").unwrap(), SealFlags::empty(), 0).contains("tmpfs"));
     match file(MemfdFlags::HUGETLB, SealFlags::SHRINK) {
         Ok(huge) => assert!(why(huge, SealFlags::empty(), HUGE).contains("not on tmpfs")),
-        Err(error) => println!("huge pages are left out: this kernel has none: {error}"),
+        Err(error) => println!("skipped huge pages: this kernel has none: {error}"),
     }
 }
 
 #[test]
-fn file_on_a_tmpfs_with_a_limit_cannot_pass() {
+fn file_on_size_limited_tmpfs_is_rejected() {
     let path = format!("/dev/shm/device-ipc-test-{}", std::process::id());
     let Ok(made) = std::fs::File::create_new(&path) else {
         println!("skipped: /dev/shm cannot be written");

@@ -415,7 +415,7 @@ fn check_reachable(descriptor: &NamedExport<'_>, runtime: &Runtime) -> Result<()
             Error::OtherHost { exporter: exporter.host.to_string(), local: local.host.to_string() }
         });
     }
-    if !runtime.imports.knows_to_live(exporter) && exporter.has_ended(local) {
+    if !runtime.imports.knows_to_live(exporter) && exporter.has_exited(local) {
         return Err(Error::ExporterGone { pid: exporter.pid });
     }
     let is_abstract = matches!(descriptor.broker, BrokerAddress::Abstract(_));
