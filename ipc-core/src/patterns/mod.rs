@@ -1,4 +1,4 @@
-//! What is built of exports: rings and channels.
+//! Patterns built from exports: rings and channels.
 
 pub(crate) mod channel;
 pub(crate) mod ring;

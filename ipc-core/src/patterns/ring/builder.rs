@@ -1,4 +1,4 @@
-//! How a ring is made, and how a reader joins.
+//! Builders of rings and of ring readers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,10 +20,24 @@ use crate::sharing::timeline::OwnCounter;
 use crate::wire::ring::ALIGNMENT;
 use crate::wire::ring::{MAX_RING_SLOTS, RingDescriptor};
 
-/// How many slots a ring has unless said otherwise: one is read while the other is written.
-const SLOTS: u32 = 2;
+/// Default number of slots: one is read while the other is written.
+const DEFAULT_SLOTS: u32 = 2;
 
-/// A ring in the making; see [`Ipc::ring`](crate::Ipc::ring).
+/// A builder for [`Ring`]s; see [`Ipc::ring`](crate::Ipc::ring).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// use device_ipc_core::Access;
+///
+/// let memory = ipc.allocate(0, 4 << 10)?;
+/// let ring = ipc.ring(memory).slots(4).access(Access::ReadWrite).start()?; // four slots of 1 KiB
+/// assert_eq!(ring.sequence(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing is shared before RingBuilder::start"]
 pub struct RingBuilder<'a, O> {
     share: ShareBuilder<'a, O>,
@@ -40,34 +54,36 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
         region: Region,
         timeout: Duration,
     ) -> Self {
-        Self { share, backend, region, slots: SLOTS, timeout }
+        Self { share, backend, region, slots: DEFAULT_SLOTS, timeout }
     }
 
-    /// How many slots the memory is cut into; two unless said otherwise. Each has the same number of bytes, the memory's divided
-    /// by the slots and rounded down to a multiple of 256.
+    /// Sets the number of slots, by default 2.
+    ///
+    /// All slots have the same size: the size of the memory divided by the number of slots, rounded down to a multiple of 256 B.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
         self
     }
 
-    /// What readers may do with the memory; as for [`ShareBuilder::access`](crate::ShareBuilder::access).
+    /// Sets the access of readers, as [`ShareBuilder::access`](crate::ShareBuilder::access) does.
     pub fn access(mut self, access: Access) -> Self {
         self.share = self.share.access(access);
         self
     }
 
-    /// How long [`Ring::write`] may wait where the host does the waiting; the [`Ipc`](crate::Ipc)'s time unless said otherwise.
+    /// Sets the timeout of [`Ring::write`] if [the host waits](Ring::waits_on_host), by default the timeout of the
+    /// [`Ipc`](crate::Ipc).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Shares the memory. Readers may join from now on.
+    /// Shares the memory. Readers can open the ring from now on.
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which holds the owner and the reason: [`Error::InvalidRegion`] where the memory is too small for the
-    /// slots, or there are none or too many of them; else those of [`ShareBuilder::start`](crate::ShareBuilder::start).
+    /// [`ErrorWith`], which contains the owner and the reason: [`Error::InvalidRegion`] if the number of slots is out of range
+    /// or the memory is too small for it; otherwise as for [`ShareBuilder::start`](crate::ShareBuilder::start).
     pub fn start(self) -> Result<Ring, ErrorWith<O>> {
         let (slots, own) = match self.checked() {
             Ok(checked) => checked,
@@ -77,18 +93,19 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
         Ok(Ring::new(export, Arc::clone(self.backend), slots, own, self.timeout))
     }
 
-    /// Where the slots lie, and the counter of the writer's own streams; `None` where the host does the waiting.
+    /// Returns the slots and the counter of the writer's own streams, which is `None` if the host waits.
     fn checked(&self) -> Result<(Slots, Option<Arc<OwnCounter>>)> {
         let (range, count) = (self.region.range, self.slots);
         check_backend("the memory", self.region.backend, self.backend.info().name)?;
         if !(1..=MAX_RING_SLOTS).contains(&count) {
-            return Err(Error::InvalidRegion(format!("{count} slots; a ring has 1 to {MAX_RING_SLOTS}")));
+            return Err(Error::InvalidRegion(format!(
+                "cannot create a ring of {count} slots: the number must be 1 to {MAX_RING_SLOTS}"
+            )));
         }
         let bytes = range.len / u64::from(count) / ALIGNMENT * ALIGNMENT;
         let slots = Slots::new(range, count, bytes).ok_or_else(|| {
             Error::InvalidRegion(format!(
-                "{} bytes are too few for {count} slots of at least {ALIGNMENT} bytes each; take fewer slots, or more \
-                 memory",
+                "{} B are too few for {count} slots of at least {ALIGNMENT} B each; use fewer slots or more memory",
                 range.len
             ))
         })?;
@@ -107,8 +124,27 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
     }
 }
 
-/// A reader in the making; see [`Ipc::open_ring`](crate::Ipc::open_ring). It joins by the method that says where.
-#[must_use = "nothing is joined before at_home, on_device, on or mapped_by"]
+/// A builder for [`RingReader`]s; see [`Ipc::open_ring`](crate::Ipc::open_ring).
+///
+/// The method that selects the device opens the ring.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// # let ring = ipc.ring(ipc.allocate(0, 1 << 10)?).start()?;
+/// # let line = ring.descriptor().to_string();
+/// use device_ipc_core::RingDescriptor;
+///
+/// let descriptor: RingDescriptor = line.parse()?;
+/// let stream = ipc.create_stream(0)?;
+/// let reader = ipc.open_ring(&descriptor).on(&stream)?; // on the stream's device
+/// assert_eq!(reader.sequence(), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the ring is not opened before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
 pub struct RingOpenBuilder<'a> {
     open: OpenBuilder<'a>,
@@ -125,57 +161,58 @@ impl<'a> RingOpenBuilder<'a> {
         Self { open: open.alone(), descriptor, timeout }
     }
 
-    /// What this process wants to do with the memory; what the writer permits unless said otherwise.
+    /// Sets the access of this reader, by default the access that the writer permits.
     pub const fn access(mut self, access: Access) -> Self {
         self.open = self.open.access(access);
         self
     }
 
-    /// How long the writer's process may take to answer; and [`RingReader::next`] to wait where the host does the waiting.
+    /// Sets the timeout for the writer's process to answer, and of [`RingReader::next`] if [the host
+    /// waits](RingReader::waits_on_host).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self.open = self.open.timeout(timeout);
         self
     }
 
-    /// Joins on the device where the bytes live.
+    /// Opens the ring on the home device of the memory.
     ///
     /// # Errors
     ///
-    /// Those of [`OpenBuilder::at_home`]; [`Error::Protocol`] where the writer's process shares the memory as no ring.
+    /// As for [`OpenBuilder::at_home`]; [`Error::Protocol`] if the writer's process does not share the memory as a ring.
     pub fn at_home(self) -> Result<RingReader> {
-        self.join(OpenBuilder::at_home)
+        self.open(OpenBuilder::at_home)
     }
 
-    /// Joins on the device at this position in this process's numbering.
+    /// Opens the ring on the device with this ordinal.
     ///
     /// # Errors
     ///
-    /// Those of [`OpenBuilder::on_device`]; as [`at_home`](Self::at_home).
+    /// As for [`OpenBuilder::on_device`] and [`at_home`](Self::at_home).
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<RingReader> {
-        self.join(|open| open.on_device(device))
+        self.open(|open| open.on_device(device))
     }
 
-    /// Joins on the stream's device.
+    /// Opens the ring on the device of a stream.
     ///
     /// # Errors
     ///
-    /// Those of [`OpenBuilder::on`]; as [`at_home`](Self::at_home).
+    /// As for [`OpenBuilder::on`] and [`at_home`](Self::at_home).
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<RingReader> {
-        self.join(|open| open.on(stream))
+        self.open(|open| open.on(stream))
     }
 
-    /// Joins on the device that the map names for the bytes' home.
+    /// Opens the ring on the device that the map assigns to the home device.
     ///
     /// # Errors
     ///
-    /// Those of [`OpenBuilder::mapped_by`]; as [`at_home`](Self::at_home).
+    /// As for [`OpenBuilder::mapped_by`] and [`at_home`](Self::at_home).
     pub fn mapped_by(self, map: &DeviceMap) -> Result<RingReader> {
-        self.join(|open| open.mapped_by(map))
+        self.open(|open| open.mapped_by(map))
     }
 
-    fn join(self, open: impl FnOnce(OpenBuilder<'a>) -> Result<Mapping>) -> Result<RingReader> {
+    fn open(self, open: impl FnOnce(OpenBuilder<'a>) -> Result<Mapping>) -> Result<RingReader> {
         let mapping = open(self.open)?;
-        RingReader::join(mapping, self.descriptor, self.timeout)
+        RingReader::open(mapping, self.descriptor, self.timeout)
     }
 }

@@ -1,14 +1,14 @@
-//! The readers of a ring, as its writer knows them.
+//! The writer's list of the readers of a ring.
 //!
-//! Three threads meet here: the writer's, the poller's (a reader has joined) and anybody's who asks who is behind. The lock is
-//! short: nobody holds it over a driver call, as the poller may not wait for one.
+//! Three kinds of threads use it: the writer's thread, the poller (when a reader opens the ring) and threads that query the
+//! readers. No thread holds the lock during a driver call, because the poller must not wait for one.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::order::InOrder;
+use super::order::CompletionOrder;
 use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
@@ -19,22 +19,22 @@ use crate::transport::{Finish, Poison};
 /// The readers of a ring.
 #[derive(Debug)]
 pub(super) struct Members {
-    /// Counts what has been signalled to readers by streams; `None` where the host signals.
+    /// Counts the publications signalled by streams; `None` if the host signals.
     own: Option<Arc<OwnCounter>>,
-    state: Mutex<State>,
+    state: Mutex<MemberList>,
     changed: Condvar,
-    /// Counts the changes of the list, so that the writer sees without the lock that there is none.
+    /// The version of the list, so that the writer detects changes without the lock.
     version: AtomicU64,
 }
 
 #[derive(Debug)]
-struct State {
+struct MemberList {
     members: Vec<Arc<Member>>,
-    /// The sequence that is published next: where newcomers begin.
+    /// The next sequence to publish, at which new readers begin.
     next: u64,
     closed: bool,
-    /// Publications that the host tells of.
-    told: InOrder,
+    /// Publications signalled by the host.
+    published: CompletionOrder,
 }
 
 /// A reader.
@@ -45,22 +45,22 @@ pub(super) struct Member {
     start: u64,
     pub(super) timeline: Timeline,
     dismissed: AtomicBool,
-    /// The largest counter of it that was seen: it never goes back.
+    /// The largest counter value that was observed; a decrease is a protocol violation.
     highest: AtomicU64,
     own: Option<Arc<OwnCounter>>,
 }
 
-/// How far a reader of a ring has come.
+/// The progress of a ring's reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderPosition {
-    /// Its lease: what it is dismissed by.
+    /// The reader's lease, for [`Ring::dismiss`](crate::Ring::dismiss).
     pub lease: LeaseId,
-    /// Its process id in the writer's pid namespace, as the kernel tells it; 0 for a process of another one.
+    /// The reader's process id in the writer's pid namespace, as reported by the kernel; 0 for a process outside of it.
     pub pid: u32,
-    /// Its program, as it calls itself.
+    /// The reader's program name, as the reader states it.
     pub program: String,
-    /// The first sequence that it has not released.
+    /// The first sequence that the reader has not released.
     pub sequence: u64,
 }
 
@@ -71,9 +71,9 @@ impl fmt::Display for ReaderPosition {
 }
 
 impl Member {
-    /// The first sequence that it has not released, or `None` where it has gone.
+    /// Returns the first sequence that the reader has not released, or `None` if it has left.
     ///
-    /// A reader can write anything into its counter. One that has released what was not published, or takes a release back, is
+    /// A reader can write any value to its counter. A reader that releases an unpublished sequence, or revokes a release, is
     /// dismissed.
     pub(super) fn position(&self) -> Option<u64> {
         match self.timeline.seen() {
@@ -81,12 +81,7 @@ impl Member {
                 Ok(released) => Some(released.max(self.start)),
                 Err(why) => {
                     let (pid, program) = (self.timeline.peer(), &self.program);
-                    tracing::warn!(
-                        pid,
-                        program,
-                        why,
-                        "a reader of a ring breaks the rules, and is dismissed"
-                    );
+                    tracing::warn!(pid, program, why, "dismissing a ring reader that violates the protocol");
                     self.dismiss();
                     None
                 }
@@ -95,30 +90,30 @@ impl Member {
         }
     }
 
-    /// The counter, if it is one that an honest reader may have.
+    /// Validates the reader's counter.
     fn checked(&self, released: u64) -> Result<u64, String> {
-        // Looked at behind the counter: a publication is counted before any reader hears of it.
+        // Loaded after the counter: a publication is counted before any reader is notified.
         let published = self.timeline.last_signalled();
         if released > published {
             return Err(format!(
-                "its counter is {released}, and {published} is the last publication it was told of"
+                "its counter is {released}, but only {published} publications were signalled to it"
             ));
         }
         let highest = self.highest.fetch_max(released, Ordering::AcqRel);
         if released >= highest {
             return Ok(released);
         }
-        // Another thread may have seen a later value.
+        // Another thread may have observed a later value.
         match self.timeline.seen() {
             Seen::Live(again) if again < highest => {
-                Err(format!("its counter went back from {highest} to {again}"))
+                Err(format!("its counter decreased from {highest} to {again}"))
             }
             _ => Ok(highest),
         }
     }
 
-    /// Does its word say that it has been told of everything before this sequence? The reader can write that word too.
-    pub(super) fn has_been_told(&self, sequence: u64) -> bool {
+    /// Returns whether the reader's shared counter says that all earlier publications have arrived. The reader can write it too.
+    pub(super) fn has_been_notified(&self, sequence: u64) -> bool {
         self.timeline.last_signalled() == sequence && self.timeline.has_arrived()
     }
 
@@ -126,12 +121,12 @@ impl Member {
         self.dismissed.load(Ordering::Acquire)
     }
 
-    fn is_there(&self) -> bool {
+    fn is_present(&self) -> bool {
         self.position().is_some()
     }
 
-    /// Goes on without it: it is told before anything is written over, then streams that wait for it go on, and those of its
-    /// own that wait for the writer.
+    /// Removes the reader: marks it as dismissed before its slots are overwritten, then releases the streams that wait for it,
+    /// and its own streams that wait for the writer.
     pub(super) fn dismiss(&self) {
         self.timeline.tell_dismissed();
         self.dismissed.store(true, Ordering::Release);
@@ -144,7 +139,7 @@ impl Member {
         }
     }
 
-    /// Ends its counter of publications once `least` has been signalled and has arrived.
+    /// Ends the reader's counter of publications once `least` has been signalled and has arrived.
     fn finish(&self, runtime: &Runtime, least: u64) {
         let (timeline, order) = (self.timeline.clone(), self.own.clone());
         runtime.poller.finish_once_arrived(Finish { timeline, least, order });
@@ -160,25 +155,30 @@ impl Members {
     pub(super) fn new(own: Option<Arc<OwnCounter>>) -> Self {
         Self {
             own,
-            state: Mutex::new(State { members: Vec::new(), next: 0, closed: false, told: InOrder::from(0) }),
+            state: Mutex::new(MemberList {
+                members: Vec::new(),
+                next: 0,
+                closed: false,
+                published: CompletionOrder::from(0),
+            }),
             changed: Condvar::new(),
             version: AtomicU64::new(1),
         }
     }
 
-    /// Copies the list into `known` where it has changed since `version`.
+    /// Copies the list into `known` if it has changed since `version`.
     pub(super) fn update(&self, known: &mut Vec<Arc<Member>>, version: &mut u64) {
         if self.version.load(Ordering::Acquire) == *version {
             return;
         }
         let mut state = self.lock();
-        self.forget_the_gone(&mut state);
+        self.remove_absent(&mut state);
         known.clone_from(&state.members);
         *version = self.version.load(Ordering::Acquire);
     }
 
-    /// Readers that join from now on begin behind this sequence; `false` where the list is no longer that of `version`, and
-    /// somebody may have joined who is to be told.
+    /// Makes new readers begin after this sequence. Returns `false` if the list has changed since `version`: a new reader may
+    /// have to be notified.
     pub(super) fn advance(&self, published: u64, version: u64) -> bool {
         let mut state = self.lock();
         let unchanged = self.version.load(Ordering::Acquire) == version;
@@ -188,24 +188,24 @@ impl Members {
         unchanged
     }
 
-    /// Tells everybody, as the host, that the bytes of a sequence are there; where those before it are too.
-    pub(super) fn tell(&self, sequence: u64) {
+    /// Signals the completion of a sequence to all readers from the host, once all earlier sequences are complete.
+    pub(super) fn signal_complete(&self, sequence: u64) {
         let mut state = self.lock();
-        let told = state.told.done(sequence);
+        let published = state.published.complete(sequence);
         for member in &state.members {
-            if told > member.start {
-                // It may have heard of it, or have gone.
-                let _ = member.timeline.signal_now(told);
+            if published > member.start {
+                // The signal fails if the reader has received it before, or has left.
+                let _ = member.timeline.signal_now(published);
             }
         }
     }
 
-    /// The first sequence whose bytes the host has not told of.
-    pub(super) fn told(&self) -> u64 {
-        self.lock().told.next()
+    /// Returns the first sequence that the host has not signalled.
+    pub(super) fn first_unsignalled(&self) -> u64 {
+        self.lock().published.next()
     }
 
-    /// Nothing more is published: readers are told, and their streams that wait for more go on once all has arrived.
+    /// Notifies readers of the total number of publications, and releases streams that wait for more once all have arrived.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -218,14 +218,14 @@ impl Members {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.lock().members.iter().filter(|member| member.is_there()).count()
+        self.lock().members.iter().filter(|member| member.is_present()).count()
     }
 
-    /// Waits until there are so many; else how many there were at the deadline.
+    /// Waits until there are at least `count` readers. Fails with the actual number at the deadline.
     pub(super) fn wait(&self, count: usize, until: Instant) -> Result<(), usize> {
         let mut state = self.lock();
         loop {
-            let found = state.members.iter().filter(|member| member.is_there()).count();
+            let found = state.members.iter().filter(|member| member.is_present()).count();
             if found >= count {
                 return Ok(());
             }
@@ -237,7 +237,7 @@ impl Members {
         }
     }
 
-    /// Those who have not released this sequence, the last first.
+    /// Returns the readers that have not released this sequence, the slowest first.
     pub(super) fn behind(&self, sequence: u64) -> Vec<ReaderPosition> {
         let state = self.lock();
         let described = |member: &Arc<Member>| {
@@ -249,43 +249,39 @@ impl Members {
         behind
     }
 
-    /// The sequence whose slot the next publication takes, in a ring of so many slots.
+    /// Returns the sequence whose slot the next publication reuses, in a ring of `slots` slots.
     pub(super) fn next_to_be_released(&self, slots: u32) -> Option<u64> {
         self.lock().next.checked_sub(u64::from(slots))
     }
 
-    /// Goes on without a reader. Was it one?
+    /// Dismisses a reader and returns whether it was present.
     pub(super) fn dismiss(&self, lease: LeaseId) -> bool {
         let mut state = self.lock();
         let Some(at) = state.members.iter().position(|member| member.lease == lease) else { return false };
         let member = state.members.remove(at);
-        self.list_has_changed();
+        self.bump_version();
         drop(state);
-        let was_there = member.is_there();
+        let was_present = member.is_present();
         member.dismiss();
-        tracing::info!(
-            pid = member.timeline.peer(),
-            program = member.program,
-            "a reader of a ring is dismissed"
-        );
-        was_there
+        tracing::info!(pid = member.timeline.peer(), program = member.program, "dismissing a ring reader");
+        was_present
     }
 
-    fn forget_the_gone(&self, state: &mut State) {
+    fn remove_absent(&self, state: &mut MemberList) {
         let before = state.members.len();
-        state.members.retain(|member| member.is_there());
+        state.members.retain(|member| member.is_present());
         if state.members.len() != before {
-            self.list_has_changed();
+            self.bump_version();
         }
     }
 
-    /// Called under the lock.
-    fn list_has_changed(&self) {
+    /// Increments the version. The caller holds the lock.
+    fn bump_version(&self) {
         self.version.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemberList> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -293,14 +289,14 @@ impl Members {
 impl TimelineObserver for Members {
     fn taken(&self, lease: LeaseId, holder: &Holder, timeline: &Timeline) {
         let mut state = self.lock();
-        self.forget_the_gone(&mut state);
+        self.remove_absent(&mut state);
         let start = state.next;
         timeline.tell_start(start);
         let (program, timeline) = (holder.program.clone(), timeline.clone());
         let (dismissed, highest, own) = (AtomicBool::new(false), AtomicU64::new(0), self.own.clone());
         let member = Arc::new(Member { lease, program, start, timeline, dismissed, highest, own });
         state.members.push(Arc::clone(&member));
-        self.list_has_changed();
+        self.bump_version();
         let closed = state.closed;
         drop(state);
         if closed {
@@ -313,14 +309,14 @@ impl TimelineObserver for Members {
 fn close_for(member: &Member, total: u64) {
     member.timeline.tell_total(total);
     if let Some(runtime) = Runtime::existing() {
-        // Who joined behind the last publication has been signalled nothing.
+        // A reader that joined after the last publication has received no signal.
         let least = if member.start < total { total } else { 0 };
         member.finish(runtime, least);
     }
 }
 
-/// Those who are behind, in words, for an error.
-pub(super) fn in_words(behind: &[ReaderPosition]) -> String {
+/// Formats the readers that are behind for an error.
+pub(super) fn describe_readers(behind: &[ReaderPosition]) -> String {
     const NAMED: usize = 8;
     let mut words: String = behind.iter().take(NAMED).map(|reader| format!("; {reader}")).collect();
     if behind.len() > NAMED {

@@ -1,21 +1,21 @@
-//! Rings: memory that is shared once, and then written and read again and again, in slots.
+//! Rings: memory that is shared once, and then written and read repeatedly in slots.
 //!
-//! Why: a weight hand-over in buckets, a queue of activations or a KV cache that moves would otherwise share memory anew for
-//! each round, or have both hosts wait. A ring is an export whose region is cut into slots; each reader's lease has its words
-//! ([`Timeline`](crate::Timeline)), by which the writer's streams tell of publications and the readers' streams of releases.
-//! `docs/spec/ring.md` specifies the words and the descriptor.
+//! Without a ring, a weight hand-over in buckets, a queue of activations or a moving KV cache would share memory again for each
+//! round, or make both hosts wait. A ring is an export whose region is divided into slots. The lease of each reader has shared
+//! counters ([`Timeline`](crate::Timeline)): the writer's streams signal publications, and the readers' streams signal
+//! releases. `docs/spec/ring.md` specifies the counters and the descriptor.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `builder` | how a ring is made, and how a reader joins |
+//! | `builder` | builders of rings and of readers |
 //! | `writer` | [`Ring`], [`RingWriteSlot`] |
-//! | `members` | the readers, as the writer knows them |
-//! | `reader` | [`RingReader`]: joining, and waiting for publications |
+//! | `members` | the writer's list of readers |
+//! | `reader` | [`RingReader`]: opening, and waiting for publications |
 //! | `read_slot` | [`RingReadSlot`] |
-//! | `releases` | how a reader tells of releases, and leaves |
-//! | `released` | what a reader has taken and released, in the order of sequences |
-//! | `order` | host work that ends in any order, told in one |
-//! | `slots` | where slots lie |
+//! | `releases` | signals of releases, and closing a reader |
+//! | `released` | the taken and released slots of a reader, in the order of sequences |
+//! | `order` | ordering of host work that completes out of order |
+//! | `slots` | the addresses of slots |
 
 mod builder;
 mod members;

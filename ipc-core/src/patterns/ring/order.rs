@@ -1,24 +1,24 @@
-//! Host work that ends in any order, told in the order in which it began.
+//! Ordering of host work that completes out of order.
 
-/// Sequences that are done, of which those count before which all are.
+/// Completed sequences, reported in order: a sequence counts once all earlier ones are complete.
 #[derive(Debug)]
-pub(super) struct InOrder {
+pub(super) struct CompletionOrder {
     next: u64,
     early: Vec<u64>,
 }
 
-impl InOrder {
+impl CompletionOrder {
     pub(super) const fn from(next: u64) -> Self {
         Self { next, early: Vec::new() }
     }
 
-    /// The first that is not done.
+    /// Returns the first incomplete sequence.
     pub(super) const fn next(&self) -> u64 {
         self.next
     }
 
-    /// Notes that a sequence is done; the first that is not.
-    pub(super) fn done(&mut self, sequence: u64) -> u64 {
+    /// Records the completion of a sequence and returns the first incomplete one.
+    pub(super) fn complete(&mut self, sequence: u64) -> u64 {
         self.early.push(sequence);
         while let Some(at) = self.early.iter().position(|early| *early == self.next) {
             self.early.swap_remove(at);
@@ -33,9 +33,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_done_early_counts_with_what_came_before_it() {
-        let mut order = InOrder::from(5);
-        let told: Vec<_> = [7, 5, 6, 9, 8].into_iter().map(|sequence| order.done(sequence)).collect();
-        assert_eq!(told, [5, 6, 8, 8, 10]);
+    fn early_completion_counts_after_earlier_sequences() {
+        let mut order = CompletionOrder::from(5);
+        let completed: Vec<_> =
+            [7, 5, 6, 9, 8].into_iter().map(|sequence| order.complete(sequence)).collect();
+        assert_eq!(completed, [5, 6, 8, 8, 10]);
     }
 }

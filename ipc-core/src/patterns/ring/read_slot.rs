@@ -1,9 +1,9 @@
-//! A slot that is being read.
+//! A reader's slot guard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::reader::Inner;
+use super::reader::ReaderState;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
@@ -12,45 +12,64 @@ use crate::model::tensor::{Element, TensorTable};
 use crate::sharing::ErrorWith;
 use crate::sharing::import::{Keeper, Tensor};
 
-/// A slot that is being read. It keeps the memory mapped.
+/// A guard of a slot that a reader has taken. It keeps the memory mapped.
 ///
-/// The slot may have been taken ahead of its publication, which may then never come: accesses and releases fail once that is
-/// known. A result is valid if the work that computed it has finished before [`release`](Self::release) or
+/// A slot may be taken before its publication, and the publication may never follow: accesses and releases fail as soon as that
+/// is known. A result is valid if the work that computed it has finished before [`release`](Self::release) or
 /// [`check`](Self::check) returned `Ok`; see [the end of the ring](crate::RingReader#the-end-of-the-ring).
 ///
-/// [`release`](Self::release) lets the writer write it again when a stream gets there. Dropping it does so when everything that
-/// had been submitted to the device has finished, off the caller's thread; the reader's next call waits for that.
+/// [`release`](Self::release) lets the writer reuse the slot when a stream reaches that point. Dropping the guard releases the
+/// slot when all work submitted to the device has finished, asynchronously; the reader's next call waits for that.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// # let mut ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
+/// # let stream = ipc.create_stream(0)?;
+/// # let descriptor = ring.descriptor().clone();
+/// let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
+/// # ring.write(&stream)?.publish(&stream)?;
+/// let slot = reader.next(&stream)?;
+/// let values: Vec<f32> = slot.view(&stream)?.to_vec()?;
+/// slot.check()?; // the slot has been published, so the values are valid
+/// slot.release(&stream)?;
+/// # assert_eq!(values.len(), 64);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
-#[must_use = "a slot that is dropped at once has not been read"]
+#[must_use = "dropping the slot releases it unread"]
 pub struct RingReadSlot {
-    inner: Arc<Inner>,
+    inner: Arc<ReaderState>,
     sequence: u64,
     released: bool,
-    /// The bytes were accessed, and no call has said since that they were never published.
+    /// Whether the bytes were accessed, and no later call has reported that they were never published.
     accessed: AtomicBool,
 }
 
 impl RingReadSlot {
-    pub(super) const fn new(inner: Arc<Inner>, sequence: u64) -> Self {
+    pub(super) const fn new(inner: Arc<ReaderState>, sequence: u64) -> Self {
         Self { inner, sequence, released: false, accessed: AtomicBool::new(false) }
     }
 
-    /// Its sequence: 0 for the ring's first publication, then 1, 2, …
+    /// Returns the sequence of the slot: 0 for the ring's first publication, then 1, 2, …
     pub const fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The bytes, at an address of this process. Does not check whether they have been published, or ever will be.
+    /// Returns the address range in this process. Does not check whether the slot has been or will be published.
     pub fn range(&self) -> DeviceRange {
         self.accessed.store(true, Ordering::Relaxed);
         self.inner.slots.of(self.sequence)
     }
 
-    /// Has it been published, as the host sees it?
+    /// Returns whether the publication has arrived at the host.
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check).
+    /// As for [`check`](Self::check).
     pub fn is_published(&self) -> Result<bool> {
         self.inner.owner.check()?;
         let published = self.inner.is_published(self.sequence);
@@ -60,75 +79,81 @@ impl RingReadSlot {
         published
     }
 
-    /// Are the bytes what was published, or may they still be? To be asked when the work that reads them has finished, before
-    /// its result is used: a stream that waited for a publication that never came has gone on over bytes that were never
-    /// written.
+    /// Returns an error if the slot was never published, or may have been overwritten.
+    ///
+    /// Call this when the work that reads the slot has finished, before its result is used: a stream that waited for a
+    /// publication that never arrived has continued over bytes that were never written.
     ///
     /// # Errors
     ///
-    /// [`Error::ExporterGone`](crate::Error::ExporterGone) or [`Error::RingClosed`](crate::Error::RingClosed) where it was never published, [`Error::DismissedFromRing`](crate::Error::DismissedFromRing) where it may have
-    /// been written over, [`Error::Forked`](crate::Error::Forked).
+    /// [`Error::ExporterGone`](crate::Error::ExporterGone) or [`Error::RingClosed`](crate::Error::RingClosed) if the slot was never published; [`Error::DismissedFromRing`](crate::Error::DismissedFromRing) if it may
+    /// have been overwritten; [`Error::Forked`](crate::Error::Forked).
     pub fn check(&self) -> Result<()> {
         self.is_published().map(drop)
     }
 
-    /// The elements, to be read by work on `stream`: the one that [`RingReader::next`](crate::RingReader::next) was given, or
-    /// one that has been ordered behind it.
+    /// Returns a view of the elements for reading by work on `stream`.
+    ///
+    /// Pass the stream of [`RingReader::next`](crate::RingReader::next), or a stream ordered after it.
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check); [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device than the reader's; [`Error::Layout`](crate::Error::Layout)
-    /// where the bytes are not whole, aligned elements.
+    /// As for [`check`](Self::check); [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device than the reader's; [`Error::Layout`](crate::Error::Layout)
+    /// if the slot does not consist of whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
         Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
     }
 
-    /// The tensor of this name in a table of what lies in each slot, which came by any road. Its [`view`](Tensor::view) is for the
-    /// stream that [`RingReader::next`](crate::RingReader::next) was given, or one that has been ordered behind it.
+    /// Returns a tensor of the slot by name.
+    ///
+    /// The table states the layout of each slot; it arrives over any transport. Pass to [`view`](Tensor::view) the stream of
+    /// [`RingReader::next`](crate::RingReader::next), or a stream ordered after it.
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check); [`Error::NoSuchTensor`](crate::Error::NoSuchTensor); [`Error::Descriptor`](crate::Error::Descriptor) for one that does not fit the slot.
+    /// As for [`check`](Self::check); [`Error::NoSuchTensor`](crate::Error::NoSuchTensor); [`Error::Descriptor`](crate::Error::Descriptor) if the tensor exceeds the slot.
     pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
         self.check()?;
         Tensor::in_table(self.inner.mapping().held(), self.range(), table, name)
     }
 
-    /// Lets the writer write the slot again when the stream gets here: work that was submitted to it so far may still read the
-    /// slot. Work on other streams must have been ordered before that, by an event. Does not wait.
+    /// Lets the writer reuse the slot when the stream reaches this point. Does not wait.
     ///
-    /// The writer hears of it when all older slots are released too. Releases on different streams are told in order: a stream
-    /// waits for the release before. Streams are told apart by their handle, so do not destroy one before its release has
-    /// arrived to go on with another. Where the writer has gone this only checks that the slot had been published.
+    /// Work submitted to the stream before this call may still read the slot. Work on other streams must be ordered before this
+    /// point, by an event. The writer is notified when all older slots are released too. Releases on different streams are
+    /// signalled in order: a stream waits for the previous release. Streams are distinguished by their handles, so do not replace
+    /// a stream by a new one before its release has arrived. If the writer has terminated, this only checks that the slot was
+    /// published.
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which gives the slot back: [`Error::RingClosed`](crate::Error::RingClosed) or [`Error::ExporterGone`](crate::Error::ExporterGone) where it was never
-    /// published, so that what was read from it is not data; [`Error::DismissedFromRing`](crate::Error::DismissedFromRing); [`Error::WrongBackend`](crate::Error::WrongBackend);
-    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing); [`Error::Unsupported`](crate::Error::Unsupported) for a stream of a device without timelines, in a ring of one that has
-    /// them; else what the vendor says.
+    /// [`ErrorWith`], which contains the slot: [`Error::RingClosed`](crate::Error::RingClosed) or [`Error::ExporterGone`](crate::Error::ExporterGone) if the slot was never
+    /// published, so that the bytes read from it are invalid; [`Error::DismissedFromRing`](crate::Error::DismissedFromRing); [`Error::WrongBackend`](crate::Error::WrongBackend);
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing); [`Error::Unsupported`](crate::Error::Unsupported) for a stream of a device without timelines in a ring of a device with
+    /// timelines; otherwise the vendor's error.
     pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
         self.end(|inner, sequence| inner.release_on(sequence, stream.as_stream()))
     }
 
-    /// Lets the writer write the slot again at once. The caller says that it has finished with it: that no work which reads the
-    /// slot is left on any stream. For hosts that hand over to hosts; does not wait, and neither calls the driver nor the
-    /// system, nor allocates.
+    /// Lets the writer reuse the slot immediately. Does not wait, call the driver or the system, or allocate.
     ///
-    /// The writer hears of it when all older slots are released too. It takes its turn among releases on streams: where
-    /// [`RingReader::waits_on_host`](crate::RingReader::waits_on_host), it is told when the streams have got to the older ones;
-    /// else they have to have.
+    /// The caller states that all work that reads the slot has finished on all streams. The writer is notified when all older
+    /// slots are released too. The streams must have reached the older releases already, unless the reader [waits on the
+    /// host](crate::RingReader::waits_on_host): then the release is signalled after the older ones.
     ///
     /// # Errors
     ///
-    /// [`ErrorWith`], which gives the slot back: [`Error::RingNotYet`](crate::Error::RingNotYet) where a stream has yet to get to the release of
-    /// another slot; as [`check`](Self::check).
+    /// [`ErrorWith`], which contains the slot: [`Error::RingNotYet`](crate::Error::RingNotYet) if a stream has not reached the release of another
+    /// slot; otherwise as for [`check`](Self::check).
     pub fn release_now(self) -> Result<(), ErrorWith<Self>> {
         self.end(|inner, sequence| inner.release_now(sequence))
     }
 
-    fn end(mut self, release: impl FnOnce(&Arc<Inner>, u64) -> Result<()>) -> Result<(), ErrorWith<Self>> {
+    fn end(
+        mut self,
+        release: impl FnOnce(&Arc<ReaderState>, u64) -> Result<()>,
+    ) -> Result<(), ErrorWith<Self>> {
         let released = self.is_published().and_then(|published| {
             release(&self.inner, self.sequence)?;
             Ok(published)
@@ -160,6 +185,6 @@ impl Drop for RingReadSlot {
         if self.inner.owner.is_here() && !matches!(self.inner.is_published(self.sequence), Ok(true)) {
             self.note_if_accessed();
         }
-        self.inner.let_go(self.sequence);
+        self.inner.release_after_drop(self.sequence);
     }
 }

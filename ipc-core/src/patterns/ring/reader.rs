@@ -1,4 +1,4 @@
-//! A reader's guard, and how it waits for publications.
+//! A reader's guard, and its waits for publications.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,33 +20,66 @@ use crate::sharing::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingDescriptor;
 
-/// How often it is looked for the end of a timeline whose counter says that it has come.
-const LOOKS_FOR_THE_END: u32 = 1000;
+/// Maximum number of polls for the termination reason of a timeline whose counter has ended.
+const MAX_TERMINATION_POLLS: u32 = 1000;
 
-/// A ring, seen from one of its readers. It gets every publication from the one on that came next when it joined, in order.
+/// A reader of a ring. It receives, in order, every publication made after the reader opened the ring.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// # let mut ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
+/// # let descriptor = ring.descriptor().clone();
+/// use device_ipc_core::Error;
+///
+/// let stream = ipc.create_stream(0)?;
+/// let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
+/// # for value in [1.0_f32, 2.0] {
+/// #     let mut slot = ring.write(&stream)?;
+/// #     slot.view_mut(&stream)?.copy_from(&[value; 64])?;
+/// #     slot.publish(&stream)?;
+/// # }
+/// # drop(ring); // the writer publishes 1.0 and 2.0, and closes the ring
+/// let mut values = Vec::new();
+/// loop {
+///     match reader.next(&stream) {
+///         Ok(slot) => {
+///             values.push(slot.view::<f32, _>(&stream)?.to_vec()?[0]);
+///             slot.release(&stream)?; // the writer may reuse the slot when the stream reaches this point
+///         }
+///         Err(Error::RingClosed { .. }) => break, // the writer has closed the ring
+///         Err(error) => return Err(error.into()),
+///     }
+/// }
+/// assert_eq!(values, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # The end of the ring
 ///
 /// [`next`](Self::next) returns a slot ahead of its publication, and the stream waits for the publication. The writer may
-/// close the ring, or die, before it publishes that sequence; the stream then continues, over bytes that were never written.
-/// The call that comes first after the end is known reports it: `next`, an access to the slot
+/// close the ring, or die, before it publishes that sequence; the stream then continues over bytes that were never written.
+/// The first call after the end is known reports it: `next`, an access to the slot
 /// ([`view`](RingReadSlot::view), [`tensor`](RingReadSlot::tensor)), or its release. The end is known as soon as the stream
 /// has continued. So a result is valid if the work that computed it has finished before the slot's
 /// [`release`](RingReadSlot::release) returned `Ok`. A slot that was accessed and released earlier is reported by `next` and
 /// [`check`](Self::check), as [`Error::RingUnpublished`]. [`wait_next`](Self::wait_next) and [`try_next`](Self::try_next)
 /// return published slots only.
 ///
-/// Several slots may be held at a time, and released in any order; the writer hears of a release when all older ones are
-/// released. Dropping the reader leaves the ring when its slots are gone and the work that released them has been done.
+/// A reader may take several slots at a time and release them in any order; the writer is notified of a release when all older
+/// slots are released. Dropping the reader closes it when its slots are dropped and the work that released them has finished.
 #[derive(Debug)]
 pub struct RingReader {
-    inner: Arc<Inner>,
+    inner: Arc<ReaderState>,
     next: u64,
 }
 
-/// What the reader and its slots share.
-pub(super) struct Inner {
-    /// `None` once it has been handed on to be ended.
+/// The state shared by a reader and its slots.
+pub(super) struct ReaderState {
+    /// `None` after the drop has moved it to the worker.
     pub(super) mapping: Option<Mapping>,
     pub(super) timeline: Timeline,
     pub(super) slots: Slots,
@@ -55,18 +88,18 @@ pub(super) struct Inner {
     pub(super) on_host: bool,
     timeout: Duration,
     pub(super) releases: Mutex<Releases>,
-    /// A dropped slot has been released.
+    /// Notified when a dropped slot has been released.
     pub(super) released: Condvar,
     pub(super) owner: Owner,
 }
 
 impl RingReader {
-    /// The writer's process hears of it here.
-    pub(super) fn join(mapping: Mapping, descriptor: &RingDescriptor, timeout: Duration) -> Result<Self> {
+    /// Creates a reader of an open mapping. The mapping's first use of the lease's counters notifies the writer.
+    pub(super) fn open(mapping: Mapping, descriptor: &RingDescriptor, timeout: Duration) -> Result<Self> {
         let slots =
             Slots::new(mapping.range(), descriptor.slots(), descriptor.slot_bytes()).ok_or_else(|| {
                 Error::InvalidRegion(format!(
-                    "{} slots of {} bytes do not lie in the {} bytes that were mapped",
+                    "{} slots of {} B exceed the mapping of {} B",
                     descriptor.slots(),
                     descriptor.slot_bytes(),
                     mapping.len()
@@ -81,12 +114,12 @@ impl RingReader {
             RingStart::None => {
                 timeline.check()?;
                 return Err(Error::Protocol(format!(
-                    "process {writer} shares this memory, but not as a ring"
+                    "process {writer} does not share this memory as a ring"
                 )));
             }
         };
         kill_point!("importer:ring-joined");
-        let inner = Inner {
+        let inner = ReaderState {
             backend: Arc::clone(mapping.held().backend()),
             mapping: Some(mapping),
             timeline,
@@ -101,55 +134,58 @@ impl RingReader {
         Ok(Self { inner: Arc::new(inner), next: start })
     }
 
-    /// The sequence that [`next`](Self::next) gives.
+    /// Returns the sequence of the slot that [`next`](Self::next) returns next.
     pub const fn sequence(&self) -> u64 {
         self.next
     }
 
-    /// The device in whose address space the ring is here.
+    /// Returns the device that the ring is mapped on in this process.
     pub fn device(&self) -> DeviceOrdinal {
         self.inner.slots.device()
     }
 
-    /// What this process may do with the memory.
+    /// Returns the access of this process to the memory.
     pub fn access(&self) -> Access {
         self.inner.mapping().access()
     }
 
-    /// Does the host do the waiting, as the device has no timelines? Then [`next`](Self::next) waits for the publication, and a
-    /// release is told of by a thread of the library.
+    /// Returns whether the host waits because the device has no timelines.
+    ///
+    /// Then [`next`](Self::next) waits for the publication, and a thread of the library signals releases.
     pub fn waits_on_host(&self) -> bool {
         self.inner.on_host
     }
 
-    /// The next slot. Work that is submitted to the stream from now on waits until it has been published; the host does not
-    /// wait, but where [`waits_on_host`](Self::waits_on_host).
+    /// Takes the next slot. Later work on the stream waits until the slot is published.
     ///
-    /// The slot may never be published; see [the end of the ring](Self#the-end-of-the-ring).
+    /// The host does not wait, unless the reader [waits on the host](Self::waits_on_host). The slot may never be published; see
+    /// [the end of the ring](Self#the-end-of-the-ring).
     ///
     /// # Errors
     ///
-    /// [`Error::RingClosed`] behind the last publication; [`Error::ExporterGone`] behind the last that had come when the
-    /// writer died; [`Error::RingUnpublished`] in place of these where an earlier slot was accessed and released, and never
-    /// published; [`Error::RingSlotsHeld`]; [`Error::DismissedFromRing`]; [`Error::WrongBackend`];
-    /// [`Error::StreamCapturing`]; [`Error::Timeout`] where the host waits; [`Error::Unsupported`] for a stream of a device
-    /// without timelines, in a ring of one that has them; [`Error::Forked`]. The next call gives the same slot.
+    /// [`Error::RingClosed`] after the last publication; [`Error::ExporterGone`] after the last publication that arrived before
+    /// the writer died; [`Error::RingUnpublished`] instead of these if an earlier slot was accessed and released but never
+    /// published; [`Error::RingSlotsHeld`]; [`Error::DismissedFromRing`]; [`Error::WrongBackend`]; [`Error::StreamCapturing`];
+    /// [`Error::Timeout`] if the host waits; [`Error::Unsupported`] for a stream of a device without timelines in a ring of a
+    /// device with timelines; [`Error::Forked`]. After an error, the next call takes the same slot.
     pub fn next<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingReadSlot> {
         let stream = stream.as_stream();
         let inner = &*self.inner;
         inner.owner.check()?;
         check_backend("the stream", stream.backend(), inner.backend.info().name)?;
-        let waits = || if inner.may_take(self.next)? { Ok(()) } else { inner.wait_on(self.next, stream) };
-        waits().map_err(|error| inner.end_of_ring(error))?;
+        let wait = || if inner.may_take(self.next)? { Ok(()) } else { inner.wait_on(self.next, stream) };
+        wait().map_err(|error| inner.end_of_ring(error))?;
         Ok(self.take())
     }
 
-    /// The next slot, once it has been published: waits on the host, which looks again and again at first. Work on any stream may
-    /// read it then.
+    /// Takes the next slot after waiting on the host for its publication. Work on any stream may then read it.
+    ///
+    /// The wait spins before it sleeps.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as [`next`](Self::next). The next call gives the same slot.
+    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as for [`next`](Self::next). After an error, the next call
+    /// takes the same slot.
     pub fn wait_next(&mut self, timeout: Duration) -> Result<RingReadSlot> {
         let inner = &*self.inner;
         inner.owner.check()?;
@@ -158,11 +194,11 @@ impl RingReader {
         Ok(self.take())
     }
 
-    /// The next slot, if it has been published; waits for nothing.
+    /// Takes the next slot if it has been published. Does not wait.
     ///
     /// # Errors
     ///
-    /// As [`next`](Self::next).
+    /// As for [`next`](Self::next).
     pub fn try_next(&mut self) -> Result<Option<RingReadSlot>> {
         self.inner.owner.check()?;
         let published = self.inner.may_take(self.next).map_err(|error| self.inner.end_of_ring(error))?;
@@ -177,15 +213,15 @@ impl RingReader {
         RingReadSlot::new(Arc::clone(&self.inner), sequence)
     }
 
-    /// Has `callback` run, once, when the writer's process has ended; as [`Mapping::on_gone`].
+    /// Registers a callback that runs once when the writer's process has terminated; see [`Mapping::on_gone`].
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         self.inner.mapping().on_gone(callback);
     }
 
     /// Returns an error if a slot that this reader accessed and released ahead of its publication was never published.
     ///
-    /// [`next`](Self::next) reports the same. Call this once the work has finished, before its result is used, where a reader
-    /// takes a fixed number of slots and releases them without waiting.
+    /// [`next`](Self::next) reports the same. If a reader takes a fixed number of slots and releases them without waiting, call
+    /// this when the work has finished, before its result is used.
     ///
     /// # Errors
     ///
@@ -197,21 +233,21 @@ impl RingReader {
         inner.is_published(last).map(drop).map_err(|error| inner.end_of_ring(error))
     }
 
-    /// Leaves the ring; what a drop does, by name. Does not wait.
+    /// Closes the reader, as dropping it does. Does not wait.
     pub fn close(self) {}
 }
 
-/// The state of one sequence, as its reader sees it.
+/// The state of one sequence from the reader's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Publication {
     Published,
     /// Not published yet.
     Pending,
-    /// The writer has closed the ring, and this sequence is not among its publications.
+    /// The writer closed the ring without publishing this sequence.
     Closed,
-    /// The timeline has ended without this publication.
+    /// The writer terminated without publishing this sequence.
     WriterGone,
-    /// The counter has ended, and the reason is not visible yet.
+    /// The counter has ended, but the reason is not visible yet.
     Ending,
 }
 
@@ -239,9 +275,9 @@ impl Publication {
     }
 }
 
-impl Inner {
+impl ReaderState {
     pub(super) fn mapping(&self) -> &Mapping {
-        self.mapping.as_ref().expect("taken when the last guard goes")
+        self.mapping.as_ref().expect("only the drop takes the mapping")
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Releases> {
@@ -256,11 +292,11 @@ impl Inner {
         if self.timeline.start() == RingStart::Dismissed { Err(self.dismissed()) } else { Ok(()) }
     }
 
-    /// Has this sequence been published? An error where it never will be, or may have been written over.
+    /// Returns whether a sequence has been published. Fails if it never will be, or may have been overwritten.
     pub(super) fn is_published(&self, sequence: u64) -> Result<bool> {
-        for _ in 0..LOOKS_FOR_THE_END {
+        for _ in 0..MAX_TERMINATION_POLLS {
             let seen = self.timeline.seen();
-            // Looked at behind the counter: whoever is dismissed is told so before its counter ends.
+            // Loaded after the counter: the writer marks the reader as dismissed before it ends the counter.
             self.check_dismissed()?;
             match Publication::of(sequence, seen, self.timeline.total()) {
                 Publication::Published => return Ok(true),
@@ -274,11 +310,10 @@ impl Inner {
             }
         }
         self.timeline.check()?;
-        Err(Error::Protocol("the ring's counter has ended, and nothing says why".into()))
+        Err(Error::Protocol("the counter of the ring ended without a reason".into()))
     }
 
-    /// The error of a reader at the end of the ring: where a sequence was accessed and released, and never published, it names
-    /// that one.
+    /// Returns the error at the end of the ring, which names a sequence that was accessed and released but never published.
     fn end_of_ring(&self, end: Error) -> Error {
         if !matches!(end, Error::RingClosed { .. } | Error::ExporterGone { .. } | Error::LeaseEnded { .. }) {
             return end;
@@ -295,7 +330,7 @@ impl Inner {
         }
     }
 
-    /// Is there a slot for this sequence, or will there be one without this reader's doing? Then: has it been published?
+    /// Checks that the slot of a sequence does not wait for this reader, and returns whether the sequence has been published.
     fn may_take(&self, sequence: u64) -> Result<bool> {
         if self.is_published(sequence)? {
             return Ok(true);
@@ -303,7 +338,7 @@ impl Inner {
         let mut releases = self.lock();
         if releases.taken.any_dropped() {
             check_may_wait("RingReader::next", self.timeout)?;
-            // The device is waited for, and may not get new work that waits for what comes behind the release.
+            // The worker waits for the device, which must not get new work that depends on the release.
             let dropped = |releases: &mut Releases| releases.taken.any_dropped();
             let waited = self.released.wait_timeout_while(releases, self.timeout, dropped);
             releases = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -311,13 +346,13 @@ impl Inner {
                 return Err(Error::Timeout {
                     what: format!("the release of sequence {}, which was dropped,", releases.taken.first()),
                     after: self.timeout,
-                    detail: "; a slot that is dropped waits for all work of the device: release slots on the stream \
-                             that reads them"
+                    detail: "; a dropped slot waits for all work of the device: release slots on the stream that reads \
+                             them"
                         .into(),
                 });
             }
         }
-        let before = self.slots.takes_the_place_of(sequence);
+        let before = self.slots.previous_in_slot(sequence);
         if before.is_some_and(|before| releases.taken.is_held(before)) {
             return Err(Error::RingSlotsHeld { slots: self.slots.count() });
         }
@@ -330,7 +365,7 @@ impl Inner {
             return self.wait_published(sequence, self.timeout);
         }
         match self.timeline.wait(sequence + 1, &stream) {
-            // The end may have come in between, behind this publication.
+            // The counter may have ended meanwhile, after this publication.
             Err(error) => {
                 if self.is_published(sequence)? {
                     Ok(())
@@ -338,7 +373,7 @@ impl Inner {
                     Err(error)
                 }
             }
-            waits => waits,
+            result => result,
         }
     }
 
@@ -364,7 +399,7 @@ impl Inner {
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for ReaderState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RingReader")
             .field("mapping", &self.mapping)

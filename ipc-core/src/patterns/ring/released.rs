@@ -1,45 +1,45 @@
-//! What a reader has taken and released, in the order of sequences.
+//! The slots that a reader has taken and released, in the order of sequences.
 //!
-//! The writer hears one number: how many sequences have been released from the first on. A slot that is released before an
-//! older one is therefore told of together with that one, and behind the streams of both.
+//! The reader signals one number to the writer: all sequences below it are released. The release of a slot is therefore signalled
+//! together with those of all older slots, after the streams of all of them.
 
 use std::collections::VecDeque;
 
 use super::writer::StreamKey;
 
-/// The sequences that a reader has taken, and of which the writer has not been told that they are released.
+/// The taken sequences whose release has not been signalled to the writer.
 #[derive(Debug)]
-pub(super) struct Taken {
-    /// The first of them; the next to be taken where there are none.
+pub(super) struct TakenSlots {
+    /// The first of them, or the next sequence to take if there are none.
     first: u64,
-    all: VecDeque<State>,
+    all: VecDeque<SlotState>,
 }
 
-/// What has become of a sequence that was taken.
+/// The state of a taken sequence.
 #[derive(Debug)]
-pub(super) enum State {
-    /// The reader has it.
+pub(super) enum SlotState {
+    /// The reader uses the slot.
     Held,
-    /// It has been dropped, and waits for the device.
+    /// The slot was dropped, and its release waits for the device.
     Dropped,
-    /// The host tells of it when the stream that releases it has got there.
-    Passing,
-    /// This stream releases it, and the reader's own counter has this value when it has got there.
+    /// The host signals the release when the stream reaches it.
+    Pending,
+    /// This stream releases the slot; the reader's own counter has this value when the stream reaches the release.
     ReleasedOn(StreamKey, u64),
-    /// It has been released, and nothing more is to be waited for.
+    /// The slot is released, and no work is pending.
     Released,
 }
 
-impl Taken {
+impl TakenSlots {
     pub(super) const fn from(first: u64) -> Self {
         Self { first, all: VecDeque::new() }
     }
 
     pub(super) fn take(&mut self) {
-        self.all.push_back(State::Held);
+        self.all.push_back(SlotState::Held);
     }
 
-    /// The first that has not been told of as released.
+    /// Returns the first sequence whose release has not been signalled.
     pub(super) const fn first(&self) -> u64 {
         self.first
     }
@@ -48,40 +48,41 @@ impl Taken {
         self.all.is_empty()
     }
 
-    /// Does the reader still have this sequence?
+    /// Returns whether the reader uses the slot of this sequence.
     pub(super) fn is_held(&self, sequence: u64) -> bool {
         let at = sequence.checked_sub(self.first).and_then(|at| self.all.get(at as usize));
-        matches!(at, Some(State::Held))
+        matches!(at, Some(SlotState::Held))
     }
 
-    /// Is any sequence dropped that the device has yet to be waited for?
+    /// Returns whether a dropped sequence waits for the device.
     pub(super) fn any_dropped(&self) -> bool {
-        self.all.iter().any(|state| matches!(state, State::Dropped))
+        self.all.iter().any(|state| matches!(state, SlotState::Dropped))
     }
 
-    pub(super) fn set(&mut self, sequence: u64, state: State) {
+    pub(super) fn set(&mut self, sequence: u64, state: SlotState) {
         let at = sequence.checked_sub(self.first).and_then(|at| self.all.get_mut(at as usize));
         if let Some(at) = at {
             *at = state;
         }
     }
 
-    /// Those that were released before the first, and are told of together with it.
-    pub(super) fn behind_first(&self) -> impl Iterator<Item = &State> {
-        let is_released = |state: &&State| matches!(state, State::ReleasedOn(..) | State::Released);
+    /// Returns the sequences after the first whose release is signalled together with that of the first.
+    pub(super) fn released_after_first(&self) -> impl Iterator<Item = &SlotState> {
+        let is_released =
+            |state: &&SlotState| matches!(state, SlotState::ReleasedOn(..) | SlotState::Released);
         self.all.iter().skip(1).take_while(is_released)
     }
 
-    /// The first, and so many behind it, have been told of.
-    pub(super) fn forget(&mut self, behind_first: usize) {
-        let count = (behind_first + 1).min(self.all.len());
+    /// Removes the first sequence and `more` after it, whose releases have been signalled.
+    pub(super) fn remove_signalled(&mut self, more: usize) {
+        let count = (more + 1).min(self.all.len());
         self.all.drain(..count);
         self.first += count as u64;
     }
 
-    /// Forgets those at the begin of which nothing more is to be waited for; the first that is left.
-    pub(super) fn forget_released(&mut self) -> u64 {
-        while matches!(self.all.front(), Some(State::Released)) {
+    /// Removes released sequences from the front and returns the first that remains.
+    pub(super) fn remove_released(&mut self) -> u64 {
+        while matches!(self.all.front(), Some(SlotState::Released)) {
             self.all.pop_front();
             self.first += 1;
         }

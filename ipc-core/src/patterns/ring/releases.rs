@@ -1,10 +1,10 @@
-//! How a reader tells the writer what it has released.
+//! Signals of releases from a reader to the writer.
 
 use std::sync::{Arc, PoisonError};
 
-use super::reader::Inner;
-use super::released::{State, Taken};
-use super::writer::{StreamKey, event_on};
+use super::reader::ReaderState;
+use super::released::{SlotState, TakenSlots};
+use super::writer::{StreamKey, record_event_on};
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{DeviceIpc, DeviceStream};
 use crate::model::error::{Error, Result};
@@ -13,27 +13,28 @@ use crate::sharing::Runtime;
 use crate::sharing::export::check_backend;
 use crate::sharing::timeline::{OwnCounter, RingStart};
 
-/// What a reader has taken and released, and who has told of it.
+/// The releases of a reader and the streams that signalled them.
 pub(super) struct Releases {
-    pub(super) taken: Taken,
+    pub(super) taken: TakenSlots,
     /// The stream that signalled last.
     last_stream: Option<StreamKey>,
-    /// Counts which signals to the writer have arrived: the writer's process can write the words that they go by.
+    /// Counts the signals to the writer that have arrived. The shared counter cannot be trusted: the writer can write it.
     signalled: Option<Arc<OwnCounter>>,
-    /// Counts the releases that came before those of older slots, and the stream that did so last.
+    /// Counts the releases that precede those of older slots.
     own: Option<Arc<OwnCounter>>,
+    /// The stream that incremented `own` last.
     last_marked: Option<StreamKey>,
-    /// For slots that are dropped.
+    /// The stream that releases dropped slots.
     own_stream: Option<Box<dyn DeviceStream>>,
     /// The last sequence that was accessed and released ahead of its publication.
     pub(super) last_read_ahead: Option<u64>,
 }
 
 impl Releases {
-    /// Of a reader that begins with this sequence.
+    /// Creates the releases of a reader that begins with sequence `start`.
     pub(super) const fn from(start: u64) -> Self {
         Self {
-            taken: Taken::from(start),
+            taken: TakenSlots::from(start),
             last_stream: None,
             signalled: None,
             own: None,
@@ -44,7 +45,7 @@ impl Releases {
     }
 }
 
-impl Inner {
+impl ReaderState {
     pub(super) fn release_on(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
@@ -60,7 +61,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The stream tells the writer; of a slot that is not the oldest, the stream that releases the oldest does.
+    /// Signals a release by a stream. If the slot is not the oldest, the stream that releases the oldest slot signals it.
     fn signal_release(
         &self,
         releases: &mut Releases,
@@ -70,33 +71,33 @@ impl Inner {
         let key = StreamKey::of(stream);
         if sequence != releases.taken.first() {
             let value = self.mark(releases, stream)?;
-            releases.taken.set(sequence, State::ReleasedOn(key, value));
+            releases.taken.set(sequence, SlotState::ReleasedOn(key, value));
             return Ok(());
         }
-        let (mut together, mut behind) = (0, None);
-        for state in releases.taken.behind_first() {
-            if let State::ReleasedOn(on, value) = state
+        let (mut more, mut last_value) = (0, None);
+        for state in releases.taken.released_after_first() {
+            if let SlotState::ReleasedOn(on, value) = state
                 && *on != key
             {
-                behind = behind.max(Some(*value));
+                last_value = last_value.max(Some(*value));
             }
-            together += 1;
+            more += 1;
         }
-        if let (Some(own), Some(value)) = (&releases.own, behind) {
+        if let (Some(own), Some(value)) = (&releases.own, last_value) {
             own.wait_for_own(value, stream)?;
         }
         let signalled = counter(&mut releases.signalled, &self.backend)?;
         if releases.last_stream != Some(key) {
             signalled.wait_for_all(stream)?;
         }
-        let value = sequence + 1 + together as u64;
+        let value = sequence + 1 + more as u64;
         match self.timeline.signal(value, &stream) {
-            // Nobody waits for it any longer.
+            // The writer has terminated and waits no longer.
             Err(_) if self.timeline.check().is_err() => return Ok(()),
-            told => told?,
+            result => result?,
         }
         signalled.mark(value, stream);
-        releases.taken.forget(together);
+        releases.taken.remove_signalled(more);
         releases.last_stream = Some(key);
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Inner {
         if self.timeline.check().is_ok() {
             let mut releases = self.lock();
             if self.on_host {
-                self.tell_released(&mut releases, sequence);
+                self.signal_from_host(&mut releases, sequence);
             } else {
                 self.signal_release_now(&mut releases, sequence)?;
             }
@@ -116,35 +117,35 @@ impl Inner {
         Ok(())
     }
 
-    /// The host tells the writer; of a slot that is not the oldest, whoever releases the oldest does.
+    /// Signals a release from the host. If the slot is not the oldest, the release of the oldest slot signals it.
     fn signal_release_now(&self, releases: &mut Releases, sequence: u64) -> Result<()> {
         if sequence != releases.taken.first() {
-            releases.taken.set(sequence, State::Released);
+            releases.taken.set(sequence, SlotState::Released);
             return Ok(());
         }
-        let has_come = |value| releases.own.as_ref().is_none_or(|own| own.has_come_to(value));
+        let has_reached = |value| releases.own.as_ref().is_none_or(|own| own.has_come_to(value));
         let arrived = releases.signalled.as_ref().is_none_or(|signalled| signalled.has_arrived());
-        let (mut together, mut all_there) = (0, arrived);
-        for state in releases.taken.behind_first() {
-            all_there &= !matches!(state, State::ReleasedOn(_, value) if !has_come(*value));
-            together += 1;
+        let (mut more, mut all_arrived) = (0, arrived);
+        for state in releases.taken.released_after_first() {
+            all_arrived &= !matches!(state, SlotState::ReleasedOn(_, value) if !has_reached(*value));
+            more += 1;
         }
-        if !all_there {
-            let why = "a stream has yet to get to the release of another one; synchronise that stream, or release this one \
-                       on a stream";
+        if !all_arrived {
+            let why = "a stream has not reached the release of another slot; synchronise that stream, or release this slot on a \
+                       stream";
             return Err(Error::RingNotYet { sequence, what: "released", why: why.into() });
         }
-        match self.timeline.signal_now(sequence + 1 + together as u64) {
-            // Nobody waits for it any longer.
+        match self.timeline.signal_now(sequence + 1 + more as u64) {
+            // The writer has terminated and waits no longer.
             Err(_) if self.timeline.check().is_err() => return Ok(()),
-            signalled => signalled?,
+            result => result?,
         }
-        releases.taken.forget(together);
+        releases.taken.remove_signalled(more);
         releases.last_stream = None;
         Ok(())
     }
 
-    /// Counts on when the stream gets here, and streams that did so before have; the count.
+    /// Increments the reader's own counter when the stream reaches this point, after earlier increments. Returns the new value.
     fn mark(&self, releases: &mut Releases, stream: BorrowedStream<'_>) -> Result<u64> {
         let own = counter(&mut releases.own, &self.backend)?;
         let (key, value) = (StreamKey::of(stream), own.last_signalled() + 1);
@@ -153,64 +154,66 @@ impl Inner {
         Ok(value)
     }
 
-    /// A thread of the library tells the writer, when the stream has got there.
+    /// Signals a release from a thread of the library when the stream reaches it.
     fn release_by_host(self: &Arc<Self>, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let runtime = Runtime::get()?;
-        match event_on(&*self.backend, stream)? {
-            None => self.tell_released(&mut self.lock(), sequence),
+        match record_event_on(&*self.backend, stream)? {
+            None => self.signal_from_host(&mut self.lock(), sequence),
             Some(event) => {
-                self.lock().taken.set(sequence, State::Passing);
+                self.lock().taken.set(sequence, SlotState::Pending);
                 let inner = Arc::clone(self);
-                runtime.worker.submit_when(event, move || inner.tell_released(&mut inner.lock(), sequence));
+                runtime
+                    .worker
+                    .submit_when(event, move || inner.signal_from_host(&mut inner.lock(), sequence));
             }
         }
         Ok(())
     }
 
-    fn tell_released(&self, releases: &mut Releases, sequence: u64) {
-        releases.taken.set(sequence, State::Released);
-        let first = releases.taken.forget_released();
+    fn signal_from_host(&self, releases: &mut Releases, sequence: u64) {
+        releases.taken.set(sequence, SlotState::Released);
+        let first = releases.taken.remove_released();
         if first > self.timeline.last_signalled() {
-            // Whoever has gone waits for nothing.
+            // The signal fails if the writer has terminated, and is not needed then.
             let _ = self.timeline.signal_now(first);
         }
     }
 
-    /// Notes that work may have read a sequence which had not been published when its slot was released or dropped.
+    /// Records that work may have read a sequence that was unpublished when its slot was released or dropped.
     pub(super) fn note_read_ahead(&self, sequence: u64) {
         let mut releases = self.lock();
         releases.last_read_ahead = releases.last_read_ahead.max(Some(sequence));
     }
 
-    /// A slot was dropped without a release: when its bytes have come and the device has been waited for, it counts as released.
-    pub(super) fn let_go(self: &Arc<Self>, sequence: u64) {
+    /// Releases a slot that was dropped, when it has been published and the device is idle.
+    pub(super) fn release_after_drop(self: &Arc<Self>, sequence: u64) {
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
-        self.lock().taken.set(sequence, State::Dropped);
-        let (asks, inner) = (Arc::clone(self), Arc::clone(self));
-        let has_come = move || Ok(asks.is_published(sequence).unwrap_or(true));
-        runtime.worker.submit_once(has_come, move || inner.release_dropped(sequence));
+        self.lock().taken.set(sequence, SlotState::Dropped);
+        let (polled, inner) = (Arc::clone(self), Arc::clone(self));
+        let is_published = move || Ok(polled.is_published(sequence).unwrap_or(true));
+        runtime.worker.submit_once(is_published, move || inner.release_dropped(sequence));
     }
 
     fn release_dropped(&self, sequence: u64) {
         if let Err(error) = self.backend.synchronize_device(self.slots.device()) {
-            tracing::warn!(%error, "the device could not be waited for before a slot of a ring was released");
+            tracing::warn!(%error, "cannot synchronise the device before releasing a dropped ring slot");
         }
         let mut releases = self.lock();
-        let told = if self.timeline.check().is_err() {
-            releases.taken.set(sequence, State::Held);
+        let released = if self.timeline.check().is_err() {
+            releases.taken.set(sequence, SlotState::Held);
             Ok(())
         } else if self.on_host {
-            self.tell_released(&mut releases, sequence);
+            self.signal_from_host(&mut releases, sequence);
             Ok(())
         } else if sequence != releases.taken.first() {
-            releases.taken.set(sequence, State::Released);
+            releases.taken.set(sequence, SlotState::Released);
             Ok(())
         } else {
             self.release_on_own_stream(&mut releases, sequence)
         };
-        if let Err(error) = told {
-            tracing::warn!(%error, sequence, "a slot of a ring that was dropped cannot be released");
-            releases.taken.set(sequence, State::Held);
+        if let Err(error) = released {
+            tracing::warn!(%error, sequence, "cannot release a dropped ring slot");
+            releases.taken.set(sequence, SlotState::Held);
         }
         drop(releases);
         self.released.notify_all();
@@ -221,13 +224,13 @@ impl Inner {
             Some(stream) => stream,
             None => self.backend.memory().create_stream(self.slots.device())?,
         };
-        let told = self.signal_release(releases, sequence, stream.as_borrowed());
+        let result = self.signal_release(releases, sequence, stream.as_borrowed());
         releases.own_stream = Some(stream);
-        told
+        result
     }
 }
 
-/// The counter, which is made when it is first needed.
+/// Returns a counter, which is created on first use.
 fn counter<'a>(
     counter: &'a mut Option<Arc<OwnCounter>>,
     backend: &Arc<dyn DeviceIpc>,
@@ -235,12 +238,13 @@ fn counter<'a>(
     if counter.is_none() {
         *counter = Some(OwnCounter::new(backend)?);
     }
-    Ok(counter.as_ref().expect("it was just made"))
+    Ok(counter.as_ref().expect("the counter was just created"))
 }
 
-impl Drop for Inner {
-    /// The work that reads slots has been done when the releases behind it have arrived; then the memory is closed without
-    /// waiting for the device, whose other streams may wait for what this very ring has yet to bring.
+impl Drop for ReaderState {
+    /// Closes the memory when the releases have arrived, which proves that the work that reads slots has finished.
+    ///
+    /// This does not wait for the whole device, because its other streams may wait for later publications of this ring.
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
         kill_point!("importer:ring-left");
@@ -252,10 +256,10 @@ impl Drop for Inner {
             return drop(mapping);
         };
         let timeline = self.timeline.clone();
-        let (arrives, signalled) = (timeline.clone(), releases.signalled.take());
+        let (polled, signalled) = (timeline.clone(), releases.signalled.take());
         let arrived = move || signalled.as_ref().is_none_or(|signalled| signalled.has_arrived());
         runtime.worker.submit_once(
-            move || Ok(arrived() || arrives.check().is_err()),
+            move || Ok(arrived() || polled.check().is_err()),
             move || if timeline.check().is_ok() { mapping.end_finished() } else { drop(mapping) },
         );
     }

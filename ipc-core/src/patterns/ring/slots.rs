@@ -1,4 +1,4 @@
-//! Where the slots of a ring lie.
+//! The addresses of a ring's slots.
 
 use crate::model::address::DeviceRange;
 use crate::sharing::Runtime;
@@ -12,7 +12,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// `None` where they do not fit.
+    /// Divides a range into slots; `None` if they do not fit.
     pub(super) fn new(range: DeviceRange, count: u32, bytes: u64) -> Option<Self> {
         let needed = bytes.checked_mul(u64::from(count))?;
         (count > 0 && bytes > 0 && needed <= range.len && range.end().is_some()).then_some(Self {
@@ -26,7 +26,7 @@ impl Slots {
         self.count
     }
 
-    /// Of each.
+    /// Returns the size of a slot in bytes.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -35,19 +35,19 @@ impl Slots {
         self.range.device
     }
 
-    /// The slot that a sequence lies in.
+    /// Returns the slot of a sequence.
     pub(super) fn of(&self, sequence: u64) -> DeviceRange {
         let offset = sequence % u64::from(self.count) * self.bytes;
-        self.range.slice(offset, self.bytes).expect("checked when the slots were laid out")
+        self.range.slice(offset, self.bytes).expect("`new` checked that the slots fit")
     }
 
-    /// The sequence whose slot this one takes.
-    pub(super) fn takes_the_place_of(&self, sequence: u64) -> Option<u64> {
+    /// Returns the previous sequence in the same slot.
+    pub(super) fn previous_in_slot(&self, sequence: u64) -> Option<u64> {
         sequence.checked_sub(u64::from(self.count))
     }
 }
 
-/// A host begins to wait for a publication or a release.
+/// Counts a wait of the host for a publication or a release.
 pub(super) fn count_host_wait() {
     if let Some(runtime) = Runtime::existing() {
         runtime.metrics.ring_host_waits_total.add(1);
@@ -65,17 +65,17 @@ mod tests {
     }
 
     #[test]
-    fn sequences_go_round_the_slots() {
+    fn sequences_cycle_through_slots() {
         let slots = Slots::new(range(1000), 3, 256).unwrap();
         let begins: Vec<_> = (0..7).map(|sequence| slots.of(sequence).ptr.get() - 4096).collect();
         assert_eq!(begins, [0, 256, 512, 0, 256, 512, 0]);
         assert_eq!(slots.of(u64::MAX).len, 256);
-        let before: Vec<_> = (0..5).map(|sequence| slots.takes_the_place_of(sequence)).collect();
+        let before: Vec<_> = (0..5).map(|sequence| slots.previous_in_slot(sequence)).collect();
         assert_eq!(before, [None, None, None, Some(0), Some(1)]);
     }
 
     #[test]
-    fn slots_that_do_not_fit_are_none() {
+    fn slots_that_do_not_fit_are_rejected() {
         for (len, count, bytes) in
             [(767, 3, 256), (1000, 0, 256), (1000, 3, 0), (1000, u32::MAX, u64::MAX), (1000, 2, u64::MAX)]
         {

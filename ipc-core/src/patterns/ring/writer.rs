@@ -1,10 +1,10 @@
-//! The writer's guards.
+//! The guards of a ring's writer.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::members::{Member, Members, ReaderPosition, in_words};
+use super::members::{Member, Members, ReaderPosition, describe_readers};
 use super::slots::{Slots, count_host_wait};
 use crate::backend::DeviceIpc;
 use crate::backend::interop::{ViewStream, ViewTypes};
@@ -24,40 +24,63 @@ use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::ring::RingDescriptor;
 
-/// A ring, seen from its writer: memory that is shared once, in slots that are written again and again.
+/// The writer of a ring: memory that is shared once, in slots that are written in turn.
 ///
-/// [`write`](Self::write) gives the next slot, once every reader's stream has passed what it held;
-/// [`RingWriteSlot::publish`] tells the readers when the stream gets there. Where the device has timelines, no host waits.
-/// Readers come ([`Ipc::open_ring`](crate::Ipc::open_ring)) and go at any time; one that dies leaves the ring, and the stream that
-/// waited for it goes on.
+/// [`write`](Self::write) returns the next slot; its stream waits until every reader has released the slot.
+/// [`RingWriteSlot::publish`] notifies the readers when the stream reaches that point. If the device has timelines, no host
+/// waits. Readers open ([`Ipc::open_ring`](crate::Ipc::open_ring)) and close the ring at any time. A reader that dies leaves the
+/// ring, and streams that wait for it continue.
 ///
-/// Dropping the ring closes it without waiting: readers get what has been published, then [`Error::RingClosed`].
+/// Dropping the ring closes it without waiting: readers receive all publications, then [`Error::RingClosed`].
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// use std::time::Duration;
+///
+/// let mut ring = ipc.ring(ipc.allocate(0, 512)?).slots(2).start()?;
+/// # let descriptor = ring.descriptor().clone();
+/// # let reader = ipc.open_ring(&descriptor).at_home()?;
+/// // Send ring.descriptor() to the reader, then wait until it has opened the ring.
+/// ring.wait_readers(1, Duration::from_secs(30))?;
+/// let stream = ipc.create_stream(0)?;
+/// let mut slot = ring.write(&stream)?;
+/// slot.view_mut(&stream)?.copy_from(&[1.0_f32; 64])?;
+/// slot.publish(&stream)?;
+/// assert_eq!(ring.sequence(), 1);
+/// # drop(reader);
+/// ring.close(Duration::from_secs(30))?; // waits until the readers have closed the ring
+/// # Ok(())
+/// # }
+/// ```
 pub struct Ring {
-    // Dropped in this order: readers are told that it is closed, then the export ends.
-    closing: Closing,
+    // Fields are dropped in this order: the ring notifies readers of its end, then ends the export.
+    close_guard: CloseGuard,
     export: Export,
-    /// What views of slots are made of.
+    /// The source of views of slots.
     memory: OwnMemory,
     descriptor: RingDescriptor,
     backend: Arc<dyn DeviceIpc>,
     slots: Slots,
     members: Arc<Members>,
-    /// The readers as they were at `version` of the list.
+    /// The readers at `version` of the list.
     known: Vec<Arc<Member>>,
     version: u64,
     next: u64,
     /// The stream that published last.
     last_stream: Option<StreamKey>,
-    /// Counts publications for the writer's own streams; `None` where the host does the waiting.
+    /// Counts publications for the writer's own streams; `None` if the host waits.
     own: Option<Arc<OwnCounter>>,
     timeout: Duration,
     owner: Owner,
 }
 
-/// How long a publication by the host waits for the writer's own counter where a reader has been told already.
-const OWN_COUNTER_FOLLOWS: Duration = Duration::from_secs(1);
+/// Maximum time for which a publication by the host waits for the writer's own counter after a reader was notified.
+const OWN_COUNTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tells streams apart.
+/// The identity of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamKey(DeviceOrdinal, u64);
 
@@ -67,13 +90,13 @@ impl StreamKey {
     }
 }
 
-/// Closes the ring when it is dropped.
-struct Closing {
+/// A guard that closes the ring when it is dropped.
+struct CloseGuard {
     members: Arc<Members>,
     owner: Owner,
 }
 
-impl Drop for Closing {
+impl Drop for CloseGuard {
     fn drop(&mut self) {
         if self.owner.is_here() {
             self.members.close();
@@ -96,10 +119,10 @@ impl Ring {
         }
         let descriptor = RingDescriptor::new(memory, slots.count(), slots.bytes());
         Self {
-            closing: Closing { members: Arc::clone(&members), owner: Owner::current() },
+            close_guard: CloseGuard { members: Arc::clone(&members), owner: Owner::current() },
             export,
             memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
-            descriptor: descriptor.expect("the slots lie in the memory"),
+            descriptor: descriptor.expect("the slots fit the memory"),
             backend,
             slots,
             members,
@@ -113,98 +136,102 @@ impl Ring {
         }
     }
 
-    /// What readers need; send it by any road.
+    /// Returns the descriptor with which readers open the ring. Send it over any transport.
     pub const fn descriptor(&self) -> &RingDescriptor {
         &self.descriptor
     }
 
-    /// Does the host do the waiting, as the device has no timelines? Then [`write`](Self::write) waits, and a publication is told
-    /// of by a thread of the library.
+    /// Returns whether the host waits because the device has no timelines.
+    ///
+    /// Then [`write`](Self::write) waits for releases, and a thread of the library signals publications.
     pub const fn waits_on_host(&self) -> bool {
         self.own.is_none()
     }
 
-    /// The sequence that is published next: how many publications there have been.
+    /// Returns the next sequence to publish, which is the number of publications so far.
     pub const fn sequence(&self) -> u64 {
         self.next
     }
 
-    /// How many readers there are.
+    /// Returns the number of readers.
     pub fn readers(&self) -> usize {
         self.watch().count()
     }
 
-    /// Waits until there are at least so many readers. What is published before a reader has joined is not for it.
+    /// Waits until there are at least `count` readers.
+    ///
+    /// A reader receives only publications made after it opened the ring.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::Timeout`], which states the number of readers; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
         self.watch().wait_readers(count, timeout)
     }
 
-    /// The readers that the next [`write`](Self::write) waits for, the last first.
+    /// Returns the readers that the next [`write`](Self::write) waits for, the slowest first.
     pub fn readers_behind(&self) -> Vec<ReaderPosition> {
         self.watch().readers_behind()
     }
 
-    /// Goes on without a reader. True where it was one.
+    /// Dismisses a reader and returns whether it was a reader.
     ///
-    /// Streams that wait for it go on; what it reads is written over, and it gets [`Error::DismissedFromRing`] when it asks for
-    /// the next slot, releases one, or checks one. It may join again.
+    /// Streams that wait for the reader continue, and its slots are overwritten. The reader gets [`Error::DismissedFromRing`]
+    /// when it takes, releases or checks a slot. It may open the ring again.
     pub fn dismiss(&self, reader: LeaseId) -> bool {
         self.watch().dismiss(reader)
     }
 
-    /// The readers, for other threads: one that waits in a driver for a stream cannot ask who holds it up.
+    /// Returns a handle to the readers for other threads, for use while the writer's thread waits in the driver.
     pub fn watch(&self) -> RingReaders {
         RingReaders { members: Arc::clone(&self.members), slots: self.slots.count(), owner: self.owner }
     }
 
-    /// Who has the memory open.
+    /// Returns the holders of leases on the memory.
     pub fn holders(&self) -> Holders {
         self.export.holders()
     }
 
-    /// The next slot. Work that is submitted to the stream from now on waits until every reader has passed what the slot
-    /// held; the host does not wait, but where [`waits_on_host`](Self::waits_on_host).
+    /// Returns the next slot. Later work on the stream waits until every reader has released the slot.
     ///
-    /// A reader that never releases what it has got holds the stream up: [`readers_behind`](Self::readers_behind) names it,
-    /// [`dismiss`](Self::dismiss) goes on without it, [`wait_writable`](Self::wait_writable) is an error in time.
+    /// The host does not wait, unless the ring [waits on the host](Self::waits_on_host). A reader that never releases its slots
+    /// blocks the stream: [`readers_behind`](Self::readers_behind) returns it, [`dismiss`](Self::dismiss) removes it, and
+    /// [`wait_writable`](Self::wait_writable) fails after a timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`]; [`Error::StreamCapturing`]; where the host waits, [`Error::Timeout`] with the readers that are
-    /// behind, after the builder's time; [`Error::Unsupported`] for a stream of a device without timelines, in a ring of one
-    /// that has them; [`Error::Forked`]. The next call gives the same slot.
+    /// [`Error::WrongBackend`]; [`Error::StreamCapturing`]; if the host waits, [`Error::Timeout`] with the readers that are
+    /// behind, after the builder's timeout; [`Error::Unsupported`] for a stream of a device without timelines in a ring of a
+    /// device with timelines; [`Error::Forked`]. After an error, the next call returns the same slot.
     pub fn write<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingWriteSlot<'_>> {
         let stream = stream.as_stream();
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if self.next + 1 >= TIMELINE_END {
-            let why = "the ring has had all its publications; make a new one".into();
+            let why = "the ring has used up its sequence numbers; create a new ring".into();
             return Err(Error::TimelineValue { value: self.next + 1, why });
         }
         self.members.update(&mut self.known, &mut self.version);
         if self.waits_on_host() {
             self.wait_writable(self.timeout)?;
-        } else if let Some(before) = self.slots.takes_the_place_of(self.next) {
-            self.stream_waits_for_release_of(before, stream)?;
+        } else if let Some(previous) = self.slots.previous_in_slot(self.next) {
+            self.wait_release_on_stream(previous, stream)?;
         }
         kill_point!("exporter:ring-waited");
         let sequence = self.next;
         Ok(RingWriteSlot { ring: self, sequence })
     }
 
-    fn stream_waits_for_release_of(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
+    /// Makes the stream wait until every reader has released a sequence.
+    fn wait_release_on_stream(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         if let Some(own) = &self.own
             && self.last_stream != Some(StreamKey::of(stream))
         {
-            // Behind what another stream of this process wrote there.
+            // After the work of another stream of this process on the slot.
             own.wait_for_own(sequence + 1, stream)?;
         }
         for member in &self.known {
-            // Who has released it already, or has gone, costs no driver call.
+            // A reader that has released the slot or has left needs no driver call.
             if member.position().is_none_or(|position| position > sequence) {
                 continue;
             }
@@ -217,30 +244,32 @@ impl Ring {
         Ok(())
     }
 
-    /// Waits on the host until no reader holds the slot that the next [`write`](Self::write) gives.
+    /// Waits on the host until every reader has released the slot that the next [`write`](Self::write) returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which names the readers that hold it; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::Timeout`], which names the readers that have not released it; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.owner.check()?;
-        let Some(before) = self.slots.takes_the_place_of(self.next) else { return Ok(()) };
+        let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
         let begun = Instant::now();
-        let is_held = |member: &Arc<Member>| member.position().is_some_and(|position| position <= before);
-        let is_kept =
-            || self.known.iter().any(is_held) || (self.waits_on_host() && self.members.told() <= before);
-        if !is_kept() {
+        let is_behind = |member: &Arc<Member>| member.position().is_some_and(|position| position <= previous);
+        let is_in_use = || {
+            self.known.iter().any(is_behind)
+                || (self.waits_on_host() && self.members.first_unsignalled() <= previous)
+        };
+        if !is_in_use() {
             return Ok(());
         }
         check_may_wait("Ring::wait_writable", timeout)?;
         count_host_wait();
-        while is_kept() {
+        while is_in_use() {
             let waited = begun.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {
-                    what: format!("the release of sequence {before}, whose slot is to be written again,"),
+                    what: format!("the release of sequence {previous}, whose slot is to be reused,"),
                     after: timeout,
-                    detail: in_words(&self.members.behind(before)),
+                    detail: describe_readers(&self.members.behind(previous)),
                 });
             }
             pause(waited, timeout);
@@ -248,7 +277,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells every reader, and counts the publication.
+    /// Publishes a sequence to every reader by a stream.
     fn publish(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
@@ -262,17 +291,17 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells every reader at once, and counts the publication.
+    /// Publishes a sequence to every reader from the host.
     fn publish_now(&mut self, sequence: u64) -> Result<()> {
         self.owner.check()?;
         self.check_writable_now(sequence)?;
         if self.waits_on_host() {
             self.count_publication(sequence);
-            self.members.tell(sequence);
+            self.members.signal_complete(sequence);
         } else {
             self.check_arrived(sequence)?;
             let now = |timeline: &Timeline| timeline.signal_now(sequence + 1);
-            self.tell_all(sequence, now, |own| drop(now(own)))?;
+            self.signal_readers(sequence, now, |own| drop(now(own)))?;
             self.last_stream = None;
         }
         self.next = sequence + 1;
@@ -280,52 +309,56 @@ impl Ring {
         Ok(())
     }
 
-    /// Has every reader released what the slot of this sequence held? Who joined since has not had it.
+    /// Checks that every reader has released the slot of a sequence. Newer readers have never taken it.
     fn check_writable_now(&self, sequence: u64) -> Result<()> {
-        let Some(before) = self.slots.takes_the_place_of(sequence) else { return Ok(()) };
-        if self.known.iter().all(|member| member.position().is_none_or(|position| position > before)) {
+        let Some(previous) = self.slots.previous_in_slot(sequence) else { return Ok(()) };
+        if self.known.iter().all(|member| member.position().is_none_or(|position| position > previous)) {
             return Ok(());
         }
         let why = format!(
-            "sequence {before}, whose slot it takes, has not been released{}; wait for that before the slot is written \
-             (Ring::wait_writable), or publish on the stream that waits for it",
-            in_words(&self.members.behind(before))
+            "sequence {previous} in the same slot has not been released{}; call Ring::wait_writable before writing the slot, or \
+             publish on the stream that waits for the release",
+            describe_readers(&self.members.behind(previous))
         );
         Err(Error::RingNotYet { sequence, what: "published", why })
     }
 
-    /// Have the streams got to all publications before this one? The writer's own counter says so, which streams write behind
-    /// those of the readers; the readers can write theirs.
+    /// Checks that the streams have reached all earlier publications.
+    ///
+    /// The check uses the writer's own counter, which streams write after the readers' counters. The readers' counters cannot be
+    /// trusted, because the readers can write them.
     fn check_arrived(&self, sequence: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
-        let told = |member: &Arc<Member>| member.has_been_told(sequence) && member.position().is_some();
-        let (begun, longest) = (Instant::now(), self.timeout.min(OWN_COUNTER_FOLLOWS));
+        let notified =
+            |member: &Arc<Member>| member.has_been_notified(sequence) && member.position().is_some();
+        let (begun, timeout) = (Instant::now(), self.timeout.min(OWN_COUNTER_TIMEOUT));
         loop {
             if own.has_arrived() {
                 return Ok(());
             }
             let waited = begun.elapsed();
-            // A stream that has told the readers comes to the writer's own counter next, and a reader that has heard of it may
-            // be quicker. A reader that only claims so costs no more than the time.
-            if !self.known.iter().any(told) || waited >= longest {
-                let why = "a stream has yet to get to the publication of an earlier one; synchronise that stream, or \
-                           publish on one";
+            // A stream that has signalled the readers writes the writer's own counter next, and a reader may react before
+            // that. A reader that falsely claims the signal only delays the error.
+            if !self.known.iter().any(notified) || waited >= timeout {
+                let why = "a stream has not reached the publication of an earlier sequence; synchronise that stream, or \
+                           publish on a stream";
                 return Err(Error::RingNotYet { sequence, what: "published", why: why.into() });
             }
-            pause(waited, longest);
+            pause(waited, timeout);
         }
     }
 
+    /// Signals a publication to every reader by a stream, after publications on other streams.
     fn signal_all(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let key = StreamKey::of(stream);
         if let Some(own) = &self.own
             && self.last_stream != Some(key)
         {
-            // Behind the publications on other streams. Not by the readers' words: one that leaves ends its own, and what
-            // passes too early there would set it back.
+            // This does not wait for the readers' counters: a reader that leaves ends its counter, and a stream that passed it
+            // too early would decrease it.
             own.wait_for_own(sequence, stream)?;
         }
-        self.tell_all(
+        self.signal_readers(
             sequence,
             |timeline| timeline.signal(sequence + 1, &stream),
             |own| own.mark(sequence + 1, stream),
@@ -334,14 +367,14 @@ impl Ring {
         Ok(())
     }
 
-    /// Signals to every reader, and marks that for the writer's own streams.
-    fn tell_all(
+    /// Signals a publication to every reader, and marks it on the writer's own counter.
+    fn signal_readers(
         &mut self,
         sequence: u64,
         signal: impl Fn(&Timeline) -> Result<()>,
         mark: impl Fn(&OwnCounter),
     ) -> Result<()> {
-        let mut told = 0;
+        let mut signalled = 0;
         loop {
             self.members.update(&mut self.known, &mut self.version);
             for member in &self.known {
@@ -349,14 +382,14 @@ impl Ring {
                     continue;
                 }
                 match signal(&member.timeline) {
-                    Ok(()) => told += 1,
-                    // It has gone in between.
+                    Ok(()) => signalled += 1,
+                    // The reader has left meanwhile.
                     Err(_) if member.position().is_none() => continue,
-                    // Nobody has been told: the slot is as before.
-                    Err(error) if told == 0 => return Err(error),
-                    // Others may be reading it by now, so it is published; this one would wait for ever.
+                    // No reader has been signalled: the slot is unpublished.
+                    Err(error) if signalled == 0 => return Err(error),
+                    // Other readers may be reading the slot, so it is published. This reader would wait for ever.
                     Err(error) => {
-                        tracing::warn!(pid = member.timeline.peer(), %error, "a reader of a ring cannot be told");
+                        tracing::warn!(pid = member.timeline.peer(), %error, "cannot signal a ring reader");
                         member.dismiss();
                     }
                 }
@@ -366,56 +399,55 @@ impl Ring {
                 kill_point!("exporter:ring-signalled");
             }
             if let Some(own) = &self.own {
-                // Without readers it is the first to say that the stream cannot.
-                if own.last_signalled() <= sequence && told == 0 {
+                // Without readers, this signal is the first that can fail.
+                if own.last_signalled() <= sequence && signalled == 0 {
                     signal(own)?;
                 }
                 if own.last_signalled() <= sequence {
                     mark(own);
                 }
             }
-            // Who has joined in between begins with this one.
+            // A reader that opened the ring meanwhile begins with this sequence.
             if self.members.advance(sequence, self.version) {
                 return Ok(());
             }
         }
     }
 
-    /// A thread of the library tells the readers, when the stream has got there.
+    /// Publishes a sequence from a thread of the library when the stream reaches this point.
     fn publish_on_host(&mut self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         let runtime = Runtime::get()?;
-        let reached = event_on(&*self.backend, stream)?;
+        let reached = record_event_on(&*self.backend, stream)?;
         self.count_publication(sequence);
         let members = Arc::clone(&self.members);
         match reached {
-            Some(event) => runtime.worker.submit_when(event, move || members.tell(sequence)),
-            None => members.tell(sequence),
+            Some(event) => runtime.worker.submit_when(event, move || members.signal_complete(sequence)),
+            None => members.signal_complete(sequence),
         }
         Ok(())
     }
 
-    /// Readers that join from now on begin behind it.
+    /// Makes new readers begin after a sequence.
     fn count_publication(&mut self, sequence: u64) {
         while !self.members.advance(sequence, self.version) {
             self.members.update(&mut self.known, &mut self.version);
         }
     }
 
-    /// Closes the ring, and waits until every reader has left and the memory's owner has been dropped.
+    /// Closes the ring, and waits until every reader has closed it and the memory's owner has been dropped.
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over, with the readers that are still there; the ring is closed all the same.
-    /// [`Error::Forked`].
+    /// [`Error::StillHeld`] after the timeout, with the remaining readers; the ring is closed nevertheless. [`Error::Forked`].
     pub fn close(self, timeout: Duration) -> Result<()> {
-        let Self { closing, export, .. } = self;
-        drop(closing);
+        let Self { close_guard, export, .. } = self;
+        drop(close_guard);
         export.close(timeout)
     }
 }
 
-/// The event that says when a stream has got here; `None` where there are no events, and the stream has been waited for.
-pub(super) fn event_on(
+/// Records an event on a stream. If the device has no events, waits for the stream and returns `None`.
+pub(super) fn record_event_on(
     backend: &dyn DeviceIpc,
     stream: BorrowedStream<'_>,
 ) -> Result<Option<Box<dyn crate::backend::DeviceEvent>>> {
@@ -428,6 +460,7 @@ pub(super) fn event_on(
     Ok(Some(event))
 }
 
+/// Returns whether a device has no timelines, so that the host waits.
 pub(super) fn has_no_timelines(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<bool> {
     Ok(backend.timelines().is_none() || !backend.capabilities(device)?.timelines)
 }
@@ -442,32 +475,49 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// A slot that is being written. Dropping it unpublished gives it back: the next [`Ring::write`] gives the same sequence, and
-/// readers hear nothing of it.
-#[must_use = "nobody reads it before RingWriteSlot::publish"]
+/// A guard of a slot for writing.
+///
+/// Dropping the guard without publishing returns the slot: the next [`Ring::write`] returns the same sequence, and readers are
+/// not notified.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// # let mut ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
+/// # let stream = ipc.create_stream(0)?;
+/// let mut slot = ring.write(&stream)?;
+/// slot.view_mut(&stream)?.copy_from(&[1_u8; 256])?;
+/// slot.publish(&stream)?; // readers are notified when the stream reaches this point
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "no reader receives the slot before RingWriteSlot::publish"]
 pub struct RingWriteSlot<'r> {
     ring: &'r mut Ring,
     sequence: u64,
 }
 
 impl RingWriteSlot<'_> {
-    /// The sequence that it will be published as.
+    /// Returns the sequence that the slot will have when it is published.
     pub const fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The bytes.
+    /// Returns the address range.
     pub fn range(&self) -> DeviceRange {
         self.ring.slots.of(self.sequence)
     }
 
-    /// The elements, to be written by work on `stream`. Take the stream that [`Ring::write`] was given, or one that has been
-    /// ordered behind it.
+    /// Returns a view of the elements for writing by work on `stream`.
+    ///
+    /// Pass the stream of [`Ring::write`], or a stream ordered after it.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] where the bytes are not whole,
-    /// aligned elements.
+    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] if the slot does not consist of
+    /// whole, aligned elements.
     pub fn view_mut<T: Element, M: ViewTypes>(
         &mut self,
         stream: &impl ViewStream<M>,
@@ -475,41 +525,43 @@ impl RingWriteSlot<'_> {
         Keeper::from(&self.ring.memory).view_mut(self.range(), None, stream)
     }
 
-    /// The tensor of this name in a table of what lies in each slot. Its [`view_mut`](Tensor::view_mut) is for the stream that
-    /// [`Ring::write`] was given, or one that has been ordered behind it.
+    /// Returns a tensor of the slot by name.
+    ///
+    /// The table states the layout of each slot. Pass to [`view_mut`](Tensor::view_mut) the stream of [`Ring::write`], or a stream
+    /// ordered after it.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the slot.
+    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] if the tensor exceeds the slot.
     pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
         Tensor::in_table(&self.ring.memory, self.range(), table, name)
     }
 
-    /// Publishes the slot when the stream gets here: every reader then sees what has been written. Does not wait.
+    /// Publishes the slot when the stream reaches this point: every reader then sees the written bytes. Does not wait.
     ///
-    /// The stream need not be the one that was written on, if it has been ordered behind that one. Publications on different
-    /// streams are told in the order of their sequences: the stream waits for the publication before. Streams are told apart by
-    /// their handle, so do not destroy one before its publication has arrived to go on with another.
+    /// The stream may differ from the stream that writes, if it is ordered after that one. Publications on different streams are
+    /// signalled in the order of their sequences: the stream waits for the previous publication. Streams are distinguished by
+    /// their handles, so do not replace a stream by a new one before its publication has arrived.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`], [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without timelines,
-    /// else what the vendor says. Nothing has been published then, and the slot has been given back.
+    /// [`Error::WrongBackend`], [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without
+    /// timelines; otherwise the vendor's error. The slot is then unpublished and returned to the ring.
     pub fn publish<M>(self, stream: &impl AsStream<M>) -> Result<()> {
         self.ring.publish(self.sequence, stream.as_stream())
     }
 
-    /// Publishes the slot at once. The caller says that its bytes are there: that no work which writes them is left on any
-    /// stream. For hosts that hand over to hosts; does not wait, and neither calls the driver nor the system, nor allocates.
+    /// Publishes the slot immediately. Does not wait, call the driver or the system, or allocate.
     ///
-    /// It takes its turn: it never overtakes a publication on a stream. Where [`Ring::waits_on_host`], it is told when the
-    /// stream has got to those before; else that has to have happened.
+    /// The caller states that all work that writes the slot has finished on all streams. A publication from the host never
+    /// overtakes a publication on a stream: the streams must have reached all earlier publications already, unless the ring
+    /// [waits on the host](Ring::waits_on_host); then the publication is signalled after the earlier ones.
     ///
     /// # Errors
     ///
-    /// [`Error::RingNotYet`] where a stream has yet to get to an earlier publication, or a reader has not released what the slot
-    /// held, which [`Ring::wait_writable`] waits for; [`Error::Forked`]. Nothing has been published then, and the slot has been
-    /// given back with what was written to it.
+    /// [`Error::RingNotYet`] if a stream has not reached an earlier publication, or a reader has not released the slot
+    /// ([`Ring::wait_writable`] waits for that); [`Error::Forked`]. The slot is then unpublished and returned to the ring with the
+    /// written bytes.
     pub fn publish_now(self) -> Result<()> {
         self.ring.publish_now(self.sequence)
     }
@@ -521,7 +573,7 @@ impl fmt::Debug for RingWriteSlot<'_> {
     }
 }
 
-/// The readers of a ring, for any thread. Clones are the same; it keeps neither the ring nor its memory.
+/// A handle to the readers of a ring, for any thread. It keeps neither the ring nor its memory alive.
 #[derive(Clone, Debug)]
 pub struct RingReaders {
     members: Arc<Members>,
@@ -530,36 +582,36 @@ pub struct RingReaders {
 }
 
 impl RingReaders {
-    /// How many there are.
+    /// Returns the number of readers.
     pub fn count(&self) -> usize {
         if self.owner.is_here() { self.members.count() } else { 0 }
     }
 
-    /// As [`Ring::wait_readers`].
+    /// Waits for readers; see [`Ring::wait_readers`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Ring::wait_readers`].
     pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
         self.owner.check()?;
         check_may_wait("Ring::wait_readers", timeout)?;
         self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
             what: format!("a count of {count} readers of the ring"),
             after: timeout,
-            detail: format!("; {found} have joined (Ipc::open_ring)"),
+            detail: format!("; {found} have opened it (Ipc::open_ring)"),
         })
     }
 
-    /// As [`Ring::readers_behind`].
+    /// Returns the readers that the next write waits for; see [`Ring::readers_behind`].
     pub fn readers_behind(&self) -> Vec<ReaderPosition> {
         if !self.owner.is_here() {
             return Vec::new();
         }
-        let before = self.members.next_to_be_released(self.slots);
-        before.map(|before| self.members.behind(before)).unwrap_or_default()
+        let previous = self.members.next_to_be_released(self.slots);
+        previous.map(|previous| self.members.behind(previous)).unwrap_or_default()
     }
 
-    /// As [`Ring::dismiss`].
+    /// Dismisses a reader; see [`Ring::dismiss`].
     pub fn dismiss(&self, reader: LeaseId) -> bool {
         self.owner.is_here() && self.members.dismiss(reader)
     }

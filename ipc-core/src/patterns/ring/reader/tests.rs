@@ -7,7 +7,7 @@ fn of_sequence_3(seen: Seen, total: Option<u64>) -> Publication {
 }
 
 #[test]
-fn publication_of_an_open_ring_follows_the_counter() {
+fn publication_in_open_ring_follows_counter() {
     assert_eq!(of_sequence_3(Live(0), None), Pending);
     assert_eq!(of_sequence_3(Live(3), None), Pending);
     assert_eq!(of_sequence_3(Live(4), None), Published);
@@ -15,14 +15,14 @@ fn publication_of_an_open_ring_follows_the_counter() {
 }
 
 #[test]
-fn publication_is_undecided_while_the_counter_ends_without_a_reason() {
+fn publication_is_undecided_while_termination_is_unknown() {
     assert_eq!(of_sequence_3(Live(TIMELINE_END), None), Ending);
     assert_eq!(of_sequence_3(Live(TIMELINE_END + 1), None), Ending);
 }
 
 #[test]
-fn publication_in_a_closed_ring_is_below_the_total() {
-    // Publications below the total may still be on their way.
+fn publication_in_closed_ring_is_below_total() {
+    // Publications below the total may not have arrived yet.
     assert_eq!(of_sequence_3(Live(3), Some(4)), Pending);
     assert_eq!(of_sequence_3(Live(4), Some(4)), Published);
     assert_eq!(of_sequence_3(Live(0), Some(3)), Closed);
@@ -33,12 +33,12 @@ fn publication_in_a_closed_ring_is_below_the_total() {
 }
 
 #[test]
-fn publication_after_the_writers_death_is_what_had_arrived() {
+fn publication_after_writer_death_requires_arrival() {
     for total in [None, Some(4), Some(5)] {
         assert_eq!(of_sequence_3(Ended(4), total), Published);
         assert_eq!(of_sequence_3(Ended(3), total), WriterGone);
     }
-    // The publications before the close had not all arrived, so the ring did not end by the close.
+    // Some publications before the close had not arrived, so the writer's death ended the ring.
     assert_eq!(of_sequence_3(Ended(2), Some(3)), WriterGone);
     assert_eq!(of_sequence_3(Ended(TIMELINE_END), None), WriterGone);
 }
