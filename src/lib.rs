@@ -1,36 +1,36 @@
-//! Share accelerator memory between processes.
+//! Shares accelerator memory between processes.
 //!
-//! One process exports a region of device memory; another opens the same bytes with no copy, on the same card or on
-//! another one; both order their work on streams. The same program runs on NVIDIA CUDA, on Huawei Ascend and on a mock
-//! that needs no hardware; the backend is chosen when the program starts.
+//! One process, the exporter, shares a region of device memory. Other processes, the importers, open the same bytes without a
+//! copy, on the same device or on another one. Both order their work on streams. The same program runs on NVIDIA CUDA, on
+//! Huawei Ascend and on a mock without hardware; the backend is selected at run time.
 //!
 //! ```
 //! use std::time::Duration;
 //! use device_ipc::{Descriptor, Ipc};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // The sender.
+//! // The exporter.
 //! let ipc = Ipc::builder().allow_simulated(true).auto()?;
 //! let stream = ipc.create_stream(0)?;
 //! let weights = ipc.allocate(0, 20 * 4)?;
-//! weights.view_mut::<f32>(&stream)?.copy_from(&[1.0; 20])?;
-//! let share = ipc.share(weights).dtype(device_ipc::Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
-//! let line = share.descriptor().to_string(); // travels by any road
+//! weights.view_mut(&stream)?.copy_from(&[1.0_f32; 20])?;
+//! let export = ipc.share(weights).dtype(device_ipc::Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
+//! let line = export.descriptor().to_string(); // send it over any transport
 //!
-//! // The receiver: another process, or this one.
+//! // The importer: another process, or this one.
 //! let descriptor: Descriptor = line.parse()?;
-//! let tensor = ipc.open(&descriptor).on(&stream)?; // waits for `ready` on the stream, not on the host
-//! tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
-//! tensor.release(&stream)?; // the lease ends when the stream gets here
+//! let tensor = ipc.open(&descriptor).on(&stream)?; // the stream waits until the weights are ready, not the host
+//! tensor.view_mut(&stream)?.add(1.0)?;
+//! tensor.release(&stream)?; // the lease ends when the stream reaches this point
 //!
-//! share.wait_released(Duration::from_secs(30))?; // an error would name process, program and bytes
+//! export.wait_released(Duration::from_secs(30))?; // the error names process, program and bytes
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! # Rings
 //!
-//! For hand-overs that repeat: memory that is shared once, in slots that are written again and again. No host waits.
+//! A ring serves repeated hand-overs: the memory is shared once, in slots that are written in turn. No host waits.
 //!
 //! ```
 //! use std::time::Duration;
@@ -41,7 +41,7 @@
 //! let ipc = Ipc::builder().allow_simulated(true).auto()?;
 //! let stream = ipc.create_stream(0)?;
 //! let mut ring = ipc.ring(ipc.allocate(0, 2 * 1024)?).slots(2).start()?;
-//! let line = ring.descriptor().to_string(); // travels by any road
+//! let line = ring.descriptor().to_string(); // send it over any transport
 //!
 //! // A reader: another process, or this one.
 //! let descriptor: RingDescriptor = line.parse()?;
@@ -50,14 +50,15 @@
 //!
 //! ring.wait_readers(1, Duration::from_secs(30))?;
 //! for bucket in 0..5 {
-//!     // The stream waits until every reader has passed what the slot held.
+//!     // The stream waits until every reader has released the slot.
 //!     let mut slot = ring.write(&stream)?;
-//!     slot.view_mut::<f32, _>(&stream)?.copy_from(&[bucket as f32; 256])?;
+//!     slot.view_mut(&stream)?.copy_from(&[bucket as f32; 256])?;
 //!     slot.publish(&stream)?;
 //!
 //!     let slot = reader.next(&reading)?; // the stream waits for the publication
-//!     assert_eq!(slot.view::<f32, _>(&reading)?.to_vec()?, [bucket as f32; 256]);
-//!     // The slot may be written again when the stream gets here. Fails if the ring ended before it published this.
+//!     let values: Vec<f32> = slot.view(&reading)?.to_vec()?;
+//!     assert_eq!(values, [bucket as f32; 256]);
+//!     // The writer may reuse the slot when the stream reaches this point. Fails if the slot was never published.
 //!     slot.release(&reading)?;
 //! }
 //! drop(ring);
@@ -68,34 +69,34 @@
 //!
 //! # Where to look
 //!
-//! | to | see |
+//! | task | items |
 //! |---|---|
-//! | choose a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
+//! | select a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
-//! | open it | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; where: [`OpenBuilder::on`], [`DeviceMap`] |
+//! | open memory | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; placement: [`OpenBuilder::on`], [`DeviceMap`] |
 //! | share many named tensors | [`Ipc::bundle`], [`BundleExport`]; [`Ipc::open_bundle`], [`BundleMapping`]; [`TensorTable`] |
-//! | write and read in turns | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a bare [`Timeline`] |
-//! | send it to a process | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
-//! | have a copy where cards do not reach each other | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
-//! | send a descriptor | [`Descriptor`]: bytes, or one line of text |
+//! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
+//! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
+//! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
+//! | send a descriptor | [`Descriptor`]: bytes or one line of text |
 //! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
-//! | write a backend | [`backend`] for the contract, [`Registration`] to make it known |
+//! | write a backend | [`backend`] for the contract, [`Registration`] to register it |
 //!
 //! # Features
 //!
 //! | feature | backend |
 //! |---|---|
-//! | `cuda` (default) | NVIDIA CUDA; `libcuda` is loaded at run time, nothing of the vendor is needed to build |
-//! | `ascend` (default) | Huawei Ascend; `libascendcl` is loaded at run time, nothing of the vendor is needed to build |
-//! | `mock` (default) | devices in shared memory, for machines and tests without hardware |
+//! | `cuda` (default) | NVIDIA CUDA; `libcuda` is loaded at run time, building needs no CUDA toolkit |
+//! | `ascend` (default) | Huawei Ascend; `libascendcl` is loaded at run time, building needs no CANN |
+//! | `mock` (default) | simulated devices in shared memory, for machines and tests without hardware |
 //!
 //! # Threads and forks
 //!
-//! Listing devices and backends starts no thread and creates no context. The first export or open of another process's
-//! memory starts two threads, or fails where the system starts none: one serves the sockets, the other one does what may
-//! block, drops owners of memory and runs callbacks, with the context of the memory's device current. In callbacks and drops
-//! of owners, calls that wait return [`Error::OnWorkerThread`]. Neither thread is ever delivered a signal. Device memory does not survive `fork`: in a forked child guards do nothing, and calls return
-//! [`Error::Forked`].
+//! Listing devices and backends starts no thread and creates no context. The first export or the first open of another
+//! process's memory starts two threads, or fails if the system cannot start them. The poller serves the sockets. The worker
+//! performs operations that may block, drops owners of memory and runs callbacks, with the context of the memory's device
+//! current. In callbacks and drops of owners, calls that wait return [`Error::OnWorkerThread`]. Both threads block all signals.
+//! Device memory does not survive `fork`: in a forked child, guards do nothing and calls return [`Error::Forked`].
 
 pub use device_ipc_core::*;
 

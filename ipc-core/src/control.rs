@@ -1,6 +1,6 @@
-//! What concerns the whole process: numbers, limits, and coming to an end.
+//! Process-wide functions: counters, limits and shutdown.
 
-#![allow(unsafe_code, reason = "closes memory that mappings still name")]
+#![allow(unsafe_code, reason = "closes memory that mappings still refer to")]
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::sharing::staging::StagingLimits;
 use crate::transport::Deadline;
 use crate::transport::{Counters, check_may_wait};
 
-/// What the library has done so far in this process.
+/// Returns counters of the library's activity in this process.
 pub fn counters() -> Counters {
     let Some(runtime) = Runtime::existing() else { return Counters::default() };
     let (counted, again) = (runtime.metrics.read(), runtime.imports.opens_again());
@@ -21,51 +21,65 @@ pub fn counters() -> Counters {
     Counters { opens_total, cache_hits_total, ..counted }
 }
 
-/// How much memory of others stays open while nobody uses it, so that it can be opened again at no cost. The longest
-/// unused is closed first. An exporter that waits for its memory, or drops it, gets it back at once whatever the limits.
+/// Limits the import cache: how much imported memory stays open on idle leases.
+///
+/// Memory in the cache is opened again without a driver call. The least recently used idle lease is released first. When an
+/// exporter waits for its memory or drops it, idle leases on it are released at once, regardless of the limits.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system starts no thread for the library; [`Error::Forked`].
+/// [`Error::Io`] if the system cannot start a thread for the library; [`Error::Forked`].
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// use device_ipc_core::CacheLimits;
+///
+/// device_ipc_core::set_cache_limits(CacheLimits::default())?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn set_cache_limits(limits: CacheLimits) -> Result<()> {
     let runtime = Runtime::get()?;
     runtime.worker.submit(move || runtime.imports.set_limits(limits));
     Ok(())
 }
 
-/// How much host memory copies to other processes may take ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged)), and
-/// how long their chunks are. Those that have begun go on as they are.
+/// Limits staging: how much host memory copies to other processes may use, and the length of their chunks.
+///
+/// [`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged) requests such copies. Copies in progress keep their limits.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system starts no thread for the library; [`Error::Forked`].
+/// [`Error::Io`] if the system cannot start a thread for the library; [`Error::Forked`].
 pub fn set_staging_limits(limits: StagingLimits) -> Result<()> {
     Runtime::get()?.stagings.set_limits(limits);
     Ok(())
 }
 
-/// Closes all memory of others that nobody uses, and returns when that has been done: also what was released on streams
-/// before, once they have got there.
+/// Releases all idle leases of this process, and waits until their memory is closed.
+///
+/// This includes memory that was released on a stream before the call, as soon as the stream reaches the release.
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`] where a stream or the driver takes longer; it goes on. [`Error::OnWorkerThread`] in a callback;
+/// [`Error::Timeout`] if a stream or the driver takes longer; the closing continues. [`Error::OnWorkerThread`] in a callback;
 /// [`Error::Forked`].
 pub fn close_unused(timeout: Duration) -> Result<()> {
     let Some(runtime) = running()? else { return Ok(()) };
     check_may_wait("close_unused", timeout)?;
-    closed(runtime, Deadline::after(timeout))
+    close_idle(runtime, Deadline::after(timeout))
 }
 
-/// Closes everything of one exporter that is open here, also what mappings still name, and returns how many of these
-/// there were. After an exporter has died this is what brings its memory back: the driver keeps it while anybody has it
-/// open. The mappings give [`Error::ExporterGone`] from then on.
+/// Closes all memory of one exporter in this process, and returns the number of mappings that still referred to it.
 ///
-/// Waits until work that was submitted to their devices has finished.
+/// After an exporter has died, this frees its memory: the driver keeps the memory while any process has it open. The mappings
+/// return [`Error::ExporterGone`] from then on. The call waits until the work submitted to their devices has finished.
 ///
 /// # Safety
 ///
-/// No work that uses the memory is submitted afterwards, by an address or a view that was taken before.
+/// No work that uses the memory is submitted after the call, through an address or view obtained before it.
 ///
 /// # Errors
 ///
@@ -74,15 +88,21 @@ pub unsafe fn close_mappings_of(exporter: &ProcessIdentity) -> Result<usize> {
     Ok(running()?.map_or(0, |runtime| runtime.imports.close_all_of(exporter)))
 }
 
-/// Ends all exports of this process, gives back what it has open of others and does not use, and waits until no other
-/// process holds anything. No promise outlives the process: call this before `main` returns where others may still be
-/// reading.
+/// Ends all exports of this process, releases its idle leases, and waits until no other process holds a lease.
+///
+/// Exported memory does not outlive the process: call this before `main` returns if importers may still be reading.
 ///
 /// # Errors
 ///
-/// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder;
-/// [`Error::Timeout`] where only the driver was not done in time; [`Error::OnWorkerThread`] in a callback;
-/// [`Error::Forked`].
+/// [`Error::StillHeld`] after the timeout, with the process, the program and the bytes of each holder; [`Error::Timeout`] if
+/// only the driver did not finish in time; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+///
+/// # Examples
+///
+/// ```
+/// device_ipc_core::shutdown(std::time::Duration::from_secs(30))?;
+/// # Ok::<(), device_ipc_core::Error>(())
+/// ```
 pub fn shutdown(timeout: Duration) -> Result<()> {
     let Some(runtime) = running()? else { return Ok(()) };
     check_may_wait("shutdown", timeout)?;
@@ -91,19 +111,20 @@ pub fn shutdown(timeout: Duration) -> Result<()> {
     runtime.worker.submit(|| runtime.imports.close_all_idle());
     let waited = runtime.exports.wait_all_retired(deadline.at);
     waited.map_err(|holders| still_held(timeout, holders))?;
-    closed(runtime, deadline)
+    close_idle(runtime, deadline)
 }
 
+/// Returns the runtime, if this process has used the library.
 fn running() -> Result<Option<&'static Runtime>> {
     match Runtime::existing() {
         Some(runtime) => Ok(Some(runtime)),
-        // Nothing was ever done; or it was, in the process that this one was forked from.
+        // The library is unused, or only the process that this one was forked from has used it.
         None if Runtime::is_the_parents() => Err(Error::Forked),
         None => Ok(None),
     }
 }
 
-fn closed(runtime: &'static Runtime, deadline: Deadline) -> Result<()> {
+fn close_idle(runtime: &'static Runtime, deadline: Deadline) -> Result<()> {
     if runtime.worker.run_behind(|| runtime.imports.close_all_idle(), deadline.left()) {
         return Ok(());
     }

@@ -1,23 +1,23 @@
-//! Everything that is the same for every vendor: the trait that a backend implements, the descriptor, the broker that grants
-//! leases, the cache of open mappings, and the guards that close them.
+//! The vendor-independent part of device-ipc: the traits of a backend, descriptors, the broker that grants leases, the import
+//! cache, rings and channels, and their guards.
 //!
-//! Programs use it through the crate `device-ipc`, which adds the backends; a backend depends on this crate alone. Core
-//! knows no vendor.
+//! Programs use it through the crate `device-ipc`, which adds the backends. A backend depends on this crate only, and this
+//! crate depends on no vendor.
 //!
 //! Each folder is a layer and uses only the layers above it in this table; `cargo xtask layers` checks it.
 //!
 //! | layer | contents | knows nothing of |
 //! |---|---|---|
-//! | `model` | values without input or output: devices, addresses, element types, tensors, leases, errors | everything else |
+//! | `model` | values without I/O: devices, addresses, element types, tensors, leases, errors | everything else |
 //! | `os` | environment variables, process identity, fork detection, threads, spinning | devices |
-//! | [`backend`] | the traits that a vendor implements, their contract, the registry; buffers and streams | processes |
-//! | `wire` | bytes in, bytes out: [`descriptor`], broker protocol, frames of channels | sockets |
+//! | [`backend`] | the traits that a vendor implements, their contract, the registry, buffers and streams | processes |
+//! | `wire` | encoding and decoding of [`descriptor`]s, the broker protocol and channel frames | sockets |
 //! | `transport` | sockets and peer credentials, poller, worker, deadlines | exports and imports |
-//! | `sharing` | exports, leases, import cache, timelines, copies through the host | rings and channels |
+//! | `sharing` | exports, leases, import cache, timelines, staging | rings and channels |
 //! | `patterns` | rings and channels | |
 //! | `ipc`, `control` | the entry points | |
 //!
-//! `unsafe` stands in few modules, each of which says why in an `allow(unsafe_code)`; everywhere else it is denied.
+//! Unsafe code is denied except in a few modules, each of which states its reason in an `allow(unsafe_code)`.
 
 #![deny(unsafe_code)]
 
