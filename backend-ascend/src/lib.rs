@@ -25,43 +25,17 @@
 //! Rules of the vendor that the code relies on are in the ACL manual, <https://www.hiascend.com/document>, and in
 //! the sources of the runtime, <https://gitcode.com/cann/runtime>; the modules name the pages.
 
-mod allocate;
-mod allocations;
 mod backend;
 // Generated, and formatted by the generator: `cargo xtask bindgen --check` compares it byte by byte.
 #[rustfmt::skip]
 mod bindings;
-mod chip;
-mod context;
-mod copies;
-mod device;
-mod diagnostics;
-mod driver;
-mod event;
-mod exports;
-mod extent;
-mod imports;
-mod keys;
-mod kinds;
 mod library;
 mod memory;
-mod open;
-mod options;
-mod peers;
-mod relay;
-mod staging;
-mod status;
-mod stream;
+mod objects;
 mod symbols;
-mod test_kernels;
-mod timelines;
-mod wire;
 
-pub use backend::{AscendBackend, LoadOptions, REGISTRATION};
-pub use diagnostics::Observation;
-pub use kinds::{KEY, SHAREABLE};
-pub use library::LIBRARY_VARIABLE;
-pub use options::{ALLOCATION_VARIABLE, PidValidation, VALIDATION_VARIABLE};
-
-/// The backend's name, in descriptors and in `DEVICE_IPC_BACKEND`.
-pub const NAME: &str = "ascend";
+pub use backend::{AscendBackend, LoadOptions, Observation, REGISTRATION};
+pub use library::NAME;
+pub use library::search::LIBRARY_VARIABLE;
+pub use memory::kind::{KEY, SHAREABLE};
+pub use memory::options::{ALLOCATION_VARIABLE, PidValidation, VALIDATION_VARIABLE};

@@ -137,7 +137,7 @@ fn a_choice_that_there_is_not_is_refused_with_those_there_are() {
                     assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
                     let (variable, _) = scene.environment[0];
                     assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
-                    assert!(text.contains("accepted is"), "{text}");
+                    assert!(text.contains("set it to"), "{text}");
                 },
                 &[],
             );

@@ -21,8 +21,8 @@ fn observations_on_the_simulator_are_as_assumed() {
                 let other: Vec<_> = observations.iter().filter(|one| !one.as_assumed).collect();
                 assert!(other.is_empty(), "{other:?}");
                 let keys = of(&observations, "several keys of one block");
-                assert!(keys.seen.contains("[0, 0, 0, 0]"), "{keys:?}");
-                assert!(of(&observations, "aclInit").seen.contains("the first of the process"));
+                assert!(keys.result.contains("[0, 0, 0, 0]"), "{keys:?}");
+                assert!(of(&observations, "aclInit").result.contains("called first by this backend"));
             },
             &[],
         );
@@ -39,12 +39,12 @@ fn observations_tell_what_differs() {
             raw.own_device(0);
             let observations = backend.observe().expect("observations");
             let words = of(&observations, "words that streams write");
-            assert!(!words.as_assumed && words.seen.ends_with("host memory: written"), "{words:?}");
+            assert!(!words.as_assumed && words.result.ends_with("host memory: written"), "{words:?}");
             let keys = of(&observations, "several keys of one block");
-            assert!(!keys.as_assumed && keys.seen.contains("[0, 507899, 0]"), "{keys:?}");
+            assert!(!keys.as_assumed && keys.result.contains("[0, 507899, 0]"), "{keys:?}");
             let peers = of(&observations, "peer access");
-            assert!(peers.seen.contains("[Some(0), Some(0), Some(1)]"), "{peers:?}");
-            assert!(of(&observations, "aclInit").seen.contains("another owner"));
+            assert!(peers.result.contains("[Some(0), Some(0), Some(1)]"), "{peers:?}");
+            assert!(of(&observations, "aclInit").result.contains("another owner"));
         },
         &[],
     );

@@ -106,7 +106,7 @@ fn from_cann_9_on_a_wrong_base_is_noticed() {
             assert_eq!(told[0].allocation.ptr.get(), base);
             for wrong in [range(ZERO, base + HUGE, 64), range(ZERO, base, 4 * HUGE)] {
                 let error = backend.extents_of(inner, Some(wrong)).unwrap_err().to_string();
-                assert!(error.contains("was stated to be"), "{error}");
+                assert!(error.contains("was stated as"), "{error}");
             }
         },
         &[],

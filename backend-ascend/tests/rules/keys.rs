@@ -114,7 +114,7 @@ fn a_second_device_of_a_process_needs_a_further_key() {
             let mut peer = scene.peer("importer");
             opens(&backend, &first, &mut peer, 0);
             let refused = peer.ask(format!("open {} 0 1", told(&first)));
-            assert!(refused.contains("Unsupported") && refused.contains("further one"), "{refused}");
+            assert!(refused.contains("Unsupported") && refused.contains("another key"), "{refused}");
             assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1", "the driver was not asked");
             opens(&backend, &further, &mut peer, 1);
             assert_eq!(peer.ask("whole"), "true");

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let backend = AscendBackend::load()?;
     let observed = backend.observe()?.into_iter();
     let mut seen: Vec<Observation> = observed
-        .map(|one| Observation { topic: one.topic.to_owned(), result: one.seen, expected: one.as_assumed })
+        .map(|one| Observation { topic: one.topic.to_owned(), result: one.result, expected: one.as_assumed })
         .collect();
     if backend.devices()?.len() > 1 && backend.peer_access(1.into(), 0.into())? {
         seen.extend([KEY, SHAREABLE].map(|kind| two_devices_of_one_process(&backend, kind)));

@@ -1,0 +1,12 @@
+//! The backend: Ascend behind the traits of device-ipc.
+
+mod ascend;
+mod diagnostics;
+mod load;
+mod memory;
+mod test_kernels;
+mod timelines;
+
+pub use ascend::AscendBackend;
+pub use diagnostics::Observation;
+pub use load::{LoadOptions, REGISTRATION};

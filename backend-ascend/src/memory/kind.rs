@@ -1,0 +1,48 @@
+//! The kinds of handle of this backend.
+//!
+//! Descriptors contain the number of a kind, so a number never changes its meaning.
+
+use device_ipc_core::{HandleKind, HandleKindInfo, Lifetime};
+
+/// An IPC key of `aclrtIpcMemGetExportKey`, for memory of `aclrtMalloc`, and the size of the memory.
+///
+/// The exporter's close, free or exit **revokes** it: importers must release it first. Always read-write. A process opens
+/// a key on one device only. The driver identifies processes by their ids on the host, also in containers.
+pub const KEY: HandleKind = HandleKind(1);
+
+/// A shareable handle of `aclrtMemExportToShareableHandle`, for physical memory that is mapped with `aclrtMapMem`.
+///
+/// Importers pin the memory. Always read-write: no page of the manual states that `aclrtMemSetAccess` restricts work of the
+/// home device. Not supported on virtual NPUs.
+pub const SHAREABLE: HandleKind = HandleKind(2);
+
+/// Returns the supported kinds, the preferred one first.
+pub(crate) fn all(shareable: bool, whitelist: bool, first: HandleKind) -> Vec<HandleKindInfo> {
+    let key = HandleKindInfo {
+        kind: KEY,
+        name: "key",
+        read_only: false,
+        carries_fds: false,
+        lifetime: Lifetime::Revokes,
+        one_open_per_process: true,
+        whitelist,
+        isolated: false,
+        across_pid_namespaces: true,
+    };
+    let handle = HandleKindInfo {
+        kind: SHAREABLE,
+        name: "shareable handle",
+        read_only: false,
+        carries_fds: false,
+        lifetime: Lifetime::Pins,
+        one_open_per_process: false,
+        whitelist,
+        isolated: true,
+        across_pid_namespaces: true,
+    };
+    match (shareable, first) {
+        (false, _) => vec![key],
+        (true, SHAREABLE) => vec![handle, key],
+        (true, _) => vec![key, handle],
+    }
+}

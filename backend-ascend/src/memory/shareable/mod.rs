@@ -1,0 +1,6 @@
+//! Physical memory, shared by shareable handle ("Virtual Memory Management": `aclrtMemExportToShareableHandle`,
+//! `aclrtMemSetPidToShareableHandle`, `aclrtMemImportFromShareableHandle`).
+
+pub(crate) mod export;
+pub(crate) mod import;
+pub(crate) mod table;
