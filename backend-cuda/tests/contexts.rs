@@ -380,7 +380,7 @@ fn a_stream_of_another_context_is_refused_in_words() {
         let error = result.expect_err(call);
         assert!(matches!(error, Error::Unsupported { .. }), "{call}: {error}");
         let text = error.to_string();
-        assert!(text.contains("another context than the primary one of device 0"), "{call}: {text}");
+        assert!(text.contains("outside the primary context of device 0"), "{call}: {text}");
         assert!(text.contains("CudaContext::new"), "{call}: {text}");
     }
     assert_eq!(raw.current(), own);

@@ -189,7 +189,7 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
     assert_eq!(backend.export(&extent, None).unwrap().bytes.as_slice().len(), 64);
     if backend.devices().unwrap().len() > 1 {
         let error = backend.extents_of(DeviceRange { device: ONE, ..region.range }, None).unwrap_err();
-        assert!(error.to_string().contains("memory of device 0, and device 1 was stated"), "{error}");
+        assert!(error.to_string().contains("memory of device 0, but device 1 was stated"), "{error}");
     }
     // SAFETY: freed once.
     unsafe { backend.free(again) }.unwrap();

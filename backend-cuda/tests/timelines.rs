@@ -187,7 +187,7 @@ fn more_than_was_registered_is_refused() {
     page.register(&*backend, ZERO);
     // SAFETY: refused.
     let error = unsafe { backend.register(ZERO, page.address, 2 * LEN) }.unwrap_err();
-    assert!(error.to_string().contains("65536 are registered already"), "{error}");
+    assert!(error.to_string().contains("65536 bytes are already registered"), "{error}");
     // SAFETY: refused.
     let error = unsafe { backend.register(DeviceOrdinal::new(1000), page.address, LEN) }.unwrap_err();
     assert!(matches!(error, Error::NoSuchDevice { .. }), "{error}");

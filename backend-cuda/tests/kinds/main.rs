@@ -206,7 +206,7 @@ fn regions_with_holes_and_with_blocks_that_cannot_travel_are_refused() {
     let error = backend.extents_of(whole, None).unwrap_err();
     let hole = behind_the_first(whole);
     assert!(matches!(error, Error::InvalidRegion(_)), "{error}");
-    assert!(error.to_string().contains(&format!("nothing is mapped at {hole}")), "{error}");
+    assert!(error.to_string().contains(&format!("no memory is mapped at {hole}")), "{error}");
     assert_eq!(backend.extents_of(whole.slice(0, GRANULE).unwrap(), None).unwrap().len(), 1);
     assert!(backend.extents_of(whole.slice(0, GRANULE + 1).unwrap(), None).is_err());
     drop(blocks);
