@@ -1,17 +1,16 @@
-//! Bare handles: the 64 bytes of `cuIpcGetMemHandle`, to and from programs that know nothing of device-ipc.
+//! Raw handles: the 64 bytes of `cuIpcGetMemHandle`, for exchange with programs without device-ipc.
 //!
-//! PyTorch, a C program with `cudaIpcOpenMemHandle`, CuPy and Numba speak in bare handles. Between two programs that have
-//! device-ipc a [`Descriptor`](device_ipc_core::Descriptor) is the better way, and what it brings along is missing here:
+//! PyTorch, C programs with `cudaIpcOpenMemHandle`, CuPy and Numba use raw handles. Between two programs with device-ipc,
+//! prefer a [`Descriptor`](device_ipc_core::Descriptor): raw handles lack its guarantees.
 //!
-//! - **Nobody is asked.** Who has the 64 bytes can open the memory, read-write, whatever user it is that runs the
-//!   program. Treat them like a password.
-//! - **Nobody counts.** No lease tells who has the memory open, or that he died. The exporter keeps the memory until the
-//!   others say that they have done with it; how they say so is up to the two programs.
-//! - **Nobody checks that it is still the same memory.** A handle whose block was freed can open the block that has taken
-//!   its place, without an error.
-//! - **Nothing is ordered.** The exporter waits for its stream before it gives the handle away, and the importer for its
-//!   own before it says that it is done.
-//! - **Offsets are lost.** A handle is of a whole allocation; where the region begins in it goes beside the bytes.
+//! - **No permission check.** A process with the 64 bytes can open the memory read-write, whichever user runs it. Treat
+//!   them like a password.
+//! - **No leases.** The exporter does not learn which processes have the memory open, or that one exited. It keeps the
+//!   memory until the importers report that they have closed it, by a protocol of the two programs.
+//! - **No generation check.** A handle whose block was freed can open another block at its address, without an error.
+//! - **No ordering.** The exporter waits for its stream before it sends the handle, and the importer for its stream before
+//!   it reports that it has closed the memory.
+//! - **No offsets.** A handle names a whole allocation; the offset of the region is sent separately.
 //!
 //! Only memory of `cuMemAlloc` (`cudaMalloc`) has such a handle, and importers can reach all pages of 2 MiB that it lies
 //! in. The rules are those of `cuIpcGetMemHandle` and `cuIpcOpenMemHandle` in "Memory Management"
@@ -33,29 +32,28 @@ use crate::interop::{CudaMapped, CudaMappedMut};
 use crate::library::NAME;
 use crate::memory::kind::LEGACY;
 
-/// A region of another program's memory, or for another program: the vendor's handle, and where the region lies in what it
-/// opens.
+/// A region that is shared by raw handle: the vendor's handle, and the region's place in the allocation.
 ///
 /// `Debug` does not show the bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawHandle {
-    /// `CUipcMemHandle`, which is `cudaIpcMemHandle_t`.
+    /// The `CUipcMemHandle`, equal to `cudaIpcMemHandle_t`.
     pub bytes: [u8; IPC_HANDLE_BYTES],
-    /// Where the region begins, in bytes from the start of the allocation.
+    /// The offset of the region in the allocation, in bytes.
     pub offset: u64,
     /// The length of the region in bytes.
     pub len: u64,
-    /// The device that the memory lives on, where it is known. Another program has other ordinals.
+    /// The home device, if known. Another program may have other ordinals.
     pub home: Option<DeviceIdentity>,
 }
 
 impl RawHandle {
-    /// `len` bytes at `offset` in what the handle opens.
+    /// Returns a handle for `len` bytes at `offset` in the allocation.
     pub const fn new(bytes: [u8; IPC_HANDLE_BYTES], offset: u64, len: u64) -> Self {
         Self { bytes, offset, len, home: None }
     }
 
-    /// States the home device. Opening then refuses a device that cannot reach it before the driver is asked.
+    /// Sets the home device. An open then refuses devices without access to it before the first driver call.
     pub const fn with_home(mut self, home: DeviceIdentity) -> Self {
         self.home = Some(home);
         self
@@ -72,82 +70,82 @@ impl fmt::Debug for RawHandle {
     }
 }
 
-/// Memory whose bare handle was given away. The owner is kept until this is dropped.
+/// A guard of memory that is exported by raw handle. Keeps the memory's owner until it is dropped.
 ///
-/// Drop it when the other programs have closed the memory: the vendor's manual leaves open what they find afterwards.
+/// Drop it after the importers have closed the memory: the vendor's manual does not define later accesses.
 #[derive(Debug)]
-#[must_use = "the memory goes back to its owner's allocator when this is dropped"]
+#[must_use = "dropping the guard returns the memory to its owner's allocator"]
 pub struct RawExport {
     handle: RawHandle,
-    kept: Arc<Kept>,
+    memory: Arc<ExportedMemory>,
 }
 
 impl RawExport {
-    /// What the other program needs.
+    /// Returns the handle for the other program.
     pub const fn handle(&self) -> &RawHandle {
         &self.handle
     }
 
-    /// The region in this process.
+    /// Returns the region in this process.
     pub fn range(&self) -> DeviceRange {
-        self.kept.range
+        self.memory.range
     }
 }
 
-/// The owner of memory that was exported, for as long as anybody in this process needs it.
-struct Kept {
+/// Exported memory with its owner, shared by its export and its mappings in this process.
+struct ExportedMemory {
     bytes: [u8; IPC_HANDLE_BYTES],
     range: DeviceRange,
-    /// Where the region begins in its allocation.
+    /// The offset of the region in its allocation.
     offset: u64,
     /// In a mutex because it need not be `Sync`; never locked.
     _owner: Mutex<Box<dyn Any + Send>>,
 }
 
-impl Kept {
-    /// The bytes that the handle names, where they lie in the region.
+impl ExportedMemory {
+    /// Returns the range of the handle, if it lies in the region.
     fn part(&self, handle: &RawHandle) -> Option<DeviceRange> {
         self.range.slice(handle.offset.checked_sub(self.offset)?, handle.len)
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for ExportedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("ExportedMemory").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
-/// What this process has exported: the driver opens no handle in the process that made it.
-static OWN: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+/// The exports of this process: the driver opens no handle in its exporting process.
+static EXPORTED: Mutex<Vec<Weak<ExportedMemory>>> = Mutex::new(Vec::new());
 
-fn own() -> MutexGuard<'static, Vec<Weak<Kept>>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn exported() -> MutexGuard<'static, Vec<Weak<ExportedMemory>>> {
+    EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives out the bare handle of memory of `cuMemAlloc`, and keeps its owner meanwhile.
+/// Exports memory of `cuMemAlloc` by raw handle, and keeps its owner.
 ///
-/// The owner is what [`Ipc::share`](device_ipc_core::Ipc::share) takes: cudarc's slices, an
-/// [`OwnedRegion`](device_ipc_core::OwnedRegion), an `Arc` of either. Nothing is waited for: what fills the memory has to
+/// Accepts the owners of [`Ipc::share`](device_ipc_core::Ipc::share): cudarc's slices, an
+/// [`OwnedRegion`](device_ipc_core::OwnedRegion), an `Arc` of either. Waits for no work: work that writes the memory must
 /// have finished before another program opens it.
 ///
 /// # Errors
 ///
 /// [`Error::NotShareable`] for memory of pools and of `cuMemCreate`, [`Error::WrongBackend`] for memory of another vendor,
-/// [`Error::BackendUnavailable`], else the driver's error. The owner is dropped then; pass an `Arc` to keep it.
+/// [`Error::BackendUnavailable`], or a driver error. An error drops the owner; pass an `Arc` to keep it.
 pub fn export<M, O: DeviceOwner<M>>(owner: O) -> Result<RawExport> {
     let region = owner.region();
     let backend = registered()?;
     let handle = handle_of(&backend, &region)?;
-    let kept = Arc::new(Kept {
+    let memory = Arc::new(ExportedMemory {
         bytes: handle.bytes,
         range: region.range,
         offset: handle.offset,
         _owner: Mutex::new(Box::new(owner)),
     });
-    let mut own = own();
-    own.retain(|kept| kept.strong_count() > 0);
-    own.push(Arc::downgrade(&kept));
-    Ok(RawExport { handle, kept })
+    let mut exported = exported();
+    exported.retain(|memory| memory.strong_count() > 0);
+    exported.push(Arc::downgrade(&memory));
+    Ok(RawExport { handle, memory })
 }
 
 fn handle_of(backend: &CudaBackend, region: &Region) -> Result<RawHandle> {
@@ -160,28 +158,28 @@ fn handle_of(backend: &CudaBackend, region: &Region) -> Result<RawHandle> {
     }
     let range = region.range;
     if range.len == 0 {
-        return Err(Error::InvalidRegion("a region of 0 bytes cannot be shared".into()));
+        return Err(Error::InvalidRegion("cannot share a region of 0 bytes".into()));
     }
-    let extents = backend.extents_of(range, region.allocation).map_err(has_no_bare_handle)?;
+    let extents = backend.extents_of(range, region.allocation).map_err(no_raw_handle)?;
     let [extent] = extents[..] else {
         return Err(Error::InvalidRegion(format!(
-            "the region lies in {} allocations, and a bare handle is of one; share it by a descriptor (Ipc::share)",
+            "the region lies in {} allocations, but a raw handle names one; share it by a descriptor (Ipc::share)",
             extents.len()
         )));
     };
-    let exported = backend.export(&extent, Some(LEGACY)).map_err(has_no_bare_handle)?;
+    let exported = backend.export(&extent, Some(LEGACY)).map_err(no_raw_handle)?;
     let bytes = exported.bytes.as_slice().try_into().expect("a legacy handle has 64 bytes");
     let home = backend.driver().device(range.device)?.info.identity;
     Ok(RawHandle::new(bytes, range.ptr.get() - extent.allocation.ptr.get(), range.len).with_home(home))
 }
 
-/// The usual remedies are for descriptors, which travel with more than 64 bytes.
-fn has_no_bare_handle(error: Error) -> Error {
+/// Replaces the usual remedies, which apply to descriptors.
+fn no_raw_handle(error: Error) -> Error {
     match error {
         Error::NotShareable { ptr, kind, .. } => Error::NotShareable {
             ptr,
             kind,
-            remedy: "only memory of cuMemAlloc (cudaMalloc) has a bare handle: allocate with \
+            remedy: "only memory of cuMemAlloc (cudaMalloc) has a raw handle: allocate with \
                      device_ipc::cuda::alloc_zeros(&stream, len) or device_ipc::cuda::clone_htod(&stream, &data), or \
                      share it by a descriptor (Ipc::share), which can carry more than 64 bytes"
                 .into(),
@@ -190,42 +188,41 @@ fn has_no_bare_handle(error: Error) -> Error {
     }
 }
 
-/// Memory of another program, opened by its bare handle. Dropping it closes it, and waits for nothing.
+/// A guard of memory that was opened by raw handle. Dropping it closes the memory without waiting.
 #[derive(Debug)]
 pub struct RawMapping {
     range: DeviceRange,
-    hold: Hold,
+    source: MappingSource,
 }
 
 #[derive(Debug)]
-enum Hold {
-    /// Opened by the driver; closed when this is dropped, by the process that opened it.
+enum MappingSource {
+    /// Memory of another process; closed on drop, in the process that opened it.
     Opened { backend: Arc<CudaBackend>, opened: Option<Opened>, pid: u32 },
-    /// The handle is one of this process: the memory itself, and its owner.
-    Own(#[allow(dead_code, reason = "kept, not used")] Arc<Kept>),
+    /// Exported memory of this process.
+    Own(#[allow(dead_code, reason = "kept, not used")] Arc<ExportedMemory>),
 }
 
-/// Opens memory of another program on device `on`, which need not be the one that it lives on.
+/// Opens memory of another program on device `on`, which may differ from its home device.
 ///
-/// A handle that [`export`] made in this very process gives the exported memory itself and keeps its owner as well, since
-/// the driver opens no handle in the process that made it.
+/// A handle of [`export`] in the same process returns the exported memory and keeps its owner, since the driver opens no
+/// handle in its exporting process.
 ///
 /// # Safety
 ///
-/// - The handle is of memory that the other program keeps allocated until the mapping has been dropped here. One that is
-///   stale can open other memory of that program, without an error.
-/// - All device work that uses the mapping has finished when it is dropped: views are addresses, and the driver unmaps
-///   without waiting.
+/// - The other program keeps the memory allocated until the mapping is dropped here. A stale handle can open other memory
+///   of that program, without an error.
+/// - All device work on the mapping has finished when it is dropped: views are addresses, and the driver unmaps without
+///   waiting.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidRegion`] where the region does not lie in what the handle opens, [`Error::NoPeerAccess`] where `on`
-/// cannot reach the home device, [`Error::NoSuchDevice`], [`Error::BackendUnavailable`], else the driver's error with what
-/// it means.
+/// [`Error::InvalidRegion`] if the region exceeds the opened allocation, [`Error::NoPeerAccess`] if `on` cannot access the
+/// home device, [`Error::NoSuchDevice`], [`Error::BackendUnavailable`], or a driver error.
 pub unsafe fn open(handle: &RawHandle, on: impl Into<DeviceOrdinal>) -> Result<RawMapping> {
     let on = on.into();
     if handle.len == 0 {
-        return Err(Error::InvalidRegion("a region of 0 bytes cannot be opened".into()));
+        return Err(Error::InvalidRegion("cannot open a region of 0 bytes".into()));
     }
     if let Some(mapping) = open_own(handle, on)? {
         return Ok(mapping);
@@ -239,50 +236,51 @@ pub unsafe fn open(handle: &RawHandle, on: impl Into<DeviceOrdinal>) -> Result<R
         size: handle.offset.saturating_add(handle.len),
         generation: None,
         home: handle.home.and_then(visible).map(|device| device.info.ordinal),
-        // Nobody says who it was, and handles of this kind are opened without knowing.
+        // Unknown, and not used to open handles of this kind.
         exporter: ProcessIdentity::current()?,
     };
     let opened = backend.open(vec![received], on, Access::ReadWrite)?;
     let whole = opened.range;
-    let hold = Hold::Opened { backend, opened: Some(opened), pid: std::process::id() };
-    // From here on dropping it closes the handle again.
-    let mut mapping = RawMapping { range: whole, hold };
+    let source = MappingSource::Opened { backend, opened: Some(opened), pid: std::process::id() };
+    // From here on, an error closes the handle.
+    let mut mapping = RawMapping { range: whole, source };
     mapping.range = part(whole, handle)?;
     Ok(mapping)
 }
 
-/// The memory itself, where it is of this process.
+/// Returns the exported memory, if it is of this process.
 fn open_own(handle: &RawHandle, on: DeviceOrdinal) -> Result<Option<RawMapping>> {
-    let same = |kept: &Arc<Kept>| kept.bytes == handle.bytes;
-    let exported: Vec<_> = own().iter().filter_map(Weak::upgrade).filter(same).collect();
+    let same = |memory: &Arc<ExportedMemory>| memory.bytes == handle.bytes;
+    let exported: Vec<_> = exported().iter().filter_map(Weak::upgrade).filter(same).collect();
     let Some(first) = exported.first() else { return Ok(None) };
     let home = first.range.device;
     if home != on {
         return Err(Error::Unsupported {
             backend: NAME,
-            what: format!("open memory of this very process on device {on}"),
+            what: format!("open memory of this process on device {on}"),
             why: format!(
-                "it lives on device {home}, and the driver opens no handle in the process that made it; open it there"
+                "its home is device {home}, and the driver opens no handle in its exporting process; open it on device \
+                 {home}"
             ),
         });
     }
-    // Several regions of one allocation have the same handle, and each owner answers for its own.
-    for kept in &exported {
-        if let Some(range) = kept.part(handle) {
-            return Ok(Some(RawMapping { range, hold: Hold::Own(Arc::clone(kept)) }));
+    // Several regions of one allocation have the same handle, and each has its own owner.
+    for memory in &exported {
+        if let Some(range) = memory.part(handle) {
+            return Ok(Some(RawMapping { range, source: MappingSource::Own(Arc::clone(memory)) }));
         }
     }
     Err(Error::InvalidRegion(format!(
-        "{} bytes at offset {} do not lie in what this process exported: {} bytes at offset {}",
+        "{} bytes at offset {} exceed the region that this process exported: {} bytes at offset {}",
         handle.len, handle.offset, first.range.len, first.offset
     )))
 }
 
-/// The region in what was opened, whose size is the driver's word.
+/// Returns the region in the opened allocation, whose size the driver returned.
 fn part(whole: DeviceRange, handle: &RawHandle) -> Result<DeviceRange> {
     whole.slice(handle.offset, handle.len).ok_or_else(|| {
         Error::InvalidRegion(format!(
-            "{} bytes at offset {} were asked for, and the handle opens {} bytes",
+            "{} bytes at offset {} exceed the allocation of the handle, which has {} bytes",
             handle.len, handle.offset, whole.len
         ))
     })
@@ -293,36 +291,36 @@ fn registered() -> Result<Arc<CudaBackend>> {
 }
 
 impl RawMapping {
-    /// The region: an address of this process, in the address space of its device.
+    /// Returns the region: an address of this process on the mapping's device.
     pub const fn range(&self) -> DeviceRange {
         self.range
     }
 
-    /// Is it memory of this very process, which the driver did not have to open?
+    /// Returns whether it is memory of this process, which the driver did not open.
     pub const fn is_own(&self) -> bool {
-        matches!(self.hold, Hold::Own(_))
+        matches!(self.source, MappingSource::Own(_))
     }
 
-    /// The elements, to be read by work on `stream`. Waits for nothing: who exported the memory has.
+    /// Returns the elements for reading by work on `stream`. Does not wait for the exporter's work, which has finished.
     ///
     /// # Errors
     ///
-    /// [`Error::Layout`] where the bytes are not whole, aligned elements, [`Error::WrongStream`] for a stream of another
-    /// device, [`Error::Unsupported`] for one of another context than the device's primary one.
+    /// [`Error::Layout`] if the bytes are not whole, aligned elements, [`Error::WrongStream`] for a stream of another
+    /// device, [`Error::Unsupported`] for a stream outside the device's primary context.
     pub fn view<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<CudaMapped<'_, T>> {
         self.check_elements::<T>()?;
         // SAFETY: mapped while `self` is borrowed, and made of whole elements.
         unsafe { stream.view(self.range) }
     }
 
-    /// The elements, to be read and written by work on `stream`.
+    /// Returns the elements for reading and writing by work on `stream`.
     ///
     /// # Errors
     ///
     /// As [`view`](Self::view).
     pub fn view_mut<T: Element>(&mut self, stream: &Arc<CudaStream>) -> Result<CudaMappedMut<'_, T>> {
         self.check_elements::<T>()?;
-        // SAFETY: as above; bare handles are always opened read-write.
+        // SAFETY: as above; raw handles are always opened read-write.
         unsafe { stream.view_mut(self.range) }
     }
 
@@ -334,20 +332,20 @@ impl RawMapping {
         Err(LayoutError::Misaligned { address, len, element }.into())
     }
 
-    /// Closes it, as dropping does, and says what the driver says to that.
+    /// Closes the memory like a drop, and returns the result.
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// A driver error.
     pub fn close(mut self) -> Result<()> {
-        self.hold.close()
+        self.source.close()
     }
 }
 
-impl Hold {
+impl MappingSource {
     fn close(&mut self) -> Result<()> {
         match self {
-            // A forked child has no part in what the driver holds for its parent.
+            // A forked child must not close mappings of its parent.
             Self::Opened { backend, opened, pid } if *pid == std::process::id() => {
                 opened.take().map_or(Ok(()), |opened| backend.close(opened))
             }
@@ -356,10 +354,10 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for MappingSource {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::warn!(%error, "memory of a bare CUDA handle could not be closed");
+            tracing::warn!(%error, "cannot close memory of a raw CUDA handle");
         }
     }
 }
@@ -377,30 +375,30 @@ mod tests {
     }
 
     #[test]
-    fn debug_does_not_show_what_opens_the_memory() {
+    fn debug_hides_the_handle_bytes() {
         let shown = format!("{:?}", RawHandle::new([0xAB; IPC_HANDLE_BYTES], 512, 1000));
         assert!(shown.contains("512") && shown.contains("1000"), "{shown}");
         assert!(!shown.contains("171") && !shown.to_lowercase().contains("ab,"), "{shown}");
     }
 
     #[test]
-    fn a_region_lies_in_what_the_handle_opens_or_is_refused() {
-        let asked = |offset, len| part(whole(), &RawHandle::new([0; IPC_HANDLE_BYTES], offset, len));
-        assert_eq!(asked(512, 1000).unwrap().ptr.get(), PTR + 512);
-        assert_eq!(asked(4095, 1).unwrap().len, 1);
-        let refused = asked(4096, 1).unwrap_err().to_string();
+    fn region_beyond_the_allocation_is_rejected() {
+        let requested = |offset, len| part(whole(), &RawHandle::new([0; IPC_HANDLE_BYTES], offset, len));
+        assert_eq!(requested(512, 1000).unwrap().ptr.get(), PTR + 512);
+        assert_eq!(requested(4095, 1).unwrap().len, 1);
+        let refused = requested(4096, 1).unwrap_err().to_string();
         assert!(
-            refused.contains("1 bytes at offset 4096") && refused.contains("opens 4096 bytes"),
+            refused.contains("1 bytes at offset 4096") && refused.contains("has 4096 bytes"),
             "{refused}"
         );
-        assert!(asked(u64::MAX, 2).is_err());
+        assert!(requested(u64::MAX, 2).is_err());
     }
 
     #[test]
-    fn memory_without_a_bare_handle_is_said_to_have_none() {
+    fn not_shareable_error_explains_raw_handles() {
         let refused =
             Error::NotShareable { ptr: DevicePtr::new(PTR), kind: "a pool".into(), remedy: "".into() };
-        let text = has_no_bare_handle(refused).to_string();
+        let text = no_raw_handle(refused).to_string();
         assert!(text.contains("a pool") && text.contains("only memory of cuMemAlloc"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! The functions of libcuda that this backend calls.
 //!
-//! Statuses are declared as `i32`: a number that no header knows yet is then a number, not undefined behaviour. The
+//! Statuses are declared as `i32`, so that a number absent from all headers is not undefined behaviour. The
 //! suffix `_v2` belongs to the symbol wherever `cuda.h` defines the plain name as a macro for it; the plain symbols of
 //! those functions still exist, with 32-bit sizes or other arguments.
 
@@ -12,11 +12,11 @@ use crate::bindings::layout::{
     AccessDescription, AllocationProperties, BlockHandle, Location, PoolPointer, PoolProperties,
 };
 
-/// A function that a library lacks.
+/// A required function that a library lacks.
 pub(crate) struct Missing {
     /// The symbol.
     pub(crate) symbol: &'static str,
-    /// The CUDA version that brought it.
+    /// The CUDA version that introduced it.
     pub(crate) since: &'static str,
 }
 
@@ -25,7 +25,7 @@ macro_rules! opaque {
         $(
             $(#[$doc])*
             ///
-            /// An opaque pointer of libcuda, kept as a number: it is never followed here, and the driver's functions
+            /// An opaque pointer of libcuda, stored as a number: it is never dereferenced here, and the driver's functions
             /// may be called from any thread.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             #[repr(transparent)]
@@ -54,7 +54,7 @@ opaque! {
 }
 
 impl Stream {
-    /// Is it one of the driver's own: the default stream, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`?
+    /// Returns whether it is a stream of the driver: the default stream, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.
     pub(crate) const fn is_default(self) -> bool {
         self.0 <= 2
     }
@@ -101,7 +101,7 @@ pub(crate) const STREAM_NON_BLOCKING: c_uint = 0x1;
 pub(crate) const MEMHOSTALLOC_PORTABLE: c_uint = 0x1;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 pub(crate) const MEMHOSTREGISTER_PORTABLE_DEVICEMAP: c_uint = 0x1 | 0x2;
-/// `CU_STREAM_WRITE_VALUE_DEFAULT`: behind a fence for all that the stream has written.
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: after a fence for all earlier writes of the stream.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0x0;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0x0;
@@ -115,7 +115,7 @@ pub(crate) const DEVICE_ATTRIBUTE_FORMER_VALUE_OPERATIONS: c_int = 93;
 pub(crate) const DEVICE_ATTRIBUTE_VALUE_OPERATIONS: c_int = 122;
 /// `CU_MEMORYTYPE_HOST`.
 pub(crate) const MEMORYTYPE_HOST: u64 = 1;
-/// `CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED`, known to drivers of CUDA 12 and newer.
+/// `CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED`, supported by drivers of CUDA 12 and newer.
 pub(crate) const DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: c_int = 125;
 
 /// `CUpointer_attribute`.
@@ -133,7 +133,7 @@ impl PointerAttribute {
     pub(crate) const MEMPOOL_HANDLE: Self = Self(17);
 }
 
-/// The function of this name, or `None` where the library lacks it.
+/// Returns the function with this name, or `None` if the library lacks it.
 ///
 /// # Safety
 ///
@@ -162,7 +162,7 @@ macro_rules! api {
             }
         )*
 
-        /// The functions, by their names without the prefix.
+        /// The functions of libcuda, named without their prefix.
         pub(crate) struct Api {
             $(pub(crate) $required: unsafe extern "C" fn($($required_arg),*) -> i32,)*
             $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_arg),*) -> i32>,)*
@@ -174,8 +174,8 @@ macro_rules! api {
             ///
             /// # Safety
             ///
-            /// `library` is libcuda, or something that has its functions with the signatures of `cuda.h`. The table
-            /// is not used after the library has been unloaded.
+            /// `library` is libcuda, or has its functions with the signatures of `cuda.h`. The table is not used after the
+            /// library has been unloaded.
             pub(crate) unsafe fn load(library: &Library) -> Result<Self, Missing> {
                 Ok(Self {
                     $($required: {
@@ -272,28 +272,28 @@ api! {
         );
     }
     groups {
-        /// Stream capture: all of it, or `None` where the driver lacks a function.
+        /// The functions of stream capture; `None` if the driver lacks one of them.
         capture: CaptureApi {
             is_capturing = "cuStreamIsCapturing", (Stream, *mut c_uint);
             exchange_mode = "cuThreadExchangeStreamCaptureMode", (*mut c_uint);
         }
-        /// Host memory that others allocated, reachable for devices.
+        /// The functions that register host memory of other owners for devices.
         host_pages: HostPagesApi {
             register = "cuMemHostRegister_v2", (*mut c_void, usize, c_uint);
             unregister = "cuMemHostUnregister", (*mut c_void);
             device_pointer = "cuMemHostGetDevicePointer_v2", (*mut DevicePointer, *mut c_void, c_uint);
         }
-        /// Stream memory operations since CUDA 11.7, which every device has that can do them.
+        /// Stream memory operations since CUDA 11.7, available on every device that supports them.
         value_operations: ValueApi {
             write = "cuStreamWriteValue64_v2", (Stream, DevicePointer, u64, c_uint);
             wait = "cuStreamWaitValue64_v2", (Stream, DevicePointer, u64, c_uint);
         }
-        /// The same before, which a parameter of the kernel's driver has to permit.
+        /// Stream memory operations before CUDA 11.7, which a parameter of the kernel driver must permit.
         former_value_operations: FormerValueApi {
             write = "cuStreamWriteValue64", (Stream, DevicePointer, u64, c_uint);
             wait = "cuStreamWaitValue64", (Stream, DevicePointer, u64, c_uint);
         }
-        /// Virtual memory: all of it, or `None` where the driver lacks a function.
+        /// The functions of virtual memory; `None` if the driver lacks one of them.
         virtual_memory: VirtualMemoryApi {
             create = "cuMemCreate", (*mut BlockHandle, usize, *const AllocationProperties, c_ulonglong);
             release = "cuMemRelease", (BlockHandle);
@@ -308,7 +308,7 @@ api! {
             unmap = "cuMemUnmap", (DevicePointer, usize);
             set_access = "cuMemSetAccess", (DevicePointer, usize, *const AccessDescription, usize);
         }
-        /// Memory pools: all of it, or `None` where the driver lacks a function.
+        /// The functions of memory pools; `None` if the driver lacks one of them.
         pools: PoolApi {
             create = "cuMemPoolCreate", (*mut Pool, *const PoolProperties);
             destroy = "cuMemPoolDestroy", (Pool);

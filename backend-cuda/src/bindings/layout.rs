@@ -1,11 +1,10 @@
-//! The structures of libcuda's virtual memory and memory pools, and the numbers that go into them.
+//! The structures of libcuda's virtual memory and memory pools, with their constants.
 //!
-//! "Data types used by CUDA driver" (`group__CUDA__TYPES`). Their fields are read and written by name here; what newer
-//! headers make of reserved bytes is left zero.
+//! "Data types used by CUDA driver" (`group__CUDA__TYPES`). Bytes that newer headers assign to new fields are zero.
 
 use std::ffi::{c_int, c_uint};
 
-/// `CUmemGenericAllocationHandle`: a block of `cuMemCreate`, mapped or not.
+/// `CUmemGenericAllocationHandle`: a mapped or unmapped block of `cuMemCreate`.
 pub(crate) type BlockHandle = u64;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -29,7 +28,8 @@ pub(crate) const ACCESS_READ_WRITE: c_uint = 0x3;
 pub(crate) const GRANULARITY_MINIMUM: c_uint = 0x0;
 
 /// `CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES`, `.._REUSE_ALLOW_OPPORTUNISTIC`,
-/// `.._REUSE_ALLOW_INTERNAL_DEPENDENCIES` (each an `int`) and `.._RELEASE_THRESHOLD` (64 bits): how a pool behaves.
+/// `.._REUSE_ALLOW_INTERNAL_DEPENDENCIES` (each an `int`) and `.._RELEASE_THRESHOLD` (64 bits): the attributes that control
+/// a pool's behaviour.
 pub(crate) const POOL_BEHAVIOUR: [c_uint; 4] = [1, 2, 3, 4];
 
 /// `CUmemLocation`.
@@ -41,7 +41,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// A device, by its handle.
+    /// Returns the location of a device with this handle.
     pub(crate) const fn device(handle: c_int) -> Self {
         Self { kind: LOCATION_TYPE_DEVICE, id: handle }
     }
@@ -59,7 +59,7 @@ pub(crate) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Memory of a device that can be exported as these types of handle.
+    /// Returns the properties of a device's memory that can be exported as these types of handle.
     pub(crate) const fn on_device(handle: c_int, handle_types: c_uint) -> Self {
         Self {
             kind: ALLOCATION_TYPE_PINNED,
@@ -70,7 +70,7 @@ impl AllocationProperties {
         }
     }
 
-    /// For the driver to fill in.
+    /// Returns empty properties for the driver to fill in.
     pub(crate) const fn unknown() -> Self {
         Self {
             kind: 0,
@@ -81,7 +81,7 @@ impl AllocationProperties {
         }
     }
 
-    /// Is it memory of a device, and not of the host?
+    /// Returns whether it is memory of a device, as opposed to the host.
     pub(crate) const fn is_on_a_device(&self) -> bool {
         self.location.kind == LOCATION_TYPE_DEVICE
     }
@@ -108,7 +108,7 @@ pub(crate) struct PoolProperties {
 }
 
 impl PoolProperties {
-    /// A pool of a device's memory that can be exported as a file descriptor.
+    /// Returns the properties of a pool on a device that can be exported as a file descriptor.
     pub(crate) const fn on_device(handle: c_int) -> Self {
         Self {
             kind: ALLOCATION_TYPE_PINNED,
@@ -121,9 +121,9 @@ impl PoolProperties {
     }
 }
 
-/// The length of `CUmemPoolPtrExportData` and of `CUmemFabricHandle`.
+/// The length of `CUmemPoolPtrExportData`.
 pub(crate) const POINTER_BYTES: usize = 64;
-/// `CU_IPC_HANDLE_SIZE` is the same for fabric handles.
+/// The length of `CUmemFabricHandle`.
 pub(crate) const FABRIC_BYTES: usize = 64;
 
 /// `CUmemPoolPtrExportData`.

@@ -1,7 +1,7 @@
-//! The calling thread as it was.
+//! The state of the calling thread, restored after calls of cudarc.
 //!
-//! cudarc makes its context current and leaves it so, and knows nothing of captures on other threads. What is done for
-//! our callers leaves both as they were, as [`Current`](crate::objects::context::Current) does for calls of our own.
+//! cudarc makes its context current without restoring the previous one, and ignores captures on other threads. The guard
+//! here restores both, like [`Current`](crate::objects::context::Current) for calls of this crate.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use device_ipc_core::{Error, Result};
 use super::error::vendor_error;
 use crate::objects::capture;
 
-/// When this is dropped, the thread has the context current that it had before, and its capture mode, which is the relaxed
-/// one meanwhile.
-pub(super) struct Caller {
+/// A guard: the thread is in the relaxed capture mode until the guard is dropped, which restores the thread's context and
+/// capture mode.
+pub(super) struct CallerState {
     context: Option<CUcontext>,
     mode: Option<CUstreamCaptureMode>,
 }
 
-impl Caller {
-    pub(super) fn keep() -> Self {
+impl CallerState {
+    pub(super) fn save() -> Self {
         Self {
             context: result::ctx::get_current().ok().flatten(),
             mode: exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED),
@@ -28,7 +28,7 @@ impl Caller {
     }
 }
 
-impl Drop for Caller {
+impl Drop for CallerState {
     fn drop(&mut self) {
         if let Some(mode) = self.mode {
             exchange(mode);
@@ -36,7 +36,7 @@ impl Drop for Caller {
         if result::ctx::get_current() == Ok(self.context) {
             return;
         }
-        // SAFETY: it was current before, or is null, for none.
+        // SAFETY: the context was current before, or is null for none.
         let restored = unsafe { result::ctx::set_current(self.context.unwrap_or(std::ptr::null_mut())) };
         if let Err(error) = restored {
             tracing::warn!(status = error.0 as i32, "cuCtxSetCurrent failed");
@@ -44,18 +44,18 @@ impl Drop for Caller {
     }
 }
 
-/// Puts the thread into a capture mode; the one before, or `None` where there are no modes.
+/// Puts the thread into a capture mode. Returns the previous mode, or `None` if the driver has no modes.
 fn exchange(mut mode: CUstreamCaptureMode) -> Option<CUstreamCaptureMode> {
-    // SAFETY: reads a mode and writes the one before.
+    // SAFETY: reads the new mode and writes the previous one.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().ok().map(|()| mode)
 }
 
-/// Refuses a stream that is being captured, where `what` is to happen now.
+/// Refuses a stream that is being captured, for work that must execute immediately.
 pub(super) fn refuse_capture(stream: &Arc<CudaStream>, what: &'static str) -> Result<()> {
     if is_capturing(stream)? { Err(Error::StreamCapturing { what }) } else { Ok(()) }
 }
 
-/// Is the stream being captured? The answer is noted.
+/// Returns whether the stream is being captured, and records the result.
 pub(super) fn is_capturing(stream: &Arc<CudaStream>) -> Result<bool> {
     let status = stream.capture_status().map_err(|error| vendor_error("cuStreamIsCapturing", error))?;
     let capturing = status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

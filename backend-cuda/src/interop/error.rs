@@ -1,11 +1,11 @@
-//! cudarc's errors as ours.
+//! Conversion of cudarc's errors.
 
 use cudarc::driver::DriverError;
 use device_ipc_core::{Error, VendorError, VendorStatus};
 
 use crate::library::{NAME, status};
 
-/// The error of a call that cudarc made. Asks cudarc for no text: that would be a call that can panic.
+/// Returns the error of a call that cudarc made. Without cudarc's text, whose query can panic.
 pub(super) fn vendor_error(call: &'static str, error: DriverError) -> Error {
     let status = VendorStatus(error.0 as i32);
     VendorError {

@@ -1,4 +1,4 @@
-//! cudarc's slices as owners of memory that is shared.
+//! cudarc's slices as owners of shared memory.
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 use device_ipc_core::{DeviceOwner, DevicePtr, DeviceRange, Dtype, Element, Region};
 
-use crate::interop::caller::{Caller, is_capturing};
+use crate::interop::caller::{CallerState, is_capturing};
 use crate::interop::marker::Cudarc;
 use crate::interop::stream;
 use crate::library::NAME;
 
-/// The element type is known for the numbers of Rust; for others (`half::f16`, a struct) state it where the slice is
-/// shared.
-// SAFETY: a slice frees its memory when it is dropped and hands it to nobody before; it has no interior mutability.
+/// The region has an element type for Rust's number types; for others (`half::f16`, a struct) state it when sharing the
+/// slice.
+// SAFETY: a slice frees its memory when it is dropped, and not before; it has no interior mutability.
 unsafe impl<T: DeviceRepr + 'static> DeviceOwner<Cudarc> for CudaSlice<T> {
     fn region(&self) -> Region {
         let address = {
-            let _caller = Caller::keep();
-            let stream = stream_to_ask(self.stream());
-            // The guard would order later work behind a read by this stream. Nothing is read here.
+            let _caller = CallerState::save();
+            let stream = query_stream(self.stream());
+            // The guard would order later work behind a read by this stream. This call reads no memory.
             let (address, _guard) = self.device_ptr(&stream);
             address
         };
@@ -33,15 +33,16 @@ unsafe impl<T: DeviceRepr + 'static> DeviceOwner<Cudarc> for CudaSlice<T> {
     }
 }
 
-/// cudarc has the stream that asks for a slice's address wait for the slice's last write. In a stream that is being captured
-/// that wait would break the capture, so another one asks then.
-fn stream_to_ask(own: &Arc<CudaStream>) -> Arc<CudaStream> {
+/// Returns the stream for a query of a slice's address. cudarc makes that stream wait for the slice's last write, which
+/// would invalidate the capture of a stream that is being captured; in that case a new stream is used.
+fn query_stream(own: &Arc<CudaStream>) -> Arc<CudaStream> {
     let capturing = is_capturing(own).unwrap_or(false);
     let other = if capturing { own.context().new_stream().ok() } else { None };
     other.unwrap_or_else(|| Arc::clone(own))
 }
 
-/// Two implementations, one for [`Element`]s and one for the rest, would overlap; so the type is compared instead.
+/// Returns the element type of `T`. Compares type ids, because an implementation for [`Element`]s and one for other types
+/// would overlap.
 fn dtype_of<T: 'static>() -> Option<Dtype> {
     fn is<T: 'static, E: Element>() -> Option<Dtype> {
         (TypeId::of::<T>() == TypeId::of::<E>()).then_some(E::DTYPE)
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_their_element_type_and_others_none() {
+    fn number_types_have_an_element_type_and_others_none() {
         assert_eq!(dtype_of::<f32>(), Some(Dtype::F32));
         assert_eq!(dtype_of::<i64>(), Some(Dtype::I64));
         assert_eq!(dtype_of::<bool>(), Some(Dtype::BOOL));

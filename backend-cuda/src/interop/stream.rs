@@ -1,4 +1,4 @@
-//! cudarc's streams.
+//! cudarc's streams as streams of this backend.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal};
 use crate::interop::marker::Cudarc;
 use crate::library::NAME;
 
-/// The stream's context should be the primary one. The default stream of a context that was made by
-/// `CudaContext::new_non_primary` cannot be told from the primary one's.
+/// The stream's context should be the primary one. The default stream of a context of `CudaContext::new_non_primary` is
+/// indistinguishable from the primary one's.
 impl AsStream<Cudarc> for CudaStream {
     fn as_stream(&self) -> BorrowedStream<'_> {
         let device = ordinal(self);
@@ -25,6 +25,6 @@ impl AsStream<Cudarc> for Arc<CudaStream> {
 }
 
 pub(super) fn ordinal(stream: &CudaStream) -> DeviceOrdinal {
-    // An ordinal that does not fit is no device's, and every call says so.
+    // An ordinal out of range identifies no device, so every call refuses it.
     DeviceOrdinal::new(u32::try_from(stream.context().ordinal()).unwrap_or(u32::MAX))
 }

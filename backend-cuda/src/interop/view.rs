@@ -1,9 +1,9 @@
-//! A mapping as cudarc's kernels and copies take it.
+//! Views of a mapping for cudarc's kernels and copies.
 //!
-//! cudarc borrows from an owner only: its `CudaView` comes from a `CudaSlice`, which frees its memory when it is dropped.
-//! The memory of a mapping is not ours to free, so a view keeps a slice that is never dropped as one, and lends nothing
-//! but borrowed views of it: no reference to the slice itself leaves this file, since `std::mem::swap` would move the
-//! slice out of a mutable one.
+//! cudarc borrows only from an owner: its `CudaView` comes from a `CudaSlice`, which frees its memory when it is dropped.
+//! The exporter owns the memory of a mapping, so a view contains a slice whose destructor never runs, and lends only
+//! borrowed views of it: no reference to the slice itself leaves this file, since `std::mem::swap` would move the slice out
+//! of a mutable one.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,15 +18,15 @@ use cudarc::driver::{
 use device_ipc_core::{DeviceRange, Element, Error, Result, ViewStream, ViewTypes};
 
 use super::alloc::slice_at;
-use super::caller::{Caller, is_capturing};
+use super::caller::{CallerState, is_capturing};
 use super::stream::ordinal;
 use crate::interop::marker::Cudarc;
 
-/// A view that reads a mapping, for at most as long as the mapping is open (`'m`).
+/// A read-only view of a mapping, which cannot outlive the mapping (`'m`).
 ///
-/// Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to whatever
-/// takes a `CudaView` as [`as_view`](Self::as_view). Dropping it makes its stream wait for the uses on other streams that
-/// cudarc knows of.
+/// Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to functions
+/// that take a `CudaView` as [`as_view`](Self::as_view). Dropping it makes its stream wait for uses on other streams that
+/// cudarc has recorded.
 ///
 /// It does not outlive the mapping:
 ///
@@ -41,13 +41,13 @@ use crate::interop::marker::Cudarc;
 /// drop(view);
 /// ```
 pub struct CudaMapped<'m, T> {
-    slice: Lent<T>,
+    slice: UnownedSlice<T>,
     mapping: PhantomData<&'m [T]>,
 }
 
-/// A view that reads and writes a mapping, for at most as long as the mapping is open (`'m`).
+/// A read-write view of a mapping, which cannot outlive the mapping (`'m`).
 ///
-/// As [`CudaMapped`], with `launch_builder().arg(&mut view)`, `stream.memcpy_htod(.., &mut view)` and
+/// Like [`CudaMapped`], with `launch_builder().arg(&mut view)`, `stream.memcpy_htod(.., &mut view)` and
 /// [`as_view_mut`](Self::as_view_mut).
 ///
 /// ```no_run
@@ -79,7 +79,7 @@ pub struct CudaMapped<'m, T> {
 /// }
 /// ```
 ///
-/// And it gives no slice away, which would free the exporter's memory:
+/// It exposes no slice, which would free the exporter's memory:
 ///
 /// ```compile_fail,E0308
 /// # use cudarc::driver::CudaSlice;
@@ -89,14 +89,14 @@ pub struct CudaMapped<'m, T> {
 /// }
 /// ```
 pub struct CudaMappedMut<'m, T> {
-    slice: Lent<T>,
+    slice: UnownedSlice<T>,
     mapping: PhantomData<&'m mut [T]>,
 }
 
-/// A slice over memory that is somebody else's.
-struct Lent<T>(ManuallyDrop<CudaSlice<T>>);
+/// A slice of memory that it does not own.
+struct UnownedSlice<T>(ManuallyDrop<CudaSlice<T>>);
 
-impl<T> Lent<T> {
+impl<T> UnownedSlice<T> {
     /// # Safety
     ///
     /// The range is mapped in the primary context of its device while the value is used, and holds whole, aligned
@@ -112,14 +112,14 @@ impl<T> Lent<T> {
         if !stream.context().is_primary() {
             return Err(Error::Unsupported {
                 backend: crate::library::NAME,
-                what: "view a mapping on a stream of this context".into(),
-                why: "memory is opened in the device's primary context; take a stream of CudaContext::new"
+                what: "view a mapping on a stream outside the primary context".into(),
+                why: "memory is opened in the device's primary context; pass a stream of CudaContext::new"
                     .into(),
             });
         }
         let len = range.len as usize / size_of::<T>().max(1);
-        let _caller = Caller::keep();
-        // Work on the view is captured if the stream is; what follows has to know.
+        let _caller = CallerState::save();
+        // Work on the view is captured with the stream, so record the capture.
         is_capturing(stream)?;
         // SAFETY: the address is valid for `len` elements, and the slice is never dropped as one.
         let slice = unsafe { slice_at(stream, range.ptr.get(), len)? };
@@ -127,12 +127,12 @@ impl<T> Lent<T> {
     }
 }
 
-impl<T> Drop for Lent<T> {
+impl<T> Drop for UnownedSlice<T> {
     fn drop(&mut self) {
-        let _caller = Caller::keep();
-        // SAFETY: taken here only, and not used afterwards.
+        let _caller = CallerState::save();
+        // SAFETY: taken only here, and not used afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Lets go of the events and the stream, and does not free the memory.
+        // Drops the events and the stream, and does not free the memory.
         let _address = slice.leak();
     }
 }
@@ -145,19 +145,19 @@ impl ViewTypes for Cudarc {
 impl ViewStream<Cudarc> for Arc<CudaStream> {
     unsafe fn view<'m, T: Element>(&self, range: DeviceRange) -> Result<CudaMapped<'m, T>> {
         // SAFETY: mapped for `'m`, and whole and aligned, as the caller promised.
-        let slice = unsafe { Lent::new(self, range)? };
+        let slice = unsafe { UnownedSlice::new(self, range)? };
         Ok(CudaMapped { slice, mapping: PhantomData })
     }
 
     unsafe fn view_mut<'m, T: Element>(&self, range: DeviceRange) -> Result<CudaMappedMut<'m, T>> {
         // SAFETY: as above.
-        let slice = unsafe { Lent::new(self, range)? };
+        let slice = unsafe { UnownedSlice::new(self, range)? };
         Ok(CudaMappedMut { slice, mapping: PhantomData })
     }
 }
 
 impl<T> CudaMappedMut<'_, T> {
-    /// The elements, for reading and writing.
+    /// Returns the elements for reading and writing.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.0.as_view_mut()
     }
@@ -169,7 +169,7 @@ impl<T> DevicePtrMut<T> for CudaMappedMut<'_, T> {
     }
 }
 
-// SAFETY: what is pushed is the address of the pointer inside the view, which is borrowed for as long as the arguments.
+// SAFETY: pushes the address of the pointer inside the view, which is borrowed for as long as the arguments.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut CudaMappedMut<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b mut CudaMappedMut<'_, T>) -> &mut Self {
@@ -178,25 +178,25 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut CudaMappedMut<'_, T>> for Launc
     }
 }
 
-macro_rules! reads {
+macro_rules! impl_read {
     ($($view:ident),*) => { $(
         impl<T> $view<'_, T> {
-            /// The elements, for reading.
+            /// Returns the elements for reading.
             pub fn as_view(&self) -> CudaView<'_, T> {
                 self.slice.0.as_view()
             }
 
-            /// The number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 self.slice.0.len()
             }
 
-            /// Are there none?
+            /// Returns whether the view has no elements.
             pub fn is_empty(&self) -> bool {
                 self.slice.0.is_empty()
             }
 
-            /// The stream that the view was taken on.
+            /// Returns the stream of the view.
             pub fn stream(&self) -> &Arc<CudaStream> {
                 self.slice.0.stream()
             }
@@ -218,7 +218,7 @@ macro_rules! reads {
             }
         }
 
-        // SAFETY: as for the mutable one.
+        // SAFETY: as for the mutable view.
         unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b $view<'_, T>> for LaunchArgs<'a> {
             #[inline(always)]
             fn arg(&mut self, arg: &'b $view<'_, T>) -> &mut Self {
@@ -238,4 +238,4 @@ macro_rules! reads {
     )* };
 }
 
-reads!(CudaMapped, CudaMappedMut);
+impl_read!(CudaMapped, CudaMappedMut);

@@ -1,19 +1,18 @@
-//! What the numbers mean that libcuda returns.
+//! The statuses of libcuda, with names and hints.
 //!
-//! Numbers, not an enum: a driver that is newer than this crate returns numbers that are not here, and they are errors
-//! like any other. Names and meanings are those of `CUresult` in "Data types used by CUDA driver"
-//! (`group__CUDA__TYPES`).
+//! Numbers, not an enum: a driver newer than this crate returns numbers that are absent here, and they are errors like any
+//! other. Names and meanings are those of `CUresult` in "Data types used by CUDA driver" (`group__CUDA__TYPES`).
 
 use device_ipc_core::VendorStatus;
 
 macro_rules! statuses {
     ($($constant:ident = $number:literal,)*) => {
-        #[allow(dead_code, reason = "the table is whole; the code names what it treats apart")]
+        #[allow(dead_code, reason = "the table is complete; the code uses some of it")]
         pub(crate) mod number {
             $(pub(crate) const $constant: i32 = $number;)*
         }
 
-        /// The name of a status, or `None` for one that this version does not know.
+        /// Returns the name of a status, or `None` for an unknown one.
         pub(crate) const fn name(status: VendorStatus) -> Option<&'static str> {
             match status.0 {
                 $($number => Some(concat!("CUDA_", stringify!($constant))),)*
@@ -132,17 +131,17 @@ statuses! {
     ERROR_UNKNOWN = 999,
 }
 
-/// What to do about a status whatever call returned it, or nothing. A call that knows better says so instead.
+/// Returns the remedy for a status of any call, or an empty text. Calls with more context have hints of their own.
 pub(crate) const fn hint(status: VendorStatus) -> &'static str {
     use number::*;
     match status.0 {
         ERROR_NOT_INITIALIZED => {
-            "CUDA does not survive fork: spawn the process that uses it (std::process::Command, or multiprocessing \
+            "CUDA does not work after fork: spawn the process that uses it (std::process::Command, or multiprocessing \
              with the start method \"spawn\")"
         }
-        ERROR_DEINITIALIZED => "The process is ending; let go of device memory before main returns",
+        ERROR_DEINITIALIZED => "The process is exiting; release device memory before main returns",
         ERROR_DEVICE_UNAVAILABLE => {
-            "Another process has the device for itself: see the compute mode in nvidia-smi -q -d COMPUTE"
+            "Another process uses the device exclusively: check the compute mode in nvidia-smi -q -d COMPUTE"
         }
         ERROR_ILLEGAL_ADDRESS
         | ERROR_ASSERT
@@ -153,40 +152,40 @@ pub(crate) const fn hint(status: VendorStatus) -> &'static str {
         | ERROR_INVALID_PC
         | ERROR_LAUNCH_FAILED
         | ERROR_LAUNCH_TIMEOUT => {
-            "An earlier kernel of this process failed, and every call in its context fails from now on; \
-             compute-sanitizer finds the kernel, and the process has to be started again"
+            "An earlier kernel of this process failed, and every later call in its context fails; find the kernel with \
+             compute-sanitizer, and restart the process"
         }
         ERROR_CONTEXT_IS_DESTROYED => {
-            "Somebody reset the device's primary context (cudaDeviceReset, cuDevicePrimaryCtxReset)"
+            "Code of this process reset the device's primary context (cudaDeviceReset, cuDevicePrimaryCtxReset)"
         }
         ERROR_ECC_UNCORRECTABLE | ERROR_NVLINK_UNCORRECTABLE | ERROR_CONTAINED => {
-            "A hardware error: see dmesg (Xid) and nvidia-smi -q"
+            "Hardware error: check dmesg (Xid) and nvidia-smi -q"
         }
         ERROR_JIT_COMPILER_NOT_FOUND => {
-            "The library libnvidia-ptxjitcompiler.so.1 of the driver is missing; in a container give NVIDIA_DRIVER_CAPABILITIES \
-             the value compute,utility"
+            "The driver's library libnvidia-ptxjitcompiler.so.1 is missing; in a container set \
+             NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         }
         ERROR_OPERATING_SYSTEM => {
-            "The system refused something: a pid namespace needs a /proc of its own (unshare --pid --fork \
-             --mount-proc), and the limit of open files has to allow more (ulimit -n)"
+            "The operating system refused a request: a pid namespace needs its own /proc (unshare --pid --fork \
+             --mount-proc), and the limit of open files may be too low (ulimit -n)"
         }
         ERROR_SYSTEM_NOT_READY => {
-            "The machine's GPUs are not ready; where they are joined by NVSwitch, nvidia-fabricmanager has to run"
+            "The machine's GPUs are not ready; if NVSwitch connects them, start nvidia-fabricmanager"
         }
         ERROR_SYSTEM_DRIVER_MISMATCH => {
-            "libcuda and the kernel's driver are of different versions: restart after the driver's update, or in a \
-             container use the host's libcuda (nvidia-container-toolkit) instead of an installed one"
+            "libcuda and the kernel driver have different versions: restart after a driver update, or in a container \
+             use the host's libcuda (nvidia-container-toolkit) instead of an installed one"
         }
         ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-            "This libcuda is of the forward-compatibility package, which supports data centre GPUs only: take the \
-             cuda-compat folder out of LD_LIBRARY_PATH"
+            "This libcuda is of the forward-compatibility package, which supports data centre GPUs only: remove the \
+             cuda-compat folder from LD_LIBRARY_PATH"
         }
         ERROR_MPS_CONNECTION_FAILED | ERROR_MPS_RPC_FAILURE | ERROR_MPS_SERVER_NOT_READY => {
-            "The CUDA MPS daemon cannot be reached: see CUDA_MPS_PIPE_DIRECTORY and nvidia-cuda-mps-control"
+            "The CUDA MPS daemon cannot be reached: check CUDA_MPS_PIPE_DIRECTORY and nvidia-cuda-mps-control"
         }
         ERROR_STREAM_CAPTURE_IMPLICIT => {
-            "Another stream, which waits for the legacy default stream, is being captured into a graph, and work on the \
-             default stream would break that capture: use a stream of your own (cuStreamCreate), or wait until the \
+            "A stream that synchronises with the legacy default stream is being captured into a graph, and work on the \
+             default stream would invalidate that capture: use another stream (cuStreamCreate), or wait until the \
              capture has ended"
         }
         ERROR_STREAM_CAPTURE_UNSUPPORTED => {
@@ -201,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_their_names_and_an_unknown_one_has_none() {
+    fn known_status_has_a_name_and_unknown_has_none() {
         assert_eq!(name(VendorStatus(0)), Some("CUDA_SUCCESS"));
         assert_eq!(name(VendorStatus(201)), Some("CUDA_ERROR_INVALID_CONTEXT"));
         assert_eq!(name(VendorStatus(999)), Some("CUDA_ERROR_UNKNOWN"));
