@@ -1,9 +1,9 @@
-//! Which functions there have to be.
+//! The required functions.
 //!
-//! Those that the headers of ACL 1.15 declare already; every other one is looked up and may be missing. `cargo xtask
-//! verify-abi` checks this list against two generations of the vendor's headers.
+//! The headers of ACL 1.15 already declare them; all other functions are optional. `cargo xtask verify-abi` checks this
+//! list against two generations of the vendor's headers.
 
-/// The functions without which nothing works. A library that lacks one of them is too old, or none of the vendor's.
+/// The functions required for any use. A library that lacks one of them is too old, or not an ACL.
 pub(crate) const REQUIRED: &[&str] = &[
     "aclInit",
     "aclGetRecentErrMsg",
@@ -37,7 +37,7 @@ pub(crate) const REQUIRED: &[&str] = &[
     "aclrtQueryEventStatus",
 ];
 
-/// The functions that sharing memory by key is made of. A library that lacks one of them is of CANN before 8.3.RC1.
+/// The functions required to share memory by key. A library that lacks one of them is older than CANN 8.3.RC1.
 pub(crate) const SHARING: &[&str] = &[
     "aclrtIpcMemGetExportKey",
     "aclrtIpcMemImportByKey",

@@ -1,5 +1,5 @@
-//! Runs the themes of the conformance suite that depend on the chip and on the version of CANN, on the chips and versions that
-//! `conformance` does not have.
+//! Runs the themes of the conformance suite that depend on the chip and on the version of CANN, on the chips and
+//! versions that `conformance` does not cover.
 
 mod support;
 
@@ -11,7 +11,7 @@ use device_ipc_sim_ascendcl::Cann;
 
 use support::{hardware, simulated};
 
-/// Devices and what is opened on them, in what order, and what is left when a process dies.
+/// The themes on devices, open_expecting_success, ordering, and the termination of processes.
 const THEMES: [&str; 6] = ["placement", "kinds", "ordering", "lifetimes", "bundles", "device_memory"];
 
 fn main() -> ExitCode {

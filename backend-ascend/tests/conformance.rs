@@ -1,5 +1,5 @@
-//! Runs the conformance suite on Ascend: on the simulator of ACL, or on a real server where
-//! `DEVICE_IPC_ASCEND_LIBRARY` or `DEVICE_IPC_ASCEND_HARDWARE=1` says so.
+//! Runs the conformance suite on Ascend: on the simulator of ACL, or on a real server if `DEVICE_IPC_ASCEND_LIBRARY` or
+//! `DEVICE_IPC_ASCEND_HARDWARE=1` is set.
 
 mod support;
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
             Ok(options.allocates(SHAREABLE).load()? as _)
         })
         .variant("a3-unvalidated", || {
-            // A machine whose streams take words of the host's memory: whether a real one does is not known.
+            // A machine whose streams write words in host memory: unknown for real ones.
             let options = simulated("soc=910_93;devices=2;host-words", Cann::V9_0);
             Ok(options.pid_validation(PidValidation::Off).load()? as _)
         })

@@ -1,4 +1,4 @@
-//! What a user reads where Ascend cannot be used. None of these needs an NPU, and none may find one.
+//! Errors of an unavailable Ascend. These tests need no NPU, and must not find one.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn refusal() -> (Unavailable, String) {
 }
 
 #[test]
-fn a_library_that_is_not_there_is_named_with_the_remedy() {
+fn missing_library_error_names_it_and_the_remedy() {
     let error = AscendBackend::load_from("/nowhere/libascendcl.so").unwrap_err();
     let Unavailable::LibraryNotFound { searched, detail, hint } = &error else { panic!("{error:?}") };
     assert_eq!(searched, &["/nowhere/libascendcl.so"]);
@@ -27,8 +27,8 @@ fn a_library_that_is_not_there_is_named_with_the_remedy() {
 }
 
 #[test]
-fn both_names_are_looked_for() {
-    Scene::on("both_names_are_looked_for", "").environment(&[(LIBRARY_VARIABLE, "")]).play(
+fn both_library_names_are_searched() {
+    Scene::on("both_library_names_are_searched", "").environment(&[(LIBRARY_VARIABLE, "")]).play(
         |_| {
             let (error, _) = refusal();
             let Unavailable::LibraryNotFound { searched, .. } = &error else { panic!("{error:?}") };
@@ -39,7 +39,7 @@ fn both_names_are_looked_for() {
 }
 
 #[test]
-fn a_file_that_is_no_library_says_what_the_linker_found() {
+fn invalid_library_error_contains_the_linker_message() {
     let file = std::env::temp_dir().join(format!("device-ipc-no-acl-{}", std::process::id()));
     std::fs::write(&file, [b'x'; 4096]).unwrap();
     let error = AscendBackend::load_from(&file).unwrap_err();
@@ -49,7 +49,7 @@ fn a_file_that_is_no_library_says_what_the_linker_found() {
 }
 
 #[test]
-fn a_library_without_the_functions_is_too_old_and_the_first_that_is_missing_is_named() {
+fn library_without_functions_is_too_old() {
     let error = AscendBackend::load_from("libm.so.6").unwrap_err();
     let Unavailable::TooOld { library, missing, .. } = &error else { panic!("{error:?}") };
     assert_eq!((library.as_str(), missing.as_str()), ("libm.so.6", "aclInit"));
@@ -61,30 +61,28 @@ fn a_library_without_the_functions_is_too_old_and_the_first_that_is_missing_is_n
 }
 
 #[test]
-fn cann_before_8_3_is_too_old_and_the_versions_that_are_needed_are_named() {
-    Scene::on("cann_before_8_3_is_too_old_and_the_versions_that_are_needed_are_named", "devices=1")
-        .cann(Cann::V8_1)
-        .play(
-            |_| {
-                let (error, text) = refusal();
-                let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
-                assert_eq!(missing, "aclrtIpcMemGetExportKey");
-                assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
-            },
-            &[],
-        );
+fn cann_before_8_3_is_too_old_and_error_names_requirements() {
+    Scene::on("cann_before_8_3_is_too_old_and_error_names_requirements", "devices=1").cann(Cann::V8_1).play(
+        |_| {
+            let (error, text) = refusal();
+            let Unavailable::TooOld { missing, .. } = &error else { panic!("{error:?}") };
+            assert_eq!(missing, "aclrtIpcMemGetExportKey");
+            assert!(text.contains("CANN 8.3.RC1") && text.contains("25.3.RC1"), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
-fn the_stub_library_is_told_apart_and_asked_nothing_more() {
-    Scene::on("the_stub_library_is_told_apart_and_asked_nothing_more", "stub").play(
+fn stub_library_is_detected_by_its_first_call() {
+    Scene::on("stub_library_is_detected_by_its_first_call", "stub").play(
         |scene| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::StubLibrary { .. }), "{error:?}");
             for phrase in ["stub library", "devlib", "/usr/local/Ascend/driver"] {
                 assert!(text.contains(phrase), "{phrase:?} is missing in {text}");
             }
-            // It prints a line on the standard output for each call.
+            // The stub prints a line on the standard output for each call.
             let said = scene.output_of("loader");
             assert_eq!(said.matches("stub library cannot be used").count(), 1, "{said}");
         },
@@ -93,8 +91,8 @@ fn the_stub_library_is_told_apart_and_asked_nothing_more() {
 }
 
 #[test]
-fn a_machine_without_a_driver_says_what_to_look_at() {
-    Scene::on("a_machine_without_a_driver_says_what_to_look_at", "no-driver").play(
+fn missing_driver_error_lists_checks() {
+    Scene::on("missing_driver_error_lists_checks", "no-driver").play(
         |_| {
             let (error, text) = refusal();
             assert!(matches!(error, Unavailable::Failed { .. } | Unavailable::NoDevice { .. }), "{error:?}");
@@ -107,8 +105,8 @@ fn a_machine_without_a_driver_says_what_to_look_at() {
 }
 
 #[test]
-fn devices_that_are_all_hidden_are_no_devices_and_the_variable_is_named() {
-    Scene::on("devices_that_are_all_hidden_are_no_devices_and_the_variable_is_named", "devices=2")
+fn hidden_devices_error_names_the_variable() {
+    Scene::on("hidden_devices_error_names_the_variable", "devices=2")
         .environment(&[(VISIBLE_VARIABLE, "7")])
         .play(
             |_| {
@@ -121,7 +119,7 @@ fn devices_that_are_all_hidden_are_no_devices_and_the_variable_is_named() {
 }
 
 #[test]
-fn a_choice_that_there_is_not_is_refused_with_those_there_are() {
+fn invalid_option_error_lists_valid_values() {
     for variable in [VALIDATION_VARIABLE, ALLOCATION_VARIABLE] {
         let machine = if variable == VALIDATION_VARIABLE { "devices=1" } else { "devices=2" };
         let environment: &[(&str, &str)] = if variable == VALIDATION_VARIABLE {
@@ -129,38 +127,34 @@ fn a_choice_that_there_is_not_is_refused_with_those_there_are() {
         } else {
             &[(ALLOCATION_VARIABLE, "maybe")]
         };
-        Scene::on("a_choice_that_there_is_not_is_refused_with_those_there_are", machine)
-            .environment(environment)
-            .play(
-                |scene| {
-                    let (error, text) = refusal();
-                    assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
-                    let (variable, _) = scene.environment[0];
-                    assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
-                    assert!(text.contains("set it to"), "{text}");
-                },
-                &[],
-            );
+        Scene::on("invalid_option_error_lists_valid_values", machine).environment(environment).play(
+            |scene| {
+                let (error, text) = refusal();
+                assert!(matches!(error, Unavailable::Failed { .. }), "{error:?}");
+                let (variable, _) = scene.environment[0];
+                assert!(text.contains(variable) && text.contains("\"maybe\""), "{text}");
+                assert!(text.contains("set it to"), "{text}");
+            },
+            &[],
+        );
     }
 }
 
 #[test]
-fn a_chip_without_a_uuid_needs_the_cann_that_tells_its_physical_id() {
-    Scene::on("a_chip_without_a_uuid_needs_the_cann_that_tells_its_physical_id", "soc=310p;devices=1")
-        .cann(Cann::V8_3)
-        .play(
-            |_| {
-                let (error, text) = refusal();
-                assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
-                assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
-            },
-            &[],
-        );
+fn chip_without_uuid_requires_cann_8_5() {
+    Scene::on("chip_without_uuid_requires_cann_8_5", "soc=310p;devices=1").cann(Cann::V8_3).play(
+        |_| {
+            let (error, text) = refusal();
+            assert!(matches!(error, Unavailable::TooOld { .. }), "{error:?}");
+            assert!(text.contains("aclrtGetPhyDevIdByLogicDevId") && text.contains("CANN 8.5"), "{text}");
+        },
+        &[],
+    );
 }
 
 #[test]
-fn cann_8_3_works_where_the_chip_has_a_uuid() {
-    Scene::on("cann_8_3_works_where_the_chip_has_a_uuid", "soc=910b;devices=1").cann(Cann::V8_3).play(
+fn chip_with_uuid_works_with_cann_8_3() {
+    Scene::on("chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1").cann(Cann::V8_3).play(
         |_| {
             let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
             let version = &device_ipc_core::DeviceIpc::info(&*backend).version;

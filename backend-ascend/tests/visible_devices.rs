@@ -1,5 +1,6 @@
-//! Two processes that see different devices, by `ASCEND_RT_VISIBLE_DEVICES`: a position means another card in each of them,
-//! and descriptors name cards by what they are. The vendor wants the variable's entries in ascending order.
+//! Two processes with different visible devices, by `ASCEND_RT_VISIBLE_DEVICES`: a position is another card in each of
+//! them, and descriptors identify cards by their identity. The vendor requires the variable's entries in ascending
+//! order.
 
 mod support;
 
@@ -7,22 +8,22 @@ use std::sync::Arc;
 
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc};
-use support::{Role, Scene, Told};
+use support::{Requests, Role, Scene};
 
 const BYTES: usize = 100_003;
 
 fn ipc() -> Ipc {
-    Ipc::with_backend(AscendBackend::load().expect("the simulator is there") as Arc<dyn DeviceIpc>)
+    Ipc::with_backend(AscendBackend::load().expect("the simulator is available") as Arc<dyn DeviceIpc>)
 }
 
 fn pattern() -> Vec<u8> {
     (0..BYTES as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Opens what it is told, at home or on a device, and says on which device of its own that is, and what is there.
-fn receiver(told: &Told) {
+/// Opens descriptors on their home device or on a stated one. Reports its ordinal of the device, and the bytes.
+fn importer(requests: &Requests) {
     let ipc = ipc();
-    told.serve(|line| {
+    requests.serve(|line| {
         let (place, descriptor) = line.split_once(' ').expect("a place and a descriptor");
         let descriptor: Descriptor = descriptor.parse().expect("a descriptor");
         let opened = match place {
@@ -43,9 +44,9 @@ fn receiver(told: &Told) {
     });
 }
 
-const RECEIVER: &[Role] = &[("receiver", receiver)];
+const RECEIVER: &[Role] = &[("importer", importer)];
 
-/// Shares memory of `device`, of either kind, asks a receiver that sees `visible`, and checks what it wrote.
+/// Shares memory of `device`, of either kind, with an importer that sees `visible`, and checks the importer's writes.
 fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str) {
     let ipc = ipc();
     for kind in [KEY, SHAREABLE] {
@@ -54,38 +55,38 @@ fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str)
         buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
         stream.synchronize().expect("it is done");
         let share = ipc.share(Arc::clone(&buffer)).start().expect("an export");
-        let mut peer = scene.peer_seeing("receiver", visible);
+        let mut peer = scene.peer_with_visible("importer", visible);
         let answer = peer.ask(format!("{place} {}", share.descriptor()));
         assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
         if expected.starts_with("device") {
             let bytes = buffer.view::<u8>(&stream).expect("a view").to_vec().expect("the bytes");
-            assert!(bytes.iter().all(|byte| *byte == 9), "what the receiver wrote");
+            assert!(bytes.iter().all(|byte| *byte == 9), "the bytes that the importer wrote");
         }
         peer.finish();
     }
 }
 
 #[test]
-fn home_is_the_same_card_at_another_position() {
+fn home_is_found_at_another_position() {
     for machine in ["soc=910b;devices=4", "soc=310p;devices=4"] {
-        Scene::on("home_is_the_same_card_at_another_position", machine)
+        Scene::on("home_is_found_at_another_position", machine)
             .play(|scene| share(scene, 3, "1,3", "home", "device 1 right true"), RECEIVER);
     }
 }
 
 #[test]
-fn a_position_is_the_receivers_own() {
-    Scene::on("a_position_is_the_receivers_own", "devices=4")
+fn device_position_is_the_importers() {
+    Scene::on("device_position_is_the_importers", "devices=4")
         .play(|scene| share(scene, 3, "1,3", "0", "device 0 right true"), RECEIVER);
 }
 
 #[test]
-fn the_exporter_sees_some_devices_only() {
-    Scene::on("the_exporter_sees_some_devices_only", "devices=4")
+fn home_is_found_if_exporter_sees_fewer_devices() {
+    Scene::on("home_is_found_if_exporter_sees_fewer_devices", "devices=4")
         .environment(&[("ASCEND_RT_VISIBLE_DEVICES", "2,3")])
         .play(
             |scene| {
-                // Position 1 here is card 3, which the receiver knows as 3.
+                // Position 1 here is card 3, which is position 3 in the importer.
                 share(scene, 1, "0,1,2,3", "home", "device 3 right true");
             },
             RECEIVER,
@@ -93,19 +94,19 @@ fn the_exporter_sees_some_devices_only() {
 }
 
 #[test]
-fn a_home_that_is_hidden_is_told_with_the_variable() {
-    Scene::on("a_home_that_is_hidden_is_told_with_the_variable", "devices=4")
+fn hidden_home_error_names_the_variable() {
+    Scene::on("hidden_home_error_names_the_variable", "devices=4")
         .play(|scene| share(scene, 0, "1,3", "home", "HomeNotVisible"), RECEIVER);
 }
 
 #[test]
-fn the_other_die_of_a_chip_has_to_be_visible() {
-    Scene::on("the_other_die_of_a_chip_has_to_be_visible", "soc=910_93;devices=4").play(
+fn hidden_die_of_same_chip_error_names_the_die() {
+    Scene::on("hidden_die_of_same_chip_error_names_the_die", "soc=910_93;devices=4").play(
         |scene| {
             let ipc = ipc();
             let buffer = Arc::new(ipc.allocate_as(0, BYTES as u64, KEY).expect("memory"));
             let share = ipc.share(buffer).start().expect("an export");
-            let mut peer = scene.peer_seeing("receiver", "1");
+            let mut peer = scene.peer_with_visible("importer", "1");
             let answer = peer.ask(format!("0 {}", share.descriptor()));
             assert!(answer.contains("507899") && answer.contains("the other die of this chip"), "{answer}");
             peer.finish();
@@ -115,8 +116,8 @@ fn the_other_die_of_a_chip_has_to_be_visible() {
 }
 
 #[test]
-fn memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words() {
-    Scene::on("memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words", "devices=4").play(
+fn hidden_home_opens_on_another_device_or_explains() {
+    Scene::on("hidden_home_opens_on_another_device_or_explains", "devices=4").play(
         |scene| {
             let ipc = ipc();
             for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
@@ -125,7 +126,7 @@ fn memory_of_a_hidden_card_is_opened_on_another_one_or_refused_in_words() {
                 buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
                 stream.synchronize().expect("it is done");
                 let share = ipc.share(buffer).start().expect("an export");
-                let mut peer = scene.peer_seeing("receiver", "1,3");
+                let mut peer = scene.peer_with_visible("importer", "1,3");
                 let answer = peer.ask(format!("0 {}", share.descriptor()));
                 assert!(answer.contains(expected), "kind {}: {answer}", kind.0);
                 peer.finish();

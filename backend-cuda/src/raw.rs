@@ -1,19 +1,19 @@
 //! Raw handles: the 64 bytes of `cuIpcGetMemHandle`, for exchange with programs without device-ipc.
 //!
-//! PyTorch, C programs with `cudaIpcOpenMemHandle`, CuPy and Numba use raw handles. Between two programs with device-ipc,
-//! prefer a [`Descriptor`](device_ipc_core::Descriptor): raw handles lack its guarantees.
+//! PyTorch, C programs with `cudaIpcOpenMemHandle`, CuPy and Numba use raw handles. Between two programs with
+//! device-ipc, prefer a [`Descriptor`](device_ipc_core::Descriptor): raw handles lack its guarantees.
 //!
 //! - **No permission check.** A process with the 64 bytes can open the memory read-write, whichever user runs it. Treat
 //!   them like a password.
 //! - **No leases.** The exporter does not learn which processes have the memory open, or that one exited. It keeps the
 //!   memory until the importers report that they have closed it, by a protocol of the two programs.
 //! - **No generation check.** A handle whose block was freed can open another block at its address, without an error.
-//! - **No ordering.** The exporter waits for its stream before it sends the handle, and the importer for its stream before
-//!   it reports that it has closed the memory.
+//! - **No ordering.** The exporter waits for its stream before it sends the handle, and the importer for its stream
+//!   before it reports that it has closed the memory.
 //! - **No offsets.** A handle names a whole allocation; the offset of the region is sent separately.
 //!
-//! Only memory of `cuMemAlloc` (`cudaMalloc`) has such a handle, and importers can reach all pages of 2 MiB that it lies
-//! in. The rules are those of `cuIpcGetMemHandle` and `cuIpcOpenMemHandle` in "Memory Management"
+//! Only memory of `cuMemAlloc` (`cudaMalloc`) has such a handle, and importers can reach all pages of 2 MiB that it
+//! lies in. The rules are those of `cuIpcGetMemHandle` and `cuIpcOpenMemHandle` in "Memory Management"
 //! (`group__CUDA__MEM`).
 
 use std::any::Any;
@@ -125,13 +125,13 @@ fn exported() -> MutexGuard<'static, Vec<Weak<ExportedMemory>>> {
 /// Exports memory of `cuMemAlloc` by raw handle, and keeps its owner.
 ///
 /// Accepts the owners of [`Ipc::share`](device_ipc_core::Ipc::share): cudarc's slices, an
-/// [`OwnedRegion`](device_ipc_core::OwnedRegion), an `Arc` of either. Waits for no work: work that writes the memory must
-/// have finished before another program opens it.
+/// [`OwnedRegion`](device_ipc_core::OwnedRegion), an `Arc` of either. Waits for no work: work that writes the memory
+/// must have finished before another program opens it.
 ///
 /// # Errors
 ///
-/// [`Error::NotShareable`] for memory of pools and of `cuMemCreate`, [`Error::WrongBackend`] for memory of another vendor,
-/// [`Error::BackendUnavailable`], or a driver error. An error drops the owner; pass an `Arc` to keep it.
+/// [`Error::NotShareable`] for memory of pools and of `cuMemCreate`, [`Error::WrongBackend`] for memory of another
+/// vendor, [`Error::BackendUnavailable`], or a driver error. An error drops the owner; pass an `Arc` to keep it.
 pub fn export<M, O: DeviceOwner<M>>(owner: O) -> Result<RawExport> {
     let region = owner.region();
     let backend = registered()?;
@@ -205,20 +205,20 @@ enum MappingSource {
 
 /// Opens memory of another program on device `on`, which may differ from its home device.
 ///
-/// A handle of [`export`] in the same process returns the exported memory and keeps its owner, since the driver opens no
-/// handle in its exporting process.
+/// A handle of [`export`] in the same process returns the exported memory and keeps its owner, since the driver opens
+/// no handle in its exporting process.
 ///
 /// # Safety
 ///
-/// - The other program keeps the memory allocated until the mapping is dropped here. A stale handle can open other memory
-///   of that program, without an error.
+/// - The other program keeps the memory allocated until the mapping is dropped here. A stale handle can open other
+///   memory of that program, without an error.
 /// - All device work on the mapping has finished when it is dropped: views are addresses, and the driver unmaps without
 ///   waiting.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidRegion`] if the region exceeds the opened allocation, [`Error::NoPeerAccess`] if `on` cannot access the
-/// home device, [`Error::NoSuchDevice`], [`Error::BackendUnavailable`], or a driver error.
+/// [`Error::InvalidRegion`] if the region exceeds the opened allocation, [`Error::NoPeerAccess`] if `on` cannot access
+/// the home device, [`Error::NoSuchDevice`], [`Error::BackendUnavailable`], or a driver error.
 pub unsafe fn open(handle: &RawHandle, on: impl Into<DeviceOrdinal>) -> Result<RawMapping> {
     let on = on.into();
     if handle.len == 0 {

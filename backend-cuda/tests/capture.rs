@@ -1,5 +1,5 @@
-//! Streams that are being captured into graphs: what can be captured is, what has to happen now is refused in words, and
-//! the capture is intact whatever was called meanwhile. Where there is no GPU, each test says so and passes.
+//! Streams that are being captured into graphs: work is captured, immediate operations are refused, and every call
+//! leaves the capture intact. Without a GPU, each test reports it and passes.
 
 #[path = "support/raw.rs"]
 mod raw;
@@ -24,7 +24,7 @@ const BLOCKING: u64 = 0;
 const GLOBAL: u64 = 0;
 const MODES: [u64; 3] = [GLOBAL, 1, 2];
 
-/// A stream of the primary context that this thread captures, or not yet.
+/// A stream of the primary context that this thread can capture.
 struct Captured<'a> {
     raw: &'a Raw,
     stream: u64,
@@ -45,7 +45,7 @@ impl<'a> Captured<'a> {
         unsafe { BorrowedStream::from_raw(NAME, ZERO, self.stream) }
     }
 
-    /// The number of nodes, if the capture is intact.
+    /// Returns the number of nodes, if the capture is intact.
     fn end(&self) -> Result<usize, i32> {
         self.raw.end_capture(self.stream)
     }
@@ -58,7 +58,7 @@ impl Drop for Captured<'_> {
 }
 
 #[test]
-fn a_capture_of_which_we_know_nothing_is_broken_by_the_driver_alone() {
+fn unknown_capture_is_invalidated_only_by_the_driver() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let captured = Captured::new(&raw, NON_BLOCKING);
@@ -70,7 +70,7 @@ fn a_capture_of_which_we_know_nothing_is_broken_by_the_driver_alone() {
 }
 
 #[test]
-fn calls_of_the_capturing_thread_leave_its_capture_intact() {
+fn calls_of_the_capturing_thread_preserve_the_capture() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     for mode in MODES {
@@ -82,7 +82,7 @@ fn calls_of_the_capturing_thread_leave_its_capture_intact() {
 }
 
 #[test]
-fn calls_of_another_thread_leave_a_capture_intact() {
+fn calls_of_another_thread_preserve_the_capture() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     for mode in MODES {
@@ -95,9 +95,9 @@ fn calls_of_another_thread_leave_a_capture_intact() {
     }
 }
 
-/// A new backend makes its contexts, kernels, staging buffers and probes during the capture.
+/// A new backend creates its contexts, kernels, staging buffers and probes during the capture.
 #[test]
-fn what_is_made_once_is_made_during_a_capture_too() {
+fn lazy_objects_are_created_during_a_capture() {
     let Some((first, _alone)) = backend() else { return };
     let raw = Raw::of(&first);
     let captured = Captured::new(&raw, NON_BLOCKING);
@@ -142,7 +142,7 @@ fn on_other_streams(backend: &CudaBackend) {
 }
 
 #[test]
-fn what_has_to_happen_now_is_refused_on_the_captured_stream_and_work_becomes_nodes() {
+fn captured_stream_records_work_and_rejects_immediate_calls() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let range = backend.allocate(ZERO, 4096).unwrap();
@@ -158,7 +158,7 @@ fn what_has_to_happen_now_is_refused_on_the_captured_stream_and_work_becomes_nod
         let captured = Captured::new(&raw, NON_BLOCKING);
         captured.begin(mode);
         let on = captured.borrow();
-        // SAFETY: the range is ours, and stays.
+        // SAFETY: the range is ours, and stays allocated.
         let refused: Vec<(&str, Result<()>)> = unsafe {
             backend.fill(half(0), 1, on).unwrap();
             let refused = vec![
@@ -178,16 +178,16 @@ fn what_has_to_happen_now_is_refused_on_the_captured_stream_and_work_becomes_nod
             assert!(matches!(error, Error::StreamCapturing { .. }), "{call}: {error}");
             assert!(error.to_string().contains("before the capture begins"), "{call}: {error}");
         }
-        reached.wait_on(on).expect("there is nothing to wait for");
+        reached.wait_on(on).expect("the event has completed");
         assert_eq!(captured.end(), Ok(3), "fill, copy and kernel, in mode {mode}");
     }
     backend.synchronize(busy.as_borrowed()).unwrap();
-    // SAFETY: nothing uses it any longer: no graph was launched.
+    // SAFETY: no work uses it any longer: no graph was launched.
     unsafe { backend.free(range) }.unwrap();
 }
 
 #[test]
-fn a_ring_refuses_a_captured_stream_and_loses_nothing() {
+fn ring_rejects_captured_stream_without_data_loss() {
     let Some((backend, _alone)) = backend() else { return };
     if !backend.capabilities(ZERO).unwrap().timelines {
         eprintln!("skipped: the device has no timelines");
@@ -215,7 +215,7 @@ fn a_ring_refuses_a_captured_stream_and_loses_nothing() {
 }
 
 #[test]
-fn words_are_refused_on_the_captured_stream() {
+fn timeline_operations_on_captured_stream_are_rejected() {
     let Some((backend, _alone)) = backend() else { return };
     if !backend.capabilities(ZERO).unwrap().timelines {
         eprintln!("skipped: the device has no timelines");
@@ -237,7 +237,7 @@ fn words_are_refused_on_the_captured_stream() {
 }
 
 #[test]
-fn waiting_for_the_device_leaves_a_capture_intact_that_was_seen() {
+fn device_wait_preserves_an_observed_capture() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let busy = backend.create_stream(ZERO).unwrap();
@@ -255,9 +255,9 @@ fn waiting_for_the_device_leaves_a_capture_intact_that_was_seen() {
         std::thread::scope(|scope| {
             scope.spawn(|| backend.synchronize_device(ZERO).unwrap());
         });
-        assert!(event.query().unwrap(), "it did not wait");
+        assert!(event.query().unwrap(), "the call did not wait");
         assert_eq!(captured.end(), Ok(0));
-        // Seen once more, the stream is known to be one like any other.
+        // The next call on the stream records that its capture has ended.
         backend.synchronize(captured.borrow()).unwrap();
         backend.synchronize_device(ZERO).unwrap();
     }
@@ -266,7 +266,7 @@ fn waiting_for_the_device_leaves_a_capture_intact_that_was_seen() {
 }
 
 #[test]
-fn the_default_stream_is_refused_while_a_stream_that_waits_for_it_is_captured() {
+fn default_stream_is_rejected_during_a_blocking_capture() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let event = backend.create_event(ZERO).unwrap();
@@ -288,16 +288,16 @@ fn the_default_stream_is_refused_while_a_stream_that_waits_for_it_is_captured() 
 }
 
 #[test]
-fn cudarcs_slices_are_shared_and_viewed_during_a_capture() {
+fn cudarc_slices_are_shared_and_viewed_during_a_capture() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let context = CudaContext::new(0).unwrap();
-    // The second stream has cudarc keep events beside every slice.
+    // The second stream makes cudarc keep events with every slice.
     let (stream, _second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let slice = clone_htod(&stream, &[1.0f32; 256]).unwrap();
     raw.begin_capture(stream.as_stream().raw(), GLOBAL);
     let range = slice.region().range;
-    // SAFETY: the slice lives, and nobody else has a view.
+    // SAFETY: the slice lives, and there is no other view.
     drop(unsafe { stream.view_mut::<f32>(range) }.unwrap());
     for result in [alloc_zeros::<u8>(&stream, 8).map(drop), clone_htod(&stream, &[1u8]).map(drop)] {
         let error = result.unwrap_err();
@@ -306,6 +306,6 @@ fn cudarcs_slices_are_shared_and_viewed_during_a_capture() {
     let ipc = Ipc::with_backend(backend.clone());
     let share = ipc.share(slice).start().unwrap();
     assert_eq!(raw.end_capture(stream.as_stream().raw()), Ok(0));
-    // Not before: cudarc has the slice's stream wait for its last use when it is dropped.
+    // Not earlier: dropping the slice makes its stream wait for its last use.
     drop(share);
 }

@@ -1,5 +1,5 @@
-//! Runs the conformance suite on CUDA, once for each kind of memory: on a GPU, or on a library that plays one. Passes where
-//! there is none, unless `DEVICE_IPC_CONFORMANCE_REQUIRE=1` says that there must be.
+//! Runs the conformance suite on CUDA, once for each kind of memory: on a GPU or a simulator. Passes without either,
+//! unless `DEVICE_IPC_CONFORMANCE_REQUIRE=1` requires one.
 
 use std::process::ExitCode;
 

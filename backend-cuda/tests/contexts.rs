@@ -1,5 +1,5 @@
-//! Contexts of the calling thread, streams of other contexts, and devices that are reset. Where there is no GPU, each test
-//! says so and passes.
+//! Contexts of the calling thread, streams of other contexts, and device resets. Without a GPU, each test reports it
+//! and passes.
 
 #[path = "support/other.rs"]
 mod other;
@@ -18,7 +18,7 @@ use device_ipc_core::{
     DeviceRange, Error, HandleBytes, HandleKind, ProcessIdentity, ReceivedHandle, Result, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, NAME, POOL, VIRTUAL_MEMORY, alloc_zeros, clone_htod};
-use other::{Other, from_hex, serve, to_hex};
+use other::{OtherProcess, from_hex, serve, to_hex};
 use raw::Raw;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use support::backend;
@@ -36,7 +36,7 @@ impl Pages {
 
     fn map() -> Self {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), Self::LEN, protection, MapFlags::SHARED) };
         Self(NonNull::new(pages.unwrap().cast()).unwrap())
     }
@@ -44,7 +44,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped above; nobody uses them any longer.
+        // SAFETY: mapped above, and no longer used.
         unsafe { munmap(self.0.as_ptr().cast(), Self::LEN) }.unwrap();
     }
 }
@@ -57,7 +57,7 @@ struct Foreign {
 }
 
 impl Foreign {
-    fn of(exporter: &mut Other) -> Self {
+    fn of(exporter: &mut OtherProcess) -> Self {
         Self::parse(&exporter.ask("export"))
     }
 
@@ -92,7 +92,7 @@ fn the_exporter() {
     });
 }
 
-/// Looks after every call whether the caller's context is what it was.
+/// Checks after every call that the caller's context is unchanged.
 struct Watch<'a> {
     raw: &'a Raw,
     expected: u64,
@@ -113,10 +113,10 @@ macro_rules! kept {
 }
 
 #[test]
-fn the_callers_context_is_the_same_after_every_call() {
+fn calls_preserve_the_current_context() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
-    let mut exporter = Other::start("the_exporter", &[]);
+    let mut exporter = OtherProcess::start("the_exporter", &[]);
     let foreign = Foreign::of(&mut exporter);
     let last = backend.devices().unwrap().len() as u32 - 1;
     let (first_primary, last_primary) = (raw.retain_primary(0), raw.retain_primary(last));
@@ -145,7 +145,7 @@ fn the_callers_context_is_the_same_after_every_call() {
 }
 
 #[test]
-fn calls_in_one_device_context_reach_the_device_that_each_is_for() {
+fn nested_calls_use_the_context_of_their_device() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let last = DeviceOrdinal::new(backend.devices().unwrap().len() as u32 - 1);
@@ -157,7 +157,7 @@ fn calls_in_one_device_context_reach_the_device_that_each_is_for() {
             let mut reached = Vec::new();
             let mut calls = || {
                 for device in [ZERO, last, ZERO] {
-                    // Memory is of the device whose context is current; another one is refused here.
+                    // The driver refuses memory of another device than the one whose context is current.
                     let range = backend.allocate(device, BYTES).unwrap();
                     let extent = backend.extents_of(range, None).unwrap().remove(0);
                     let exported = backend.export(&extent, None).unwrap();
@@ -181,13 +181,13 @@ fn calls_in_one_device_context_reach_the_device_that_each_is_for() {
                     made = backend.allocate(NOWHERE, BYTES).is_err();
                 })
             );
-            assert!(made, "the calls are made, and say what is wrong");
-            // Code of others may leave another context current, or none.
+            assert!(made, "the calls are made, and return errors");
+            // Foreign code may leave another context current, or none.
             for left in [own, raw.retain_primary(last.get()), 0] {
                 let mut reached = 0;
                 let mut body = || {
                     raw.set_current(left);
-                    // Memory is of the device whose context is current; another one is refused here.
+                    // The driver refuses memory of another device than the one whose context is current.
                     let range = backend.allocate(ZERO, BYTES).unwrap();
                     backend.extents_of(range, None).unwrap();
                     reached = raw.current();
@@ -195,7 +195,7 @@ fn calls_in_one_device_context_reach_the_device_that_each_is_for() {
                     unsafe { backend.free(range) }.unwrap();
                 };
                 kept!(watch, backend.with_device_context(ZERO, &mut body));
-                // Without one, the context below it on the stack is current: the caller's.
+                // After a pop, the next context of the stack is current: the caller's.
                 assert_eq!(reached, if left == 0 { own } else { left });
             }
             assert_eq!(raw.pop(), own);
@@ -322,12 +322,12 @@ fn of_timelines(backend: &CudaBackend, watch: &Watch<'_>) {
 }
 
 fn of_cudarc(backend: &CudaBackend, watch: &Watch<'_>) {
-    // A second stream has cudarc keep events, which it makes and destroys in its own context.
+    // A second stream makes cudarc keep events, which it creates and destroys in its own context.
     let (context, stream) = {
         let before = watch.raw.current();
         let context = CudaContext::new(0).unwrap();
         let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
-        // cudarc's own calls leave its context current: that is the program's choice, and taken back here.
+        // cudarc's own calls leave its context current; the test restores the previous one.
         // SAFETY: the context was current before, or is none.
         unsafe { cudarc::driver::result::ctx::set_current(before as usize as *mut _) }.unwrap();
         (context, streams)
@@ -338,7 +338,7 @@ fn of_cudarc(backend: &CudaBackend, watch: &Watch<'_>) {
     let zeros = kept!(watch, alloc_zeros::<f32>(&stream, 64)).unwrap();
     kept!(watch, stream.as_stream());
     let region = kept!(watch, slice.region());
-    // SAFETY: the slices live, and nobody else has views.
+    // SAFETY: the slices live, and there are no other views.
     unsafe {
         let view = kept!(watch, stream.view::<f32>(region.range)).unwrap();
         kept!(watch, drop(view));
@@ -351,7 +351,7 @@ fn of_cudarc(backend: &CudaBackend, watch: &Watch<'_>) {
 }
 
 #[test]
-fn a_stream_of_another_context_is_refused_in_words() {
+fn stream_of_another_context_is_rejected() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     let own = raw.create_context(0);
@@ -362,7 +362,7 @@ fn a_stream_of_another_context_is_refused_in_words() {
     let event = backend.create_event(ZERO).unwrap();
     let range = backend.allocate(ZERO, 64).unwrap();
     let mut byte = [0; 64];
-    // SAFETY: the range is ours; nothing is submitted.
+    // SAFETY: the range is ours; no work is submitted.
     let refused: [(&str, Result<()>); 9] = unsafe {
         [
             ("record", event.record(stream)),
@@ -384,7 +384,7 @@ fn a_stream_of_another_context_is_refused_in_words() {
         assert!(text.contains("CudaContext::new"), "{call}: {text}");
     }
     assert_eq!(raw.current(), own);
-    // The default stream is that of the primary context whatever is current.
+    // The default stream is that of the primary context, whichever context is current.
     // SAFETY: the default stream lives as long as its context; the range is ours.
     unsafe {
         let default = BorrowedStream::from_raw(NAME, ZERO, 0);
@@ -397,7 +397,7 @@ fn a_stream_of_another_context_is_refused_in_words() {
 }
 
 #[test]
-fn memory_of_another_context_is_shared_as_any() {
+fn memory_of_another_context_is_shareable() {
     let Some((backend, _alone)) = backend() else { return };
     let raw = Raw::of(&backend);
     raw.push(raw.create_context(0));
@@ -413,24 +413,24 @@ fn memory_of_another_context_is_shared_as_any() {
 }
 
 #[test]
-fn a_device_that_is_reset_gives_an_error_and_no_crash() {
-    the_device_is_reset("alone");
+fn device_reset_is_reported_as_error() {
+    check_reset("alone");
 }
 
 #[test]
-fn a_device_that_is_reset_and_retained_again_gives_an_error_and_no_crash() {
-    the_device_is_reset("retained");
+fn device_reset_and_retain_is_reported_as_error() {
+    check_reset("retained");
 }
 
-fn the_device_is_reset(how: &str) {
+fn check_reset(how: &str) {
     let Some((backend, _alone)) = backend() else { return };
     if how == "retained" && !Raw::of(&backend).has("cuCtxGetId") {
-        eprintln!("skipped: before CUDA 12 nothing tells one context from the one that takes its place");
+        eprintln!("skipped: drivers before CUDA 12 have no context ids");
         return;
     }
-    let mut exporter = Other::start("the_exporter", &[]);
+    let mut exporter = OtherProcess::start("the_exporter", &[]);
     let handles = exporter.ask("export");
-    let mut resetting = Other::start("the_resetting_process", &[]);
+    let mut resetting = OtherProcess::start("the_resetting_process", &[]);
     assert_eq!(resetting.ask(&format!("{how} {handles}")), "every call said it");
     resetting.end();
     assert_eq!(exporter.ask("export"), handles, "the exporter is as it was");
@@ -452,7 +452,7 @@ fn the_resetting_process() {
         let mut ran = false;
         backend.with_device_context(ZERO, &mut || ran = true);
         assert!(ran, "an owner is dropped although its device was reset");
-        // A new backend begins anew.
+        // A new backend can use the device again.
         let anew = CudaBackend::load().unwrap();
         let range = anew.allocate(ZERO, 64).unwrap();
         let stream = anew.create_stream(ZERO).unwrap();
@@ -498,7 +498,7 @@ fn reset_under(backend: &Arc<CudaBackend>, foreign: &Foreign, reset: impl FnOnce
         }
     };
     reset();
-    // SAFETY: nothing of this reaches the driver.
+    // SAFETY: none of these calls reaches the driver.
     let mut calls: Vec<(&str, Result<()>)> = unsafe {
         vec![
             ("allocate", backend.allocate(ZERO, 64).map(drop)),

@@ -1,6 +1,6 @@
-//! The backend on a real GPU, also between two processes. Where there is none, each test says so and passes.
+//! The backend on a real GPU, also between two processes. Without a GPU, each test reports it and passes.
 //!
-//! What every backend must do is in the conformance suite; here is what only CUDA has.
+//! The conformance suite tests the behaviour of every backend; these tests are specific to CUDA.
 
 mod support;
 
@@ -33,11 +33,11 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_are_written_filled_copied_computed_and_read() {
+fn memory_operations_produce_the_expected_bytes() {
     let Some((backend, _alone)) = backend() else { return };
     eprintln!("{:?}\n{:?}", backend.info(), backend.devices().unwrap());
     let stream = backend.create_stream(ZERO).unwrap();
-    // More elements than threads of the largest grid, so that the kernel has to walk on.
+    // More elements than threads of the largest grid, so that the kernel must loop.
     let values: Vec<f32> = (0..2_000_003u32).map(|index| (index % 1000) as f32).collect();
     let bytes = bytes_of(&values);
     let range = backend.allocate(ZERO, bytes.len() as u64).unwrap();
@@ -56,7 +56,7 @@ fn bytes_are_written_filled_copied_computed_and_read() {
         assert_eq!(*got, expected, "element {index}");
     }
     assert!(floats(&backend, range, &*stream).iter().all(|value| *value == 0.0));
-    // More bytes than are staged.
+    // More bytes than the maximum of a staged write.
     let large = backend.allocate(ZERO, (64 << 20) + 1).unwrap();
     let mut bytes = vec![7; (64 << 20) + 1];
     // SAFETY: the range is ours, and all of it is on one stream; freed once, after all work has finished.
@@ -80,13 +80,13 @@ fn bytes_are_written_filled_copied_computed_and_read() {
 }
 
 #[test]
-fn a_write_behind_busy_work_returns_at_once_and_its_bytes_may_be_reused() {
+fn write_on_busy_stream_returns_and_frees_its_bytes() {
     let Some((backend, _alone)) = backend() else { return };
     let stream = backend.create_stream(ZERO).unwrap();
     let event = backend.create_event(ZERO).unwrap();
     let range = backend.allocate(ZERO, 4 << 20).unwrap();
     assert!(event.query().unwrap(), "an event that was never recorded is complete");
-    // The first write makes the page-locked buffer.
+    // The first write allocates the page-locked buffer.
     // SAFETY: the range is ours.
     unsafe { backend.write(range, &vec![1; 4 << 20], stream.as_borrowed()) }.unwrap();
     backend.synchronize(stream.as_borrowed()).unwrap();
@@ -112,7 +112,7 @@ fn a_write_behind_busy_work_returns_at_once_and_its_bytes_may_be_reused() {
 }
 
 #[test]
-fn the_callers_context_is_the_same_after_every_call() {
+fn calls_preserve_the_current_context() {
     let Some((backend, _alone)) = backend() else { return };
     std::thread::spawn({
         let backend = Arc::clone(&backend);
@@ -136,7 +136,7 @@ fn the_callers_context_is_the_same_after_every_call() {
 }
 
 #[test]
-fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
+fn memory_source_is_detected_and_unshareable_is_explained() {
     let Some((backend, _alone)) = backend() else { return };
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let extents = |ptr: u64, len| backend.extents_of(DeviceRange::new(ZERO, DevicePtr::new(ptr), len), None);
@@ -196,15 +196,15 @@ fn every_kind_of_memory_is_told_and_what_cannot_travel_says_why() {
 }
 
 #[test]
-fn cudarc_slices_are_freed_by_cudarc_and_views_free_nothing() {
+fn cudarc_frees_slices_and_views_free_nothing() {
     let Some((backend, _alone)) = backend() else { return };
-    // A second stream has cudarc keep the events of slices and views.
+    // A second stream makes cudarc keep the events of slices and views.
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     let values: Vec<f32> = (0..1000).map(|index| index as f32).collect();
     let slice = clone_htod(&stream, &values).unwrap();
     let range = slice.region().range;
-    // SAFETY: the slice lives, and nobody else has a view.
+    // SAFETY: the slice lives, and there is no other view.
     let mut view = unsafe { stream.view_mut::<f32>(range) }.unwrap();
     assert_eq!(stream.clone_dtoh(&view).unwrap(), values);
     stream.memset_zeros(&mut view).unwrap();
@@ -225,12 +225,12 @@ fn cudarc_slices_are_freed_by_cudarc_and_views_free_nothing() {
 
     let free = || backend.memory_info(ZERO).unwrap().free_bytes;
     let before = free();
-    // Eight times as much as there is.
+    // Eight times the device's memory.
     for _ in 0..64 {
         drop(alloc_zeros::<u8>(&stream, (before / 8) as usize).unwrap());
         stream.synchronize().unwrap();
     }
-    assert!(before.saturating_sub(free()) < before / 8, "memory of dropped slices did not come back");
+    assert!(before.saturating_sub(free()) < before / 8, "memory of dropped slices was not freed");
 }
 
 fn received(bytes: Vec<u8>) -> ReceivedHandle {
@@ -260,7 +260,7 @@ const DEVICE: &str = "DEVICE_IPC_TEST_DEVICE";
 const READY: &str = "the mapping is open";
 
 #[test]
-fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
+fn importer_opens_block_on_every_device_and_waits_for_event() {
     let Some((backend, _alone)) = backend() else { return };
     let values: Vec<f32> = (0..5000).map(|index| index as f32).collect();
     let range = backend.allocate_as(ZERO, 20_000, LEGACY).unwrap();
@@ -292,7 +292,7 @@ fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
             .unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let ready = said.any(|line| line.contains(READY));
-        // Only now, so that the other process comes to its wait while the stream is still busy.
+        // Only now, so that the other process waits while the stream is still busy.
         backend.delay(Duration::from_secs(1), stream.as_borrowed()).unwrap();
         // SAFETY: the range is ours.
         unsafe { backend.write(range, &bytes_of(&values), stream.as_borrowed()) }.unwrap();
@@ -304,7 +304,7 @@ fn another_process_opens_the_block_on_every_device_and_waits_for_the_event() {
         assert!(got.iter().zip(&values).all(|(got, value)| *got == value + 1.0), "device {device}");
     }
     backend.unexport(exported).unwrap();
-    // SAFETY: freed once, after every importer has ended.
+    // SAFETY: freed once, after every importer has exited.
     unsafe {
         backend.free(range).unwrap();
         backend.free(neighbour).unwrap();

@@ -1,11 +1,11 @@
-//! `DEVICE_IPC_CUDA_LIBRARY`, and the registration: alone in their program, since the variable is the whole process's.
+//! `DEVICE_IPC_CUDA_LIBRARY` and the registration, in a separate program because the variable is process-wide.
 
 use device_ipc_core::select::BACKEND_VARIABLE;
 use device_ipc_core::{Backends, Unavailable};
 use device_ipc_cuda::{CudaBackend, LIBRARY_VARIABLE, NAME, REGISTRATION};
 
 #[test]
-fn the_variable_names_the_only_library_that_is_tried() {
+fn library_variable_overrides_the_search() {
     // SAFETY: this is the only test of the program, and it has no other thread that reads the environment.
     unsafe {
         std::env::set_var(LIBRARY_VARIABLE, "/nowhere/else/libcuda.so");
@@ -19,7 +19,7 @@ fn the_variable_names_the_only_library_that_is_tried() {
     assert_eq!(status.name, NAME);
     assert_eq!(status.state.unwrap_err(), error);
 
-    // An argument comes before the variable.
+    // An argument overrides the variable.
     let error = CudaBackend::load_from("/nowhere/libcuda.so").unwrap_err();
     assert!(error.to_string().contains("(looked for /nowhere/libcuda.so)"), "{error}");
 }

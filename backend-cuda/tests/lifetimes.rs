@@ -1,5 +1,5 @@
-//! Lifetimes on a real GPU: what the raw driver does wrong and device-ipc does not, and that nothing leaks when either
-//! side is killed. Where there is no GPU, each test says so and passes.
+//! Lifetimes on a real GPU: hazards of the raw driver that device-ipc prevents, and no leaks when either side is
+//! killed. Without a GPU, each test reports it and passes.
 
 mod support;
 
@@ -18,12 +18,13 @@ const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const SOON: Duration = Duration::from_secs(30);
 const BYTES: u64 = 64 << 20;
 
-/// Rounds of the kill tests; 200 and more where somebody has the time.
+/// Rounds of the kill tests; use 200 or more for long runs.
 fn rounds() -> u32 {
     std::env::var("DEVICE_IPC_KILL_ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
 }
 
-/// Free memory of the device, once the contexts of killed processes are gone: the driver removes them behind the exit.
+/// Returns the free memory of the device after the driver has removed the contexts of killed processes, which it does
+/// asynchronously.
 fn free_bytes(backend: &CudaBackend) -> u64 {
     let free = || backend.memory().memory_info(ZERO).unwrap().free_bytes;
     let (begin, mut last, mut same) = (Instant::now(), free(), 0);
@@ -36,14 +37,14 @@ fn free_bytes(backend: &CudaBackend) -> u64 {
     last
 }
 
-/// Another process that does as it is told, a line at a time; killed and reaped when it goes out of scope.
-struct Other {
+/// Another process that serves requests, one per line; killed and reaped on drop.
+struct OtherProcess {
     child: Child,
     told: ChildStdin,
     said: Lines<BufReader<ChildStdout>>,
 }
 
-impl Other {
+impl OtherProcess {
     fn start() -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
@@ -58,7 +59,7 @@ impl Other {
         other
     }
 
-    /// The answer to a request; the test harness's own lines are passed over.
+    /// Sends a request and returns the answer. Skips lines of the test harness.
     fn ask(&mut self, request: &str) -> String {
         writeln!(self.told, "{request}").unwrap();
         let answer = self
@@ -75,7 +76,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -83,13 +84,13 @@ impl Drop for Other {
 }
 
 #[test]
-fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
+fn stale_raw_handle_opens_another_block_but_descriptor_fails() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
-    let mut other = Other::start();
+    let mut other = OtherProcess::start();
     let fill = |range: DeviceRange, byte: u8| {
         let stream = backend.memory().create_stream(ZERO).unwrap();
-        // SAFETY: the range is ours, and the work has finished before anybody else looks.
+        // SAFETY: the range is ours, and the work has finished before others read it.
         unsafe { backend.memory().fill(range, byte, stream.as_borrowed()).unwrap() };
         backend.memory().synchronize(stream.as_borrowed()).unwrap();
     };
@@ -102,16 +103,16 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
     // SAFETY: broken on purpose: the memory is freed while the export lives.
     let borrowed = unsafe { ipc.share_borrowed(first.region()) }.start().unwrap();
     let dropped = borrowed.descriptor().to_string();
-    assert_eq!(other.ask(&format!("look {dropped}")), "1", "while the memory is what it was");
+    assert_eq!(other.ask(&format!("look {dropped}")), "1", "before the memory is freed");
     drop(first);
 
-    // The driver mostly puts the next block of the same size in the old one's place.
+    // The driver usually allocates the next block of the same size at the old address.
     let second = ipc.allocate_as(0, BYTES, LEGACY).unwrap();
     assert_eq!(second.range().ptr, address, "the driver put the new block elsewhere; nothing is shown");
     let extent = backend.extents_of(second.range(), None).unwrap()[0];
     assert_ne!(extent.generation, generation);
     fill(second.range(), 2);
-    // Without this the driver refuses (CUDA_ERROR_NOT_PERMITTED): the block has to be one that is shared.
+    // Without this the driver refuses (CUDA_ERROR_NOT_PERMITTED): the new block must also be shared.
     backend.export(&extent, None).unwrap();
     assert_eq!(other.ask(&format!("raw {handle}")), "2", "the raw handle no longer opens the new block");
     assert_eq!(other.ask(&format!("look {dropped}")), "StaleGeneration", "the export still lives");
@@ -120,14 +121,14 @@ fn the_driver_gives_away_anothers_block_and_a_descriptor_does_not() {
 }
 
 #[test]
-fn importers_that_are_killed_leave_no_memory_behind() {
+fn killed_importers_leak_no_memory() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     drop(ipc.allocate(0, BYTES).unwrap());
     let before = free_bytes(&backend);
     for round in 0..rounds() {
         let share = ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap();
-        let mut other = Other::start();
+        let mut other = OtherProcess::start();
         assert_eq!(other.ask(&format!("hold {}", share.descriptor())), "held");
         assert_eq!(share.holders().iter().len(), 1);
         other.kill();
@@ -138,21 +139,21 @@ fn importers_that_are_killed_leave_no_memory_behind() {
 }
 
 #[test]
-fn memory_of_exporters_that_are_killed_comes_back_in_one_call() {
+fn memory_of_killed_exporters_is_freed_by_one_call() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     drop(ipc.allocate(0, BYTES).unwrap());
-    // The first mapping of a process may make the driver set something aside for good.
+    // The first mapping of a process may make the driver reserve memory permanently.
     let mut before = None;
     for round in 0..=rounds() {
-        let mut other = Other::start();
+        let mut other = OtherProcess::start();
         let descriptor: Descriptor = other.ask("share").parse().unwrap();
         let mapping = ipc.open(&descriptor).at_home().unwrap();
         let (gone, told) = std::sync::mpsc::channel();
         mapping.on_gone(move |why| gone.send(why.to_string()).unwrap());
         other.kill();
         assert!(told.recv_timeout(SOON).unwrap().contains("has ended"));
-        // SAFETY: nothing is submitted to the memory any longer.
+        // SAFETY: no work on the memory is submitted any longer.
         assert_eq!(unsafe { device_ipc_core::close_mappings_of(descriptor.exporter()) }.unwrap(), 1);
         let stream = ipc.create_stream(0).unwrap();
         assert!(matches!(mapping.view::<u8, _>(&stream), Err(Error::ExporterGone { .. })));
@@ -173,7 +174,7 @@ fn the_other_process() {
         let (request, argument) = line.split_once(' ').unwrap_or((&line, ""));
         let answer = match request {
             "hello" => "hello".to_owned(),
-            "raw" => first_byte_behind(&backend, argument).to_string(),
+            "raw" => first_byte_of(&backend, argument).to_string(),
             "share" => {
                 shared.push(ipc.share(ipc.allocate(0, BYTES).unwrap()).start().unwrap());
                 shared.last().unwrap().descriptor().to_string()
@@ -187,7 +188,7 @@ fn the_other_process() {
                     let stream = ipc.create_stream(0).unwrap();
                     let byte = mapping.view::<u8, _>(&stream).unwrap().to_vec().unwrap()[0];
                     drop(mapping);
-                    // Else the driver would keep the block for this process, whatever its owner does.
+                    // Otherwise the driver would keep the block for this process even after its owner frees it.
                     device_ipc_core::close_unused(SOON).unwrap();
                     byte.to_string()
                 }
@@ -200,8 +201,8 @@ fn the_other_process() {
     }
 }
 
-/// What a program without device-ipc reads that kept a handle.
-fn first_byte_behind(backend: &CudaBackend, handle: &str) -> u8 {
+/// Reads through a kept handle, like a program without device-ipc.
+fn first_byte_of(backend: &CudaBackend, handle: &str) -> u8 {
     let bytes: Vec<u8> = (0..handle.len() / 2)
         .map(|at| u8::from_str_radix(&handle[at * 2..at * 2 + 2], 16).unwrap())
         .collect();

@@ -1,6 +1,5 @@
-//! Copies through host memory between two cards, where neither process sees the other's, and between two allocations of
-//! one card; with the bytes a second, which `--nocapture` shows. Where there are not enough GPUs, each test says so and
-//! passes.
+//! Copies through host memory: between two devices, each hidden from the other process, and between two allocations of
+//! one device. `--nocapture` shows the bytes per second. Without enough GPUs, each test reports it and passes.
 
 #[path = "support/other.rs"]
 mod other;
@@ -10,35 +9,35 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
-use other::{Other, serve};
+use other::{OtherProcess, serve};
 use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const SOON: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 5;
 
-/// What is copied: as much as shows a rate, and an eighth of what a small device has.
+/// The number of bytes to copy: enough to measure a rate, and an eighth of the memory of a small device.
 const MOST: u64 = 1 << 30;
 
-/// The identities of the devices as the variable takes them.
+/// Returns the identities of the devices in the format of the variable.
 fn devices() -> Vec<String> {
     let Some((backend, _alone)) = backend() else { return Vec::new() };
     backend.devices().unwrap().iter().map(|device| format!("GPU-{}", device.identity)).collect()
 }
 
-fn seeing(device: &str) -> Other {
-    Other::start("the_other_process", &[(VARIABLE, device)])
+fn with_visible(device: &str) -> OtherProcess {
+    OtherProcess::start("the_other_process", &[(VARIABLE, device)])
 }
 
 fn copy_between(home: &str, away: &str) {
-    let (mut exporter, mut importer) = (seeing(home), seeing(away));
+    let (mut exporter, mut importer) = (with_visible(home), with_visible(away));
     let descriptor = exporter.ask("share 9");
     for round in 0..ROUNDS {
         let answer = importer.ask(&format!("copy {descriptor}"));
         assert!(answer.starts_with("a copy of 9, "), "{answer}");
         eprintln!("{home} to {away}, round {round}: {answer}");
     }
-    // The export is free again, and what is shared later is copied later.
+    // The export is released, and a later export is copied later.
     assert_eq!(exporter.ask("held"), "0");
     assert_eq!(exporter.ask("fill 5"), "filled");
     let answer = importer.ask(&format!("copy {descriptor}"));
@@ -48,7 +47,7 @@ fn copy_between(home: &str, away: &str) {
 }
 
 #[test]
-fn memory_of_a_hidden_card_is_copied_and_says_so() {
+fn memory_of_hidden_device_is_copied_and_marked_as_copy() {
     match devices().as_slice() {
         [first, second, ..] => copy_between(first, second),
         _ => eprintln!("skipped: needs two devices"),
@@ -56,7 +55,7 @@ fn memory_of_a_hidden_card_is_copied_and_says_so() {
 }
 
 #[test]
-fn memory_of_the_same_card_is_copied_where_that_is_asked_for() {
+fn memory_of_same_device_is_copied_on_request() {
     match devices().as_slice() {
         [only, ..] => copy_between(only, only),
         [] => eprintln!("skipped: no device"),
@@ -64,9 +63,9 @@ fn memory_of_the_same_card_is_copied_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_hidden_card_is_opened_or_copied_and_the_error_names_the_choice() {
+fn memory_of_hidden_device_error_suggests_staging() {
     let [first, second, ..] = &devices()[..] else { return eprintln!("skipped: needs two devices") };
-    let (mut exporter, mut importer) = (seeing(first), seeing(second));
+    let (mut exporter, mut importer) = (with_visible(first), with_visible(second));
     let descriptor = exporter.ask("share 3");
     let refusal = importer.ask(&format!("home {descriptor}"));
     assert!(refusal.contains("or_staged") && refusal.contains(VARIABLE), "{refusal}");
@@ -103,7 +102,7 @@ fn the_other_process() {
         }
         "held" => {
             let (_, export) = shared.as_ref().unwrap();
-            // A copy gives its lease back by a message.
+            // A copy releases its lease by a message.
             let until = Instant::now() + SOON;
             while export.holders().iter().len() > 0 && Instant::now() < until {
                 std::thread::yield_now();
@@ -128,7 +127,7 @@ fn the_other_process() {
 fn describe(mapping: &Mapping, ipc: &Ipc, took: Duration) -> Result<String> {
     let stream = ipc.create_stream(mapping.device())?;
     let bytes = mapping.view::<u8, _>(&stream)?.to_vec()?;
-    // As one comparison, which is quick without optimisation too.
+    // One comparison, which is fast even without optimisation.
     assert!(bytes[1..] == bytes[..bytes.len() - 1], "all bytes are the same");
     let (what, rate) =
         (if mapping.is_copy() { "copy" } else { "mapping" }, bytes.len() as f64 / took.as_secs_f64());

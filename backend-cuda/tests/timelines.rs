@@ -1,5 +1,5 @@
-//! Words that streams write and wait on, also between two processes. Where there is no GPU, or the device has no such
-//! operations, each test says so and passes.
+//! Words that streams write and wait on, also between two processes. Without a GPU with these operations, each test
+//! reports it and passes.
 
 #[path = "support/other.rs"]
 mod other;
@@ -16,7 +16,7 @@ use device_ipc_core::{
     TIMELINE_END,
 };
 use device_ipc_cuda::CudaBackend;
-use other::{Other, serve};
+use other::{OtherProcess, serve};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -50,23 +50,23 @@ impl Page {
 
     fn map(file: OwnedFd) -> Self {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let address = unsafe { mmap(ptr::null_mut(), LEN, protection, MapFlags::SHARED, &file, 0) }.unwrap();
         Self { file, address: NonNull::new(address.cast()).unwrap() }
     }
 
-    /// The path by which another process opens it.
+    /// Returns the path by which another process opens the page.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the mapping, aligned, and touched atomically only.
+        // SAFETY: inside the mapping, aligned, and accessed atomically only.
         unsafe { AtomicU64::from_ptr(self.address.byte_add(index * 64).cast().as_ptr()) }
     }
 
     fn register(&self, timelines: &dyn DeviceTimelines, device: DeviceOrdinal) -> DevicePtr {
-        // SAFETY: the tests unregister before the page is dropped, or end with it.
+        // SAFETY: the tests unregister the page before it is dropped, or exit with it.
         unsafe { timelines.register(device, self.address, LEN) }.unwrap()
     }
 
@@ -88,7 +88,7 @@ fn at(page: DevicePtr, index: u64) -> DevicePtr {
 }
 
 fn write(backend: &CudaBackend, word: DevicePtr, value: u64, stream: BorrowedStream<'_>) {
-    // SAFETY: the word is registered until the stream has got there.
+    // SAFETY: the word is registered until the stream has executed the operation.
     unsafe { backend.timelines().unwrap().write_value(word, value, stream) }.unwrap();
 }
 
@@ -97,16 +97,16 @@ fn wait(backend: &CudaBackend, word: DevicePtr, value: u64, stream: BorrowedStre
     unsafe { backend.timelines().unwrap().wait_value(word, value, stream) }.unwrap();
 }
 
-/// Waits on the host, for a while.
-fn becomes(word: &AtomicU64, value: u64) {
+/// Waits on the host until the word has the value, or fails after a timeout.
+fn wait_until_equals(word: &AtomicU64, value: u64) {
     let begin = Instant::now();
     while word.load(Ordering::Acquire) != value {
-        assert!(begin.elapsed() < SOON, "{value} was expected, and it is {}", word.load(Ordering::Acquire));
+        assert!(begin.elapsed() < SOON, "expected {value}, found {}", word.load(Ordering::Acquire));
         std::thread::yield_now();
     }
 }
 
-/// Has the stream come to its end so far?
+/// Returns whether the stream is idle.
 fn is_idle(backend: &CudaBackend, stream: &dyn DeviceStream) -> bool {
     let event = backend.create_event(stream.as_borrowed().device()).unwrap();
     event.record(stream.as_borrowed()).unwrap();
@@ -114,7 +114,7 @@ fn is_idle(backend: &CudaBackend, stream: &dyn DeviceStream) -> bool {
 }
 
 #[test]
-fn a_stream_waits_for_a_value_and_what_was_written_before_it_is_there() {
+fn stream_wait_makes_earlier_writes_visible() {
     let Some((backend, _alone)) = with_timelines() else { return };
     let page = Page::create();
     let words = page.register(&*backend, ZERO);
@@ -135,7 +135,7 @@ fn a_stream_waits_for_a_value_and_what_was_written_before_it_is_there() {
         assert!(bytes.iter().all(|byte| *byte == round), "round {round}");
     }
     assert_eq!(page.word(1).load(Ordering::Acquire), 20);
-    // A value that has been reached, and one that the host writes.
+    // A value that was already written, and one that the host writes.
     wait(&backend, at(words, 1), 3, waiter.as_borrowed());
     backend.synchronize(waiter.as_borrowed()).unwrap();
     wait(&backend, at(words, 2), TIMELINE_END - 1, waiter.as_borrowed());
@@ -152,7 +152,7 @@ fn a_stream_waits_for_a_value_and_what_was_written_before_it_is_there() {
 }
 
 #[test]
-fn registrations_are_counted_for_all_devices() {
+fn registrations_are_counted_across_devices() {
     let Some((backend, _alone)) = with_timelines() else { return };
     let page = Page::create();
     let last = backend.devices().unwrap().last().unwrap().ordinal;
@@ -164,24 +164,24 @@ fn registrations_are_counted_for_all_devices() {
     // SAFETY: refused.
     let error = unsafe { backend.unregister(DeviceOrdinal::new(1000), page.address) }.unwrap_err();
     assert!(error.to_string().contains("are registered for device 1000"), "{error}");
-    // The one that is left is enough.
+    // The remaining registration suffices.
     let again = page.register(&*backend, last);
     page.unregister(&*backend, last);
     let stream = backend.create_stream(last).unwrap();
     write(&backend, at(again, 3), 5, stream.as_borrowed());
-    becomes(page.word(3), 5);
+    wait_until_equals(page.word(3), 5);
     backend.synchronize(stream.as_borrowed()).unwrap();
     page.unregister(&*backend, last);
     // SAFETY: refused.
     let error = unsafe { backend.unregister(last, page.address) }.unwrap_err();
     assert!(matches!(error, Error::InvalidRegion(_)), "{error}");
-    // A second time from the beginning.
+    // Registers again after the last use.
     page.register(&*backend, ZERO);
     page.unregister(&*backend, ZERO);
 }
 
 #[test]
-fn more_than_was_registered_is_refused() {
+fn longer_registration_of_same_pages_is_rejected() {
     let Some((backend, _alone)) = with_timelines() else { return };
     let page = Page::create();
     page.register(&*backend, ZERO);
@@ -195,7 +195,7 @@ fn more_than_was_registered_is_refused() {
 }
 
 #[test]
-fn devices_that_share_a_page_see_each_others_values() {
+fn devices_sharing_a_page_see_each_others_values() {
     let Some((backend, _alone)) = with_timelines() else { return };
     let last = backend.devices().unwrap().last().unwrap().ordinal;
     if last == ZERO || !backend.capabilities(last).unwrap().timelines {
@@ -219,15 +219,15 @@ fn devices_that_share_a_page_see_each_others_values() {
 }
 
 #[test]
-fn two_processes_take_turns_and_a_survivor_is_freed_by_a_plain_store() {
+fn processes_alternate_and_host_store_unblocks_survivor() {
     let Some((backend, _alone)) = with_timelines() else { return };
     let page = Page::create();
     let words = page.register(&*backend, ZERO);
     let stream = backend.create_stream(ZERO).unwrap();
-    let mut other = Other::start("the_other_process", &[]);
+    let mut other = OtherProcess::start("the_other_process", &[]);
     assert_eq!(other.ask(&format!("open {}", page.path())), "open");
     let turns = 200;
-    other.tell(&format!("answer {turns}"));
+    other.send(&format!("answer {turns}"));
     for turn in 1..=turns {
         write(&backend, at(words, 1), turn, stream.as_borrowed());
         wait(&backend, at(words, 2), turn, stream.as_borrowed());
@@ -236,11 +236,11 @@ fn two_processes_take_turns_and_a_survivor_is_freed_by_a_plain_store() {
     backend.synchronize(stream.as_borrowed()).unwrap();
     assert_eq!(page.word(2).load(Ordering::Acquire), turns);
 
-    // Its stream waits for ours, and ours for it, when it dies.
+    // Its stream and ours wait for each other when it is killed.
     assert_eq!(other.ask("wait 1000"), "waits");
     wait(&backend, at(words, 2), turns + 1, stream.as_borrowed());
     other.kill();
-    assert!(!is_idle(&backend, &*stream), "nobody has written the value");
+    assert!(!is_idle(&backend, &*stream), "the value is not written yet");
     page.word(2).store(TIMELINE_END, Ordering::Release);
     backend.synchronize(stream.as_borrowed()).unwrap();
     page.unregister(&*backend, ZERO);

@@ -1,10 +1,10 @@
-//! What a user reads where CUDA cannot be used. None of these needs a GPU, and none may find one.
+//! Errors of an unavailable CUDA. These tests need no GPU, and must not find one.
 
 use device_ipc_core::Unavailable;
 use device_ipc_cuda::CudaBackend;
 
 #[test]
-fn a_library_that_is_not_there_is_named_with_the_remedy() {
+fn missing_library_error_names_it_and_the_remedy() {
     let error = CudaBackend::load_from("/nowhere/libcuda.so.1").unwrap_err();
     let Unavailable::LibraryNotFound { searched, detail, hint } = &error else { panic!("{error:?}") };
     assert_eq!(searched, &["/nowhere/libcuda.so.1"]);
@@ -17,7 +17,7 @@ fn a_library_that_is_not_there_is_named_with_the_remedy() {
 }
 
 #[test]
-fn a_file_that_is_no_library_says_what_the_linker_found() {
+fn invalid_library_error_contains_the_linker_message() {
     let file = std::env::temp_dir().join(format!("device-ipc-no-library-{}", std::process::id()));
     std::fs::write(&file, [b'x'; 4096]).unwrap();
     let error = CudaBackend::load_from(&file).unwrap_err();
@@ -27,7 +27,7 @@ fn a_file_that_is_no_library_says_what_the_linker_found() {
 }
 
 #[test]
-fn a_library_without_the_functions_is_too_old_and_the_first_that_is_missing_is_named() {
+fn library_without_functions_is_too_old() {
     let error = CudaBackend::load_from("libm.so.6").unwrap_err();
     let Unavailable::TooOld { library, missing, needed } = &error else { panic!("{error:?}") };
     assert_eq!((library.as_str(), missing.as_str()), ("libm.so.6", "cuInit"));

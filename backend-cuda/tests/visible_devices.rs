@@ -1,5 +1,5 @@
-//! Two processes that see the cards differently: in another order, by identity, or without the other's card. Where there
-//! are not two GPUs, each test says so and passes.
+//! Two processes with different visible devices: in another order, by identity, or without the other's device. Without
+//! two GPUs, each test reports it and passes.
 
 #[path = "support/other.rs"]
 mod other;
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use device_ipc_core::{Descriptor, DeviceIpc, DeviceOrdinal, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
-use other::{Other, serve};
+use other::{OtherProcess, serve};
 use support::backend;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const BYTES: u64 = 2 << 20;
 const SOON: Duration = Duration::from_secs(30);
 
-/// The identities of two devices as `nvidia-smi -L` writes them, which the variable takes.
+/// Returns the identities of two devices in the format of `nvidia-smi -L`, which the variable accepts.
 fn two_devices() -> Option<[String; 2]> {
     let (backend, _alone) = backend()?;
     let devices = backend.devices().unwrap();
@@ -29,17 +29,17 @@ fn two_devices() -> Option<[String; 2]> {
     two
 }
 
-fn seeing(devices: &[&str]) -> Other {
-    Other::start("the_other_process", &[(VARIABLE, &devices.join(","))])
+fn with_visible(devices: &[&str]) -> OtherProcess {
+    OtherProcess::start("the_other_process", &[(VARIABLE, &devices.join(","))])
 }
 
 #[test]
-fn each_process_numbers_the_cards_as_its_variable_does_and_home_is_found() {
+fn home_is_found_with_different_device_orders() {
     let Some([first, second]) = two_devices() else { return };
-    let mut exporter = seeing(&[&second, &first]);
+    let mut exporter = with_visible(&[&second, &first]);
     assert_eq!(exporter.ask("devices"), format!("{second} {first}"));
     for order in [[&first, &second], [&second, &first]] {
-        let mut importer = seeing(&[order[0], order[1]]);
+        let mut importer = with_visible(&[order[0], order[1]]);
         for (ordinal, home) in [(0, &second), (1, &first)] {
             let descriptor = exporter.ask(&format!("share {ordinal} {}", 7 + ordinal));
             let place = order.iter().position(|name| *name == home).unwrap();
@@ -54,13 +54,13 @@ fn each_process_numbers_the_cards_as_its_variable_does_and_home_is_found() {
 }
 
 #[test]
-fn a_beginning_of_an_identity_and_a_position_name_the_same_card() {
+fn uuid_prefix_and_position_name_the_same_device() {
     let Some([first, second]) = two_devices() else { return };
-    let mut exporter = seeing(&[&second]);
+    let mut exporter = with_visible(&[&second]);
     let descriptor = exporter.ask("share 0 3");
     let beginning = &second[..second.find('-').unwrap() + 9];
     for name in [beginning, "1"] {
-        let mut importer = seeing(&[name]);
+        let mut importer = with_visible(&[name]);
         assert_eq!(importer.ask("devices"), second, "{name}");
         assert_eq!(importer.ask(&format!("home {descriptor}")), format!("device 0, at home, of {second}: 3"));
         assert_eq!(importer.ask("close"), "closed");
@@ -71,10 +71,10 @@ fn a_beginning_of_an_identity_and_a_position_name_the_same_card() {
 }
 
 #[test]
-fn a_hidden_home_is_named_with_the_variable_and_another_card_serves_or_says_why_not() {
+fn hidden_home_opens_on_another_device_or_names_the_variable() {
     let Some([first, second]) = two_devices() else { return };
-    let mut exporter = seeing(&[&first]);
-    let mut importer = seeing(&[&second]);
+    let mut exporter = with_visible(&[&first]);
+    let mut importer = with_visible(&[&second]);
     let descriptor = exporter.ask("share 0 9");
     let refusal = importer.ask(&format!("home {descriptor}"));
     for word in ["HomeNotVisible", VARIABLE, &first["GPU-".len()..]] {

@@ -1,8 +1,8 @@
 //! Diagnostics: a check of the backend's assumptions on this machine.
 //!
-//! The backend follows the sources of the vendor's driver and runtime; docs/internals/ascend-rules.md lists the points at which a card
-//! may behave differently. [`AscendBackend::observe`] makes the calls in question and returns their results, so that a user
-//! with a card can report them.
+//! The backend follows the sources of the vendor's driver and runtime; docs/ascend-rules.md lists the points at which a
+//! card may behave differently. [`AscendBackend::observe`] makes the calls in question and returns their results, so
+//! that a user with a card can report them.
 
 use device_ipc_core::{DeviceMemory, DeviceOrdinal, DeviceRange, HandleKind, Result};
 
@@ -99,7 +99,7 @@ impl AscendBackend {
             Ok(statuses)
         })?;
         let result = format!(
-            "device {device}: statuses of creating two keys of one block and destroying them in this order: {statuses:?}"
+            "device {device}: statuses of creating two keys of one block, then destroying them in order: {statuses:?}"
         );
         Ok(Observation {
             topic: "several keys of one block",

@@ -36,8 +36,8 @@ impl LoadOptions {
         Self::default()
     }
 
-    /// Sets the path or the name of the library. It must be an ACL: the initialisers of any library run, and one without the
-    /// functions of ACL is refused.
+    /// Sets the path or the name of the library. It must be an ACL: the initialisers of any library run, and one
+    /// without the functions of ACL is refused.
     pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
         self.library = Some(path.into());
         self

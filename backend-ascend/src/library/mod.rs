@@ -1,12 +1,12 @@
 //! The loaded ACL: its functions, and the errors of its statuses. Knows no device.
 //!
-//! The process may have another owner of the runtime (torch_npu). The configuration of the first `aclInit` applies to the
-//! whole process, so this backend, which has none, calls it as late as possible: when a device's context is first needed.
-//! Every later `aclInit` returns 100002 and is counted ("Initialization and Deinitialization" of the ACL manual).
-//! `aclFinalize` terminates the runtime for every owner, so this backend never calls it; `aclFinalizeReference` decrements
-//! the count, where the library has it. This backend calls it if another owner was first. If this backend was first, its
-//! count stays: once the count is zero, an `aclInit` with a configuration would be refused, since it differs from the first
-//! one (100000; `acl.cpp` of the runtime's sources).
+//! The process may have another owner of the runtime (torch_npu). The configuration of the first `aclInit` applies to
+//! the whole process, so this backend, which has none, calls it as late as possible: when a device's context is first
+//! needed. Every later `aclInit` returns 100002 and is counted ("Initialization and Deinitialization" of the ACL
+//! manual). `aclFinalize` terminates the runtime for every owner, so this backend never calls it;
+//! `aclFinalizeReference` decrements the count, where the library has it. This backend calls it if another owner was
+//! first. If this backend was first, its count stays: once the count is zero, an `aclInit` with a configuration would
+//! be refused, since it differs from the first one (100000; `acl.cpp` of the runtime's sources).
 
 pub(crate) mod search;
 pub(crate) mod status;
@@ -121,8 +121,8 @@ impl AclLibrary {
         self.version = if parts.is_empty() { "unknown version".to_owned() } else { parts.join(", ") };
     }
 
-    /// Returns the version of an installed package: `driver`, or a package of CANN ("Other APIs", `aclsysGetVersionStr`,
-    /// which requires space for 128 bytes).
+    /// Returns the version of an installed package: `driver`, or a package of CANN ("Other APIs",
+    /// `aclsysGetVersionStr`, which requires space for 128 bytes).
     pub(crate) fn package_version(&self, package: &CStr) -> Option<String> {
         // The function declares the name as writable, without a stated reason.
         let mut name = [0u8; 32];
@@ -173,8 +173,8 @@ impl AclLibrary {
         }
     }
 
-    /// Returns the runtime's latest message for the calling thread ("Error Reporting APIs", `aclGetRecentErrMsg`), in one
-    /// line.
+    /// Returns the runtime's latest message for the calling thread ("Error Reporting APIs", `aclGetRecentErrMsg`), in
+    /// one line.
     pub(crate) fn recent_message(&self) -> String {
         let Ok(recent) = &self.acl.aclGetRecentErrMsg else { return String::new() };
         // SAFETY: takes no arguments; returns null or a text that is valid until the thread's next call.

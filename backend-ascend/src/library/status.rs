@@ -1,23 +1,23 @@
-//! What the numbers mean that ACL returns.
+//! The statuses of ACL, with names and hints.
 //!
-//! Numbers, not an enum: a runtime that is newer than this crate returns numbers that are not here, and they are errors
-//! like any other. Names and meanings are those of `acl_base_rt.h`, and of the page "aclError" of the ACL manual.
+//! Numbers, not an enum: a runtime newer than this crate returns numbers that are absent here, and they are errors like
+//! any other. Names and meanings are those of `acl_base_rt.h`, and of the page "aclError" of the ACL manual.
 
 use device_ipc_core::VendorStatus;
 
 use crate::bindings::*;
 
-/// Stands for a call that could not be made, because the library has no such function. No number of ACL's is negative.
+/// The status of a call whose function the library lacks. ACL's statuses are not negative.
 pub(crate) const MISSING: aclError = i32::MIN;
 
-/// What sharing memory takes: the functions came with CANN 8.3.RC1, and torch_npu, verl and checkpoint-engine all ask
-/// for that driver beside it.
+/// The requirements for sharing memory: the functions arrived with CANN 8.3.RC1, and torch_npu, verl and
+/// checkpoint-engine all require this driver with it.
 pub(crate) const NEEDED: &str =
     "CANN 8.3.RC1 or newer, and Ascend HDK (driver and firmware) 25.3.RC1 or newer";
 
 macro_rules! names {
     ($($constant:ident,)*) => {
-        /// The name of a status, or `None` for one that this version does not know.
+        /// Returns the name of a status, or `None` for an unknown one.
         pub(crate) const fn name(status: VendorStatus) -> Option<&'static str> {
             match status.0 {
                 $($constant => Some(stringify!($constant)),)*
@@ -79,7 +79,7 @@ names! {
     ACL_ERROR_RT_SOCKET_CLOSE,
 }
 
-/// Does the status say that the chip, the driver or the runtime does not have the thing at all?
+/// Returns whether the status means that the chip, the driver or the runtime does not support the call.
 pub(crate) const fn is_unsupported(status: aclError) -> bool {
     matches!(
         status,
@@ -90,37 +90,37 @@ pub(crate) const fn is_unsupported(status: aclError) -> bool {
     )
 }
 
-/// Does the status say that memory has run out?
+/// Returns whether the status means that memory is exhausted.
 pub(crate) const fn is_out_of_memory(status: aclError) -> bool {
     matches!(status, ACL_ERROR_BAD_ALLOC | ACL_ERROR_RT_MEMORY_ALLOCATION | ACL_ERROR_RT_DEVICE_OOM)
 }
 
-/// What to do about a status whatever call returned it, or nothing. A call that knows better says so instead.
+/// Returns the remedy for a status of any call, or an empty text. Calls with more context have hints of their own.
 pub(crate) const fn hint(status: VendorStatus) -> &'static str {
     match status.0 {
         ACL_ERROR_UNINITIALIZE => {
-            "Somebody in this process has called aclFinalize while device memory was in use; call it last, or not at all"
+            "Code of this process called aclFinalize while device memory was in use; call it last, or not at all"
         }
         ACL_ERROR_RT_CONTEXT_NULL => {
-            "The device's context is gone: somebody in this process has reset the device (aclrtResetDevice, \
+            "The device's context was destroyed: code of this process reset the device (aclrtResetDevice, \
              aclrtResetDeviceForce) or called aclFinalize"
         }
         ACL_ERROR_RT_STREAM_CONTEXT => {
-            "The stream was created in a context of its own (aclrtCreateContext); streams have to be of the device's \
-             default context, the one of aclrtSetDevice"
+            "The stream belongs to another context (aclrtCreateContext); streams must belong to the device's default \
+             context, the one of aclrtSetDevice"
         }
         ACL_ERROR_RT_FEATURE_NOT_SUPPORT | ACL_ERROR_API_NOT_SUPPORT | ACL_ERROR_FEATURE_UNSUPPORTED => {
-            "This chip, driver or CANN version does not have it; sharing memory takes CANN 8.3.RC1 or newer, and Ascend \
-             HDK (driver and firmware) 25.3.RC1 or newer"
+            "This chip, driver or CANN version does not support the call; sharing memory requires CANN 8.3.RC1 or newer, \
+             and Ascend HDK (driver and firmware) 25.3.RC1 or newer"
         }
         ACL_ERROR_RT_NO_EVENT_RESOURCE => "Too many events are in use on the device",
         ACL_ERROR_RT_NO_STREAM_RESOURCE => "Too many streams are in use on the device",
         ACL_ERROR_RT_DRV_INTERNAL_ERROR => {
-            "The driver gives no reason with this number; its log does: ~/ascend/log/debug/plog (ASCEND_PROCESS_LOG_PATH), \
-             and dmesg"
+            "The status has no details; check the driver's log, ~/ascend/log/debug/plog (ASCEND_PROCESS_LOG_PATH), and \
+             dmesg"
         }
         ACL_ERROR_RT_DEVICE_MEM_ERROR | ACL_ERROR_RT_LINK_ERROR | ACL_ERROR_RT_SUSPECT_REMOTE_ERROR => {
-            "A hardware error, or memory of another process that has ended or taken it back: see npu-smi info and dmesg"
+            "A hardware error, or memory of another process that has exited or revoked it: check npu-smi info and dmesg"
         }
         _ => "",
     }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_their_names_and_an_unknown_one_has_none() {
+    fn known_status_has_a_name_and_unknown_has_none() {
         assert_eq!(name(VendorStatus(0)), Some("ACL_SUCCESS"));
         assert_eq!(name(VendorStatus(100_039)), Some("ACL_ERROR_COMPILING_STUB_MODE"));
         assert_eq!(name(VendorStatus(507_899)), Some("ACL_ERROR_RT_DRV_INTERNAL_ERROR"));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_refusal_means_is_told_by_its_number() {
+    fn status_is_classified_by_its_number() {
         assert!(is_unsupported(207_000) && is_unsupported(MISSING) && !is_unsupported(507_899));
         assert!(is_out_of_memory(207_001) && is_out_of_memory(207_018) && !is_out_of_memory(0));
         assert!(hint(VendorStatus(207_000)).contains("25.3.RC1"));

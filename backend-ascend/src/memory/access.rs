@@ -25,10 +25,10 @@ impl MemoryState {
 
     /// Gives a device access to a mapping of physical memory.
     ///
-    /// Such a mapping is accessible to its home device only until `aclrtMemSetAccess` ("Virtual Memory Management") grants
-    /// others access, if the runtime has that function. The driver grants access to memory of this process alone: imported
-    /// memory has one import per device. The call takes the device's logic id, while `aclrtMallocPhysical` takes the user
-    /// id.
+    /// Such a mapping is accessible to its home device only until `aclrtMemSetAccess` ("Virtual Memory Management")
+    /// grants others access, if the runtime has that function. The driver grants access to memory of this process
+    /// alone: imported memory has one import per device. The call takes the device's logic id, while
+    /// `aclrtMallocPhysical` takes the user id.
     fn set_access(&self, mapping: DeviceRange, device: DeviceOrdinal) -> Result<()> {
         if self.acl.aclrtMemSetAccess.is_err() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Allocations in whole pages, so that they can be shared and share no page.
 //!
-//! "Device Memory Malloc and Free" of the ACL manual for memory that travels by key; "Virtual Memory Management" for memory
-//! that travels by shareable handle: physical memory, and addresses that it is mapped at.
+//! "Device Memory Malloc and Free" of the ACL manual for memory that travels by key; "Virtual Memory Management" for
+//! memory that travels by shareable handle: physical memory, and addresses that it is mapped at.
 
 use std::ffi::c_void;
 
@@ -14,8 +14,8 @@ use crate::bindings::*;
 use crate::library::status::is_out_of_memory;
 use crate::library::{AclLibrary, call};
 
-/// The size of a huge page. Allocations are multiples of it: the driver shares whole pages, and blocks of up to 1 MiB lie in
-/// small pages.
+/// The size of a huge page. Allocations are multiples of it: the driver shares whole pages, and blocks of up to 1 MiB
+/// lie in small pages.
 const HUGE_PAGE: u64 = 2 << 20;
 
 impl MemoryState {

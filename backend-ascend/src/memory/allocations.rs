@@ -50,8 +50,8 @@ impl Allocations {
     }
 }
 
-/// Rounds a size up to whole pages, so that the allocation is aligned to pages and shares none. Returns `None` if the result
-/// exceeds the address space.
+/// Rounds a size up to whole pages, so that the allocation is aligned to pages and shares none. Returns `None` if the
+/// result exceeds the address space.
 pub(crate) fn whole_pages(bytes: u64, page: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(page).filter(|size| i64::try_from(*size).is_ok())
 }

@@ -1,7 +1,7 @@
 //! Handles of this process's memory, of every kind, and the processes that may open them.
 //!
-//! For either kind the driver admits the processes that the exporter has listed, by their `aclrtDeviceGetBareTgid`, which
-//! is the process id on the host, also in a container.
+//! For either kind the driver admits the processes that the exporter has listed, by their `aclrtDeviceGetBareTgid`,
+//! which is the process id on the host, also in a container.
 
 use device_ipc_core::{DevicePtr, DeviceRange, Error, Exported, Extent, HandleBytes, HandleKind, Result};
 

@@ -1,9 +1,9 @@
 //! The allocations that a range lies in.
 //!
-//! `aclrtPointerGetAttributes` returns the device and the page size of an address ("Unified Addressing"); the base of an
-//! allocation comes from `aclrtMemGetAddressRange`, which arrived with CANN 9.0, from the table of this backend's
-//! allocations, or from the caller. `aclrtIpcMemGetExportKey` accepts only the base of an allocation, aligned to a page:
-//! "IPC shared memory: page alignment" in the FAQ of the ACL manual.
+//! `aclrtPointerGetAttributes` returns the device and the page size of an address ("Unified Addressing"); the base of
+//! an allocation comes from `aclrtMemGetAddressRange`, which arrived with CANN 9.0, from the table of this backend's
+//! allocations, or from the caller. `aclrtIpcMemGetExportKey` accepts only the base of an allocation, aligned to a
+//! page: "IPC shared memory: page alignment" in the FAQ of the ACL manual.
 
 use device_ipc_core::{DeviceRange, Error, Extent, Result};
 
@@ -11,8 +11,8 @@ use super::imports;
 use super::state::MemoryState;
 
 impl MemoryState {
-    /// Returns the allocations that `range` lies in, if they can be exported: one, or several adjacent blocks of physical
-    /// memory, each of which is mapped separately.
+    /// Returns the allocations that `range` lies in, if they can be exported: one, or several adjacent blocks of
+    /// physical memory, each of which is mapped separately.
     pub(crate) fn extents_of(&self, range: DeviceRange, stated: Option<DeviceRange>) -> Result<Vec<Extent>> {
         self.device(range.device)?;
         if range.ptr.is_null() {

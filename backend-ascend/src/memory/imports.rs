@@ -1,9 +1,9 @@
 //! The imported memory of this process.
 //!
-//! One table per process, not per backend, like the driver's rules. Importing a key again returns the same address and a
-//! count that runtimes up to CANN 9.1.0 lose, so that the second close becomes an attempt to destroy the export
-//! (`IpcCloseMemoryByName` of the runtime's sources); so a key is imported once, counted here, and closed once. The table
-//! also identifies memory on other cards, to which special rules for copies apply ([`copies`](super::copies)).
+//! One table per process, not per backend, like the driver's rules. Importing a key again returns the same address and
+//! a count that runtimes up to CANN 9.1.0 lose, so that the second close becomes an attempt to destroy the export
+//! (`IpcCloseMemoryByName` of the runtime's sources); so a key is imported once, counted here, and closed once. The
+//! table also identifies memory on other cards, to which special rules for copies apply ([`copies`](super::copies)).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,14 +6,14 @@ use device_ipc_core::{HandleKind, HandleKindInfo, Lifetime};
 
 /// An IPC key of `aclrtIpcMemGetExportKey`, for memory of `aclrtMalloc`, and the size of the memory.
 ///
-/// The exporter's close, free or exit **revokes** it: importers must release it first. Always read-write. A process opens
-/// a key on one device only. The driver identifies processes by their ids on the host, also in containers.
+/// The exporter's close, free or exit **revokes** it: importers must release it first. Always read-write. A process
+/// opens a key on one device only. The driver identifies processes by their ids on the host, also in containers.
 pub const KEY: HandleKind = HandleKind(1);
 
 /// A shareable handle of `aclrtMemExportToShareableHandle`, for physical memory that is mapped with `aclrtMapMem`.
 ///
-/// Importers pin the memory. Always read-write: no page of the manual states that `aclrtMemSetAccess` restricts work of the
-/// home device. Not supported on virtual NPUs.
+/// Importers pin the memory. Always read-write: no page of the manual states that `aclrtMemSetAccess` restricts work of
+/// the home device. Not supported on virtual NPUs.
 pub const SHAREABLE: HandleKind = HandleKind(2);
 
 /// Returns the supported kinds, the preferred one first.

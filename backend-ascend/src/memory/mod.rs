@@ -1,7 +1,7 @@
 //! Device memory: allocations, and how each kind of memory travels to another process.
 //!
-//! One folder for each kind of handle, with both its export and its import: [`key`], [`shareable`]. [`export`], [`extent`]
-//! and [`open`] dispatch to them.
+//! One folder for each kind of handle, with both its export and its import: [`key`], [`shareable`]. [`export`],
+//! [`extent`] and [`open`] dispatch to them.
 
 pub(crate) mod access;
 pub(crate) mod allocate;

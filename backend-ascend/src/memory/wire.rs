@@ -1,8 +1,8 @@
 //! The encoding of handles. Received bytes are untrusted.
 //!
-//! A key is 65 bytes that end with one or more NULs: text with the driver of 910, A2 and A3, any bytes but NUL with that of
-//! 950; so it is never treated as text. The size of the allocation follows, since ACL before CANN 9.0 has no query for an
-//! importer's mapped range. torch_npu and others send a bare key of 65 bytes.
+//! A key is 65 bytes that end with one or more NULs: text with the driver of 910, A2 and A3, any bytes but NUL with
+//! that of 950; so it is never treated as text. The size of the allocation follows, since ACL before CANN 9.0 has no
+//! query for an importer's mapped range. torch_npu and others send a bare key of 65 bytes.
 
 use std::ffi::c_char;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! The default context of a device, current on the thread for the duration of a call.
 //!
 //! Most of ACL works on the calling thread's context, and the caller may have one of its own, or none: without one,
-//! calls return 107002 ("Device Management", `aclrtSetDevice`; "Context Management"). `aclrtSetDevice` is counted, so it
-//! is called once per device, and reverted when the backend is dropped; after that a thread gets the default context by
-//! `aclrtSetCurrentContext`, which counts nothing.
+//! calls return 107002 ("Device Management", `aclrtSetDevice`; "Context Management"). `aclrtSetDevice` is counted, so
+//! it is called once per device, and reverted when the backend is dropped; after that a thread gets the default context
+//! by `aclrtSetCurrentContext`, which counts nothing.
 //!
 //! A thread without a context keeps the default one of the device that it last worked on: ACL cannot unset a context
 //! (`aclrtSetCurrentContext` of a null pointer is an invalid parameter).
@@ -103,8 +103,8 @@ impl Driver {
             device.staging.release(self);
             device.sweep_retired(self);
         }
-        // SAFETY: reverts the one `aclrtSetDevice` of `enter`. Every object that uses the context shares the driver, which
-        // is being dropped.
+        // SAFETY: reverts the one `aclrtSetDevice` of `enter`. Every object that uses the context shares the driver,
+        // which is being dropped.
         let status = unsafe { call!(self, aclrtResetDevice(device.number())) };
         if status != ACL_SUCCESS {
             tracing::warn!(status, device = %device.info.ordinal, "aclrtResetDevice failed");
@@ -126,8 +126,8 @@ impl Drop for Current<'_> {
     }
 }
 
-/// A guard: dropping it makes the context current that was current when the guard was created. A thread that had none keeps
-/// its current one.
+/// A guard: dropping it makes the context current that was current when the guard was created. A thread that had none
+/// keeps its current one.
 struct CallerContext<'a> {
     driver: &'a Driver,
     context: Option<aclrtContext>,

@@ -22,8 +22,8 @@ pub(crate) struct Device {
     pub(crate) context: OnceLock<usize>,
     pub(crate) staging: Staging,
     pub(super) retired: RetiredStreams,
-    /// The physical number of the chip, if the runtime returns it (CANN 8.5). On A3 a chip has two dies, each of which is
-    /// a device.
+    /// The physical number of the chip, if the runtime returns it (CANN 8.5). On A3 a chip has two dies, each of which
+    /// is a device.
     pub(crate) chip_number: Option<i64>,
     pub(super) ipc_events: OnceLock<bool>,
     pub(super) timelines: OnceLock<bool>,

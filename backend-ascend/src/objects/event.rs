@@ -106,8 +106,8 @@ impl AscendEvent {
             Ok(opened) => return Ok(opened),
             Err(error) => error,
         };
-        // Opening enables peer access, which dies of one chip do not have: an event of the other die is opened there, and
-        // streams of this one wait for it through a relay.
+        // Opening enables peer access, which dies of one chip do not have: an event of the other die is opened there,
+        // and streams of this one wait for it through a relay.
         let mut others = driver.devices.iter().map(|device| device.info.ordinal);
         let sibling = others.find(|other| matches!(driver.reach_of(on, *other), Ok(Reach::Chip)));
         sibling.and_then(|sibling| Self::open_on(driver, bytes, sibling).ok()).ok_or(error)
@@ -123,7 +123,8 @@ impl AscendEvent {
             status,
             ACL_ERROR_RT_PARAM_INVALID | ACL_ERROR_RT_INVALID_HANDLE | ACL_ERROR_RT_DRV_INTERNAL_ERROR
         ) {
-            let hint = "The handle is corrupt, its event was destroyed, its process has exited, or it is a handle of this process";
+            let hint = "The handle is corrupt, its event was destroyed, its process has exited, or it is a handle of this \
+                        process";
             return Err(driver.error("aclrtIpcOpenEventHandle", status, hint));
         }
         driver.check_event_call("aclrtIpcOpenEventHandle", status, "open", on)?;

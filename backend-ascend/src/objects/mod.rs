@@ -1,5 +1,5 @@
-//! Objects of the runtime: devices and their contexts, peer access, streams, events, host memory. Knows no kind of device
-//! memory.
+//! Objects of the runtime: devices and their contexts, peer access, streams, events, host memory. Knows no kind of
+//! device memory.
 
 pub(crate) mod chip;
 pub(crate) mod context;

@@ -1,14 +1,14 @@
 //! Peer access between devices.
 //!
-//! `aclrtDeviceEnablePeerAccess` ("Device Management") enables one direction, and neither direction has an effect before both
-//! are enabled (hicann/driver, `devdrv_enable_p2p_inner` in `devdrv_ctrl.c`, `ubdrv_is_p2p_enabled` in
+//! `aclrtDeviceEnablePeerAccess` ("Device Management") enables one direction, and neither direction has an effect
+//! before both are enabled (hicann/driver, `devdrv_enable_p2p_inner` in `devdrv_ctrl.c`, `ubdrv_is_p2p_enabled` in
 //! `ascend_ub_main_adapt.c`); so this module enables both together, like the runtime when it imports a key
-//! (`RawDevice::EnableP2PWithOtherDevice`). It does not use `aclrtDevicePeerAccessStatus`: up to CANN 9.1 that takes the
-//! peer's physical id, unlike all other calls, and also returns 0 for every failure (`DmsGetP2PStatus`).
+//! (`RawDevice::EnableP2PWithOtherDevice`). It does not use `aclrtDevicePeerAccessStatus`: up to CANN 9.1 that takes
+//! the peer's physical id, unlike all other calls, and also returns 0 for every failure (`DmsGetP2PStatus`).
 //!
 //! Two dies of one chip behind one PCIe link (A3) have no peer access: the driver refuses to enable it
-//! (`devdrv_p2p_para_check`), and its query returns false (`devdrv_cloud_v2_is_p2p_access_cap`). They need none, and reach
-//! each other's memory inside the chip.
+//! (`devdrv_p2p_para_check`), and its query returns false (`devdrv_cloud_v2_is_p2p_access_cap`). They need none, and
+//! reach each other's memory inside the chip.
 
 use std::sync::PoisonError;
 

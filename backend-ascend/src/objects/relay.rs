@@ -1,8 +1,8 @@
 //! A relay between devices: it lets a stream of one device wait for an IPC event of another.
 //!
-//! An IPC event is mapped for the device that was current when it was created or opened. So a stream of that device waits
-//! for it, an ordinary event is recorded behind that wait, and the other device's stream waits for the ordinary event, as
-//! in torch_npu's copies between devices.
+//! An IPC event is mapped for the device that was current when it was created or opened. So a stream of that device
+//! waits for it, an ordinary event is recorded behind that wait, and the other device's stream waits for the ordinary
+//! event, as in torch_npu's copies between devices.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Streams of one device that were dropped while they had work. `aclrtDestroyStream` must follow a stream's work, so they
-//! are destroyed when they are found idle.
+//! Streams of one device that were dropped while they had work. `aclrtDestroyStream` must follow a stream's work, so
+//! they are destroyed when they are found idle.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,8 @@
 //!
 //! A write returns before the device executes it, and the caller may then reuse the bytes: `aclrtMemcpyAsync` is
 //! asynchronous for page-locked host memory only ("Memory Copy and Set"), so the bytes are copied there first. Copies
-//! between the host and memory of another card pass through memory of the stream's card. A buffer is reused once an event
-//! behind its last use has completed.
+//! between the host and memory of another card pass through memory of the stream's card. A buffer is reused once an
+//! event behind its last use has completed.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};

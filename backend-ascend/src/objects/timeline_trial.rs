@@ -1,8 +1,9 @@
 //! The trial whether streams of a device can write and wait on words in host memory.
 //!
-//! `aclrtValueWrite` and `aclrtValueWait` in "Stream Memory Operation" of the ACL manual describe memory of `aclrtMalloc`;
-//! `aclrtHostRegister` in "Host Memory Management" gives host memory an address for the device's kernels. No page states
-//! that the former work on the latter, so the backend tries it once per device before it reports the capability.
+//! `aclrtValueWrite` and `aclrtValueWait` in "Stream Memory Operation" of the ACL manual describe memory of
+//! `aclrtMalloc`; `aclrtHostRegister` in "Host Memory Management" gives host memory an address for the device's
+//! kernels. No page states that the former work on the latter, so the backend tries it once per device before it
+//! reports the capability.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Contexts and their streams: the backend sets one on each thread, and leaves the caller's as it was.
+//! Contexts and their streams: the backend sets a context on each thread, and restores the caller's.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, read, status_of
 use crate::support::{Raw, Scene};
 
 #[test]
-fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
-    Scene::on("contexts::the_context_is_set_on_each_thread_and_the_callers_is_restored", "devices=2").play(
+fn calls_set_and_restore_the_context_on_each_thread() {
+    Scene::on("contexts::calls_set_and_restore_the_context_on_each_thread", "devices=2").play(
         |_| {
             let backend = backend();
             let raw = Raw::open();
@@ -22,7 +22,7 @@ fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
             std::thread::scope(|scope| {
                 scope.spawn(|| assert_eq!(extent_of(&backend, range), extent));
             });
-            // A thread with the default context of another device, and one with a context of its own.
+            // A thread with the default context of another device, and one with a further context.
             for own in [false, true] {
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
@@ -33,7 +33,7 @@ fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
                         let before = raw.context();
                         let the_same = |what: &str| {
                             assert_eq!(raw.context(), before, "after {what}");
-                            assert_eq!(raw.told("aclrtGetDevice"), (0, 1), "after {what}");
+                            assert_eq!(raw.get_int("aclrtGetDevice"), (0, 1), "after {what}");
                         };
                         let stream = backend.create_stream(ZERO).expect("a stream");
                         the_same("create_stream");
@@ -79,7 +79,7 @@ fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
                         the_same("synchronize_device");
                         let other = backend.allocate_as(ZERO, 1, SHAREABLE).expect("memory");
                         the_same("allocate_as");
-                        // SAFETY: nobody uses it.
+                        // SAFETY: no longer used.
                         unsafe { backend.free(other) }.expect("it can be freed");
                         the_same("free");
                     });
@@ -91,8 +91,8 @@ fn the_context_is_set_on_each_thread_and_the_callers_is_restored() {
 }
 
 #[test]
-fn a_device_that_somebody_resets_is_an_error_and_no_crash() {
-    Scene::on("contexts::a_device_that_somebody_resets_is_an_error_and_no_crash", "devices=1").play(
+fn device_reset_is_reported_as_error() {
+    Scene::on("contexts::device_reset_is_reported_as_error", "devices=1").play(
         |_| {
             let backend = backend();
             let raw = Raw::open();
@@ -109,14 +109,14 @@ fn a_device_that_somebody_resets_is_an_error_and_no_crash() {
 }
 
 #[test]
-fn a_stream_of_another_context_is_refused_in_words() {
-    Scene::on("contexts::a_stream_of_another_context_is_refused_in_words", "devices=1").play(
+fn stream_of_another_context_is_rejected() {
+    Scene::on("contexts::stream_of_another_context_is_rejected", "devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
             let own = raw.create_context(0);
             let stream = raw.create_stream();
-            // SAFETY: a stream of the simulator's, never destroyed.
+            // SAFETY: a stream of the simulator that is never destroyed.
             let stream = unsafe { BorrowedStream::from_raw("ascend", ZERO, stream) };
             // SAFETY: the range is ours.
             let (status, text) = status_of(unsafe { backend.fill(range, 1, stream) });
@@ -129,8 +129,8 @@ fn a_stream_of_another_context_is_refused_in_words() {
 }
 
 #[test]
-fn a_stream_is_destroyed_after_its_work() {
-    Scene::on("contexts::a_stream_is_destroyed_after_its_work", "devices=1").play(
+fn stream_is_destroyed_after_its_work() {
+    Scene::on("contexts::stream_is_destroyed_after_its_work", "devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = backend.allocate(ZERO, HUGE).expect("memory");

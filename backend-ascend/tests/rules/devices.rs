@@ -1,4 +1,4 @@
-//! Devices: by what they are known, and that they can be listed without a context.
+//! Device identities, and listing devices without a context.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use crate::memory::{ONE, ZERO, backend};
 use crate::support::{Raw, Scene};
 
 #[test]
-fn a_chip_without_a_uuid_is_known_by_host_and_physical_id() {
-    Scene::on("devices::a_chip_without_a_uuid_is_known_by_host_and_physical_id", "soc=310p;devices=4").play(
+fn chip_without_uuid_is_identified_by_host_and_id() {
+    Scene::on("devices::chip_without_uuid_is_identified_by_host_and_id", "soc=310p;devices=4").play(
         |scene| {
             let physical = |physical| DeviceIdentity::HostPhysical { host: HostId::local(), physical };
             let identities = |backend: &AscendBackend| -> Vec<DeviceIdentity> {
                 backend.devices().expect("devices").iter().map(|device| device.identity).collect()
             };
             assert_eq!(identities(&backend()), [physical(0), physical(1), physical(2), physical(3)]);
-            let peer = scene.peer_seeing("shower", "1,3");
-            assert_eq!(peer.hear(), format!("{:?}", [physical(1), physical(3)]));
+            let peer = scene.peer_with_visible("shower", "1,3");
+            assert_eq!(peer.receive(), format!("{:?}", [physical(1), physical(3)]));
             peer.finish();
         },
-        &[("shower", |told| {
+        &[("shower", |requests| {
             let devices = backend().devices().expect("devices");
-            told.say(format!("{:?}", devices.iter().map(|device| device.identity).collect::<Vec<_>>()));
+            requests.send(format!("{:?}", devices.iter().map(|device| device.identity).collect::<Vec<_>>()));
         })],
     );
 }
 
 #[test]
-fn listing_devices_takes_no_context() {
-    Scene::on("devices::listing_devices_takes_no_context", "devices=2").play(
+fn listing_devices_creates_no_context() {
+    Scene::on("devices::listing_devices_creates_no_context", "devices=2").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 2);

@@ -1,4 +1,4 @@
-//! What a machine says about the assumptions of the backend.
+//! Diagnostics of the backend's assumptions.
 
 use device_ipc_ascend::Observation;
 
@@ -30,10 +30,10 @@ fn observations_on_the_simulator_are_as_assumed() {
 }
 
 #[test]
-fn observations_tell_what_differs() {
+fn observations_report_differences() {
     // Streams that write words in host memory, and a driver that refuses the second key.
     const MACHINE: &str = "soc=910b;devices=2;host-words;fault=aclrtIpcMemGetExportKey:2:507899";
-    Scene::on("diagnostics::observations_tell_what_differs", MACHINE).play(
+    Scene::on("diagnostics::observations_report_differences", MACHINE).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);

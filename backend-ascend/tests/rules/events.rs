@@ -1,4 +1,4 @@
-//! Events that are shared between processes.
+//! Interprocess events.
 
 use device_ipc_core::{DeviceIpc, Error};
 
@@ -6,7 +6,7 @@ use crate::memory::{ZERO, backend};
 use crate::support::Scene;
 
 #[test]
-fn shared_events_are_claimed_only_where_the_trial_passes() {
+fn ipc_events_are_reported_only_after_a_trial() {
     for machine in [
         "soc=910b;devices=1",
         "soc=910_93;devices=1",
@@ -17,7 +17,7 @@ fn shared_events_are_claimed_only_where_the_trial_passes() {
         "soc=910b;devices=1;old-driver",
         "soc=910b;devices=1;page-size=65536",
     ] {
-        Scene::on("events::shared_events_are_claimed_only_where_the_trial_passes", machine).play(
+        Scene::on("events::ipc_events_are_reported_only_after_a_trial", machine).play(
             |scene| {
                 let backend = backend();
                 let claimed = backend.capabilities(ZERO).expect("capabilities").ipc_events;
@@ -35,8 +35,8 @@ fn shared_events_are_claimed_only_where_the_trial_passes() {
 }
 
 #[test]
-fn an_events_handle_is_64_bytes_of_which_the_rest_is_zero() {
-    Scene::on("events::an_events_handle_is_64_bytes_of_which_the_rest_is_zero", "devices=1").play(
+fn event_handle_is_64_bytes_padded_with_zeros() {
+    Scene::on("events::event_handle_is_64_bytes_padded_with_zeros", "devices=1").play(
         |_| {
             let backend = backend();
             let handles = [(); 2].map(|()| {

@@ -1,16 +1,16 @@
-//! What is exported: whole allocations, by their base.
+//! Exports of whole allocations, by their base.
 
 use device_ipc_ascend::KEY;
 use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, Extent};
 use device_ipc_sim_ascendcl::Cann;
 
-use crate::importer::{IMPORTER, hex, let_go, opens, received, told, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode, hex, open_expecting_success, received, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, range, share};
 use crate::support::{Raw, Scene};
 
 #[test]
-fn memory_lies_in_whole_huge_pages_of_its_own() {
-    Scene::on("exports::memory_lies_in_whole_huge_pages_of_its_own", "soc=910b;devices=1").play(
+fn allocations_are_whole_huge_pages() {
+    Scene::on("exports::allocations_are_whole_huge_pages", "soc=910b;devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             for bytes in [1, 4096, HUGE - 1, HUGE, HUGE + 1] {
@@ -30,10 +30,10 @@ fn memory_lies_in_whole_huge_pages_of_its_own() {
 }
 
 #[test]
-fn an_interior_address_is_shared_by_its_allocations_base() {
+fn interior_address_is_shared_by_allocation_base() {
     for cann in [Cann::V9_0, Cann::V8_5] {
-        let scene = Scene::on("exports::an_interior_address_is_shared_by_its_allocations_base", "devices=1")
-            .cann(cann);
+        let scene =
+            Scene::on("exports::interior_address_is_shared_by_allocation_base", "devices=1").cann(cann);
         scene.play(
             |scene| {
                 let backend = backend();
@@ -41,14 +41,14 @@ fn an_interior_address_is_shared_by_its_allocations_base() {
                 let inner = whole.slice(HUGE + 77, 100).expect("it lies inside");
                 let extents = backend.extents_of(inner, None).expect("the base is known");
                 assert_eq!(extents[0].allocation.ptr, whole.ptr);
-                // The vendor's own call refuses an interior address, so this is not for nothing.
+                // The vendor's call refuses an interior address, so the backend must find the base.
                 let interior = Extent { allocation: inner, generation: None };
                 assert!(backend.export(&interior, Some(KEY)).is_err());
                 let exported = backend.export(&extents[0], None).expect("the base can be shared");
                 let mut peer = scene.peer("importer");
-                opens(&backend, &exported, &mut peer, 0);
+                open_expecting_success(&backend, &exported, &mut peer, 0);
                 assert_eq!(peer.ask("whole"), "true");
-                let_go(&backend, exported, peer);
+                close_and_unexport(&backend, exported, peer);
             },
             IMPORTER,
         );
@@ -56,8 +56,8 @@ fn an_interior_address_is_shared_by_its_allocations_base() {
 }
 
 #[test]
-fn before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner() {
-    Scene::on("exports::before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner", "devices=1")
+fn foreign_memory_before_cann_9_needs_a_stated_base() {
+    Scene::on("exports::foreign_memory_before_cann_9_needs_a_stated_base", "devices=1")
         .cann(Cann::V8_5)
         .play(
             |_| {
@@ -71,7 +71,7 @@ fn before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner() {
                 let extents = backend.extents_of(inner, Some(whole)).expect("the base was stated");
                 assert_eq!(extents, [Extent { allocation: whole, generation: None }]);
                 drop(backend.export(&extents[0], None).expect("it can be shared"));
-                // What is stated is checked as far as ACL can tell.
+                // The backend checks the stated base as far as ACL has queries for it.
                 for wrong in [
                     range(ZERO, base, 1 << 40),
                     range(ZERO, base, 64),
@@ -95,15 +95,15 @@ fn before_cann_9_the_base_of_foreign_memory_is_stated_by_its_owner() {
 }
 
 #[test]
-fn from_cann_9_on_a_wrong_base_is_noticed() {
-    Scene::on("exports::from_cann_9_on_a_wrong_base_is_noticed", "devices=1").cann(Cann::V9_0).play(
+fn wrong_stated_base_is_rejected_since_cann_9() {
+    Scene::on("exports::wrong_stated_base_is_rejected_since_cann_9", "devices=1").cann(Cann::V9_0).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);
             let base = raw.malloc(2 * HUGE as usize - 32, 0);
             let inner = range(ZERO, base + HUGE, 64);
-            let told = backend.extents_of(inner, None).expect("ACL tells the base");
-            assert_eq!(told[0].allocation.ptr.get(), base);
+            let extents = backend.extents_of(inner, None).expect("ACL returns the base");
+            assert_eq!(extents[0].allocation.ptr.get(), base);
             for wrong in [range(ZERO, base + HUGE, 64), range(ZERO, base, 4 * HUGE)] {
                 let error = backend.extents_of(inner, Some(wrong)).unwrap_err().to_string();
                 assert!(error.contains("was stated as"), "{error}");
@@ -114,9 +114,9 @@ fn from_cann_9_on_a_wrong_base_is_noticed() {
 }
 
 #[test]
-fn small_memory_that_begins_inside_a_page_is_refused_with_the_remedy() {
+fn small_unaligned_allocation_is_rejected_with_remedy() {
     const UNALIGNED: &str = "devices=1;unaligned";
-    Scene::on("exports::small_memory_that_begins_inside_a_page_is_refused_with_the_remedy", UNALIGNED).play(
+    Scene::on("exports::small_unaligned_allocation_is_rejected_with_remedy", UNALIGNED).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);
@@ -130,13 +130,13 @@ fn small_memory_that_begins_inside_a_page_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_base_inside_a_page_is_refused_with_the_remedy() {
-    Scene::on("exports::a_base_inside_a_page_is_refused_with_the_remedy", "devices=1").cann(Cann::V8_5).play(
+fn unaligned_stated_base_is_rejected_with_remedy() {
+    Scene::on("exports::unaligned_stated_base_is_rejected_with_remedy", "devices=1").cann(Cann::V8_5).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             raw.own_device(0);
             let base = raw.malloc(4 * HUGE as usize - 32, 0);
-            // What a caching allocator calls a block.
+            // A block of a caching allocator.
             let block = range(ZERO, base + 512, 4096);
             let error = backend.extents_of(block, Some(block)).unwrap_err();
             assert!(matches!(error, Error::NotShareable { .. }), "{error:?}");
@@ -148,27 +148,27 @@ fn a_base_inside_a_page_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn imported_memory_is_not_exported_again() {
-    Scene::on("exports::imported_memory_is_not_exported_again", "devices=1").play(
+fn export_of_imported_memory_is_rejected() {
+    Scene::on("exports::export_of_imported_memory_is_rejected", "devices=1").play(
         |scene| {
             let backend = backend();
             let exported = share(&backend, ZERO, HUGE, KEY);
             let mut peer = scene.peer("forwarder");
-            backend.authorize(&exported, &unhex(&peer.hear())).expect("the importer is listed");
-            peer.say(told(&exported));
-            assert_eq!(peer.hear(), "SharedOn");
+            backend.authorize(&exported, &unhex(&peer.receive())).expect("the importer is listed");
+            peer.send(encode(&exported));
+            assert_eq!(peer.receive(), "SharedOn");
             peer.finish();
             backend.unexport(exported).expect("it goes back");
         },
-        &[("forwarder", |told| {
+        &[("forwarder", |requests| {
             let backend = backend();
-            told.say(hex(&backend.local_peer_id(ZERO).expect("an id")));
-            let line = told.hear().expect("a handle");
+            requests.send(hex(&backend.local_peer_id(ZERO).expect("an id")));
+            let line = requests.receive().expect("a handle");
             let parts: Vec<&str> = line.split(':').collect();
             let handle = received(KEY, unhex(parts[1]), HUGE, Some(ZERO));
             let opened = backend.open(vec![handle], ZERO, Access::ReadWrite).expect("it can be opened");
             let inner = opened.range.slice(77, 1).expect("it lies inside");
-            told.say(match backend.extents_of(inner, None) {
+            requests.send(match backend.extents_of(inner, None) {
                 Err(Error::SharedOn { .. }) => "SharedOn".to_owned(),
                 other => format!("{other:?}"),
             });

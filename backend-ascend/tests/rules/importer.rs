@@ -1,4 +1,4 @@
-//! Another process that opens what it is handed.
+//! An importer process.
 
 use device_ipc_ascend::AscendBackend;
 use device_ipc_core::backend::TestKernels;
@@ -8,7 +8,7 @@ use device_ipc_core::{
 };
 
 use crate::memory::{ZERO, backend, pattern, read, write};
-use crate::support::{Peer, Raw, Role, Told};
+use crate::support::{Peer, Raw, Requests, Role};
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -21,7 +21,7 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// A handle as one that another process has sent.
+/// Returns a handle as if received from another process.
 pub(crate) fn received(
     kind: HandleKind,
     bytes: Vec<u8>,
@@ -33,15 +33,14 @@ pub(crate) fn received(
     ReceivedHandle { kind, bytes, fds: Vec::new(), size, generation: None, home, exporter }
 }
 
-/// An importer that opens, reads and closes on the bare backend, as it is told:
-/// `id`, `open KIND HEX SIZE HOME ON` (several `KIND HEX SIZE` by commas), `read`, `write BYTE`, `fill BYTE`, `add VALUE`,
-/// `copy`, `close`, `calls NAME`.
-pub(crate) fn importer(told: &Told) {
+/// Serves requests to open, read and close memory with the backend alone: `id`, `open KIND HEX SIZE HOME ON` (several
+/// `KIND HEX SIZE` with commas), `read`, `write BYTE`, `fill BYTE`, `add VALUE`, `copy`, `close`, `calls NAME`.
+pub(crate) fn importer(requests: &Requests) {
     let backend = backend();
     let raw = Raw::open();
     let mut open: Vec<Opened> = Vec::new();
     let stream = |device| backend.create_stream(device).expect("a stream");
-    told.serve(|line| {
+    requests.serve(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let last = open.last().map(|opened| opened.range);
         let answer = |result: Result<String>| match result {
@@ -95,7 +94,7 @@ pub(crate) fn importer(told: &Told) {
             (["copy"], Some(range)) => {
                 let stream = stream(range.device);
                 let copy = backend.allocate(range.device, range.len).expect("memory");
-                // SAFETY: both are mapped.
+                // SAFETY: both ranges are mapped.
                 let copied = unsafe { backend.copy(copy, range, stream.as_borrowed()) };
                 answer(copied.and_then(|()| read(&backend, copy, &*stream)).map(|bytes| hex(&bytes[..64])))
             }
@@ -111,31 +110,31 @@ pub(crate) fn importer(told: &Told) {
 /// The role of [`importer`].
 pub(crate) const IMPORTER: &[Role] = &[("importer", importer)];
 
-/// The handle as the importer is told it.
-pub(crate) fn told(exported: &Exported) -> String {
+/// Returns the handle in the format of the importer's requests.
+pub(crate) fn encode(exported: &Exported) -> String {
     format!("{}:{}:{}", exported.kind.0, hex(exported.bytes.as_slice()), exported.extent.allocation.len)
 }
 
-pub(crate) fn told_all(exports: &[Exported]) -> String {
-    exports.iter().map(told).collect::<Vec<_>>().join(",")
+pub(crate) fn encode_all(exports: &[Exported]) -> String {
+    exports.iter().map(encode).collect::<Vec<_>>().join(",")
 }
 
-/// Lists the importer, and has it open the handle.
-pub(crate) fn hand_over(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) -> String {
+/// Lists the importer, and makes it open the handle.
+pub(crate) fn open_listed(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) -> String {
     backend.authorize(exported, &unhex(&peer.ask("id"))).expect("the importer is listed");
-    peer.ask(format!("open {} 0 {on}", told(exported)))
+    peer.ask(format!("open {} 0 {on}", encode(exported)))
 }
 
-/// The same, which must succeed.
+/// Lists the importer, and makes it open the handle, which must succeed.
 #[track_caller]
-pub(crate) fn opens(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) {
-    let opened = hand_over(backend, exported, peer, on);
+pub(crate) fn open_expecting_success(backend: &AscendBackend, exported: &Exported, peer: &mut Peer, on: u32) {
+    let opened = open_listed(backend, exported, peer, on);
     assert!(opened.starts_with("ok "), "kind {} on device {on}: {opened}", exported.kind.0);
 }
 
-/// Has the importer close what it opened last and end, and takes the export back.
+/// Makes the importer close its last mapping and exit, and ends the export.
 #[track_caller]
-pub(crate) fn let_go(backend: &AscendBackend, exported: Exported, mut peer: Peer) {
+pub(crate) fn close_and_unexport(backend: &AscendBackend, exported: Exported, mut peer: Peer) {
     assert_eq!(peer.ask("close"), "ok ");
     peer.finish();
     backend.unexport(exported).expect("it goes back");

@@ -1,16 +1,16 @@
-//! Keys: what they look like, and how often one is opened and closed.
+//! Keys: their format, and how often the backend opens and closes one.
 
 use device_ipc_ascend::KEY;
 use device_ipc_core::{DeviceIpc, DeviceMemory, Exported};
 
-use crate::importer::{IMPORTER, hand_over, let_go, opens, told};
+use crate::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success, open_listed};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory};
 use crate::support::{Raw, Scene};
 
 #[test]
-fn keys_are_65_bytes_that_need_not_be_text() {
+fn key_is_65_bytes_of_any_value() {
     for machine in ["soc=910b;devices=1", "soc=950;devices=1"] {
-        Scene::on("keys::keys_are_65_bytes_that_need_not_be_text", machine).play(
+        Scene::on("keys::key_is_65_bytes_of_any_value", machine).play(
             |scene| {
                 let backend = backend();
                 let range = memory(&backend, ZERO, HUGE, KEY);
@@ -22,9 +22,9 @@ fn keys_are_65_bytes_that_need_not_be_text() {
                     assert!(!key[..len].is_ascii(), "the driver of 950 makes keys of any bytes");
                 }
                 let mut peer = scene.peer("importer");
-                opens(&backend, &exported, &mut peer, 0);
+                open_expecting_success(&backend, &exported, &mut peer, 0);
                 assert_eq!(peer.ask("whole"), "true");
-                let_go(&backend, exported, peer);
+                close_and_unexport(&backend, exported, peer);
             },
             IMPORTER,
         );
@@ -32,15 +32,15 @@ fn keys_are_65_bytes_that_need_not_be_text() {
 }
 
 #[test]
-fn a_key_is_imported_once_and_closed_once() {
-    Scene::on("keys::a_key_is_imported_once_and_closed_once", "devices=1").play(
+fn key_is_imported_once_and_closed_once() {
+    Scene::on("keys::key_is_imported_once_and_closed_once", "devices=1").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
             let exported = backend.export(&extent_of(&backend, range), None).expect("a key");
             let mut peer = scene.peer("importer");
-            let first = hand_over(&backend, &exported, &mut peer, 0);
-            let second = peer.ask(format!("open {} 0 0", told(&exported)));
+            let first = open_listed(&backend, &exported, &mut peer, 0);
+            let second = peer.ask(format!("open {} 0 0", encode(&exported)));
             assert!(first.starts_with("ok ") && first == second, "{first} {second}");
             assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1");
             assert_eq!(peer.ask("close"), "ok ");
@@ -48,8 +48,8 @@ fn a_key_is_imported_once_and_closed_once() {
             assert_eq!(peer.ask("whole"), "true");
             assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("calls aclrtIpcMemClose"), "1");
-            // It can be opened again.
-            assert!(peer.ask(format!("open {} 0 0", told(&exported))).starts_with("ok "));
+            // The key can be opened again.
+            assert!(peer.ask(format!("open {} 0 0", encode(&exported))).starts_with("ok "));
             assert_eq!(peer.ask("close"), "ok ");
             peer.finish();
             // Importers first, then the exporter, once.
@@ -59,10 +59,10 @@ fn a_key_is_imported_once_and_closed_once() {
                 .expect("it goes back");
             assert!(
                 backend.unexport(again).is_err(),
-                "a second close would be an attempt at somebody else's key"
+                "a second close would attempt to destroy the exporter's key"
             );
             assert_eq!(raw.calls("aclrtIpcMemClose"), 1);
-            // SAFETY: nobody uses it.
+            // SAFETY: no longer used.
             unsafe { backend.free(range) }.expect("it can be freed");
         },
         IMPORTER,
@@ -70,17 +70,18 @@ fn a_key_is_imported_once_and_closed_once() {
 }
 
 #[test]
-fn keys_of_one_block_are_destroyed_together_in_the_order_made() {
-    Scene::on("keys::keys_of_one_block_are_destroyed_together_in_the_order_made", "devices=2").play(
+fn keys_of_one_block_are_destroyed_in_creation_order() {
+    Scene::on("keys::keys_of_one_block_are_destroyed_in_creation_order", "devices=2").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
             let extent = extent_of(&backend, range);
             let [first, second, third] = [(); 3].map(|()| backend.export(&extent, None).expect("a key"));
             let mut peer = scene.peer("importer");
-            opens(&backend, &first, &mut peer, 0);
-            opens(&backend, &third, &mut peer, 1);
-            // The driver's books go by address: a key that ends earlier would leave importers of the others behind.
+            open_expecting_success(&backend, &first, &mut peer, 0);
+            open_expecting_success(&backend, &third, &mut peer, 1);
+            // The driver records keys by address: destroying one key earlier would leave importers of the others with
+            // freed memory.
             backend.unexport(second).expect("it goes back");
             assert_eq!(raw.calls("aclrtIpcMemClose"), 0, "other keys of the block are in use");
             assert_eq!(peer.ask("close"), "ok ");
@@ -90,9 +91,9 @@ fn keys_of_one_block_are_destroyed_together_in_the_order_made() {
             peer.finish();
             backend.unexport(first).expect("it goes back");
             assert_eq!(raw.calls("aclrtIpcMemClose"), 3);
-            // Keys that nobody took back go with their memory, before it is freed.
+            // Keys that were not unexported are destroyed before their memory is freed.
             let left = [(); 2].map(|()| backend.export(&extent, None).expect("a key"));
-            // SAFETY: nobody uses it.
+            // SAFETY: no longer used.
             unsafe { backend.free(range) }.expect("it can be freed");
             assert_eq!(raw.calls("aclrtIpcMemClose"), 5);
             assert!(left.into_iter().all(|exported| backend.unexport(exported).is_err()));
@@ -102,8 +103,8 @@ fn keys_of_one_block_are_destroyed_together_in_the_order_made() {
 }
 
 #[test]
-fn a_second_device_of_a_process_needs_a_further_key() {
-    Scene::on("keys::a_second_device_of_a_process_needs_a_further_key", "devices=2").play(
+fn second_device_of_a_process_requires_another_key() {
+    Scene::on("keys::second_device_of_a_process_requires_another_key", "devices=2").play(
         |scene| {
             let backend = backend();
             assert!(backend.handle_kinds()[0].one_open_per_process);
@@ -112,11 +113,11 @@ fn a_second_device_of_a_process_needs_a_further_key() {
             let [first, further] = [(); 2].map(|()| backend.export(&extent, None).expect("a key"));
             assert_ne!(first.bytes, further.bytes, "an allocation can have several keys");
             let mut peer = scene.peer("importer");
-            opens(&backend, &first, &mut peer, 0);
-            let refused = peer.ask(format!("open {} 0 1", told(&first)));
+            open_expecting_success(&backend, &first, &mut peer, 0);
+            let refused = peer.ask(format!("open {} 0 1", encode(&first)));
             assert!(refused.contains("Unsupported") && refused.contains("another key"), "{refused}");
             assert_eq!(peer.ask("calls aclrtIpcMemImportByKey"), "1", "the driver was not asked");
-            opens(&backend, &further, &mut peer, 1);
+            open_expecting_success(&backend, &further, &mut peer, 1);
             assert_eq!(peer.ask("whole"), "true");
             assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("close"), "ok ");

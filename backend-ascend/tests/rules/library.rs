@@ -6,13 +6,13 @@ use device_ipc_ascend::{KEY, SHAREABLE};
 use device_ipc_core::{DeviceIpc, DeviceMemory, Error, VendorStatus};
 use device_ipc_sim_ascendcl::Cann;
 
-use crate::importer::{IMPORTER, let_go, opens, told};
+use crate::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success};
 use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, status_of};
 use crate::support::{Raw, Scene, has_simulator, library_of};
 
 #[test]
-fn a_second_owner_of_the_runtime_goes_on_when_the_backend_goes() {
-    Scene::on("library::a_second_owner_of_the_runtime_goes_on_when_the_backend_goes", "devices=1").play(
+fn other_runtime_owner_survives_backend_drop() {
+    Scene::on("library::other_runtime_owner_survives_backend_drop", "devices=1").play(
         |_| {
             let raw = Raw::open();
             assert_eq!(raw.call_with_null("aclInit"), 0);
@@ -23,11 +23,11 @@ fn a_second_owner_of_the_runtime_goes_on_when_the_backend_goes() {
             drop(stream);
             drop(first);
             let range = second.allocate(ZERO, 64).expect("the other backend goes on");
-            // SAFETY: nobody uses it.
+            // SAFETY: no longer used.
             unsafe { second.free(range) }.expect("it can be freed");
             drop(second);
             assert_eq!(raw.calls("aclFinalize"), 0, "aclFinalize would end the runtime for everybody");
-            assert_eq!(raw.told("aclrtGetDevice"), (0, 0), "the other owner's device is still set");
+            assert_eq!(raw.get_int("aclrtGetDevice"), (0, 0), "the other owner's device is still set");
             raw.malloc(4096, 0);
         },
         &[],
@@ -35,8 +35,8 @@ fn a_second_owner_of_the_runtime_goes_on_when_the_backend_goes() {
 }
 
 #[test]
-fn listing_devices_leaves_the_initialisation_to_a_later_owner() {
-    Scene::on("library::listing_devices_leaves_the_initialisation_to_a_later_owner", "devices=2").play(
+fn listing_devices_does_not_call_aclinit() {
+    Scene::on("library::listing_devices_does_not_call_aclinit", "devices=2").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 2);
@@ -60,15 +60,15 @@ fn listing_devices_leaves_the_initialisation_to_a_later_owner() {
 }
 
 #[test]
-fn an_owner_that_comes_after_the_backend_is_not_refused() {
-    Scene::on("library::an_owner_that_comes_after_the_backend_is_not_refused", "devices=1").play(
+fn later_runtime_owner_is_not_rejected() {
+    Scene::on("library::later_runtime_owner_is_not_rejected", "devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             backend.synchronize_device(ZERO).expect("a context");
             drop(backend);
             let file = std::env::temp_dir().join(format!("device-ipc-acl-{}.json", std::process::id()));
             std::fs::write(&file, "{}").expect("a file");
-            // 100000 if the backend had given up the last count: another configuration than that of the first.
+            // 100000 if the backend had decremented the count to zero: the configuration differs from the first one.
             assert_eq!(raw.init(&file), 100_002);
             std::fs::remove_file(&file).expect("the file goes");
         },
@@ -77,9 +77,9 @@ fn an_owner_that_comes_after_the_backend_is_not_refused() {
 }
 
 #[test]
-fn a_runtime_that_wants_aclinit_first_gets_it() {
+fn runtime_requiring_aclinit_first_is_initialised() {
     const FAULT: &str = "devices=1;fault=aclrtGetDeviceCount:1:100001";
-    Scene::on("library::a_runtime_that_wants_aclinit_first_gets_it", FAULT).play(
+    Scene::on("library::runtime_requiring_aclinit_first_is_initialised", FAULT).play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             assert_eq!(backend.devices().expect("devices").len(), 1);
@@ -91,8 +91,8 @@ fn a_runtime_that_wants_aclinit_first_gets_it() {
 }
 
 #[test]
-fn the_second_name_of_the_library_is_found() {
-    Scene::on("library::the_second_name_of_the_library_is_found", "devices=1").play(
+fn second_library_name_is_found() {
+    Scene::on("library::second_library_name_is_found", "devices=1").play(
         |scene| {
             let directory = std::env::temp_dir().join(format!("device-ipc-acl-rt-{}", std::process::id()));
             std::fs::create_dir_all(&directory).expect("a directory");
@@ -114,37 +114,35 @@ fn the_second_name_of_the_library_is_found() {
 }
 
 #[test]
-fn the_oldest_cann_that_is_supported_shares_memory() {
-    Scene::on("library::the_oldest_cann_that_is_supported_shares_memory", "soc=910b;devices=2")
-        .cann(Cann::V8_3)
-        .play(
-            |scene| {
-                let backend = backend();
-                let capabilities = backend.capabilities(ZERO).expect("capabilities");
-                assert!(!capabilities.ipc_events && !capabilities.timelines, "both came later");
-                for kind in backend.handle_kinds() {
-                    for on in [0, 1] {
-                        let range = memory(&backend, ZERO, HUGE, kind.kind);
-                        let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
-                        let mut peer = scene.peer("importer");
-                        opens(&backend, &exported, &mut peer, on);
-                        assert_eq!(peer.ask("whole"), "true");
-                        if kind.kind == SHAREABLE {
-                            let opened = peer.ask(format!("open {} 0 {}", told(&exported), 1 - on));
-                            assert!(opened.starts_with("ok "), "{opened}");
-                            assert_eq!(peer.ask("close"), "ok ");
-                        }
-                        let_go(&backend, exported, peer);
+fn oldest_supported_cann_shares_memory() {
+    Scene::on("library::oldest_supported_cann_shares_memory", "soc=910b;devices=2").cann(Cann::V8_3).play(
+        |scene| {
+            let backend = backend();
+            let capabilities = backend.capabilities(ZERO).expect("capabilities");
+            assert!(!capabilities.ipc_events && !capabilities.timelines, "both came later");
+            for kind in backend.handle_kinds() {
+                for on in [0, 1] {
+                    let range = memory(&backend, ZERO, HUGE, kind.kind);
+                    let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
+                    let mut peer = scene.peer("importer");
+                    open_expecting_success(&backend, &exported, &mut peer, on);
+                    assert_eq!(peer.ask("whole"), "true");
+                    if kind.kind == SHAREABLE {
+                        let opened = peer.ask(format!("open {} 0 {}", encode(&exported), 1 - on));
+                        assert!(opened.starts_with("ok "), "{opened}");
+                        assert_eq!(peer.ask("close"), "ok ");
                     }
+                    close_and_unexport(&backend, exported, peer);
                 }
-            },
-            IMPORTER,
-        );
+            }
+        },
+        IMPORTER,
+    );
 }
 
 #[test]
-fn a_number_that_nobody_knows_is_an_error_like_any_other() {
-    Scene::on("library::a_number_that_nobody_knows_is_an_error_like_any_other", "devices=1").play(
+fn unknown_status_is_an_ordinary_error() {
+    Scene::on("library::unknown_status_is_an_ordinary_error", "devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let range = memory(&backend, ZERO, HUGE, KEY);
@@ -153,7 +151,7 @@ fn a_number_that_nobody_knows_is_an_error_like_any_other() {
             let (status, text) = status_of(backend.export(&extent, None));
             assert_eq!(status, VendorStatus(4242));
             assert!(text.contains("aclrtIpcMemGetExportKey failed with unknown status (4242)"), "{text}");
-            assert!(text.contains("[simulator]"), "the vendor's message is told: {text}");
+            assert!(text.contains("[simulator]"), "the error contains the vendor's message: {text}");
             raw.fail_next("aclrtMallocAlign32", -7);
             assert_eq!(status_of(backend.allocate(ZERO, 1)).0, VendorStatus(-7));
             raw.fail_next("aclrtCreateStream", i32::MAX);
@@ -169,8 +167,8 @@ fn a_number_that_nobody_knows_is_an_error_like_any_other() {
 }
 
 #[test]
-fn the_simulator_is_there() {
-    // Every other test passes where it is not; this one says so in one place.
+fn simulator_is_available() {
+    // Every other test passes without the simulator; this one fails.
     if has_simulator() {
         assert!(library_of(Cann::V9_1).is_file());
     }

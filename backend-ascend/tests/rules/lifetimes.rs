@@ -1,23 +1,23 @@
-//! What an importer has when its exporter has ended.
+//! Mappings after the exporter's exit.
 
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
 use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, HandleKind, Lifetime, Opened};
 
-use crate::importer::{hex, received, told, unhex};
+use crate::importer::{encode, hex, received, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, read};
-use crate::support::{Scene, Told};
+use crate::support::{Requests, Scene};
 
 #[test]
-fn the_exporters_end_revokes_a_key_and_use_is_an_error() {
-    Scene::on("lifetimes::the_exporters_end_revokes_a_key_and_use_is_an_error", "devices=1").play(
+fn exporter_exit_revokes_key_and_use_fails() {
+    Scene::on("lifetimes::exporter_exit_revokes_key_and_use_fails", "devices=1").play(
         |scene| {
             let backend = backend();
             assert_eq!(backend.handle_kinds()[0].lifetime, Lifetime::Revokes);
-            let opened = opened_of_the_dead(scene, KEY, &backend);
+            let opened = open_then_kill_exporter(scene, KEY, &backend);
             let stream = backend.create_stream(ZERO).expect("a stream");
             let error = read(&backend, opened.range, &*stream).unwrap_err();
             assert!(matches!(error, Error::Vendor(_)), "{error:?}");
-            // The range counts as closed, whatever the driver says of a key that has gone.
+            // The range counts as closed, even though the driver returns an error for a revoked key.
             let _ = backend.close(opened);
         },
         &[("exporter", exporter)],
@@ -25,14 +25,14 @@ fn the_exporters_end_revokes_a_key_and_use_is_an_error() {
 }
 
 #[test]
-fn a_shareable_handle_pins_the_memory_over_its_exporters_end() {
-    Scene::on("lifetimes::a_shareable_handle_pins_the_memory_over_its_exporters_end", "devices=1").play(
+fn shareable_handle_pins_memory_after_exporter_exit() {
+    Scene::on("lifetimes::shareable_handle_pins_memory_after_exporter_exit", "devices=1").play(
         |scene| {
             let backend = backend();
             let kind =
                 backend.handle_kinds().into_iter().find(|kind| kind.kind == SHAREABLE).expect("the kind");
             assert_eq!(kind.lifetime, Lifetime::Pins);
-            let opened = opened_of_the_dead(scene, SHAREABLE, &backend);
+            let opened = open_then_kill_exporter(scene, SHAREABLE, &backend);
             let stream = backend.create_stream(ZERO).expect("a stream");
             let bytes = read(&backend, opened.range, &*stream).expect("the memory is pinned");
             assert_eq!(bytes, pattern(bytes.len()));
@@ -42,11 +42,11 @@ fn a_shareable_handle_pins_the_memory_over_its_exporters_end() {
     );
 }
 
-/// Has another process export memory, opens it, and kills that process.
-fn opened_of_the_dead(scene: &Scene, kind: HandleKind, backend: &AscendBackend) -> Opened {
+/// Makes another process export memory, opens it, and kills that process.
+fn open_then_kill_exporter(scene: &Scene, kind: HandleKind, backend: &AscendBackend) -> Opened {
     let mut peer = scene.peer("exporter");
-    peer.say(format!("{} {}", kind.0, hex(&backend.local_peer_id(ZERO).expect("an id"))));
-    let handle = peer.hear();
+    peer.send(format!("{} {}", kind.0, hex(&backend.local_peer_id(ZERO).expect("an id"))));
+    let handle = peer.receive();
     let parts: Vec<&str> = handle.split(':').collect();
     let size = parts[2].parse().expect("a number");
     let handle = received(kind, unhex(parts[1]), size, Some(ZERO));
@@ -58,13 +58,13 @@ fn opened_of_the_dead(scene: &Scene, kind: HandleKind, backend: &AscendBackend) 
     opened
 }
 
-fn exporter(told_what: &Told) {
+fn exporter(requests: &Requests) {
     let backend = backend();
-    let line = told_what.hear().expect("a kind and an importer");
+    let line = requests.receive().expect("a kind and an importer");
     let (kind, peer) = line.trim().split_once(' ').expect("two words");
     let range = memory(&backend, ZERO, HUGE, HandleKind(kind.parse().expect("a number")));
     let exported = backend.export(&extent_of(&backend, range), None).expect("a handle");
     backend.authorize(&exported, &unhex(peer)).expect("the importer is listed");
-    told_what.say(told(&exported));
-    told_what.hear();
+    requests.send(encode(&exported));
+    requests.receive();
 }

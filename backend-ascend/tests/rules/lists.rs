@@ -1,17 +1,17 @@
-//! The list of processes that may import, which the driver keeps for each handle.
+//! The driver's list of importers for each handle.
 
 use std::process::{Child, Command};
 
 use device_ipc_ascend::{KEY, LoadOptions, PidValidation, SHAREABLE};
 use device_ipc_core::{DeviceIpc, Error, VendorStatus};
 
-use crate::importer::{IMPORTER, let_go, told, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, share, status_of};
 use crate::support::{Raw, Scene};
 
 #[test]
-fn the_list_is_filled_for_each_importer_and_once() {
-    Scene::on("lists::the_list_is_filled_for_each_importer_and_once", "devices=1").play(
+fn each_importer_is_listed_once() {
+    Scene::on("lists::each_importer_is_listed_once", "devices=1").play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             for (kind, call) in
@@ -21,15 +21,15 @@ fn the_list_is_filled_for_each_importer_and_once() {
                 assert_eq!(exported.kind, kind);
                 let mut peer = scene.peer("importer");
                 let id = unhex(&peer.ask("id"));
-                let refused = peer.ask(format!("open {} 0 0", told(&exported)));
+                let refused = peer.ask(format!("open {} 0 0", encode(&exported)));
                 assert!(refused.starts_with("err "), "an importer that is not listed: {refused}");
                 for _ in 0..3 {
                     backend.authorize(&exported, &id).expect("the importer is listed");
                 }
                 assert_eq!(raw.calls(call), 1, "a process is listed once");
-                let opened = peer.ask(format!("open {} 0 0", told(&exported)));
+                let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
                 assert!(opened.starts_with("ok "), "{opened}");
-                let_go(&backend, exported, peer);
+                close_and_unexport(&backend, exported, peer);
             }
         },
         IMPORTER,
@@ -37,10 +37,10 @@ fn the_list_is_filled_for_each_importer_and_once() {
 }
 
 #[test]
-fn at_most_31_processes_are_listed_at_once() {
-    Scene::on("lists::at_most_31_processes_are_listed_at_once", "devices=1").play(
+fn listing_is_split_into_chunks_of_31() {
+    Scene::on("lists::listing_is_split_into_chunks_of_31", "devices=1").play(
         |_| {
-            /// Processes that do nothing, ended with the test.
+            /// Idle processes, killed at the end of the test.
             struct Idle(Vec<Child>);
             impl Drop for Idle {
                 fn drop(&mut self) {
@@ -50,7 +50,7 @@ fn at_most_31_processes_are_listed_at_once() {
                     }
                 }
             }
-            let idle = || Command::new("sleep").arg("60").spawn().expect("sleep is there");
+            let idle = || Command::new("sleep").arg("60").spawn().expect("sleep is installed");
             let idle = Idle((0..64).map(|_| idle()).collect());
             let peers: Vec<u8> = idle.0.iter().flat_map(|child| (child.id() as i32).to_le_bytes()).collect();
             let (backend, raw) = (backend(), Raw::open());
@@ -63,8 +63,8 @@ fn at_most_31_processes_are_listed_at_once() {
 }
 
 #[test]
-fn an_importer_that_goes_by_the_exporters_own_id_is_refused() {
-    Scene::on("lists::an_importer_that_goes_by_the_exporters_own_id_is_refused", "devices=1").play(
+fn importer_with_the_exporters_id_is_rejected() {
+    Scene::on("lists::importer_with_the_exporters_id_is_rejected", "devices=1").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             let exported = share(&backend, ZERO, HUGE, KEY);
@@ -82,9 +82,9 @@ fn an_importer_that_goes_by_the_exporters_own_id_is_refused() {
 }
 
 #[test]
-fn validation_is_off_where_that_was_asked_for() {
+fn pid_validation_off_admits_unlisted_importers() {
     const OFF: &[(&str, &str)] = &[("DEVICE_IPC_ASCEND_PID_VALIDATION", "off")];
-    Scene::on("lists::validation_is_off_where_that_was_asked_for", "devices=1").environment(OFF).play(
+    Scene::on("lists::pid_validation_off_admits_unlisted_importers", "devices=1").environment(OFF).play(
         |scene| {
             let (backend, raw) = (backend(), Raw::open());
             assert!(backend.handle_kinds().iter().all(|kind| !kind.whitelist));
@@ -93,10 +93,10 @@ fn validation_is_off_where_that_was_asked_for() {
             for kind in [KEY, SHAREABLE] {
                 let exported = share(&backend, ZERO, HUGE, kind);
                 let mut peer = scene.peer("importer");
-                let opened = peer.ask(format!("open {} 0 0", told(&exported)));
-                assert!(opened.starts_with("ok "), "nobody was listed: {opened}");
+                let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
+                assert!(opened.starts_with("ok "), "no process is listed: {opened}");
                 backend.authorize(&exported, &unhex(&peer.ask("id"))).expect("there is nothing to do");
-                let_go(&backend, exported, peer);
+                close_and_unexport(&backend, exported, peer);
             }
             assert_eq!(raw.calls("aclrtIpcMemSetImportPid"), 0, "there is no list to fill");
             assert_eq!(raw.calls("aclrtMemSetPidToShareableHandle"), 0, "there is no list to fill");
@@ -106,8 +106,8 @@ fn validation_is_off_where_that_was_asked_for() {
 }
 
 #[test]
-fn a_driver_that_cannot_do_without_its_list_is_named() {
-    Scene::on("lists::a_driver_that_cannot_do_without_its_list_is_named", "devices=1;old-driver").play(
+fn driver_without_validation_off_is_explained() {
+    Scene::on("lists::driver_without_validation_off_is_explained", "devices=1;old-driver").play(
         |_| {
             let backend = LoadOptions::new().pid_validation(PidValidation::Off).load().expect("a backend");
             let range = memory(&backend, ZERO, HUGE, KEY);

@@ -1,7 +1,7 @@
-//! The vendor's rules that the backend keeps, one test for each, on the simulator, which refuses whoever breaks them.
-//! `docs/internals/ascend-rules.md` says where the vendor states them.
+//! The vendor's rules that the backend follows, one test for each, on the simulator, which enforces them.
+//! `docs/ascend-rules.md` lists their sources.
 //!
-//! Each test runs in a process of its own, on a machine that it describes.
+//! Each test runs in a separate process, on a machine that it describes.
 
 mod cards;
 mod contexts;

@@ -1,4 +1,4 @@
-//! The backend, and memory of it with bytes that are known.
+//! The backend, and memory with known bytes.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use device_ipc_core::{
 
 pub(crate) const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 pub(crate) const ONE: DeviceOrdinal = DeviceOrdinal::new(1);
-/// A huge page.
+/// The size of a huge page.
 pub(crate) const HUGE: u64 = 2 << 20;
 
-/// The backend on the simulator that the scene describes.
+/// Returns the backend on the simulator of the scene.
 pub(crate) fn backend() -> Arc<AscendBackend> {
-    AscendBackend::load().expect("the simulator is there")
+    AscendBackend::load().expect("the simulator is available")
 }
 
-/// The one allocation in which a range lies.
+/// Returns the allocation that a range lies in.
 pub(crate) fn extent_of(backend: &AscendBackend, range: DeviceRange) -> Extent {
     backend.extents_of(range, None).expect("an allocation of our own")[0]
 }
@@ -27,18 +27,18 @@ pub(crate) fn range(device: DeviceOrdinal, address: u64, len: u64) -> DeviceRang
     DeviceRange::new(device, DevicePtr::new(address), len)
 }
 
-/// All bytes of a range.
+/// Reads all bytes of a range.
 pub(crate) fn read(
     backend: &AscendBackend,
     range: DeviceRange,
     stream: &dyn DeviceStream,
 ) -> Result<Vec<u8>> {
     let mut bytes = vec![0; range.len as usize];
-    // SAFETY: the range is mapped, and nobody else uses it meanwhile.
+    // SAFETY: the range is mapped, and not used concurrently.
     unsafe { backend.read(range, &mut bytes, stream.as_borrowed()) }.map(|()| bytes)
 }
 
-/// Writes bytes, and waits until they are there.
+/// Writes bytes, and waits for the write.
 pub(crate) fn write(
     backend: &AscendBackend,
     range: DeviceRange,
@@ -50,7 +50,7 @@ pub(crate) fn write(
     backend.synchronize(stream.as_borrowed())
 }
 
-/// Bytes of which neighbours differ; no power of two is a multiple of the period.
+/// Returns a pattern whose neighbouring bytes differ; no power of two is a multiple of its period.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     let period: Vec<u8> = (0..251).collect();
     let mut bytes = period.repeat(len / period.len() + 1);
@@ -58,7 +58,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Memory with a pattern.
+/// Allocates memory with a pattern.
 pub(crate) fn memory(
     backend: &AscendBackend,
     device: DeviceOrdinal,
@@ -71,7 +71,7 @@ pub(crate) fn memory(
     range
 }
 
-/// A handle of new memory with a pattern.
+/// Exports new memory with a pattern.
 #[track_caller]
 pub(crate) fn share(
     backend: &AscendBackend,
@@ -83,7 +83,7 @@ pub(crate) fn share(
     backend.export(&extent_of(backend, range), None).expect("a handle")
 }
 
-/// The status of a vendor's error.
+/// Returns the status of a vendor error.
 #[track_caller]
 pub(crate) fn status_of<T: std::fmt::Debug>(result: Result<T>) -> (VendorStatus, String) {
     match result {

@@ -1,5 +1,5 @@
-//! Owners of memory are dropped, and callbacks run, with the default context of the memory's device current: without one,
-//! calls of ACL return 107002.
+//! Drops of owners and callbacks run with the default context of the memory's device current: without one, calls of ACL
+//! return 107002.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use device_ipc_core::{
 };
 
 use crate::memory::{HUGE, ONE, backend};
-use crate::support::{Raw, Scene, Told};
+use crate::support::{Raw, Requests, Scene};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -25,7 +25,7 @@ struct Witness {
 impl Drop for Witness {
     fn drop(&mut self) {
         let raw = Raw::open();
-        let _ = self.seen.send(raw.told("aclrtGetDevice"));
+        let _ = self.seen.send(raw.get_int("aclrtGetDevice"));
         // Frees of other libraries may set another device and leave it.
         assert_eq!(raw.call_with("aclrtSetDevice", 0), 0);
     }
@@ -64,10 +64,10 @@ impl Witnesses {
     }
 }
 
-fn importer(told: &Told) {
+fn importer(requests: &Requests) {
     let ipc = Ipc::with_backend(backend());
     let (mut mappings, mut bundles) = (Vec::new(), Vec::new());
-    told.serve(|line| {
+    requests.serve(|line| {
         let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
         match command {
             "open" => {
@@ -89,8 +89,8 @@ fn importer(told: &Told) {
 }
 
 #[test]
-fn owners_are_dropped_and_callbacks_run_on_the_device_of_the_memory() {
-    Scene::on("owners::owners_are_dropped_and_callbacks_run_on_the_device_of_the_memory", "devices=2").play(
+fn drops_and_callbacks_run_on_the_memorys_device() {
+    Scene::on("owners::drops_and_callbacks_run_on_the_memorys_device", "devices=2").play(
         |scene| {
             let all = Witnesses::new();
             let mut peer = scene.peer("importer");
@@ -100,7 +100,7 @@ fn owners_are_dropped_and_callbacks_run_on_the_device_of_the_memory() {
             let export = all.ipc.share(all.witness(1)).start().expect("shared");
             let (seen, called) = channel();
             export.on_change(move || {
-                let _ = seen.send(Raw::open().told("aclrtGetDevice"));
+                let _ = seen.send(Raw::open().get_int("aclrtGetDevice"));
             });
             peer.ask(format!("open {}", export.descriptor()));
             assert_eq!(called.recv_timeout(SOON), Ok((0, 1)), "the device of on_change");
@@ -124,32 +124,31 @@ fn owners_are_dropped_and_callbacks_run_on_the_device_of_the_memory() {
 }
 
 #[test]
-fn failed_share_drops_the_owner_on_its_device_and_restores_the_callers() {
-    Scene::on("owners::failed_share_drops_the_owner_on_its_device_and_restores_the_callers", "devices=2")
-        .play(
-            |_| {
-                let (all, raw) = (Witnesses::new(), Raw::open());
-                let fail = |ipc: &Ipc, witness: Witness| {
-                    let failed = ipc.share(witness).dtype(Dtype::F32).shape([HUGE]).start();
-                    drop(failed.expect_err("the shape does not fit"));
-                };
-                // A thread without a context, and one with a context of its own on the device of the memory.
-                let (ipc, witness) = (&all.ipc, all.witness(1));
-                std::thread::scope(|scope| scope.spawn(move || fail(ipc, witness)).join().expect("dropped"));
-                all.expect(&[1]);
-                let own = raw.create_context(ONE.get() as i32);
-                fail(&all.ipc, all.witness(1));
-                all.expect(&[1]);
-                assert_eq!(raw.context(), own, "the caller's context");
-                drop(all.ipc.share(all.witness(0)));
-                all.expect(&[0]);
-                assert_eq!(raw.context(), own, "the caller's context");
-                // The very context that the owner is dropped in.
-                assert_eq!(raw.call_with("aclrtSetDevice", 1), 0);
-                fail(&all.ipc, all.witness(1));
-                all.expect(&[1]);
-                assert_eq!(raw.told("aclrtGetDevice"), (0, 1), "the caller's device");
-            },
-            &[],
-        );
+fn failed_share_drops_owner_on_its_device() {
+    Scene::on("owners::failed_share_drops_owner_on_its_device", "devices=2").play(
+        |_| {
+            let (all, raw) = (Witnesses::new(), Raw::open());
+            let fail = |ipc: &Ipc, witness: Witness| {
+                let failed = ipc.share(witness).dtype(Dtype::F32).shape([HUGE]).start();
+                drop(failed.expect_err("the shape does not fit"));
+            };
+            // A thread without a context, and one with another context on the memory's device.
+            let (ipc, witness) = (&all.ipc, all.witness(1));
+            std::thread::scope(|scope| scope.spawn(move || fail(ipc, witness)).join().expect("dropped"));
+            all.expect(&[1]);
+            let own = raw.create_context(ONE.get() as i32);
+            fail(&all.ipc, all.witness(1));
+            all.expect(&[1]);
+            assert_eq!(raw.context(), own, "the caller's context");
+            drop(all.ipc.share(all.witness(0)));
+            all.expect(&[0]);
+            assert_eq!(raw.context(), own, "the caller's context");
+            // The same context that the owner is dropped in.
+            assert_eq!(raw.call_with("aclrtSetDevice", 1), 0);
+            fail(&all.ipc, all.witness(1));
+            all.expect(&[1]);
+            assert_eq!(raw.get_int("aclrtGetDevice"), (0, 1), "the caller's device");
+        },
+        &[],
+    );
 }

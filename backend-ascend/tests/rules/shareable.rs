@@ -1,9 +1,9 @@
-//! Shareable handles, of physical memory.
+//! Shareable handles of physical memory.
 
 use device_ipc_ascend::{KEY, LoadOptions, SHAREABLE};
 use device_ipc_core::{DeviceIpc, DeviceMemory, DeviceRange, Error, Exported, HandleKind, Unavailable};
 
-use crate::importer::{IMPORTER, hand_over, hex, let_go, told, told_all, unhex};
+use crate::importer::{IMPORTER, close_and_unexport, encode, encode_all, hex, open_listed, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, range, share, write};
 use crate::support::{Raw, Scene};
 
@@ -19,11 +19,11 @@ fn physical_memory_has_one_shareable_handle() {
             assert_eq!(raw.calls("aclrtMemExportToShareableHandle"), 1, "the driver makes no second one");
             let mut peer = scene.peer("importer");
             backend.unexport(second).expect("it goes back");
-            let home = hand_over(&backend, &first, &mut peer, 0);
-            // A further device of the same process has an import and a mapping of its own, and each device one.
-            let away = hand_over(&backend, &first, &mut peer, 1);
+            let home = open_listed(&backend, &first, &mut peer, 0);
+            // Each further device of the same process has one separate import and mapping.
+            let away = open_listed(&backend, &first, &mut peer, 1);
             assert!(home.starts_with("ok ") && away.starts_with("ok ") && home != away, "{home} {away}");
-            assert_eq!(hand_over(&backend, &first, &mut peer, 1), away);
+            assert_eq!(open_listed(&backend, &first, &mut peer, 1), away);
             assert_eq!(peer.ask("calls aclrtMemImportFromShareableHandle"), "2");
             assert_eq!(
                 peer.ask("calls aclrtMemSetAccess"),
@@ -34,11 +34,11 @@ fn physical_memory_has_one_shareable_handle() {
             assert_eq!(peer.ask("whole"), "true");
             assert_eq!(peer.ask("close"), "ok ");
             assert_eq!(peer.ask("whole"), "true");
-            let_go(&backend, first, peer);
-            // The next export of the same block is the same handle still.
+            close_and_unexport(&backend, first, peer);
+            // The next export of the same block returns the same handle.
             let again = backend.export(&extent, None).expect("a handle");
             backend.unexport(again).expect("it goes back");
-            // SAFETY: nobody uses it.
+            // SAFETY: no longer used.
             unsafe { backend.free(range) }.expect("it can be freed");
         },
         IMPORTER,
@@ -46,8 +46,8 @@ fn physical_memory_has_one_shareable_handle() {
 }
 
 #[test]
-fn each_memory_has_the_handle_that_fits_it() {
-    Scene::on("shareable::each_memory_has_the_handle_that_fits_it", "devices=1").play(
+fn memory_exports_only_its_own_kind() {
+    Scene::on("shareable::memory_exports_only_its_own_kind", "devices=1").play(
         |_| {
             let backend = backend();
             for (kind, other) in [(KEY, SHAREABLE), (SHAREABLE, KEY)] {
@@ -68,60 +68,59 @@ fn each_memory_has_the_handle_that_fits_it() {
 }
 
 #[test]
-fn foreign_physical_memory_is_found_and_shared_over_several_blocks() {
-    Scene::on("shareable::foreign_physical_memory_is_found_and_shared_over_several_blocks", "devices=1")
-        .play(
-            |scene| {
-                let (backend, raw) = (backend(), Raw::open());
-                raw.own_device(0);
-                // As PyTorch's expandable segments are: one reservation, filled block by block.
-                let sizes = [HUGE, 10 * HUGE, HUGE];
-                let base = raw.reserve(sizes.iter().sum::<u64>() as usize);
-                let mut at = base;
-                for size in sizes {
-                    raw.map_new(at, size as usize, 0);
-                    at += size;
-                }
-                let whole = range(ZERO, base, sizes.iter().sum());
-                let extents = backend.extents_of(whole, None).expect("three blocks");
-                let found: Vec<u64> = extents.iter().map(|extent| extent.allocation.len).collect();
-                assert_eq!(found, sizes);
-                let inner = whole.slice(HUGE + 5, 10).expect("it lies inside");
-                assert_eq!(backend.extents_of(inner, None).expect("one block"), [extents[1]]);
-                let beyond = DeviceRange { len: whole.len + 1, ..whole };
-                let error = backend.extents_of(beyond, None).unwrap_err();
-                assert!(matches!(error, Error::InvalidRegion(_)), "{error:?}");
-                let stream = backend.create_stream(ZERO).expect("a stream");
-                write(&backend, whole, &pattern(whole.len as usize), &*stream).expect("it can be written");
+fn foreign_physical_memory_is_shared_over_several_blocks() {
+    Scene::on("shareable::foreign_physical_memory_is_shared_over_several_blocks", "devices=1").play(
+        |scene| {
+            let (backend, raw) = (backend(), Raw::open());
+            raw.own_device(0);
+            // Like PyTorch's expandable segments: one reservation, filled block by block.
+            let sizes = [HUGE, 10 * HUGE, HUGE];
+            let base = raw.reserve(sizes.iter().sum::<u64>() as usize);
+            let mut at = base;
+            for size in sizes {
+                raw.map_new(at, size as usize, 0);
+                at += size;
+            }
+            let whole = range(ZERO, base, sizes.iter().sum());
+            let extents = backend.extents_of(whole, None).expect("three blocks");
+            let found: Vec<u64> = extents.iter().map(|extent| extent.allocation.len).collect();
+            assert_eq!(found, sizes);
+            let inner = whole.slice(HUGE + 5, 10).expect("it lies inside");
+            assert_eq!(backend.extents_of(inner, None).expect("one block"), [extents[1]]);
+            let beyond = DeviceRange { len: whole.len + 1, ..whole };
+            let error = backend.extents_of(beyond, None).unwrap_err();
+            assert!(matches!(error, Error::InvalidRegion(_)), "{error:?}");
+            let stream = backend.create_stream(ZERO).expect("a stream");
+            write(&backend, whole, &pattern(whole.len as usize), &*stream).expect("it can be written");
 
-                let exports: Vec<Exported> =
-                    extents.iter().map(|extent| backend.export(extent, None).expect("a handle")).collect();
-                let mut peer = scene.peer("importer");
-                let id = unhex(&peer.ask("id"));
-                for exported in &exports {
-                    assert_eq!(exported.kind, SHAREABLE);
-                    backend.authorize(exported, &id).expect("the importer is listed");
-                }
-                let opened = peer.ask(format!("open {} 0 0", told_all(&exports)));
-                assert!(opened.ends_with(&format!(" {}", whole.len)), "one range: {opened}");
-                assert_eq!(peer.ask("whole"), "true");
-                assert_eq!(peer.ask("close"), "ok ");
-                // Nothing of it is left: it can be opened again.
-                let opened = peer.ask(format!("open {} 0 0", told_all(&exports)));
-                assert!(opened.starts_with("ok "), "{opened}");
-                assert_eq!(peer.ask("close"), "ok ");
-                peer.finish();
-                for exported in exports {
-                    backend.unexport(exported).expect("it goes back");
-                }
-            },
-            IMPORTER,
-        );
+            let exports: Vec<Exported> =
+                extents.iter().map(|extent| backend.export(extent, None).expect("a handle")).collect();
+            let mut peer = scene.peer("importer");
+            let id = unhex(&peer.ask("id"));
+            for exported in &exports {
+                assert_eq!(exported.kind, SHAREABLE);
+                backend.authorize(exported, &id).expect("the importer is listed");
+            }
+            let opened = peer.ask(format!("open {} 0 0", encode_all(&exports)));
+            assert!(opened.ends_with(&format!(" {}", whole.len)), "one range: {opened}");
+            assert_eq!(peer.ask("whole"), "true");
+            assert_eq!(peer.ask("close"), "ok ");
+            // The failed open left nothing behind: the handle can be opened again.
+            let opened = peer.ask(format!("open {} 0 0", encode_all(&exports)));
+            assert!(opened.starts_with("ok "), "{opened}");
+            assert_eq!(peer.ask("close"), "ok ");
+            peer.finish();
+            for exported in exports {
+                backend.unexport(exported).expect("it goes back");
+            }
+        },
+        IMPORTER,
+    );
 }
 
 #[test]
-fn a_size_that_is_not_the_physical_memorys_is_refused_and_undone() {
-    Scene::on("shareable::a_size_that_is_not_the_physical_memorys_is_refused_and_undone", "devices=1").play(
+fn wrong_stated_size_is_rejected_and_undone() {
+    Scene::on("shareable::wrong_stated_size_is_rejected_and_undone", "devices=1").play(
         |scene| {
             let backend = backend();
             let exported = share(&backend, ZERO, 2 * HUGE, SHAREABLE);
@@ -133,8 +132,8 @@ fn a_size_that_is_not_the_physical_memorys_is_refused_and_undone() {
                 let refused = peer.ask(format!("open 2:{}:{size} 0 0", hex(&bytes)));
                 assert!(refused.starts_with("err "), "{size}: {refused}");
             }
-            let opened = peer.ask(format!("open {} 0 0", told(&exported)));
-            assert!(opened.starts_with("ok "), "what failed before left nothing: {opened}");
+            let opened = peer.ask(format!("open {} 0 0", encode(&exported)));
+            assert!(opened.starts_with("ok "), "the failed open left nothing behind: {opened}");
             assert_eq!(peer.ask("close"), "ok ");
             peer.finish();
         },
@@ -143,9 +142,9 @@ fn a_size_that_is_not_the_physical_memorys_is_refused_and_undone() {
 }
 
 #[test]
-fn memory_can_be_allocated_for_shareable_handles_throughout() {
+fn default_kind_shareable_applies_to_all_allocations() {
     const SHARE: &[(&str, &str)] = &[("DEVICE_IPC_ASCEND_ALLOCATE", "shareable")];
-    Scene::on("shareable::memory_can_be_allocated_for_shareable_handles_throughout", "devices=1")
+    Scene::on("shareable::default_kind_shareable_applies_to_all_allocations", "devices=1")
         .environment(SHARE)
         .play(
             |_| {

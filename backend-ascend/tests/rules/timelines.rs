@@ -1,4 +1,4 @@
-//! Words that streams write and wait for.
+//! Words that streams write and wait on.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -10,16 +10,16 @@ use crate::memory::{ONE, ZERO, backend};
 use crate::support::{Raw, Scene};
 
 #[test]
-fn timelines_are_claimed_only_where_the_trial_passes() {
+fn timelines_are_reported_only_after_a_trial() {
     for machine in ["soc=910b;devices=1", "soc=310p;devices=1"] {
-        Scene::on("timelines::timelines_are_claimed_only_where_the_trial_passes", machine).play(
+        Scene::on("timelines::timelines_are_reported_only_after_a_trial", machine).play(
             |scene| {
                 let backend = backend();
-                // No page of the manual says that the calls take host memory, and the simulator refuses it.
+                // No page of the manual states that the calls accept host memory, and the simulator refuses it.
                 assert!(!backend.capabilities(ZERO).expect("capabilities").timelines, "{}", scene.machine);
-                let timelines = backend.timelines().expect("the functions are there");
+                let timelines = backend.timelines().expect("the functions exist");
                 let page = std::ptr::NonNull::dangling();
-                // SAFETY: refused before the address is looked at.
+                // SAFETY: refused before the address is used.
                 let error = unsafe { timelines.register(ZERO, page, 4096) }.unwrap_err();
                 assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
             },
@@ -29,18 +29,18 @@ fn timelines_are_claimed_only_where_the_trial_passes() {
 }
 
 #[test]
-fn timelines_work_on_a_machine_that_passes_the_trial() {
-    Scene::on("timelines::timelines_work_on_a_machine_that_passes_the_trial", "devices=2;host-words").play(
+fn timelines_work_after_a_successful_trial() {
+    Scene::on("timelines::timelines_work_after_a_successful_trial", "devices=2;host-words").play(
         |_| {
             let (backend, raw) = (backend(), Raw::open());
             for device in [ZERO, ONE] {
                 assert!(backend.capabilities(device).expect("capabilities").timelines);
             }
-            let timelines = backend.timelines().expect("the functions are there");
+            let timelines = backend.timelines().expect("the functions exist");
             let layout = Layout::from_size_align(4096, 4096).expect("a page");
             // SAFETY: the layout has a size.
             let page = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("a page");
-            // SAFETY: the page stays until the end of the test's process.
+            // SAFETY: the page stays allocated until the test's process exits.
             let seen = unsafe { timelines.register(ZERO, page, 4096) }.expect("it can be registered");
             // SAFETY: as above.
             let again = unsafe { timelines.register(ZERO, page, 4096) }.expect("it is counted");
@@ -65,9 +65,9 @@ fn timelines_work_on_a_machine_that_passes_the_trial() {
             words[0].store(4, Ordering::Release);
             backend.synchronize(stream.as_borrowed()).expect("4 is enough");
             assert_eq!(words[1].load(Ordering::Acquire), 5);
-            // SAFETY: the stream has passed.
+            // SAFETY: the stream is idle.
             unsafe { timelines.unregister(ZERO, page) }.expect("the last one");
-            // SAFETY: nobody uses the page.
+            // SAFETY: the page is no longer used.
             assert!(unsafe { timelines.unregister(ZERO, page) }.is_err(), "a further one");
             assert_eq!(raw.calls("aclrtHostRegister"), raw.calls("aclrtHostUnregister"));
         },
@@ -76,14 +76,14 @@ fn timelines_work_on_a_machine_that_passes_the_trial() {
 }
 
 #[test]
-fn a_trial_that_fails_claims_nothing() {
+fn failed_trial_reports_no_timelines() {
     for machine in [
         "devices=1;host-words;fault=aclrtValueWrite:1:507899",
         "devices=1;host-words;fault=aclrtValueWait:1:207000",
         "devices=1;host-words;fault=aclrtHostRegister:1:4242",
         "devices=1;host-words;fault=aclrtSynchronizeStreamWithTimeout:1:507046",
     ] {
-        Scene::on("timelines::a_trial_that_fails_claims_nothing", machine).play(
+        Scene::on("timelines::failed_trial_reports_no_timelines", machine).play(
             |scene| {
                 let backend = backend();
                 for _ in 0..2 {

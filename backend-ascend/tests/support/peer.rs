@@ -1,4 +1,4 @@
-//! A second process of a test, and what the two say to each other.
+//! A second process of a test, and their messages.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Begins a message: the test harness writes to the same output.
+/// The prefix of a message: the test harness writes to the same output.
 const MARK: &str = "@@ ";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A process that runs a role of a test. Killed and reaped when it goes.
+/// A process that runs a role of a test. Killed and reaped on drop.
 pub(crate) struct Peer {
     child: Child,
     input: Option<ChildStdin>,
@@ -33,32 +33,32 @@ impl Peer {
         Self { child, input, messages }
     }
 
-    /// Says something to it.
-    pub(crate) fn say(&mut self, words: impl AsRef<str>) {
-        let input = self.input.as_mut().expect("the process has not been let go");
+    /// Sends a message.
+    pub(crate) fn send(&mut self, words: impl AsRef<str>) {
+        let input = self.input.as_mut().expect("the input is open");
         writeln!(input, "{}", words.as_ref()).expect("the process listens");
     }
 
-    /// What it says next.
+    /// Returns the next message.
     #[track_caller]
-    pub(crate) fn hear(&self) -> String {
+    pub(crate) fn receive(&self) -> String {
         self.messages.recv_timeout(PATIENCE).expect("the process says something in time")
     }
 
-    /// Says something, and gives the answer.
+    /// Sends a message and returns the answer.
     #[track_caller]
     pub(crate) fn ask(&mut self, words: impl AsRef<str>) -> String {
-        self.say(words);
-        self.hear()
+        self.send(words);
+        self.receive()
     }
 
-    /// Kills it, without a chance to clean up.
+    /// Kills the process, without a chance to clean up.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("the process can be killed");
         self.child.wait().expect("the process is reaped");
     }
 
-    /// Lets it end, and passes if it ends well.
+    /// Closes the input and waits for the process, which must succeed.
     #[track_caller]
     pub(crate) fn finish(mut self) {
         drop(self.input.take());
@@ -75,29 +75,29 @@ impl Drop for Peer {
     }
 }
 
-/// The side of a role: what it is told, line by line, until its input ends.
-pub(crate) struct Told;
+/// The connection in a role: requests, line by line, until the end of input.
+pub(crate) struct Requests;
 
-impl Told {
-    /// Answers every line.
+impl Requests {
+    /// Serves every request.
     pub(crate) fn serve(&self, mut answer: impl FnMut(&str) -> String) {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            self.say(answer(line.trim()));
+            self.send(answer(line.trim()));
         }
     }
 
-    /// Says something to the test.
-    pub(crate) fn say(&self, words: impl AsRef<str>) {
+    /// Sends a message to the test.
+    pub(crate) fn send(&self, words: impl AsRef<str>) {
         println!("{MARK}{}", words.as_ref().replace('\n', " "));
     }
 
-    /// The next line that it is told, or nothing where the test has let go.
-    pub(crate) fn hear(&self) -> Option<String> {
+    /// Returns the next request, or `None` after the test has closed the input.
+    pub(crate) fn receive(&self) -> Option<String> {
         std::io::stdin().lock().lines().next().and_then(Result::ok)
     }
 }
 
-/// Runs a process that has to end well in time, and gives what it said.
+/// Runs a process that must succeed in time, and returns its output.
 #[track_caller]
 pub(super) fn within(mut command: Command, deadline: Duration, what: &str) -> String {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

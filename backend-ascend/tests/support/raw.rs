@@ -1,27 +1,27 @@
-//! Calls of the library behind the backend's back, as another owner in the process makes them.
+//! Direct calls of the library, like those of another owner in the process.
 
 use std::ffi::{CString, c_int, c_void};
 
 use libloading::{Library, Symbol};
 
-/// The library that this process uses, loaded once more: the same one to the dynamic linker.
+/// The library of this process, loaded again: the dynamic linker returns the same one.
 pub(crate) struct Raw(Library);
 
 impl Raw {
     pub(crate) fn open() -> Self {
         let path = std::env::var_os(device_ipc_ascend::LIBRARY_VARIABLE).expect("a scene names the library");
-        // SAFETY: the simulator's library, which has no initialisers of note.
+        // SAFETY: the simulator's library, whose initialisers are harmless.
         Self(unsafe { Library::new(path) }.expect("the backend has loaded it too"))
     }
 
-    /// A call that takes nothing.
+    /// Calls a function without arguments.
     pub(crate) fn call(&self, name: &str) -> i32 {
         type Function = unsafe extern "C" fn() -> c_int;
-        // SAFETY: callers name functions that take nothing.
+        // SAFETY: callers name functions without arguments.
         unsafe { self.symbol::<Function>(name)() }
     }
 
-    /// `aclInit` with a configuration file.
+    /// Calls `aclInit` with a configuration file.
     pub(crate) fn init(&self, file: &std::path::Path) -> i32 {
         type Function = unsafe extern "C" fn(*const std::ffi::c_char) -> c_int;
         let path = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path");
@@ -29,28 +29,28 @@ impl Raw {
         unsafe { self.symbol::<Function>("aclInit")(path.as_ptr()) }
     }
 
-    /// A device for the calling thread, as another owner of the runtime takes it.
+    /// Sets a device on the calling thread, like another owner of the runtime.
     pub(crate) fn own_device(&self, device: i32) {
         assert_eq!(self.call_with_null("aclInit"), 0, "aclInit");
         assert_eq!(self.call_with("aclrtSetDevice", device), 0, "aclrtSetDevice");
     }
 
-    /// A call that takes an int.
+    /// Calls a function that takes an int.
     pub(crate) fn call_with(&self, name: &str, argument: i32) -> i32 {
         type Function = unsafe extern "C" fn(c_int) -> c_int;
         // SAFETY: callers name functions that take an int.
         unsafe { self.symbol::<Function>(name)(argument) }
     }
 
-    /// A call that takes a null pointer.
+    /// Calls a function that takes a null pointer.
     pub(crate) fn call_with_null(&self, name: &str) -> i32 {
         type Function = unsafe extern "C" fn(*const c_void) -> c_int;
         // SAFETY: callers name functions that allow a null pointer.
         unsafe { self.symbol::<Function>(name)(std::ptr::null()) }
     }
 
-    /// A call that writes an int: its status, and that.
-    pub(crate) fn told(&self, name: &str) -> (i32, i32) {
+    /// Calls a function that writes an int. Returns its status, and the int.
+    pub(crate) fn get_int(&self, name: &str) -> (i32, i32) {
         type Function = unsafe extern "C" fn(*mut c_int) -> c_int;
         let mut value = -1;
         // SAFETY: callers name functions that write an int.
@@ -58,7 +58,7 @@ impl Raw {
         (status, value)
     }
 
-    /// The calling thread's context.
+    /// Returns the calling thread's context.
     pub(crate) fn context(&self) -> usize {
         type Function = unsafe extern "C" fn(*mut usize) -> c_int;
         let mut context = 0;
@@ -67,7 +67,7 @@ impl Raw {
         if status == 0 { context } else { 0 }
     }
 
-    /// A context of its own on a device.
+    /// Creates a further context on a device.
     pub(crate) fn create_context(&self, device: i32) -> usize {
         type Function = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
         let mut context = 0;
@@ -77,7 +77,7 @@ impl Raw {
         context
     }
 
-    /// A stream of the thread's context.
+    /// Creates a stream in the thread's context.
     pub(crate) fn create_stream(&self) -> u64 {
         type Function = unsafe extern "C" fn(*mut u64) -> c_int;
         let mut stream = 0;
@@ -87,7 +87,7 @@ impl Raw {
         stream
     }
 
-    /// Memory of `aclrtMalloc`, of the thread's device.
+    /// Allocates memory of `aclrtMalloc` on the thread's device.
     pub(crate) fn malloc(&self, bytes: usize, policy: u32) -> u64 {
         type Function = unsafe extern "C" fn(*mut u64, usize, u32) -> c_int;
         let mut address = 0;
@@ -97,7 +97,7 @@ impl Raw {
         address
     }
 
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     pub(crate) fn reserve(&self, bytes: usize) -> u64 {
         type Function = unsafe extern "C" fn(*mut u64, usize, usize, *mut c_void, u64) -> c_int;
         let mut address = 0;
@@ -107,11 +107,11 @@ impl Raw {
         address
     }
 
-    /// Puts new physical memory of a device to an address.
+    /// Maps new physical memory of a device at an address.
     pub(crate) fn map_new(&self, address: u64, bytes: usize, device: u32) {
         type Allocate = unsafe extern "C" fn(*mut usize, usize, *const [u32; 8], u64) -> c_int;
         type Map = unsafe extern "C" fn(u64, usize, usize, usize, u64) -> c_int;
-        // No type of handle, pinned, huge pages of high-bandwidth memory, device and that it is one, nothing more.
+        // No type of handle, pinned, huge pages of high-bandwidth memory, the device, reserved.
         let properties = [0, 0, 4, device, 1, 0, 0, 0];
         let mut handle = 0;
         let allocate: Symbol<'_, Allocate> = self.symbol("aclrtMallocPhysical");
@@ -123,7 +123,7 @@ impl Raw {
         assert_eq!(status, 0, "aclrtMapMem");
     }
 
-    /// How often a call was made in this process.
+    /// Returns the number of calls of a function in this process.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         type Function = unsafe extern "C" fn(*const std::ffi::c_char, *mut u64) -> c_int;
         let name = CString::new(name).expect("a name");
@@ -134,7 +134,7 @@ impl Raw {
         count
     }
 
-    /// Makes a call return this status the next time.
+    /// Makes the next call of a function return this status.
     pub(crate) fn fail_next(&self, name: &str, status: i32) {
         type Function = unsafe extern "C" fn(*const std::ffi::c_char, u64, i32) -> c_int;
         let name = CString::new(name).expect("a name");

@@ -25,8 +25,8 @@ use crate::objects::host_pages::HostPages;
 
 /// The NVIDIA CUDA backend. See the [crate's documentation](crate).
 ///
-/// Create it once per process and share it, as [`Backends`](device_ipc_core::Backends) does: each backend has its own table
-/// of open handles.
+/// Create it once per process and share it, as [`Backends`](device_ipc_core::Backends) does: each backend has its own
+/// table of open handles.
 #[derive(Debug)]
 pub struct CudaBackend {
     driver: Arc<Driver>,
@@ -48,8 +48,8 @@ fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
     Ok(registered()?)
 }
 
-/// Returns the process-wide backend, which selection by name or by rank returns. Loads it on the first call; failures are
-/// not cached.
+/// Returns the process-wide backend, which selection by name or by rank returns. Loads it on the first call; failures
+/// are not cached.
 pub(crate) fn registered() -> Result<Arc<CudaBackend>, Unavailable> {
     static REGISTERED: Mutex<Option<Arc<CudaBackend>>> = Mutex::new(None);
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,8 +69,8 @@ impl CudaBackend {
         Driver::load(None).map(Self::new)
     }
 
-    /// Loads the library with this path or name. It must be a libcuda: the initialisers of any library run, and one without
-    /// the functions of libcuda is refused.
+    /// Loads the library with this path or name. It must be a libcuda: the initialisers of any library run, and one
+    /// without the functions of libcuda is refused.
     ///
     /// # Errors
     ///
@@ -79,11 +79,11 @@ impl CudaBackend {
         Driver::load(Some(path.as_ref())).map(Self::new)
     }
 
-    /// Loads the library like [`load`](Self::load), and makes [`DeviceMemory::allocate`] allocate for handles of this kind.
-    /// An allocation fails on a device that does not support the kind.
+    /// Loads the library like [`load`](Self::load), and makes [`DeviceMemory::allocate`] allocate for handles of this
+    /// kind. An allocation fails on a device that does not support the kind.
     ///
-    /// The default is [`LEGACY`](crate::LEGACY); in a private pid namespace, where a peer may have the same process id, it
-    /// is [`VIRTUAL_MEMORY`](crate::VIRTUAL_MEMORY) if all devices support it.
+    /// The default is [`LEGACY`](crate::LEGACY); in a private pid namespace, where a peer may have the same process id,
+    /// it is [`VIRTUAL_MEMORY`](crate::VIRTUAL_MEMORY) if all devices support it.
     ///
     /// # Errors
     ///
@@ -114,13 +114,13 @@ impl CudaBackend {
         &self.driver
     }
 
-    /// Returns whether this device supports fabric handles ([`FABRIC`](crate::FABRIC)). The first call tries to create the
-    /// smallest block, which creates the device's context; the answer is cached.
+    /// Returns whether this device supports fabric handles ([`FABRIC`](crate::FABRIC)). The first call tries to create
+    /// the smallest block, which creates the device's context; the answer is cached.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`](device_ipc_core::Error::NoSuchDevice), or a driver error that implies nothing about fabric
-    /// handles, as for a device without free memory.
+    /// [`Error::NoSuchDevice`](device_ipc_core::Error::NoSuchDevice), or a driver error that implies nothing about
+    /// fabric handles, as for a device without free memory.
     pub fn fabric(&self, device: impl Into<DeviceOrdinal>) -> Result<FabricSupport> {
         self.allocator.fabric.get(&self.driver, device.into())
     }
@@ -217,8 +217,9 @@ impl DeviceIpc for CudaBackend {
 
     /// Waits on the host for all work of a device.
     ///
-    /// While this process captures streams into graphs, blocks driver calls of other threads. Breaks a capture on a stream
-    /// that this crate has never seen and that does not wait for the legacy default stream: CUDA has no query for it.
+    /// While this process captures streams into graphs, blocks driver calls of other threads. Breaks a capture on a
+    /// stream that this crate has never seen and that does not wait for the legacy default stream: CUDA has no query
+    /// for it.
     fn synchronize_device(&self, device: DeviceOrdinal) -> Result<()> {
         let _current = self.driver.enter(device)?;
         self.driver.synchronize_context()

@@ -1,8 +1,8 @@
 //! Plain device memory: allocation, copies, streams ("Memory Management", `group__CUDA__MEM`).
 //!
-//! With unified addressing an address determines its device, so one copy call serves every pair of devices: the CUDA C++
-//! Programming Guide, "Peer-to-Peer Memory Copy". It also serves an IPC mapping on another device, whose address belongs to
-//! the device that opened it.
+//! With unified addressing an address determines its device, so one copy call serves every pair of devices: the CUDA
+//! C++ Programming Guide, "Peer-to-Peer Memory Copy". It also serves an IPC mapping on another device, whose address
+//! belongs to the device that opened it.
 
 use std::ptr::NonNull;
 

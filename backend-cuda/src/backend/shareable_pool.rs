@@ -37,16 +37,17 @@ impl CudaBackend {
     /// Makes a shareable pool the device's current one, unless it already is: from then on `cuMemAllocAsync` allocates
     /// memory of the kind [`POOL`](crate::POOL).
     ///
-    /// The new pool copies the attributes of the previous one (when it returns memory to the system, how it reuses memory)
-    /// and its peer access. If the current pool is shareable, nothing changes. Earlier allocations stay in the previous
-    /// pool, are freed there, and remain as little shareable as before. Code that names the default pool
+    /// The new pool copies the attributes of the previous one (when it returns memory to the system, how it reuses
+    /// memory) and its peer access. If the current pool is shareable, nothing changes. Earlier allocations stay in the
+    /// previous pool, are freed there, and remain as little shareable as before. Code that names the default pool
     /// (`cuDeviceGetDefaultMemPool`, to set its attributes or to allocate from it) still gets the default pool.
     ///
     /// An importer holds the pool's file descriptor, and its kernels can reach other memory in the pool.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for a device or a driver without shareable pools, [`Error::NoSuchDevice`], or a driver error.
+    /// [`Error::Unsupported`] for a device or a driver without shareable pools, [`Error::NoSuchDevice`], or a driver
+    /// error.
     pub fn make_pool_shareable(&self, device: impl Into<DeviceOrdinal>) -> Result<()> {
         self.allocator.pools.make_current(self.driver(), device.into())
     }

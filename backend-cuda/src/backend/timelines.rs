@@ -1,9 +1,9 @@
 //! Timelines: words in host memory that streams write and wait on.
 //!
 //! "Stream Memory Operations" (`group__CUDA__MEMOP`) on pages of `cuMemHostRegister` ("Memory Management",
-//! `group__CUDA__MEM`). A waiting stream polls the word without a host thread; a write is ordered after all earlier writes
-//! of its stream by a fence. Pages of a memory file that two processes map and register are one word for the streams of
-//! both (observed with driver 580.159.04 on an H200).
+//! `group__CUDA__MEM`). A waiting stream polls the word without a host thread; a write is ordered after all earlier
+//! writes of its stream by a fence. Pages of a memory file that two processes map and register are one word for the
+//! streams of both (observed with driver 580.159.04 on an H200).
 
 use std::ptr::NonNull;
 
@@ -34,8 +34,8 @@ impl DeviceTimelines for CudaBackend {
         let operations = driver.value_operations()?;
         let (raw, _current) = driver.enter_with(stream)?;
         driver.refuse_capture(raw, "writing a timeline's value")?;
-        // SAFETY: the word is registered for the stream's device until the stream has executed the write, as the caller promised;
-        // the stream lives, as `BorrowedStream` promises.
+        // SAFETY: the word is registered for the stream's device until the stream has executed the write, as the caller
+        // promised; the stream lives, as `BorrowedStream` promises.
         let status = unsafe { (operations.write)(raw, word.get(), value, STREAM_WRITE_VALUE_DEFAULT) };
         driver.check("cuStreamWriteValue64", status)
     }

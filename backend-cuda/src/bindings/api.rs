@@ -25,8 +25,8 @@ macro_rules! opaque {
         $(
             $(#[$doc])*
             ///
-            /// An opaque pointer of libcuda, stored as a number: it is never dereferenced here, and the driver's functions
-            /// may be called from any thread.
+            /// An opaque pointer of libcuda, stored as a number: it is never dereferenced here, and the driver's
+            /// functions may be called from any thread.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             #[repr(transparent)]
             pub(crate) struct $name(pub(crate) usize);
@@ -174,8 +174,8 @@ macro_rules! api {
             ///
             /// # Safety
             ///
-            /// `library` is libcuda, or has its functions with the signatures of `cuda.h`. The table is not used after the
-            /// library has been unloaded.
+            /// `library` is libcuda, or has its functions with the signatures of `cuda.h`. The table is not used after
+            /// the library has been unloaded.
             pub(crate) unsafe fn load(library: &Library) -> Result<Self, Missing> {
                 Ok(Self {
                     $($required: {

@@ -28,8 +28,8 @@ pub(crate) const ACCESS_READ_WRITE: c_uint = 0x3;
 pub(crate) const GRANULARITY_MINIMUM: c_uint = 0x0;
 
 /// `CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES`, `.._REUSE_ALLOW_OPPORTUNISTIC`,
-/// `.._REUSE_ALLOW_INTERNAL_DEPENDENCIES` (each an `int`) and `.._RELEASE_THRESHOLD` (64 bits): the attributes that control
-/// a pool's behaviour.
+/// `.._REUSE_ALLOW_INTERNAL_DEPENDENCIES` (each an `int`) and `.._RELEASE_THRESHOLD` (64 bits): the attributes that
+/// control a pool's behaviour.
 pub(crate) const POOL_BEHAVIOUR: [c_uint; 4] = [1, 2, 3, 4];
 
 /// `CUmemLocation`.

@@ -1,7 +1,7 @@
 //! Shareable slices, independent of the device's memory pool.
 //!
-//! cudarc allocates with `cuMemAllocAsync` on devices with memory pools, and memory of the default pool has no handle. These
-//! functions return the same `CudaSlice`, with memory of `cuMemAlloc`. To make all slices shareable, use
+//! cudarc allocates with `cuMemAllocAsync` on devices with memory pools, and memory of the default pool has no handle.
+//! These functions return the same `CudaSlice`, with memory of `cuMemAlloc`. To make all slices shareable, use
 //! [`make_pool_shareable`](crate::make_pool_shareable) instead.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,10 +22,10 @@ use crate::library::status::number;
 ///
 /// # Freeing
 ///
-/// The slice frees its memory like any slice of cudarc: by `cuMemFreeAsync` on its stream if the device has memory pools,
-/// else by `cuMemFree` after waiting for the stream. The former is also correct for memory of `cuMemAlloc`: according to the
-/// CUDA C++ Programming Guide, "Stream Ordered Memory Allocator", `cudaFreeAsync` can free memory of `cudaMalloc`, with the
-/// same requirement that accesses have finished when the stream reaches this point.
+/// The slice frees its memory like any slice of cudarc: by `cuMemFreeAsync` on its stream if the device has memory
+/// pools, else by `cuMemFree` after waiting for the stream. The former is also correct for memory of `cuMemAlloc`:
+/// according to the CUDA C++ Programming Guide, "Stream Ordered Memory Allocator", `cudaFreeAsync` can free memory of
+/// `cudaMalloc`, with the same requirement that accesses have finished when the stream reaches this point.
 ///
 /// # Errors
 ///

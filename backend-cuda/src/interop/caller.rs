@@ -1,7 +1,7 @@
 //! The state of the calling thread, restored after calls of cudarc.
 //!
-//! cudarc makes its context current without restoring the previous one, and ignores captures on other threads. The guard
-//! here restores both, like [`Current`](crate::objects::context::Current) for calls of this crate.
+//! cudarc makes its context current without restoring the previous one, and ignores captures on other threads. The
+//! guard here restores both, like [`Current`](crate::objects::context::Current) for calls of this crate.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use device_ipc_core::{Error, Result};
 use super::error::vendor_error;
 use crate::objects::capture;
 
-/// A guard: the thread is in the relaxed capture mode until the guard is dropped, which restores the thread's context and
-/// capture mode.
+/// A guard: the thread is in the relaxed capture mode until the guard is dropped, which restores the thread's context
+/// and capture mode.
 pub(super) struct CallerState {
     context: Option<CUcontext>,
     mode: Option<CUstreamCaptureMode>,

@@ -1,5 +1,5 @@
-//! Interoperation with cudarc: its slices are shareable owners, its streams are accepted everywhere, and its kernels and
-//! copies accept views of a mapping.
+//! Interoperation with cudarc: its slices are shareable owners, its streams are accepted everywhere, and its kernels
+//! and copies accept views of a mapping.
 //!
 //! cudarc and candle allocate from the device's memory pool. All of that memory is shareable after a call of
 //! [`make_pool_shareable`](crate::make_pool_shareable) before the first allocation; without it, only slices of

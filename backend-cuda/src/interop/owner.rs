@@ -41,8 +41,8 @@ fn query_stream(own: &Arc<CudaStream>) -> Arc<CudaStream> {
     other.unwrap_or_else(|| Arc::clone(own))
 }
 
-/// Returns the element type of `T`. Compares type ids, because an implementation for [`Element`]s and one for other types
-/// would overlap.
+/// Returns the element type of `T`. Compares type ids, because an implementation for [`Element`]s and one for other
+/// types would overlap.
 fn dtype_of<T: 'static>() -> Option<Dtype> {
     fn is<T: 'static, E: Element>() -> Option<Dtype> {
         (TypeId::of::<T>() == TypeId::of::<E>()).then_some(E::DTYPE)

@@ -1,9 +1,9 @@
 //! Views of a mapping for cudarc's kernels and copies.
 //!
-//! cudarc borrows only from an owner: its `CudaView` comes from a `CudaSlice`, which frees its memory when it is dropped.
-//! The exporter owns the memory of a mapping, so a view contains a slice whose destructor never runs, and lends only
-//! borrowed views of it: no reference to the slice itself leaves this file, since `std::mem::swap` would move the slice out
-//! of a mutable one.
+//! cudarc borrows only from an owner: its `CudaView` comes from a `CudaSlice`, which frees its memory when it is
+//! dropped. The exporter owns the memory of a mapping, so a view contains a slice whose destructor never runs, and
+//! lends only borrowed views of it: no reference to the slice itself leaves this file, since `std::mem::swap` would
+//! move the slice out of a mutable one.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,9 +24,9 @@ use crate::interop::marker::Cudarc;
 
 /// A read-only view of a mapping, which cannot outlive the mapping (`'m`).
 ///
-/// Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to functions
-/// that take a `CudaView` as [`as_view`](Self::as_view). Dropping it makes its stream wait for uses on other streams that
-/// cudarc has recorded.
+/// Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to
+/// functions that take a `CudaView` as [`as_view`](Self::as_view). Dropping it makes its stream wait for uses on other
+/// streams that cudarc has recorded.
 ///
 /// It does not outlive the mapping:
 ///

@@ -8,8 +8,8 @@ use rustix::io::FdFlags;
 /// The hint for failed exports without a more specific cause.
 pub(crate) const LIMIT_HINT: &str = "The process may have too many open files: check ulimit -n";
 
-/// Takes ownership of a descriptor that `call` created, and sets close-on-exec: a process with the descriptor can open the
-/// memory.
+/// Takes ownership of a descriptor that `call` created, and sets close-on-exec: a process with the descriptor can open
+/// the memory.
 ///
 /// # Safety
 ///

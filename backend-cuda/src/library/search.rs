@@ -37,8 +37,8 @@ pub(crate) fn load(path: Option<&Path>) -> Result<Loaded, Unavailable> {
          place"
     );
     let search = LibrarySearch { variable: LIBRARY_VARIABLE, names: &NAMES, hint: &hint };
-    // SAFETY: runs the initialisers of libcuda; a caller that names another library, in an argument or in the variable, is
-    // responsible for its initialisers.
+    // SAFETY: runs the initialisers of libcuda; a caller that names another library, in an argument or in the variable,
+    // is responsible for its initialisers.
     let (library, requested) = search.load(path, |name| unsafe { Library::new(name) })?;
     with_functions(library, requested)
 }

@@ -1,7 +1,7 @@
 //! The statuses of libcuda, with names and hints.
 //!
-//! Numbers, not an enum: a driver newer than this crate returns numbers that are absent here, and they are errors like any
-//! other. Names and meanings are those of `CUresult` in "Data types used by CUDA driver" (`group__CUDA__TYPES`).
+//! Numbers, not an enum: a driver newer than this crate returns numbers that are absent here, and they are errors like
+//! any other. Names and meanings are those of `CUresult` in "Data types used by CUDA driver" (`group__CUDA__TYPES`).
 
 use device_ipc_core::VendorStatus;
 

@@ -6,8 +6,8 @@
 //! | [`VIRTUAL_MEMORY`], [`FABRIC`] | `cuMemCreate`, and mapped | unmapping |
 //! | [`POOL`] | `cuMemAllocFromPoolAsync`, from a pool of this backend | `cuMemFree` |
 //!
-//! Memory of `cuMemAlloc` can be copied from and to any device. So that this holds for the other kinds too, every device
-//! with peer access is granted access.
+//! Memory of `cuMemAlloc` can be copied from and to any device. So that this holds for the other kinds too, every
+//! device with peer access is granted access.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -84,9 +84,9 @@ impl Allocator {
     /// As [`DeviceMemory::free`](device_ipc_core::DeviceMemory::free).
     pub(crate) unsafe fn free(&self, range: DeviceRange) -> Result<()> {
         let driver = &self.driver;
-        // cuMemFree of memory of cuMemAlloc waits for the streams of its context; CUDA does not promise it for streams of
-        // other devices. cuMemUnmap unmaps memory under pending work, and cuMemFree gives a pool's memory to the next
-        // allocation (both observed with driver 580.159.04).
+        // cuMemFree of memory of cuMemAlloc waits for the streams of its context; CUDA does not promise it for streams
+        // of other devices. cuMemUnmap unmaps memory under pending work, and cuMemFree gives a pool's memory to the
+        // next allocation (both observed with driver 580.159.04).
         let free_waits = !self.lock().contains_key(&range.ptr);
         wait_for_devices_in_use(driver, free_waits.then_some(range.device))?;
         let allocation = self.lock().remove(&range.ptr);
@@ -232,8 +232,8 @@ fn with_access_to(driver: &Driver, home: DeviceOrdinal) -> Result<Vec<DeviceOrdi
     Ok(devices)
 }
 
-/// Waits for the streams of all devices that this process uses, except for one. Includes devices without peer access, as
-/// the driver stages copies to those.
+/// Waits for the streams of all devices that this process uses, except for one. Includes devices without peer access,
+/// as the driver stages copies to those.
 ///
 /// Frees one byte of cuMemAlloc, which waits for all streams of the context and is possible during a capture;
 /// cuCtxSynchronize would invalidate the capture in every mode of this thread (observed with driver 580.159.04).

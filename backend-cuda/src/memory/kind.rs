@@ -1,7 +1,7 @@
 //! The kinds of handle of this backend.
 //!
-//! The memory determines its kind ([`source`](super::source)). Descriptors contain the number of a kind, so a number never
-//! changes its meaning.
+//! The memory determines its kind ([`source`](super::source)). Descriptors contain the number of a kind, so a number
+//! never changes its meaning.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -13,17 +13,17 @@ use crate::objects::driver::Driver;
 
 /// A legacy IPC handle: 64 bytes of `cuIpcGetMemHandle` for memory of `cuMemAlloc` (`cudaMalloc`).
 ///
-/// Always read-write. Importers pin the memory. The bytes contain the exporter's process id: if exporter and importer have
-/// the same one, each in its own pid namespace, the driver mistakes the importer for the exporter and refuses. Small blocks
-/// share a page of 2 MiB, all of which an importer's kernels can read and write.
+/// Always read-write. Importers pin the memory. The bytes contain the exporter's process id: if exporter and importer
+/// have the same one, each in its own pid namespace, the driver mistakes the importer for the exporter and refuses.
+/// Small blocks share a page of 2 MiB, all of which an importer's kernels can read and write.
 pub const LEGACY: HandleKind = HandleKind(1);
 
 /// Virtual memory: a file descriptor for each block of `cuMemCreate` that was created with
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 ///
-/// A region may span several blocks that are mapped side by side (PyTorch's expandable segments); the importer maps them
-/// as one range. A mapping can be read-only, an importer reaches only the blocks, and pid namespaces do not matter.
-/// Importers pin the memory.
+/// A region may span several blocks that are mapped side by side (PyTorch's expandable segments); the importer maps
+/// them as one range. A mapping can be read-only, an importer reaches only the blocks, and pid namespaces do not
+/// matter. Importers pin the memory.
 pub const VIRTUAL_MEMORY: HandleKind = HandleKind(2);
 
 /// Memory of a pool: the pool's file descriptor, and 64 bytes of `cuMemPoolExportPointer`.
@@ -89,8 +89,8 @@ fn describe(kind: HandleKind) -> HandleKindInfo {
     }
 }
 
-/// Returns the kind that memory is allocated for by default: legacy; virtual memory in a container's pid namespace, where
-/// a peer may have the same process id, if all devices support it.
+/// Returns the kind that memory is allocated for by default: legacy; virtual memory in a container's pid namespace,
+/// where a peer may have the same process id, if all devices support it.
 pub(crate) fn default(driver: &Driver) -> HandleKind {
     let in_a_namespace = !is_initial_pid_namespace();
     let all_have_virtual_memory =

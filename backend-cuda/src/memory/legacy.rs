@@ -1,8 +1,8 @@
 //! Memory of `cuMemAlloc`, shared by IPC handle: `cuIpcGetMemHandle`, `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`
 //! ("Memory Management", `group__CUDA__MEM`).
 //!
-//! A handle opens in the current context, so the same bytes map the memory for another device when that device's context
-//! is current; the driver then enables peer access (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
+//! A handle opens in the current context, so the same bytes map the memory for another device when that device's
+//! context is current; the driver then enables peer access (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
 
 use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, ReceivedHandle, Result};
 

@@ -1,7 +1,7 @@
 //! A cache of the sources of recently inspected allocations.
 //!
-//! A first export is two calls: the extents of the region, and the handle. Both run in one entry of the device's context
-//! ([`context`](crate::objects::context)); within it, the driver is asked once for the source of an allocation.
+//! A first export is two calls: the extents of the region, and the handle. Both run in one entry of the device's
+//! context ([`context`](crate::objects::context)); within it, the driver is asked once for the source of an allocation.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,7 @@
 //! The driver's attributes of an address, from which the source of its memory follows.
 //!
-//! `cuPointerGetAttributes` in "Unified Addressing" (`group__CUDA__UNIFIED`) returns all of them in one call (46 ns with
-//! driver 580.159.04).
+//! `cuPointerGetAttributes` in "Unified Addressing" (`group__CUDA__UNIFIED`) returns all of them in one call (46 ns
+//! with driver 580.159.04).
 
 use std::ffi::c_void;
 
@@ -72,8 +72,8 @@ impl CudaLibrary {
         }))
     }
 
-    /// Returns the attributes as numbers. The driver's booleans, ints, 64-bit numbers and pointers all fit, and the upper
-    /// bytes of narrow ones are zero.
+    /// Returns the attributes as numbers. The driver's booleans, ints, 64-bit numbers and pointers all fit, and the
+    /// upper bytes of narrow ones are zero.
     fn attributes(&self, ptr: DevicePtr) -> Result<Option<[u64; ATTRIBUTES.len()]>> {
         let mut values = [0u64; ATTRIBUTES.len()];
         let Some(get_all) = self.api.pointer_get_attributes else {

@@ -68,7 +68,8 @@ pub(super) fn cannot_be_read_only(kind: HandleKind) -> Error {
 /// Returns the error of a failed import of virtual memory or of a pool.
 pub(super) fn import_error(library: &CudaLibrary, call: &'static str, status: i32) -> Error {
     let hint = match status {
-        // The driver's statuses for descriptors of files (999), and for a pool's descriptor in place of a block's (801).
+        // The driver's statuses for descriptors of files (999), and for a pool's descriptor in place of a block's
+        // (801).
         number::ERROR_UNKNOWN
         | number::ERROR_NOT_SUPPORTED
         | number::ERROR_INVALID_VALUE

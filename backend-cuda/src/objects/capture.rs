@@ -1,10 +1,11 @@
 //! Graph capture: calls of this crate leave the captures of a process intact.
 //!
-//! A stream that is being captured into a graph executes nothing; submitted work becomes a node of the graph. Two things
-//! invalidate a whole capture ("Stream Management", `group__CUDA__STREAM`; "Graphs" in the CUDA C++ Programming Guide):
+//! A stream that is being captured into a graph executes nothing; submitted work becomes a node of the graph. Two
+//! things invalidate a whole capture ("Stream Management", `group__CUDA__STREAM`; "Graphs" in the CUDA C++ Programming
+//! Guide):
 //!
-//! - Calls that the driver considers unsafe during a capture (`cuMemAlloc`, `cuEventQuery` and others), on the capturing
-//!   thread or, in the global mode, on any thread. A thread in the *relaxed* mode may make them:
+//! - Calls that the driver considers unsafe during a capture (`cuMemAlloc`, `cuEventQuery` and others), on the
+//!   capturing thread or, in the global mode, on any thread. A thread in the *relaxed* mode may make them:
 //!   [`Current`](super::context::Current) puts the thread into that mode for the duration of a call.
 //! - Work on the captured stream that must execute immediately, such as waiting for the stream or for an event that was
 //!   recorded outside the capture. This crate refuses such work before the driver sees it.
@@ -119,8 +120,8 @@ impl CudaLibrary {
             // SAFETY: takes no arguments.
             return self.check("cuCtxSynchronize", unsafe { (self.api.ctx_synchronize)() });
         }
-        // Freeing page-locked memory also waits for all streams, and leaves captures intact. It is the second choice because
-        // it blocks driver calls of other threads meanwhile.
+        // Freeing page-locked memory also waits for all streams, and leaves captures intact. It is the second choice
+        // because it blocks driver calls of other threads meanwhile.
         let mut address = std::ptr::null_mut();
         // SAFETY: writes one address.
         let status = unsafe { (self.api.mem_host_alloc)(&raw mut address, 1, MEMHOSTALLOC_PORTABLE) };

@@ -6,11 +6,11 @@
 //!
 //! # Resets
 //!
-//! `cudaDeviceReset` destroys everything in a primary context, however often the context is retained, and the next retain
-//! returns an empty context with the same handle. The driver crashes if it then receives a stream or an opened event from
-//! before the reset (observed with driver 580.159.04). So each call first queries the context's id, which differs between
-//! the two, and this backend refuses a device that was reset: its memory, mappings and events there no longer exist. A new
-//! backend can use the device again.
+//! `cudaDeviceReset` destroys everything in a primary context, however often the context is retained, and the next
+//! retain returns an empty context with the same handle. The driver crashes if it then receives a stream or an opened
+//! event from before the reset (observed with driver 580.159.04). So each call first queries the context's id, which
+//! differs between the two, and this backend refuses a device that was reset: its memory, mappings and events there no
+//! longer exist. A new backend can use the device again.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_ulonglong};
@@ -116,9 +116,9 @@ impl Driver {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Makes the primary context of a stream's device current, and refuses a stream of another context: the driver crashes
-    /// when such a stream waits for an interprocess event (observed with driver 580.159.04), and can neither record an
-    /// event nor launch our kernel there.
+    /// Makes the primary context of a stream's device current, and refuses a stream of another context: the driver
+    /// crashes when such a stream waits for an interprocess event (observed with driver 580.159.04), and can neither
+    /// record an event nor launch our kernel there.
     pub(crate) fn enter_with(&self, stream: BorrowedStream<'_>) -> Result<(Stream, Current<'_>)> {
         let raw = self.stream(stream)?;
         let current = self.enter(stream.device())?;
@@ -131,8 +131,8 @@ impl Driver {
         let mut context = Context::NULL;
         // SAFETY: writes one context; the stream lives, as `BorrowedStream` promises.
         let status = unsafe { (self.api.stream_get_ctx)(raw, &raw mut context) };
-        // This is the older form of the function, which does not support streams of green contexts: parts of the primary
-        // context.
+        // This is the older form of the function, which does not support streams of green contexts: parts of the
+        // primary context.
         if status == number::ERROR_NOT_SUPPORTED || context == current.context {
             self.refresh_capture(raw);
             return Ok((raw, current));
@@ -221,7 +221,8 @@ impl Driver {
                 kernel.unload(self);
             }
         }
-        // SAFETY: the context was retained once, and every object that uses it shares the driver, which is being dropped.
+        // SAFETY: the context was retained once, and every object that uses it shares the driver, which is being
+        // dropped.
         let status = unsafe { (self.api.device_primary_ctx_release)(device.handle) };
         if !matches!(
             status,

@@ -1,8 +1,8 @@
 //! Interprocess events ("Event Management", `group__CUDA__EVENT`).
 //!
-//! An event belongs to a context and is recorded on streams of that context only. Streams of any device may wait for it,
-//! those of other devices through a [relay](super::relay). The driver keeps IPC events in `/dev/shm`, which both processes
-//! must share.
+//! An event belongs to a context and is recorded on streams of that context only. Streams of any device may wait for
+//! it, those of other devices through a [relay](super::relay). The driver keeps IPC events in `/dev/shm`, which both
+//! processes must share.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -54,8 +54,8 @@ impl Kernel {
     ///
     /// # Safety
     ///
-    /// The kernel is of the current context, as is the stream. Its device can access the floats, which stay mapped until
-    /// the kernel has finished.
+    /// The kernel is of the current context, as is the stream. Its device can access the floats, which stay mapped
+    /// until the kernel has finished.
     pub(super) unsafe fn launch(
         &self,
         library: &CudaLibrary,

@@ -1,9 +1,9 @@
 //! A relay between devices: it lets a stream of one device wait for an IPC event of another.
 //!
 //! `cuStreamWaitEvent` accepts a stream and an event of different devices, but with an event that was created with
-//! `CU_EVENT_INTERPROCESS` the driver crashes (observed with driver 580.159.04 on two H200; an ordinary event works). So a
-//! stream of the event's device waits for it, an ordinary event is recorded behind that wait, and the other device's
-//! stream waits for the ordinary event.
+//! `CU_EVENT_INTERPROCESS` the driver crashes (observed with driver 580.159.04 on two H200; an ordinary event works).
+//! So a stream of the event's device waits for it, an ordinary event is recorded behind that wait, and the other
+//! device's stream waits for the ordinary event.
 
 use std::sync::Arc;
 

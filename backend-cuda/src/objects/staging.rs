@@ -2,8 +2,8 @@
 //!
 //! A write returns before the device executes it, and the caller may then reuse the bytes. `cuMemcpyHtoDAsync` from
 //! ordinary memory promises neither: "API synchronization behavior" says that the driver *may* wait for the stream and
-//! stage the bytes, older editions that a thread stages them later. From page-locked memory the copy is asynchronous, so
-//! the bytes are copied there first; the buffer is reused once an event behind the copy has completed.
+//! stage the bytes, older editions that a thread stages them later. From page-locked memory the copy is asynchronous,
+//! so the bytes are copied there first; the buffer is reused once an event behind the copy has completed.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};

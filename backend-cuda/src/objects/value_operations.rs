@@ -43,8 +43,8 @@ impl ValueOperations {
 impl Driver {
     /// Returns whether streams of the device can write and wait on words.
     ///
-    /// Trusts the device attribute: a trial would register and unregister pages, and for the latter the driver waits until
-    /// all streams of the device are idle.
+    /// Trusts the device attribute: a trial would register and unregister pages, and for the latter the driver waits
+    /// until all streams of the device are idle.
     pub(crate) fn has_timelines(&self, ordinal: DeviceOrdinal) -> Result<bool> {
         let device = self.device(ordinal)?;
         let Some(operations) = ValueOperations::of(&self.api) else { return Ok(false) };

@@ -1,5 +1,5 @@
-//! Blocks of virtual memory as an allocator of somebody else's maps them: side by side in one reservation, or with
-//! holes. By the driver's own functions.
+//! Blocks of virtual memory as other allocators map them: side by side in one reservation, or with holes. Uses the
+//! driver's functions directly.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use libloading::Library;
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 
-/// What every size is a multiple of, on the GPUs and the simulator that this has run on.
+/// The granularity of block sizes, on the tested GPUs and the simulator.
 pub(crate) const GRANULE: u64 = 2 << 20;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const BY_FD: c_uint = 1;
@@ -44,7 +44,7 @@ struct Access {
 
 const ON_DEVICE_ZERO: [c_int; 2] = [1, 0];
 
-/// Unmapped when it goes out of scope.
+/// A reservation with blocks, unmapped on drop.
 pub(crate) struct Blocks {
     library: Library,
     _backend: Arc<CudaBackend>,
@@ -54,19 +54,19 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Maps blocks of these sizes and types of handle one behind the other; a size without a type is left out as a hole.
+    /// Maps blocks of these sizes and types of handle side by side; a size without a type is a hole.
     pub(crate) fn map(backend: &Arc<CudaBackend>, sizes: &[(u64, Option<c_uint>)]) -> Self {
         let path = backend.info().library.clone().unwrap();
-        // SAFETY: it is loaded already, as libcuda.
+        // SAFETY: already loaded, as libcuda.
         let library = unsafe { Library::new(path) }.unwrap();
-        // The device has its context, which an allocation of one byte makes.
+        // An allocation of one byte creates the device's context.
         let byte = backend.memory().allocate(ZERO, 1).unwrap();
         // SAFETY: freed once.
         unsafe { backend.memory().free(byte) }.unwrap();
         let reserved = sizes.iter().map(|(size, _)| size).sum();
         let mut blocks =
             Self { library, _backend: Arc::clone(backend), base: 0, reserved, mapped: Vec::new() };
-        // SAFETY: the functions have these types in cuda.h; the arguments are as its manual wants them.
+        // SAFETY: the functions have these types in cuda.h; the arguments follow its manual.
         unsafe {
             let reserve = blocks.function::<Reserve>("cuMemAddressReserve");
             assert_eq!(reserve(&raw mut blocks.base, reserved as usize, 0, 0, 0), 0);
@@ -83,7 +83,7 @@ impl Blocks {
 
     /// # Safety
     ///
-    /// The addresses are reserved, and nothing is mapped there.
+    /// The addresses are reserved, and no memory is mapped there.
     unsafe fn map_one(&mut self, at: u64, size: u64, handle_types: c_uint) {
         let properties =
             Properties { kind: 1, handle_types, location: ON_DEVICE_ZERO, windows: 0, flags: [0; 8] };
@@ -101,7 +101,7 @@ impl Blocks {
         self.mapped.push((at, size));
     }
 
-    /// All of the reservation.
+    /// Returns the whole reservation.
     pub(crate) fn range(&self) -> DeviceRange {
         DeviceRange::new(ZERO, DevicePtr::new(self.base), self.reserved)
     }

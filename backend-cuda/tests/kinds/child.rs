@@ -1,4 +1,4 @@
-//! What the other process of the tests does when it is told.
+//! The requests that the other process of the tests serves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::other::serve;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Answers until nobody asks any longer.
+/// Serves requests until the end of input.
 pub(crate) fn run() {
     let backend = CudaBackend::load().unwrap();
     let ipc = Ipc::with_backend(backend.clone());
@@ -50,19 +50,19 @@ impl Process {
             ["fill", mapping, offset, len, byte] => {
                 let range = self.slice(mapping, offset, len.parse()?)?;
                 let stream = self.backend.memory().create_stream(range.device)?;
-                // SAFETY: the mapping is open; the parent looks after the answer.
+                // SAFETY: the mapping is open; the parent reads it after the answer.
                 unsafe { self.backend.memory().fill(range, byte.parse()?, stream.as_borrowed())? };
                 self.backend.memory().synchronize(stream.as_borrowed())?;
                 Ok("filled".into())
             }
-            // A kernel, which nothing but the hardware holds back: it may leave the mapping.
+            // A kernel, whose access only the hardware restricts: it may leave the mapping.
             ["add", mapping, offset] => {
                 let base = self.open[mapping.parse::<usize>()?].range();
                 let ptr = DevicePtr::new(base.ptr.get().wrapping_add_signed(offset.parse()?));
                 let stream = self.backend.memory().create_stream(base.device)?;
                 let range = DeviceRange::new(base.device, ptr, 4);
-                // SAFETY: the parent sees to it that what lies there may be changed, or that this process may die of it.
-                unsafe { self.backend.add_f32(range, 1.0, stream.as_borrowed())? };
+                // SAFETY: the parent ensures that the bytes there may be changed, or that this process may fail.
+                unsafe { self.backend.memory().add_f32(range, 1.0, stream.as_borrowed())? };
                 self.backend.memory().synchronize(stream.as_borrowed())?;
                 Ok("added".into())
             }
@@ -71,7 +71,7 @@ impl Process {
                 let range = mapping.range();
                 drop(mapping);
                 close_unused(SOON)?;
-                // The driver has forgotten the address.
+                // The driver no longer knows the address.
                 match self.backend.extents_of(range, None) {
                     Err(Error::NotDeviceMemory { .. }) => Ok("closed".into()),
                     other => Ok(format!("still there: {other:?}")),
@@ -126,7 +126,7 @@ impl Process {
         Ok(bytes)
     }
 
-    /// A tensor as cudarc gives it, shared: the descriptor, or why it cannot be shared.
+    /// Shares a slice of cudarc. Returns the descriptor, or the error.
     fn allocate_by_cudarc(&mut self) -> Result<String, Box<dyn std::error::Error>> {
         let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
         let slice = stream.clone_htod(&[7u8; 5000])?;

@@ -1,5 +1,5 @@
-//! Memory of every kind between two processes, on a real GPU or on a library that plays one. Where there is none, each
-//! test says so and passes.
+//! Memory of every kind between two processes, on a real GPU or on a simulator. Without either, each test reports it
+//! and passes.
 
 mod blocks;
 mod child;
@@ -24,21 +24,21 @@ use blocks::{BY_FD, Blocks, GRANULE, NO_HANDLE};
 
 const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 const SOON: Duration = Duration::from_secs(30);
-/// A size that is no multiple of anything.
+/// A size that is not a multiple of any granularity.
 const BYTES: u64 = (3 << 20) + 1000;
 
-/// The backend, for one test at a time, and one for all of them: what one has opened must not go with the other's context.
+/// Returns the backend, for one test at a time. All tests share it, so that no test releases the context of another.
 fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
     static KEPT: OnceLock<Arc<CudaBackend>> = OnceLock::new();
     let (backend, alone) = support::backend()?;
     Some((Arc::clone(KEPT.get_or_init(|| backend)), alone))
 }
 
-fn other_process() -> other::Other {
-    other::Other::start("the_other_process", &[])
+fn other_process() -> other::OtherProcess {
+    other::OtherProcess::start("the_other_process", &[])
 }
 
-/// The kinds that this device can have. Of the others it says why not.
+/// Returns the kinds that this device supports. Prints the reason for the others.
 fn kinds_here(backend: &CudaBackend) -> Vec<HandleKind> {
     let mut kinds: Vec<_> = backend.handle_kinds().into_iter().map(|info| info.kind).collect();
     if kinds.contains(&FABRIC) {
@@ -71,7 +71,7 @@ fn filled(ipc: &Ipc, bytes: u64, kind: HandleKind, byte: u8) -> Buffer {
 
 fn fill(ipc: &Ipc, range: DeviceRange, byte: u8) {
     let (backend, stream) = (ipc.backend(), ipc.backend().memory().create_stream(range.device).unwrap());
-    // SAFETY: the range is ours, and the work has finished before anybody else looks.
+    // SAFETY: the range is ours, and the work has finished before others read it.
     unsafe { backend.memory().fill(range, byte, stream.as_borrowed()).unwrap() };
     backend.memory().synchronize(stream.as_borrowed()).unwrap();
 }
@@ -88,7 +88,7 @@ fn free_bytes(backend: &CudaBackend) -> u64 {
     backend.memory().memory_info(ZERO).unwrap().free_bytes
 }
 
-/// Shares memory that lives as long as the owner.
+/// Shares memory that stays allocated as long as the owner.
 fn share_owned<O: Send + 'static>(ipc: &Ipc, owner: O, range: DeviceRange) -> Result<Export, String> {
     // SAFETY: the owner keeps it mapped.
     let owned = unsafe { OwnedRegion::new(owner, Region::new(NAME, range)) };
@@ -96,26 +96,22 @@ fn share_owned<O: Send + 'static>(ipc: &Ipc, owner: O, range: DeviceRange) -> Re
 }
 
 #[test]
-fn memory_of_every_kind_is_shared_by_the_same_calls_and_comes_back() {
+fn every_kind_is_shared_by_the_same_calls_and_freed() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     for kind in kinds_here(&backend) {
         let mut other = other_process();
-        // The first round of a kind makes the driver set something aside for good, in both processes.
-        let first = shared_and_given_back(&backend, &ipc, &mut other, kind);
-        let second = shared_and_given_back(&backend, &ipc, &mut other, kind);
-        // More where what a test before this one has dropped was freed meanwhile.
-        assert!(second >= first, "{kind:?}: {second} bytes are free, and {first} were");
+        // The first round of a kind makes the driver reserve memory permanently, in both processes.
+        let first = share_twice(&backend, &ipc, &mut other, kind);
+        let second = share_twice(&backend, &ipc, &mut other, kind);
+        // More, if memory of an earlier test was freed meanwhile.
+        assert!(second >= first, "{kind:?}: {second} bytes are free, but {first} were before");
     }
 }
 
-/// Shares memory, has the other process read, change and close it, twice; the bytes that are free afterwards.
-fn shared_and_given_back(
-    backend: &CudaBackend,
-    ipc: &Ipc,
-    other: &mut other::Other,
-    kind: HandleKind,
-) -> u64 {
+/// Shares memory and makes the other process read, change and close it, twice. Returns the bytes that are free
+/// afterwards.
+fn share_twice(backend: &CudaBackend, ipc: &Ipc, other: &mut other::OtherProcess, kind: HandleKind) -> u64 {
     let buffer = Arc::new(filled(ipc, BYTES, kind, 1));
     let range = buffer.range();
     assert_eq!(range.len, BYTES);
@@ -127,7 +123,7 @@ fn shared_and_given_back(
     assert_eq!(other.ask(&format!("fill 0 0 {BYTES} 2")), "filled");
     assert!(read(ipc, range).iter().all(|byte| *byte == 2), "{kind:?}");
     assert_eq!(other.ask("close 0"), "closed");
-    // The driver holds descriptors of what is open: of a pool, until all of it is closed.
+    // The driver keeps descriptors of open memory: of a pool, until all of it is closed.
     let descriptors = other.ask("descriptors");
     assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0", "{kind:?}");
     assert_eq!(other.ask("bytes-are 0 2"), "true", "{kind:?}");
@@ -139,7 +135,7 @@ fn shared_and_given_back(
 }
 
 #[test]
-fn memory_outlives_a_killed_exporter_until_it_is_closed() {
+fn mapping_outlives_killed_exporter_until_close() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     for kind in kinds_here(&backend) {
@@ -148,13 +144,13 @@ fn memory_outlives_a_killed_exporter_until_it_is_closed() {
         let mapping = ipc.open(&descriptor).at_home().unwrap();
         other.kill();
         assert!(read(&ipc, mapping.range()).iter().all(|byte| *byte == 5), "{kind:?}");
-        // SAFETY: nothing is submitted to the memory any longer.
+        // SAFETY: no work on the memory is submitted any longer.
         assert_eq!(unsafe { close_mappings_of(descriptor.exporter()) }.unwrap(), 1, "{kind:?}");
     }
 }
 
 #[test]
-fn a_region_over_several_blocks_is_one_range_for_the_receiver() {
+fn region_over_several_blocks_opens_as_one_range() {
     let Some((backend, _alone)) = backend() else { return };
     if !has(&backend, VIRTUAL_MEMORY) {
         return;
@@ -196,7 +192,7 @@ fn a_region_over_several_blocks_is_one_range_for_the_receiver() {
 }
 
 #[test]
-fn regions_with_holes_and_with_blocks_that_cannot_travel_are_refused() {
+fn region_with_hole_or_unshareable_block_is_rejected() {
     let Some((backend, _alone)) = backend() else { return };
     if !has(&backend, VIRTUAL_MEMORY) {
         return;
@@ -204,7 +200,7 @@ fn regions_with_holes_and_with_blocks_that_cannot_travel_are_refused() {
     let blocks = Blocks::map(&backend, &[(GRANULE, Some(BY_FD)), (GRANULE, None), (GRANULE, Some(BY_FD))]);
     let whole = blocks.range();
     let error = backend.extents_of(whole, None).unwrap_err();
-    let hole = behind_the_first(whole);
+    let hole = after_first_block(whole);
     assert!(matches!(error, Error::InvalidRegion(_)), "{error}");
     assert!(error.to_string().contains(&format!("no memory is mapped at {hole}")), "{error}");
     assert_eq!(backend.extents_of(whole.slice(0, GRANULE).unwrap(), None).unwrap().len(), 1);
@@ -214,25 +210,25 @@ fn regions_with_holes_and_with_blocks_that_cannot_travel_are_refused() {
     let blocks = Blocks::map(&backend, &[(GRANULE, Some(BY_FD)), (GRANULE, Some(NO_HANDLE))]);
     let error = backend.extents_of(blocks.range(), None).unwrap_err();
     let Error::NotShareable { ptr, kind, remedy } = &error else { panic!("{error}") };
-    assert_eq!(*ptr, behind_the_first(blocks.range()));
+    assert_eq!(*ptr, after_first_block(blocks.range()));
     assert!(kind.contains("cuMemCreate"), "{error}");
     assert!(remedy.contains("requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"), "{error}");
     eprintln!("{error}");
 }
 
-fn behind_the_first(range: DeviceRange) -> DevicePtr {
+fn after_first_block(range: DeviceRange) -> DevicePtr {
     DevicePtr::new(range.ptr.get() + GRANULE)
 }
 
 #[test]
-fn a_read_only_mapping_is_kept_from_writes_by_the_hardware() {
+fn read_only_mapping_is_protected_by_the_hardware() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
     for kind in kinds_here(&backend) {
         let buffer = Arc::new(filled(&ipc, BYTES, kind, 3));
         let range = buffer.range();
         let export = share_owned(&ipc, buffer, range).unwrap();
-        // A process of its own: the kernel's write ends its context.
+        // A separate process: the kernel's write destroys its context.
         let mut other = other_process();
         let opened = other.ask(&format!("open-read-only {}", export.descriptor()));
         let read_only = backend.handle_kinds().iter().any(|info| info.kind == kind && info.read_only);
@@ -249,7 +245,7 @@ fn a_read_only_mapping_is_kept_from_writes_by_the_hardware() {
         assert!(failed.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "a kernel's write: {failed}");
         drop(other);
         assert!(read(&ipc, range).iter().all(|byte| *byte == 3), "{kind:?}");
-        // What can be written when it is opened so.
+        // The same memory is writable when opened read-write.
         let mut other = other_process();
         assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0");
         assert_eq!(other.ask("fill 0 0 16 9"), "filled");
@@ -258,17 +254,17 @@ fn a_read_only_mapping_is_kept_from_writes_by_the_hardware() {
 }
 
 #[test]
-fn kernels_of_an_importer_reach_a_small_blocks_neighbours_and_strict_mode_refuses() {
+fn small_block_exposes_neighbours_and_strict_policy_rejects() {
     let Some((backend, _alone)) = backend() else { return };
     let ipc = Ipc::with_backend(backend.clone());
-    // Neighbours in a page: the driver fills pages.
+    // Neighbours in a page: the driver allocates several blocks from a page.
     let blocks: Vec<_> = (0..8).map(|_| Arc::new(filled(&ipc, 4096, LEGACY, 0))).collect();
     let page = |buffer: &Buffer| buffer.range().ptr.get() / GRANULE;
     let pairs = || blocks.iter().flat_map(|one| blocks.iter().map(move |two| (one, two)));
     let Some((mine, neighbour)) =
         pairs().find(|(one, two)| one.range().ptr != two.range().ptr && page(one) == page(two))
     else {
-        panic!("eight blocks of 4 KiB lie in eight pages; nothing is shown")
+        panic!("eight blocks of 4 KiB lie in eight pages; the test proves nothing")
     };
     let distance = neighbour.range().ptr.get() as i64 - mine.range().ptr.get() as i64;
     let export = share_owned(&ipc, Arc::clone(mine), mine.range()).unwrap();
@@ -283,7 +279,7 @@ fn kernels_of_an_importer_reach_a_small_blocks_neighbours_and_strict_mode_refuse
         "the neighbour is out of reach; nothing is shown"
     );
     let changed = read(&ipc, neighbour.range().slice(0, 4).unwrap());
-    assert_eq!(changed, 1f32.to_ne_bytes(), "the importer's kernel has changed what was not shared");
+    assert_eq!(changed, 1f32.to_ne_bytes(), "the importer's kernel has changed memory that was not shared");
 
     // SAFETY: the buffer is the owner.
     let owned = unsafe { OwnedRegion::new(Arc::clone(mine), Region::new(NAME, mine.range())) };
@@ -305,28 +301,32 @@ fn kernels_of_an_importer_reach_a_small_blocks_neighbours_and_strict_mode_refuse
     let export = ipc.share(owned).exposure(Exposing::Refuse).start().unwrap();
     let mut other = other_process();
     assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0");
-    // Whatever lies there in the importer's address space, if anything does, is none of this process's memory.
+    // The importer's address space has no memory of this process there.
     let behind = other.ask(&format!("add 0 {GRANULE}"));
     let told = behind == "added" || behind.contains("CUDA_ERROR_ILLEGAL_ADDRESS");
     assert!(told, "behind the block: {behind}");
-    assert_eq!(read(&ipc, second.range().slice(0, 4).unwrap()), [0; 4], "what was not shared has changed");
+    assert_eq!(
+        read(&ipc, second.range().slice(0, 4).unwrap()),
+        [0; 4],
+        "memory that was not shared has changed"
+    );
     drop(other);
     assert!(read(&ipc, second.range()).iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn cudarcs_slices_can_be_shared_once_the_pool_can() {
+fn cudarc_slice_is_shareable_after_make_pool_shareable() {
     let Some((backend, _alone)) = backend() else { return };
     if !has(&backend, POOL) {
         return;
     }
-    // SAFETY: asks for the library only.
+    // SAFETY: only looks up the loaded library.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         eprintln!("skipped: cudarc finds no libcuda.so; set LD_LIBRARY_PATH");
         return;
     }
     let ipc = Ipc::with_backend(backend.clone());
-    // The pool is the process's, so a process for itself shares.
+    // The pool is process-wide, so a separate process shares.
     let mut other = other_process();
     let refused = other.ask("allocate-by-cudarc");
     assert!(refused.contains("a pool") && refused.contains("make_pool_shareable(device)"), "{refused}");
@@ -336,7 +336,7 @@ fn cudarcs_slices_can_be_shared_once_the_pool_can() {
     let second: Descriptor = other.ask("allocate-by-cudarc").parse().unwrap();
     let (first, second) = (ipc.open(&first).at_home().unwrap(), ipc.open(&second).at_home().unwrap());
     assert_eq!(read(&ipc, first.range()), [7; 5000]);
-    // The pool stays open while one of its slices is.
+    // The pool stays open while one of its slices is open.
     drop(first);
     close_unused(SOON).unwrap();
     assert_eq!(read(&ipc, second.range()), [7; 5000]);
@@ -350,7 +350,7 @@ fn cudarcs_slices_can_be_shared_once_the_pool_can() {
 }
 
 #[test]
-fn a_block_is_open_on_two_devices_at_once() {
+fn block_opens_on_two_devices_concurrently() {
     let Some((backend, _alone)) = backend() else { return };
     if backend.devices().unwrap().len() < 2 || !backend.peer_access(1.into(), ZERO).unwrap() {
         eprintln!("skipped: needs two devices with peer access");
@@ -367,7 +367,7 @@ fn a_block_is_open_on_two_devices_at_once() {
         assert_eq!(other.ask("bytes-are 1 4"), "true", "{kind:?}");
         assert_eq!(other.ask("fill 1 0 100 6"), "filled");
         assert_eq!(other.ask("byte 0 99"), "6", "{kind:?}");
-        // The one that is left stays good.
+        // The remaining mapping stays valid.
         other.ask("close 0");
         assert_eq!(other.ask("byte 0 99"), "6", "{kind:?}");
         assert_eq!(other.ask("byte 0 100"), "4", "{kind:?}");
@@ -376,7 +376,7 @@ fn a_block_is_open_on_two_devices_at_once() {
 }
 
 #[test]
-fn handles_that_are_none_are_refused_and_leave_nothing_open() {
+fn corrupt_handle_is_rejected_without_leaks() {
     let Some((backend, _alone)) = backend() else { return };
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let file = || vec![std::fs::File::open("/dev/null").unwrap().into()];
@@ -391,7 +391,7 @@ fn handles_that_are_none_are_refused_and_leave_nothing_open() {
     };
     let open = |handles| backend.open(handles, ZERO, Access::ReadWrite).map(|_| ()).unwrap_err();
     let pool_bytes = |byte: u8| [[1].as_slice(), &[byte; 80]].concat();
-    // What the driver keeps for itself once it has looked at such a handle is there from the first round on.
+    // The driver's own resources for such handles exist from the first round on.
     let mut before = None;
     for round in 0..3 {
         for kind in backend.handle_kinds() {
@@ -419,7 +419,7 @@ fn handles_that_are_none_are_refused_and_leave_nothing_open() {
 }
 
 #[test]
-fn fabric_handles_are_there_or_the_answer_says_what_is_missing() {
+fn fabric_support_matches_allocation_or_names_the_cause() {
     let Some((backend, _alone)) = backend() else { return };
     let found = backend.fabric(0).unwrap();
     eprintln!("{found}");
@@ -428,14 +428,14 @@ fn fabric_handles_are_there_or_the_answer_says_what_is_missing() {
         // SAFETY: freed once.
         (FabricSupport::Available, Ok(range)) => unsafe { backend.memory().free(range) }.unwrap(),
         (FabricSupport::Available, Err(error)) => panic!("{error}"),
-        (_, Ok(range)) => panic!("{found}, and yet there is {range:?}"),
+        (_, Ok(range)) => panic!("{found}, but the allocation succeeded: {range:?}"),
         (_, Err(error)) => assert!(error.to_string().contains(&found.to_string()), "{error}"),
     }
     assert!(matches!(backend.fabric(99), Err(Error::NoSuchDevice { .. })));
 }
 
 #[test]
-fn a_stated_kind_is_honoured_or_refused_by_name() {
+fn requested_kind_is_exported_or_rejected_by_name() {
     let Some((backend, _alone)) = backend() else { return };
     let kinds = kinds_here(&backend);
     for allocated in &kinds {

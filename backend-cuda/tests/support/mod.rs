@@ -1,11 +1,11 @@
-//! What the tests on a GPU share.
+//! Shared code of the tests on a GPU.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_cuda::CudaBackend;
 
-/// The backend, for one test at a time: delays and frees of one test would hold up the streams of another, and show in
-/// the memory that it measures. Where there is no GPU it says so, and the test passes.
+/// Returns the backend, for one test at a time: delays and frees of one test would block the streams of another and
+/// affect its memory measurements. Without a GPU, reports it and returns `None`.
 pub(crate) fn backend() -> Option<(Arc<CudaBackend>, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     match CudaBackend::load() {

@@ -1,4 +1,4 @@
-//! Another process: this test program once more, which does as it is told, a line at a time.
+//! Another process of this test program, which serves requests, one per line.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -8,18 +8,18 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long an answer may take.
+/// The timeout of an answer.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Killed and reaped when it goes out of scope.
-pub(crate) struct Other {
+/// Another process, killed and reaped on drop.
+pub(crate) struct OtherProcess {
     child: Child,
     told: Option<ChildStdin>,
     answers: Receiver<String>,
 }
 
-impl Other {
-    /// Starts an ignored test of this program, which [`serve`]s, with variables of its own.
+impl OtherProcess {
+    /// Starts an ignored test of this program, which [`serve`]s requests, with these environment variables.
     pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--ignored", "--nocapture"])
@@ -32,7 +32,7 @@ impl Other {
         let (answer, answers) = channel();
         thread::spawn(move || {
             for line in said.map_while(Result::ok) {
-                // The test harness's own lines are passed over.
+                // Skips lines of the test harness.
                 if let Some((_, text)) = line.split_once("ANSWER ") {
                     let _ = answer.send(text.to_owned());
                 }
@@ -45,7 +45,7 @@ impl Other {
         self.child.id()
     }
 
-    pub(crate) fn tell(&mut self, request: &str) {
+    pub(crate) fn send(&mut self, request: &str) {
         writeln!(self.told.as_mut().unwrap(), "{request}").unwrap();
     }
 
@@ -54,11 +54,11 @@ impl Other {
     }
 
     pub(crate) fn ask(&mut self, request: &str) -> String {
-        self.tell(request);
+        self.send(request);
         self.answer()
     }
 
-    /// Lets it end by itself, which has to go well.
+    /// Closes the input and waits for the process, which must succeed.
     pub(crate) fn end(mut self) {
         drop(self.told.take());
         let silent = self.answers.recv_timeout(SOON);
@@ -76,14 +76,14 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Answers requests, each a word and its argument, until there are no more.
+/// Serves requests, each a word and its argument, until the end of input.
 pub(crate) fn serve(mut answer: impl FnMut(&str, &str) -> String) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let (request, argument) = line.split_once(' ').unwrap_or((&line, ""));

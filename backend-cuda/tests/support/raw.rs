@@ -1,4 +1,4 @@
-//! Calls of the driver that the backend does not make: what the program around it does.
+//! Driver calls of the surrounding program, which the backend does not make.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -12,7 +12,7 @@ use device_ipc_cuda::CudaBackend;
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 pub(crate) const CAPTURE_INVALIDATED: i32 = 901;
 
-/// The library that the backend has loaded.
+/// The library that the backend loaded.
 #[derive(Debug)]
 pub(crate) struct Raw {
     library: Library,
@@ -25,13 +25,13 @@ impl Raw {
         Self { library: unsafe { Library::new(file) }.unwrap() }
     }
 
-    /// Has the driver a function of this name?
+    /// Returns whether the driver has a function with this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         // SAFETY: the function is not called.
         unsafe { self.library.get::<*const c_void>(name) }.is_ok()
     }
 
-    /// The function of this name.
+    /// Returns the function with this name.
     ///
     /// # Safety
     ///
@@ -41,10 +41,11 @@ impl Raw {
         *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Calls a function that takes and writes numbers of 64 bits; its status.
+    /// Calls a function that takes and writes 64-bit numbers. Returns its status.
     fn call(&self, name: &str, arguments: [u64; 2]) -> i32 {
         type Function = unsafe extern "C" fn(u64, u64) -> i32;
-        // SAFETY: integers and pointers of up to 64 bits travel alike, and the functions called take at most two.
+        // SAFETY: integers and pointers of up to 64 bits are passed in the same way, and the functions take at most
+        // two.
         unsafe { self.function::<Function>(name)(arguments[0], arguments[1]) }
     }
 
@@ -54,7 +55,7 @@ impl Raw {
         value
     }
 
-    /// The context that is current on this thread, or 0.
+    /// Returns this thread's current context, or 0.
     pub(crate) fn current(&self) -> u64 {
         self.get("cuCtxGetCurrent")
     }
@@ -63,17 +64,17 @@ impl Raw {
         assert_eq!(self.call("cuCtxPushCurrent_v2", [context, 0]), 0);
     }
 
-    /// Makes a context current in the place of the one that is; 0: takes that one from the thread's stack.
+    /// Replaces the current context; 0 pops it from the thread's stack.
     pub(crate) fn set_current(&self, context: u64) {
         assert_eq!(self.call("cuCtxSetCurrent", [context, 0]), 0);
     }
 
-    /// Takes the current context from the thread's stack, and gives it.
+    /// Pops the current context from the thread's stack, and returns it.
     pub(crate) fn pop(&self) -> u64 {
         self.get("cuCtxPopCurrent_v2")
     }
 
-    /// The primary context, retained.
+    /// Retains the primary context.
     pub(crate) fn retain_primary(&self, device: u32) -> u64 {
         let mut context = 0u64;
         let out = (&raw mut context).expose_provenance() as u64;
@@ -85,7 +86,7 @@ impl Raw {
         assert_eq!(self.call("cuDevicePrimaryCtxReset_v2", [u64::from(device), 0]), 0);
     }
 
-    /// A context of its own on a device, which is not current afterwards.
+    /// Creates a further context on a device, which is not current afterwards.
     pub(crate) fn create_context(&self, device: c_int) -> u64 {
         type Function = unsafe extern "C" fn(*mut u64, c_uint, c_int) -> i32;
         let mut context = 0;
@@ -96,7 +97,7 @@ impl Raw {
         context
     }
 
-    /// A stream in the context that is current, with `CU_STREAM_NON_BLOCKING` or 0.
+    /// Creates a stream in the current context, with `CU_STREAM_NON_BLOCKING` or 0.
     pub(crate) fn create_stream(&self, flags: u64) -> u64 {
         let mut stream = 0u64;
         let out = (&raw mut stream).expose_provenance() as u64;
@@ -104,12 +105,12 @@ impl Raw {
         stream
     }
 
-    /// Begins a capture in a mode: 0 global, 1 of the thread, 2 relaxed.
+    /// Begins a capture in a mode: 0 global, 1 thread-local, 2 relaxed.
     pub(crate) fn begin_capture(&self, stream: u64, mode: u64) {
         assert_eq!(self.call("cuStreamBeginCapture_v2", [stream, mode]), 0);
     }
 
-    /// Ends the capture: the graph's nodes, or the status.
+    /// Ends the capture. Returns the number of nodes, or the status.
     pub(crate) fn end_capture(&self, stream: u64) -> Result<usize, i32> {
         let mut graph = 0u64;
         let status = self.call("cuStreamEndCapture", [stream, (&raw mut graph).expose_provenance() as u64]);
@@ -118,7 +119,7 @@ impl Raw {
         }
         type Function = unsafe extern "C" fn(u64, *mut c_void, *mut usize) -> i32;
         let mut nodes = 0;
-        // SAFETY: the function's type; null asks for the number alone.
+        // SAFETY: the function's type; null requests only the number.
         let status = unsafe {
             self.function::<Function>("cuGraphGetNodes")(graph, std::ptr::null_mut(), &raw mut nodes)
         };

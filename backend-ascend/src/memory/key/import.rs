@@ -65,8 +65,8 @@ pub(in crate::memory) fn close(library: &AclLibrary, key: &Key, bytes: u64) -> R
     library.check("aclrtIpcMemClose", status)
 }
 
-/// Returns the mapped range according to the driver, whatever the peer states. Drivers before CANN 9.0 have no query for
-/// it; then only checks that the last stated byte is device memory.
+/// Returns the mapped range according to the driver, whatever the peer states. Drivers before CANN 9.0 have no query
+/// for it; then only checks that the last stated byte is device memory.
 fn mapped_range(library: &AclLibrary, stated: DeviceRange) -> Result<DeviceRange> {
     if let Some(reported) = library.address_range(stated)? {
         return if reported.ptr == stated.ptr {

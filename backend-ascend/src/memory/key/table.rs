@@ -1,13 +1,13 @@
 //! The keys that this process has created, by the address of their block.
 //!
 //! The driver records the keys of a process by address (hicann/driver, `svm_shmem_node.c`, `svm_shmem_interprocess.c`):
-//! destroying a key removes the *first* key of its block from the list by which keys are revoked when the process exits,
-//! and clears the flag by which `aclrtFree` detects keys to revoke. With several keys of one block, an importer could be
-//! left with freed memory. So the keys of a block are destroyed together, once none of them is in use, in the order of
-//! their creation. Until then an unused key remains, closed by its importers.
+//! destroying a key removes the *first* key of its block from the list by which keys are revoked when the process
+//! exits, and clears the flag by which `aclrtFree` detects keys to revoke. With several keys of one block, an importer
+//! could be left with freed memory. So the keys of a block are destroyed together, once none of them is in use, in the
+//! order of their creation. Until then an unused key remains, closed by its importers.
 //!
-//! One table per process, not per backend, like the driver's records. It does not contain keys that other libraries create
-//! for the same memory.
+//! One table per process, not per backend, like the driver's records. It does not contain keys that other libraries
+//! create for the same memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,8 +45,8 @@ impl KeyTable {
         Some(&mut entry.listed)
     }
 
-    /// Ends the use of a key, and returns the keys to destroy now: all keys of the block, or none. Returns `None` for a key
-    /// that was not in use.
+    /// Ends the use of a key, and returns the keys to destroy now: all keys of the block, or none. Returns `None` for a
+    /// key that was not in use.
     pub(super) fn release(&mut self, base: DevicePtr, key: &Key) -> Option<Vec<Key>> {
         let keys = self.0.get_mut(&base)?;
         keys.iter_mut().find(|entry| entry.key == *key && entry.in_use)?.in_use = false;

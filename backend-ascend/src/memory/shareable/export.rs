@@ -75,7 +75,8 @@ impl MemoryState {
         }
     }
 
-    /// Ends an export. The driver counts no exports of a shareable handle: it is valid until the physical memory is freed.
+    /// Ends an export. The driver counts no exports of a shareable handle: it is valid until the physical memory is
+    /// freed.
     pub(in crate::memory) fn unexport_shareable(&self, base: DevicePtr) {
         let mut shareables = self.shareables.lock();
         let Some(known) = shareables.get_mut(&base) else { return };

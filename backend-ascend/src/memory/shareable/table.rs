@@ -11,8 +11,8 @@ pub(crate) struct ShareableTable {
     shareables: Mutex<HashMap<DevicePtr, Shareable>>,
 }
 
-/// The shareable handle of a block of physical memory. A block has one: the driver creates no second one, and revokes none
-/// before the block is freed.
+/// The shareable handle of a block of physical memory. A block has one: the driver creates no second one, and revokes
+/// none before the block is freed.
 #[derive(Debug)]
 pub(super) struct Shareable {
     pub(super) number: u64,

@@ -1,7 +1,7 @@
 //! Whether devices support fabric handles.
 //!
-//! Only a trial answers this: the device attribute also reports support without an IMEX channel, when the driver refuses
-//! every call (observed with driver 580.159.04 on H200).
+//! Only a trial answers this: the device attribute also reports support without an IMEX channel, when the driver
+//! refuses every call (observed with driver 580.159.04 on H200).
 
 use std::fmt;
 use std::sync::OnceLock;

@@ -28,8 +28,8 @@ type PoolKey = (ProcessIdentity, PoolName);
 #[derive(Debug, Default)]
 pub(crate) struct ImportedPools(Mutex<HashMap<PoolKey, Arc<Mutex<ImportedPool>>>>);
 
-/// A pool, while one of its pointers is open. Stays locked during driver calls, so that no import runs concurrently with
-/// the free of the same pointer.
+/// A pool, while one of its pointers is open. Stays locked during driver calls, so that no import runs concurrently
+/// with the free of the same pointer.
 #[derive(Debug, Default)]
 struct ImportedPool {
     handle: Option<Pool>,

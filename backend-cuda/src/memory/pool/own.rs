@@ -1,8 +1,8 @@
 //! Shareable pools that this backend creates.
 //!
-//! `cuMemAllocAsync` allocates from the device's *current* pool: the default pool unless another one was set. The default
-//! pool cannot be exported. Setting a shareable pool thus makes the allocations of all code in the process shareable,
-//! without a change to that code.
+//! `cuMemAllocAsync` allocates from the device's *current* pool: the default pool unless another one was set. The
+//! default pool cannot be exported. Setting a shareable pool thus makes the allocations of all code in the process
+//! shareable, without a change to that code.
 
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Blocks of memory without an address, reserved addresses without memory, and mappings of the former at the latter.
 //!
-//! A block stays allocated while any process has a handle or a mapping of it; so a handle is released as soon as the block
-//! is mapped. Dropping an incomplete mapping undoes it.
+//! A block stays allocated while any process has a handle or a mapping of it; so a handle is released as soon as the
+//! block is mapped. Dropping an incomplete mapping undoes it.
 
 use std::sync::Arc;
 
