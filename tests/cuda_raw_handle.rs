@@ -234,7 +234,7 @@ fn part() {
     let beyond = RawHandle { len: 1 << 40, ..handle };
     // SAFETY: the exporter waits for this process, and no work is submitted.
     let error = unsafe { raw::open(&beyond, 0) }.expect_err("more than the allocation has").to_string();
-    assert!(error.contains("bytes at offset") && error.contains("were asked for"), "{error}");
+    assert!(error.contains("bytes at offset") && error.contains("exceed the allocation"), "{error}");
 
     // SAFETY: as above, and the copy is waited for.
     let mapping = unsafe { raw::open(&handle, 0) }.expect("it opens");

@@ -282,7 +282,7 @@ fn default_stream_is_rejected_during_a_blocking_capture() {
         captured.begin(GLOBAL);
         let text = make().unwrap_err().to_string();
         assert!(text.contains("CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906)"), "{call}: {text}");
-        assert!(text.contains("use a stream of your own"), "{call}: {text}");
+        assert!(text.contains("use another stream (cuStreamCreate)"), "{call}: {text}");
         assert_eq!(captured.end(), Ok(0), "{call}");
     }
 }
