@@ -2,31 +2,29 @@
 //! and heap allocations of the caller's thread. A change that makes one of them dearer has to say so here.
 
 mod allocations;
+mod patterns;
 #[path = "../support/mod.rs"]
 mod support;
 mod system_calls;
+mod traced;
 
-use std::io::{BufRead as _, Write as _};
+use std::io::BufRead as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use device_ipc::mock::MockBackend;
 use device_ipc::mock::engine::Operation;
-use device_ipc::{
-    Buffer, BundleDescriptor, BundleExport, Channel, Descriptor, Dtype, Ipc, Message, Region, Ring,
-    RingReader, Stream, TensorLayout, counters,
-};
+use device_ipc::{Descriptor, Ipc, Region, counters};
+use support::{Process, role as role_name};
 
-use support::{Process, argument, role as role_name};
+use patterns::run_bundler;
+use traced::run_traced;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Exports of the second process, and the place of one more, whose bytes are ready behind a stream.
 const EXPORTS: usize = 8;
 const BEHIND_A_STREAM: usize = EXPORTS;
-
-/// Allocations of a bundle.
-const BLOCKS: u64 = 100;
 
 /// What an operation has cost.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,7 +91,7 @@ fn exporter() -> (Process, Vec<Descriptor>) {
 }
 
 #[test]
-fn what_an_export_costs() {
+fn cost_of_export() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
@@ -110,7 +108,7 @@ fn what_an_export_costs() {
 }
 
 #[test]
-fn what_opening_costs() {
+fn cost_of_open() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -132,7 +130,7 @@ fn what_opening_costs() {
 }
 
 #[test]
-fn the_end_of_a_mapping_wakes_nobody_unless_its_lease_ends() {
+fn drop_of_mapping_queues_no_job_unless_its_lease_ends() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -160,7 +158,7 @@ fn the_end_of_a_mapping_wakes_nobody_unless_its_lease_ends() {
 }
 
 #[test]
-fn what_an_export_does_not_keep_is_asked_for_again() {
+fn borrowed_memory_is_looked_up_for_each_export() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let asked = [("range_of", 1)];
@@ -185,87 +183,8 @@ fn what_an_export_does_not_keep_is_asked_for_again() {
     drop((share, again));
 }
 
-/// The names, shapes and strides of a thousand tensors.
 #[test]
-fn what_a_bundle_costs() {
-    let counted = Counted::new();
-    let ipc = &counted.ipc;
-    let (tensors, block) = (1000_u64, Arc::new(ipc.allocate(0, 64_000).expect("memory")));
-    let names: Vec<String> = (0..tensors).map(|index| format!("layer.{index}.weight")).collect();
-    let make = |names: Vec<String>| {
-        let mut bundle = ipc.bundle();
-        let memory = bundle.memory(block.clone());
-        for (index, name) in names.into_iter().enumerate() {
-            let layout = TensorLayout::contiguous(Dtype::F32, [2, 2, 2, 2]).expect("a layout");
-            bundle.tensor(name, memory, index as u64 * 64, layout).expect("it fits");
-        }
-        bundle.start().expect("shared")
-    };
-    let kept = make(names.clone());
-    let (again, bundle) = counted.cost(|| make(names));
-    assert_eq!((again.driver.len(), again.requests), (0, 0), "the memory is shared already: {again:?}");
-    assert!(again.allocations < 100, "{} allocations for {tensors} tensors", again.allocations);
-    let (written, bytes) = counted.cost(|| bundle.descriptor().to_bytes());
-    assert_eq!(written.allocations, 1, "one buffer");
-    let (read, descriptor) = counted.cost(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
-    assert_eq!(descriptor.len() as u64, tensors);
-    assert!(read.allocations < 40, "{} allocations for {tensors} tensors", read.allocations);
-    drop((kept, bundle));
-}
-
-/// A bundle of so many blocks, with a tensor in each.
-fn bundle_of(ipc: &Ipc, blocks: &[Arc<Buffer>]) -> BundleExport {
-    let mut bundle = ipc.bundle();
-    for (index, block) in blocks.iter().enumerate() {
-        let memory = bundle.memory(block.clone());
-        let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
-        bundle.tensor(format!("layer.{index}.weight"), memory, 0, layout).expect("it fits");
-    }
-    bundle.start().expect("shared")
-}
-
-fn blocks(ipc: &Ipc) -> Vec<Arc<Buffer>> {
-    (0..BLOCKS).map(|_| Arc::new(ipc.allocate(0, 4096).expect("memory"))).collect()
-}
-
-/// What is handed over again costs the same for one allocation as for many, but for what the caller gives of each.
-#[test]
-fn what_a_bundle_of_many_allocations_costs() {
-    let counted = Counted::new();
-    let ipc = &counted.ipc;
-    let blocks = blocks(ipc);
-    let (first, kept) = counted.cost(|| bundle_of(ipc, &blocks));
-    assert_eq!(first.driver, [("range_of", BLOCKS), ("export", BLOCKS)], "the driver is asked once for each");
-    let (again, bundle) = counted.cost(|| bundle_of(ipc, &blocks));
-    assert_eq!((again.driver, again.requests), (vec![], 0), "exports keep all of them");
-    // The names, and the lists of what the caller gives.
-    assert!(again.allocations < BLOCKS + 40, "{} allocations", again.allocations);
-    let (read, _) = counted.cost(|| BundleDescriptor::from_bytes(&bundle.descriptor().to_bytes()));
-    assert!(read.allocations < 40, "{} allocations for {BLOCKS} regions", read.allocations);
-    drop((kept, bundle));
-
-    let process = Process::role("bundler", &[]);
-    let bundles: Vec<BundleDescriptor> = (0..3).map(|_| process.line(|line| line.parse().ok())).collect();
-    let open = |bundle| ipc.open_bundle(bundle).at_home().expect("opened");
-    let (first, mapping) = counted.cost(|| open(&bundles[0]));
-    assert_eq!(first.driver, [("range_of", BLOCKS), ("open", BLOCKS)], "each is opened once");
-    assert_eq!(first.requests, 1);
-    let (another, second) = counted.cost(|| open(&bundles[1]));
-    assert_eq!((another.driver, another.requests), (vec![], 1), "another bundle of the same memory");
-    assert!(another.allocations < 30, "{} allocations", another.allocations);
-    drop(mapping);
-    let (next, third) = counted.cost(|| open(&bundles[2]));
-    assert_eq!((next.driver, next.requests), (vec![], 1), "and the next, where the first has gone");
-    assert!(next.allocations < 30, "{} allocations", next.allocations);
-    let (same, fourth) = counted.cost(|| open(&bundles[2]));
-    assert_eq!((same.driver, same.requests), (vec![], 0), "a bundle that is open");
-    drop((second, third, fourth));
-    settle();
-    process.finish();
-}
-
-#[test]
-fn what_is_ready_is_asked_for_once() {
+fn ready_event_is_queried_once() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -282,7 +201,7 @@ fn what_is_ready_is_asked_for_once() {
 }
 
 #[test]
-fn what_a_release_on_a_stream_costs() {
+fn cost_of_release_on_stream() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -304,7 +223,7 @@ fn what_a_release_on_a_stream_costs() {
 }
 
 #[test]
-fn what_a_timeline_costs() {
+fn cost_of_timeline() {
     let counted = Counted::new();
     let ipc = &counted.ipc;
     let (process, exports) = exporter();
@@ -327,49 +246,7 @@ fn what_a_timeline_costs() {
 }
 
 #[test]
-fn what_a_hand_over_through_a_ring_costs() {
-    let counted = Counted::new();
-    let ipc = &counted.ipc;
-    let stream = ipc.create_stream(0).expect("a stream");
-    let mut ring = ring_of(ipc);
-    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream).expect("joined");
-    for _ in 0..4 {
-        hand_over_by_hosts(&mut ring, &mut reader, &stream);
-    }
-    let (by_hosts, ()) = counted.cost(|| hand_over_by_hosts(&mut ring, &mut reader, &stream));
-    assert_eq!(by_hosts, cost(&[], 0, 0), "by hosts");
-    let mut by_streams = || {
-        ring.write(&stream).expect("written").publish(&stream).expect("published");
-        reader.next(&stream).expect("taken").release(&stream).expect("released");
-    };
-    // The device gets to know the pages.
-    by_streams();
-    stream.synchronize().expect("done");
-    let (by_streams, ()) = counted.cost(by_streams);
-    let waits = by_streams.driver.iter().filter(|(name, _)| *name == "wait_value").map(|(_, count)| count);
-    assert!(waits.sum::<u64>() <= 1, "a wait for the publication, if it has not come: {by_streams:?}");
-    let rest: Vec<_> = by_streams.driver.iter().filter(|(name, _)| *name != "wait_value").copied().collect();
-    assert_eq!(
-        rest,
-        [("write_value", 4)],
-        "the publication and the release, each with the order of the process's own streams; no host waits"
-    );
-    assert_eq!(by_streams.requests, 0);
-    stream.synchronize().expect("done");
-}
-
-fn ring_of(ipc: &Ipc) -> Ring {
-    ipc.ring(ipc.allocate(0, 4096).expect("memory")).start().expect("a ring")
-}
-
-fn hand_over_by_hosts(ring: &mut Ring, reader: &mut RingReader, stream: &Stream) {
-    ring.wait_writable(PATIENCE).expect("released");
-    ring.write(stream).expect("written").publish_now().expect("published");
-    reader.wait_next(PATIENCE).expect("taken").release_now().expect("released");
-}
-
-#[test]
-fn what_a_descriptor_costs() {
+fn cost_of_descriptor() {
     let _counted = Counted::new();
     let (process, exports) = exporter();
     let count = |operation: &dyn Fn()| {
@@ -382,119 +259,6 @@ fn what_a_descriptor_costs() {
     assert_eq!(count(&|| drop(Descriptor::from_bytes(&bytes))), 3, "the name, the address, the allocations");
     assert_eq!(count(&|| drop(text.parse::<Descriptor>())), 4, "and the bytes");
     process.finish();
-}
-
-/// Both ends of a channel, in this process.
-fn channel(ipc: &Ipc) -> (Channel, Channel) {
-    let name = format!("counts-{}", std::process::id());
-    let listener = ipc.listen(&name).start().expect("it listens");
-    let connecting = std::thread::spawn({
-        let ipc = ipc.clone();
-        move || ipc.connect(&name).timeout(PATIENCE).start()
-    });
-    let far = listener.accept(PATIENCE).expect("accepted");
-    (connecting.join().expect("no panic").expect("connected"), far)
-}
-
-#[test]
-fn what_a_message_costs() {
-    let counted = Counted::new();
-    let ipc = &counted.ipc;
-    let (near, far) = channel(ipc);
-    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
-    let export = ipc.share(block).start().expect("shared");
-    let send = |channel: &Channel| {
-        channel.send(Message::new().bytes(b"layer").tensor(&export), PATIENCE).expect("sent");
-    };
-    // Buffers and tables are as large as they have to be.
-    for _ in 0..20 {
-        send(&near);
-        drop(far.receive(PATIENCE).expect("received"));
-    }
-    let (sent, ()) = counted.cost(|| send(&near));
-    assert_eq!(sent, cost(&[], 0, 4), "the parts, their grants, their list, the bytes of the descriptor");
-    let (received, message) = counted.cost(|| far.receive(PATIENCE).expect("received"));
-    assert_eq!(
-        received,
-        cost(&[], 0, 7),
-        "the bytes, the parts and their list, the descriptor, where to give it back"
-    );
-    let (opened, mapping) = counted.cost(|| message.tensors()[0].open().at_home().expect("opened"));
-    assert_eq!((opened.driver, opened.requests), (vec![], 0), "opening it");
-    drop((mapping, message));
-    let (bytes, ()) = counted.cost(|| near.send(Message::new().bytes(b"bytes"), PATIENCE).expect("sent"));
-    assert_eq!(bytes, cost(&[], 0, 0), "bytes alone");
-    let (received, _) = counted.cost(|| far.receive(PATIENCE).expect("received"));
-    assert_eq!(received, cost(&[], 0, 1), "the bytes alone");
-}
-
-#[test]
-fn what_opening_costs_in_system_calls() {
-    let _counted = Counted::new();
-    let (process, exports) = exporter();
-    let text: Vec<String> = exports.iter().map(Descriptor::to_string).collect();
-    let mut traced = Process::role("traced", &[("DESCRIPTORS", &text.join(","))]);
-    let pid: i32 = traced.line(|line| line.strip_prefix("pid ")?.parse().ok());
-    if traced.line(|line| line.strip_prefix("traced ").map(|yes| yes == "false")) {
-        println!("skipped: this system does not permit ptrace");
-        return;
-    }
-    traced.enter();
-    let found = system_calls::trace(pid);
-    drop(traced);
-    let [share, first, second, again, ring, there_and_back, send, receive, wait] = found.as_slice() else {
-        panic!("{found:?}")
-    };
-    let nothing: [u64; 0] = [];
-    assert_eq!(but_for_memory(ring), nothing, "hosts hand over through a ring without the kernel");
-    assert_eq!(but_for_memory(again), nothing, "opening what is open asks the kernel nothing");
-    assert_eq!(of_ours(share), nothing, "the kernel gives tokens for many exports at a time");
-    let round_trip = [libc::SYS_epoll_ctl, libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_epoll_ctl];
-    assert_eq!(
-        with_looks_as_one(of_ours(second)),
-        round_trip.map(number),
-        "one round trip, with the poller kept away meanwhile"
-    );
-    assert_eq!(
-        but_for_memory(there_and_back),
-        nothing,
-        "a message and its answer, while both ends are awake"
-    );
-    assert_eq!(
-        but_for_memory(send),
-        [libc::SYS_sendmsg].map(number),
-        "a message behind one that was not received yet"
-    );
-    assert_eq!(but_for_memory(receive), [libc::SYS_recvmsg].map(number), "a message that is there");
-    let waiting = of_ours(wait);
-    let asleep = waiting.iter().all(|call| *call == number(libc::SYS_ppoll)) && !waiting.is_empty();
-    assert!(asleep, "a wait for a message that does not come: {waiting:?}");
-    let first = with_looks_as_one(of_ours(first));
-    assert_eq!(first[..4], round_trip.map(number), "before the driver's calls");
-    drop(process);
-}
-
-/// While answers come quickly, the importer looks for one as often as it likes before it sleeps in the last look.
-fn with_looks_as_one(mut calls: Vec<u64>) -> Vec<u64> {
-    calls.dedup_by(|next, call| *next == number(libc::SYS_recvmsg) && next == call);
-    calls
-}
-
-const fn number(call: i64) -> u64 {
-    call as u64
-}
-
-/// Without what the allocator and the mock ask for: memory, and which process it is.
-fn of_ours(calls: &[u64]) -> Vec<u64> {
-    let mut calls = but_for_memory(calls);
-    calls.retain(|call| *call != number(libc::SYS_getpid));
-    calls
-}
-
-/// Without what the allocator asks for.
-fn but_for_memory(calls: &[u64]) -> Vec<u64> {
-    let theirs = [libc::SYS_brk, libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_madvise];
-    calls.iter().copied().filter(|call| !theirs.map(number).contains(call)).collect()
 }
 
 #[test]
@@ -526,76 +290,4 @@ fn run_exporter() {
     exports.push(export);
     let ended = std::io::stdin().lock().lines().next();
     assert!(ended.is_none(), "the test only closes the input");
-}
-
-/// Bundles of the same memory.
-fn run_bundler() {
-    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
-    let blocks = blocks(&ipc);
-    let bundles: Vec<_> = (0..3).map(|_| bundle_of(&ipc, &blocks)).collect();
-    bundles.iter().for_each(|bundle| println!("{}", bundle.descriptor()));
-    let ended = std::io::stdin().lock().lines().next();
-    assert!(ended.is_none(), "the test only closes the input");
-}
-
-/// Does the same operations, between marks.
-fn run_traced() {
-    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a machine"));
-    let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
-    let texts = argument("DESCRIPTORS");
-    let exports: Vec<Descriptor> = texts.split(',').map(|text| text.parse().expect("a descriptor")).collect();
-    let shared = ipc.share(block.clone()).start().expect("shared");
-    let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
-    let stream = ipc.create_stream(0).expect("a stream");
-    let mut ring = ring_of(&ipc);
-    let mut reader = ipc.open_ring(ring.descriptor()).on(&stream).expect("joined");
-    for _ in 0..4 {
-        hand_over_by_hosts(&mut ring, &mut reader, &stream);
-    }
-    // SAFETY: asks for a number.
-    println!("\npid {}", unsafe { libc::gettid() });
-    println!("\ntraced {}", system_calls::be_traced());
-    std::io::stdout().flush().expect("the test reads");
-    std::io::stdin().lock().lines().next();
-    system_calls::stop();
-    let mut kept = Vec::with_capacity(4);
-    system_calls::mark();
-    let another = ipc.share(block).start().expect("shared");
-    system_calls::mark();
-    for export in [0, 1, 0] {
-        system_calls::mark();
-        kept.push(ipc.open(&exports[export]).at_home().expect("opened"));
-        system_calls::mark();
-    }
-    system_calls::mark();
-    hand_over_by_hosts(&mut ring, &mut reader, &stream);
-    system_calls::mark();
-    let (near, far) = channel(&ipc);
-    let message = || Message::new().bytes(b"layer").tensor(&shared);
-    let round_trip = || {
-        // What this process shares is sent with a grant, and what the other one shares is open already.
-        near.send(message().descriptor(&exports[0]), PATIENCE).expect("sent");
-        let received = far.receive(PATIENCE).expect("received");
-        drop(received.tensors()[1].open().at_home().expect("opened"));
-        received.reply(Message::new(), PATIENCE).expect("answered");
-        drop(near.receive(PATIENCE).expect("received"));
-    };
-    // Tables and buffers are as large as they have to be.
-    (0..20).for_each(|_| round_trip());
-    system_calls::mark();
-    round_trip();
-    system_calls::mark();
-    near.send(message(), PATIENCE).expect("sent");
-    system_calls::mark();
-    near.send(message(), PATIENCE).expect("sent");
-    system_calls::mark();
-    drop(far.receive(PATIENCE).expect("received"));
-    system_calls::mark();
-    let received = far.receive(PATIENCE).expect("received");
-    system_calls::mark();
-    system_calls::mark();
-    let nothing = far.receive(Duration::from_millis(1));
-    system_calls::mark();
-    assert!(nothing.is_err(), "nothing was sent");
-    drop((kept, link, another, shared, received, near, far));
 }
