@@ -1,22 +1,24 @@
 //! Many named tensors in one descriptor: opened at once, or not at all.
 
 mod again;
+mod devices;
+mod errors;
+mod holders;
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{
-    Access, BundleDescriptor, BundleExport, Counters, DeviceMap, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Error,
-    Hanging, Ipc, Region, TensorLayout, TensorTable, counters,
-};
+use device_ipc_core::{Access, BundleDescriptor, BundleExport, Counters, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Ipc, Region, TensorLayout, TensorTable, counters};
 
 use crate::agent::{Agent, Answer, BundleSharing, BundledTensor, Command, Place, bundle};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, happens_soon, pattern, tensor_bytes};
+use crate::flows::{Memory, OLD, SOON, float_bytes, pattern, tensor_bytes};
 use crate::{Context, Outcome, Stop, fail, unchecked};
 
 pub use again::{every_difference_from_the_last_time_counts, handed_over_again, stale_although_the_memory_is_open, what_looks_the_same_is_told_apart};
+pub use errors::{altered_memory_is_refused, dropped_bundle, failed_start_gives_everything_back, refused_part_leaves_nothing_open, senseless_tensors_leave_the_rest, stale_tensor_is_named};
+pub use devices::{each_device_waits_for_its_own_stream, released_on_a_stream_of_one_of_two_devices, two_devices_at_home, two_devices_by_a_map, two_devices_on_one};
+pub use holders::{exporter_killed, holders_are_named_and_waited_for, importer_killed};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -44,17 +46,6 @@ fn three_tensors(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
     }
     let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
     let descriptor = share(&mut exporter, &["m0", "m1", "m2"], tensors)?;
-    Ok((exporter, descriptor))
-}
-
-/// An agent with a buffer of 4096 bytes on each of the first two devices, and a bundle of both: `near` on device 0 and
-/// `far` on device 1.
-fn on_two_devices(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
-    let mut exporter = context.agent()?;
-    exporter.allocate("near", 0, &pattern(4096))?;
-    exporter.allocate("far", 1, &pattern(4097)[1..])?;
-    let tensors = vec![tensor("near", 0, 0, "uint8", &[4096]), tensor("far", 1, 0, "uint8", &[64, 64])];
-    let descriptor = share(&mut exporter, &["near", "far"], tensors)?;
     Ok((exporter, descriptor))
 }
 
@@ -320,230 +311,6 @@ pub fn unknown_name(context: &Context) -> Outcome {
     that(mapping.tensor("t2").is_ok(), "the tensors that there are can be had")
 }
 
-/// A tensor that makes no sense is refused by its name, and is not put in; what was put in before is shared.
-pub fn senseless_tensors_leave_the_rest(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let mut bundle = memory.ipc.bundle();
-    let all = bundle.memory(Arc::clone(&memory.buffer));
-    bundle.tensor("good", all, 0, bytes_of_shape(&[4096])?)?;
-    let mut refuse = |name: &str, offset, layout, what: &str, phrases: &[&str]| {
-        refused(bundle.tensor(name, all, offset, layout), what, "Descriptor", phrases)
-    };
-    refuse("good", 0, bytes_of_shape(&[1])?, "the same name again", &["\"good\"", "called so"])?;
-    refuse("", 0, bytes_of_shape(&[1])?, "no name", &["at least one byte"])?;
-    refuse(&"n".repeat(1025), 0, bytes_of_shape(&[1])?, "a long name", &["at most 1024 bytes"])?;
-    refuse("long", 1, bytes_of_shape(&[4096])?, "a tensor behind the end", &["\"long\"", "4097 bytes", "4096 bytes"])?;
-    refuse("far", u64::MAX, bytes_of_shape(&[1])?, "a place without an end", &["\"far\"", "64 bits"])?;
-    let stranger = memory.ipc.bundle().memory(Arc::clone(&memory.buffer));
-    let result = bundle.tensor("w", stranger, 0, bytes_of_shape(&[1])?);
-    refused(result, "memory of another bundle", "InvalidRegion", &["\"w\"", "another bundle"])?;
-    let untyped = bundle.owned("untyped", Arc::clone(&memory.buffer), None);
-    let Err(untyped) = untyped else { return fail("an owner without an element type needs a layout") };
-    refused(Err::<(), _>(untyped.error()), "no type", "Layout", &["element type"])?;
-    equal(untyped.into_owner().range(), memory.buffer.range(), "the owner that is given back")?;
-    let export = bundle.start()?;
-    equal(export.descriptor().tensors().map(|(name, _)| name).collect(), vec!["good"], "the tensors")
-}
-
-/// Where memory cannot be shared, the error names the first tensor in it, nothing is shared, and everything that was put in
-/// comes back.
-pub fn failed_start_gives_everything_back(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let (witness, dropped) = Witness::of(&memory);
-    let mut bundle = memory.ipc.bundle();
-    refused(memory.ipc.bundle().start(), "a bundle without tensors", "InvalidRegion", &["at least one tensor"])?;
-    let host = vec![0_u8; 4096];
-    let device = memory.buffer.range().device;
-    let address = device_ipc_core::DevicePtr::new(host.as_ptr() as u64);
-    let range = device_ipc_core::DeviceRange::new(device, address, 4096);
-    let region = device_ipc_core::Region::new(context.backend().info().name, range);
-    bundle.owned("good", Arc::clone(&memory.buffer), Some(bytes_of_shape(&[4096])?))?;
-    let owner = unchecked::owned(witness, memory.buffer_region(context));
-    bundle.owned("kept", owner, Some(bytes_of_shape(&[1])?))?;
-    bundle.owned("bad", unchecked::not_owned(region), Some(bytes_of_shape(&[16])?))?;
-    let Err(failed) = bundle.start() else { return fail("host memory should not be shared") };
-    refused(Err::<(), _>(failed.error()), "host memory in a bundle", "InBundle", &["\"bad\""])?;
-    that(matches!(failed.error().innermost(), Error::NotDeviceMemory { .. }), "the cause is that of a plain share")?;
-    equal(counters().exports, 0, "exports after a bundle that failed")?;
-    that(dropped.recv_timeout(SHORT).is_err(), "the owners are kept by the error")?;
-    let again = failed.into_builder(&memory.ipc);
-    that(again.start().is_err(), "the builder that came back has the same memory in it")?;
-    that(dropped.recv_timeout(SOON).is_ok(), "the owners go with the error")
-}
-
-/// Where the exporter's allocation is another than the descriptor's, the error names the first tensor in it, and nothing is
-/// opened of the others.
-pub fn stale_tensor_is_named(context: &Context) -> Outcome {
-    let (_exporter, descriptor) = three_tensors(context)?;
-    let altered = altered(&descriptor, |bytes, parts| {
-        // Behind the head of the part: each region is its number of allocations, and size and number of each.
-        let generation = parts + 50 + 20 + 4 + 8;
-        bytes[generation] ^= 1;
-    })?;
-    let name = altered.tensors().nth(1).map(|(name, _)| name.to_owned()).unwrap_or_default();
-    let ipc = context.ipc();
-    let result = ipc.open_bundle(&altered).at_home();
-    let Err(error) = result else { return fail("an allocation of another number should be refused") };
-    that(matches!(error.innermost(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
-    let second = first_in_the_second_region(&descriptor, &name)?;
-    refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
-    nothing_stays_open()?;
-    equal(counters().driver_opens_total, 0, "driver's opens: the handles were looked at first")
-}
-
-/// The name of the only tensor in the second region, by its address: regions are listed in the order of their addresses.
-fn first_in_the_second_region(descriptor: &BundleDescriptor, fallback: &str) -> Result<String, Stop> {
-    let view = serde_json::to_value(descriptor.view())?;
-    let tensors = view["tensors"].as_array().cloned().unwrap_or_default();
-    let found = tensors.iter().find(|tensor| tensor["region"] == 1).and_then(|tensor| tensor["name"].as_str());
-    Ok(found.unwrap_or(fallback).to_owned())
-}
-
-/// The same descriptor with other bytes and a checksum that fits; the second number is where the parts begin.
-fn altered(
-    descriptor: &BundleDescriptor,
-    alter: impl FnOnce(&mut Vec<u8>, usize),
-) -> Result<BundleDescriptor, Stop> {
-    let mut bytes = descriptor.to_bytes();
-    let parts = 81 + usize::from(bytes[74]) + usize::from(bytes[76]);
-    alter(&mut bytes, parts);
-    let covered = bytes.len() - 4;
-    let checksum = crc32fast::hash(&bytes[..covered]);
-    bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
-    Ok(BundleDescriptor::from_bytes(&bytes)?)
-}
-
-/// Where the memory on one device is refused, what was opened on the other is closed again, and the error names the first
-/// tensor that cannot be had.
-pub fn refused_part_leaves_nothing_open(context: &Context) -> Outcome {
-    context.two_devices()?;
-    let (_exporter, descriptor) = on_two_devices(context)?;
-    // The second part stands behind the only region of the first; its token behind its home and its export.
-    let altered = altered(&descriptor, |bytes, parts| bytes[parts + 50 + 20 + 29] ^= 1)?;
-    let ipc = context.ipc();
-    let result = ipc.open_bundle(&altered).at_home();
-    refused(result, "a bundle with a wrong token", "InBundle", &["\"far\"", "token"])?;
-    nothing_stays_open()?;
-    equal(counters().driver_opens_total, 1, "driver's opens: the first part was opened before")?;
-    let good = ipc.open_bundle(&descriptor).at_home()?;
-    equal(good.len(), 2, "the tensors of the bundle as it was made")
-}
-
-/// A bundle that was dropped cannot be opened, by those who had it open neither; the error names a tensor.
-pub fn dropped_bundle(context: &Context) -> Outcome {
-    let (mut exporter, descriptor) = three_tensors(context)?;
-    let ipc = context.ipc();
-    let stream = ipc.create_stream(0)?;
-    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
-    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
-    let result = ipc.open_bundle(&descriptor).at_home();
-    refused(result, "opening a dropped bundle", "InBundle", &["\"t0\"", "dropped", "new descriptor"])?;
-    same(&tensor_bytes(&mapping.tensor("t1")?, &stream)?, &pattern(4097)[1..], "what is still open")?;
-    mapping.release(&stream)?;
-    nothing_stays_open()
-}
-
-/// A descriptor that names other pieces of memory than the export has is refused, also where the export is open already.
-pub fn altered_memory_is_refused(context: &Context) -> Outcome {
-    let (mut exporter, descriptor) = three_tensors(context)?;
-    let ipc = context.ipc();
-    let open = ipc.open_bundle(&descriptor).at_home()?;
-    // A region less, with the tensors moved to the first.
-    let less = |bytes: &mut Vec<u8>, parts: usize| {
-        bytes[parts + 46] = 2;
-        bytes.drain(parts + 50 + 40..parts + 50 + 60);
-        let mut at = parts + 50 + 40;
-        for _ in 0..3 {
-            bytes[at..at + 4].fill(0);
-            at += 4 + 20 + 2 + 16;
-        }
-        let total = bytes.len() as u32;
-        bytes[8..12].copy_from_slice(&total.to_le_bytes());
-    };
-    let altered = altered(&descriptor, less)?;
-    refused(ipc.open_bundle(&altered).at_home(), "other memory than is open", "InBundle", &["\"t0\"", "pieces"])?;
-    drop(open);
-    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
-    nothing_stays_open()
-}
-
-/// A bundle over two devices has a lease for each, and its tensors are where they live.
-pub fn two_devices_at_home(context: &Context) -> Outcome {
-    let devices = context.two_devices()?;
-    let (_exporter, descriptor) = on_two_devices(context)?;
-    let homes: Vec<_> = descriptor.homes().collect();
-    equal(homes, devices.iter().map(|device| device.identity).collect(), "the homes that the descriptor names")?;
-    equal(descriptor.home("far"), Some(devices[1].identity), "the home of a tensor")?;
-    let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
-    that(mapping.is_at_home(), "it is opened at home")?;
-    let seen = counters();
-    equal((seen.requests_total, seen.driver_opens_total), (2, 2), "requests to the exporter, and driver's opens")?;
-    let on = mapping.devices();
-    equal(on, devices.iter().map(|device| device.ordinal).collect(), "the devices of the mapping")?;
-    for (index, (name, bytes)) in [("near", &pattern(4096)[..]), ("far", &pattern(4097)[1..])].into_iter().enumerate() {
-        let tensor = mapping.tensor(name)?;
-        equal(tensor.device(), devices[index].ordinal, "the device of a tensor")?;
-        let stream = ipc.create_stream(devices[index].ordinal)?;
-        same(&tensor_bytes(&tensor, &stream)?, bytes, "its bytes")?;
-        let other = ipc.create_stream(devices[1 - index].ordinal)?;
-        refused(tensor.view::<u8, _>(&other).map(drop), "a view on the other device", "WrongStream", &["device"])?;
-    }
-    drop(ipc.open_bundle(&descriptor).at_home()?);
-    equal(counters().requests_total, 2, "requests after it was opened again")
-}
-
-/// Everything on one stream's device, where that one reaches the other.
-pub fn two_devices_on_one(context: &Context) -> Outcome {
-    let devices = context.two_peers()?;
-    let (_exporter, descriptor) = on_two_devices(context)?;
-    let ipc = context.ipc();
-    let stream = ipc.create_stream(devices[1].ordinal)?;
-    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
-    equal(mapping.devices(), vec![devices[1].ordinal], "the devices of the mapping")?;
-    that(!mapping.is_at_home(), "one of the tensors is not at home")?;
-    same(&tensor_bytes(&mapping.tensor("near")?, &stream)?, &pattern(4096), "the bytes of the other device")?;
-    same(&tensor_bytes(&mapping.tensor("far")?, &stream)?, &pattern(4097)[1..], "the bytes at home")?;
-    Ok(mapping.release(&stream)?)
-}
-
-/// By a device map each tensor is opened where the map says for its home; a home that is not in it is an error that names
-/// the tensor.
-pub fn two_devices_by_a_map(context: &Context) -> Outcome {
-    let devices = context.two_devices()?;
-    let (_exporter, descriptor) = on_two_devices(context)?;
-    let ipc = context.ipc();
-    let home = |map: DeviceMap, index: usize| map.insert(devices[index].identity, devices[index].ordinal);
-    let half = home(DeviceMap::new(), 0)?;
-    let result = ipc.open_bundle(&descriptor).mapped_by(&half);
-    let name = devices[1].identity.to_string();
-    refused(result, "a home that is not in the map", "InBundle", &["\"far\"", &name, "DeviceMap::insert"])?;
-    equal(counters().opens_total, 0, "opens, where it is known before that a tensor has no place")?;
-    let mapping = ipc.open_bundle(&descriptor).mapped_by(&home(half, 1)?)?;
-    equal(mapping.tensor("far")?.device(), devices[1].ordinal, "the device that the map names")
-}
-
-/// Released on a stream of one device, what is mapped on the other ends too.
-pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome {
-    let devices = context.two_devices()?;
-    let (mut exporter, descriptor) = on_two_devices(context)?;
-    let ipc = context.ipc();
-    let streams = [ipc.create_stream(devices[0].ordinal)?, ipc.create_stream(devices[1].ordinal)?];
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
-    drop(mapping.tensor("near")?.view::<u8, _>(&streams[0])?);
-    drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
-    mapping.wait_ready(&streams[1])?;
-    mapping.release(&streams[0])?;
-    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
-    nothing_stays_open()?;
-    // One that is mapped on the first device alone comes back from a stream of the second.
-    let (_exporter, descriptor) = three_tensors(context)?;
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
-    let Err(failed) = mapping.release(&streams[1]) else { return fail("a stream of another device should be refused") };
-    refused(Err::<(), _>(failed.error()), "a stream of another device", "WrongStream", &["device 1", "device 0"])?;
-    same(&tensor_bytes(&failed.into_mapping().tensor("t0")?, &streams[0])?, &pattern(4096), "what came back")
-}
-
 /// In the exporting process itself nothing is opened: the tensors are where they were put in.
 pub fn own_process(context: &Context) -> Outcome {
     let bytes = pattern(4096);
@@ -591,83 +358,6 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
         same(&read, &[2; 2048], "the bytes, which the exporter's stream wrote late")?;
     }
     Ok(())
-}
-
-/// What lies on a device is ready when the stream of that device gets there: each part has its own event.
-pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
-    context.two_devices()?;
-    let memories = [Memory::with_bytes(context, 0, &[1; 64])?, Memory::with_bytes(context, 1, &[1; 64])?];
-    let mut importer = context.agent()?;
-    for (index, memory) in memories.iter().enumerate() {
-        importer.must(&Command::Prepare { device: index as u32 })?;
-        memory.stream.delay(Duration::from_millis(200))?;
-        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2 + index as u8)?;
-    }
-    let mut bundle = memories[0].ipc.bundle();
-    for (index, memory) in memories.iter().enumerate() {
-        bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
-    }
-    let export = bundle.ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
-    for index in 0..2 {
-        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
-        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
-        same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
-    }
-    let mut twice = memories[0].ipc.bundle();
-    twice.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
-    let result = twice.ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
-    refused(result, "two streams of one device", "Unsupported", &["two streams of device 0"])
-}
-
-/// Who holds a bundle is named, and the owners are kept until they let go.
-pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let (witness, dropped) = Witness::of(&memory);
-    let mut bundle = memory.ipc.bundle();
-    let owner = unchecked::owned(witness, memory.buffer_region(context));
-    bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
-    let export = bundle.start()?;
-    equal(export.holders().opened(), 0, "how often it has been opened")?;
-    refused(export.wait_released(SHORT), "no open so far", "StillHeld", &["no process has opened the export"])?;
-    let mut importer = context.agent()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
-    let id = importer.peer().id().to_string();
-    refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
-    refused(export.close_with(SHORT, Hanging::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
-    that(dropped.recv_timeout(SHORT).is_err(), "the owner is kept for the importer")?;
-    importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
-    that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
-}
-
-/// The leases of a killed importer end.
-pub fn importer_killed(context: &Context) -> Outcome {
-    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let export = whole(&memory.ipc, &memory)?;
-    let mut importer = context.agent()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
-    equal(export.holders().iter().len(), 1, "the number of holders")?;
-    importer.kill()?;
-    export.wait_released(SOON)?;
-    Ok(export.close(SOON)?)
-}
-
-/// An importer is told of the exporter's end, once, and opens nothing of it any more.
-pub fn exporter_killed(context: &Context) -> Outcome {
-    let (exporter, descriptor) = three_tensors(context)?;
-    let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
-    let (sender, gone) = channel();
-    mapping.on_gone(move |error| drop(sender.send(error.to_string())));
-    exporter.kill()?;
-    let told = gone.recv_timeout(SOON);
-    that(told.is_ok_and(|told| told.contains("has ended")), "on_gone should be told that the exporter has ended")?;
-    refused(ipc.open_bundle(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
-    drop(mapping);
-    happens_soon("the close of what was open", || Ok(counters().mapped_bytes == 0))
 }
 
 /// An allocation that is open by a plain export needs no driver call for a bundle, nor the other way round.

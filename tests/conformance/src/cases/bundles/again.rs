@@ -2,7 +2,8 @@
 
 use device_ipc_core::{BundleDescriptor, BundleMapping, Error, Stream, counters};
 
-use super::{altered, first_in_the_second_region, nothing_stays_open, tensor, three_tensors};
+use super::errors::{altered, first_in_the_second_region};
+use super::{nothing_stays_open, tensor, three_tensors};
 use crate::agent::{Agent, BundleSharing, BundledTensor, Command, bundle};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{pattern, tensor_bytes};

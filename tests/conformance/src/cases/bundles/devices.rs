@@ -1,0 +1,128 @@
+//! Bundles over two devices.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc_core::{BundleDescriptor, DeviceMap, counters};
+
+use crate::agent::{Agent, Command, Place};
+use crate::check::{equal, refused, same, that};
+use crate::flows::{Memory, pattern, tensor_bytes};
+use crate::{Context, Outcome, Stop, fail};
+use super::{bytes_of_shape, nothing_stays_open, share, tensor, three_tensors};
+
+/// An agent with a buffer of 4096 bytes on each of the first two devices, and a bundle of both: `near` on device 0 and
+/// `far` on device 1.
+pub(super) fn on_two_devices(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
+    let mut exporter = context.agent()?;
+    exporter.allocate("near", 0, &pattern(4096))?;
+    exporter.allocate("far", 1, &pattern(4097)[1..])?;
+    let tensors = vec![tensor("near", 0, 0, "uint8", &[4096]), tensor("far", 1, 0, "uint8", &[64, 64])];
+    let descriptor = share(&mut exporter, &["near", "far"], tensors)?;
+    Ok((exporter, descriptor))
+}
+
+/// A bundle over two devices has a lease for each, and its tensors are where they live.
+pub fn two_devices_at_home(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let homes: Vec<_> = descriptor.homes().collect();
+    equal(homes, devices.iter().map(|device| device.identity).collect(), "the homes that the descriptor names")?;
+    equal(descriptor.home("far"), Some(devices[1].identity), "the home of a tensor")?;
+    let ipc = context.ipc();
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    that(mapping.is_at_home(), "it is opened at home")?;
+    let seen = counters();
+    equal((seen.requests_total, seen.driver_opens_total), (2, 2), "requests to the exporter, and driver's opens")?;
+    let on = mapping.devices();
+    equal(on, devices.iter().map(|device| device.ordinal).collect(), "the devices of the mapping")?;
+    for (index, (name, bytes)) in [("near", &pattern(4096)[..]), ("far", &pattern(4097)[1..])].into_iter().enumerate() {
+        let tensor = mapping.tensor(name)?;
+        equal(tensor.device(), devices[index].ordinal, "the device of a tensor")?;
+        let stream = ipc.create_stream(devices[index].ordinal)?;
+        same(&tensor_bytes(&tensor, &stream)?, bytes, "its bytes")?;
+        let other = ipc.create_stream(devices[1 - index].ordinal)?;
+        refused(tensor.view::<u8, _>(&other).map(drop), "a view on the other device", "WrongStream", &["device"])?;
+    }
+    drop(ipc.open_bundle(&descriptor).at_home()?);
+    equal(counters().requests_total, 2, "requests after it was opened again")
+}
+
+/// Everything on one stream's device, where that one reaches the other.
+pub fn two_devices_on_one(context: &Context) -> Outcome {
+    let devices = context.two_peers()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(devices[1].ordinal)?;
+    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    equal(mapping.devices(), vec![devices[1].ordinal], "the devices of the mapping")?;
+    that(!mapping.is_at_home(), "one of the tensors is not at home")?;
+    same(&tensor_bytes(&mapping.tensor("near")?, &stream)?, &pattern(4096), "the bytes of the other device")?;
+    same(&tensor_bytes(&mapping.tensor("far")?, &stream)?, &pattern(4097)[1..], "the bytes at home")?;
+    Ok(mapping.release(&stream)?)
+}
+
+/// By a device map each tensor is opened where the map says for its home; a home that is not in it is an error that names
+/// the tensor.
+pub fn two_devices_by_a_map(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (_exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let home = |map: DeviceMap, index: usize| map.insert(devices[index].identity, devices[index].ordinal);
+    let half = home(DeviceMap::new(), 0)?;
+    let result = ipc.open_bundle(&descriptor).mapped_by(&half);
+    let name = devices[1].identity.to_string();
+    refused(result, "a home that is not in the map", "InBundle", &["\"far\"", &name, "DeviceMap::insert"])?;
+    equal(counters().opens_total, 0, "opens, where it is known before that a tensor has no place")?;
+    let mapping = ipc.open_bundle(&descriptor).mapped_by(&home(half, 1)?)?;
+    equal(mapping.tensor("far")?.device(), devices[1].ordinal, "the device that the map names")
+}
+
+/// Released on a stream of one device, what is mapped on the other ends too.
+pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome {
+    let devices = context.two_devices()?;
+    let (mut exporter, descriptor) = on_two_devices(context)?;
+    let ipc = context.ipc();
+    let streams = [ipc.create_stream(devices[0].ordinal)?, ipc.create_stream(devices[1].ordinal)?];
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    drop(mapping.tensor("near")?.view::<u8, _>(&streams[0])?);
+    drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
+    mapping.wait_ready(&streams[1])?;
+    mapping.release(&streams[0])?;
+    exporter.must(&Command::Drop { names: vec!["b".into()] })?;
+    nothing_stays_open()?;
+    // One that is mapped on the first device alone comes back from a stream of the second.
+    let (_exporter, descriptor) = three_tensors(context)?;
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let Err(failed) = mapping.release(&streams[1]) else { return fail("a stream of another device should be refused") };
+    refused(Err::<(), _>(failed.error()), "a stream of another device", "WrongStream", &["device 1", "device 0"])?;
+    same(&tensor_bytes(&failed.into_mapping().tensor("t0")?, &streams[0])?, &pattern(4096), "what came back")
+}
+
+/// What lies on a device is ready when the stream of that device gets there: each part has its own event.
+pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
+    context.two_devices()?;
+    let memories = [Memory::with_bytes(context, 0, &[1; 64])?, Memory::with_bytes(context, 1, &[1; 64])?];
+    let mut importer = context.agent()?;
+    for (index, memory) in memories.iter().enumerate() {
+        importer.must(&Command::Prepare { device: index as u32 })?;
+        memory.stream.delay(Duration::from_millis(200))?;
+        memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2 + index as u8)?;
+    }
+    let mut bundle = memories[0].ipc.bundle();
+    for (index, memory) in memories.iter().enumerate() {
+        bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
+    }
+    let export = bundle.ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    for index in 0..2 {
+        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
+        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
+        same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
+    }
+    let mut twice = memories[0].ipc.bundle();
+    twice.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
+    let result = twice.ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
+    refused(result, "two streams of one device", "Unsupported", &["two streams of device 0"])
+}

@@ -1,0 +1,60 @@
+//! Holders of bundles, and the death of either side.
+
+use std::sync::mpsc::channel;
+
+use device_ipc_core::{Hanging, counters};
+
+use crate::agent::{Command, Place};
+use crate::check::{equal, refused, that};
+use crate::flows::{Memory, SOON, Witness, happens_soon, pattern};
+use crate::{Context, Outcome, unchecked};
+use super::{SHORT, bytes_of_shape, three_tensors, whole};
+
+/// Who holds a bundle is named, and the owners are kept until they let go.
+pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let (witness, dropped) = Witness::of(&memory);
+    let mut bundle = memory.ipc.bundle();
+    let owner = unchecked::owned(witness, memory.buffer_region(context));
+    bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
+    let export = bundle.start()?;
+    equal(export.holders().opened(), 0, "how often it has been opened")?;
+    refused(export.wait_released(SHORT), "no open so far", "StillHeld", &["no process has opened the export"])?;
+    let mut importer = context.agent()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    let id = importer.peer().id().to_string();
+    refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
+    refused(export.close_with(SHORT, Hanging::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
+    that(dropped.recv_timeout(SHORT).is_err(), "the owner is kept for the importer")?;
+    importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
+    that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
+}
+
+/// The leases of a killed importer end.
+pub fn importer_killed(context: &Context) -> Outcome {
+    let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
+    let export = whole(&memory.ipc, &memory)?;
+    let mut importer = context.agent()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    equal(export.holders().iter().len(), 1, "the number of holders")?;
+    importer.kill()?;
+    export.wait_released(SOON)?;
+    Ok(export.close(SOON)?)
+}
+
+/// An importer is told of the exporter's end, once, and opens nothing of it any more.
+pub fn exporter_killed(context: &Context) -> Outcome {
+    let (exporter, descriptor) = three_tensors(context)?;
+    let ipc = context.ipc();
+    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let (sender, gone) = channel();
+    mapping.on_gone(move |error| drop(sender.send(error.to_string())));
+    exporter.kill()?;
+    let told = gone.recv_timeout(SOON);
+    that(told.is_ok_and(|told| told.contains("has ended")), "on_gone should be told that the exporter has ended")?;
+    refused(ipc.open_bundle(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
+    drop(mapping);
+    happens_soon("the close of what was open", || Ok(counters().mapped_bytes == 0))
+}

@@ -1,0 +1,170 @@
+//! Timelines whose lease ends, by a release or by the death of either side.
+
+use std::sync::mpsc::channel;
+
+use device_ipc_core::{Stream, Timeline};
+
+use crate::agent::{Command, Place};
+use crate::check::{Refusal, equal, refused, same};
+use crate::flows::{Memory, OLD, SOON, float_bytes, happens_soon};
+use crate::{Context, Outcome, PATIENCE, fail};
+use super::{AT_ONCE, BEGUN, COUNT, Pair, SHORT, number, only, signal, wait};
+
+/// Waits for a stream that somebody's end has to let through; on a thread of its own, as a stream that waits for ever
+/// would keep the case from saying so.
+#[track_caller]
+pub(super) fn goes_on(stream: &Stream, after: &str) -> Outcome {
+    let (done, told) = channel();
+    let waiting = stream.clone();
+    std::thread::spawn(move || {
+        // The case may have given up.
+        let _ = done.send(waiting.synchronize());
+    });
+    match told.recv_timeout(AT_ONCE) {
+        Ok(synchronized) => Ok(synchronized?),
+        Err(_) => {
+            fail(format!("the stream that waits should go on when {after}, and did not in {AT_ONCE:?}"))
+        }
+    }
+}
+
+/// Everything that can be asked of a timeline is refused with this error, which names the process.
+#[track_caller]
+pub(super) fn has_ended(timeline: &Timeline, stream: &Stream, kind: &str, pid: u32) -> Outcome {
+    let (pid, next) = (pid.to_string(), timeline.last_signalled() + 1);
+    let phrases = [&*pid];
+    refused(timeline.check(), "checking a timeline that has ended", kind, &phrases)?;
+    refused(timeline.wait(next, stream), "a stream's wait on it", kind, &phrases)?;
+    refused(timeline.signal(next, stream), "a stream's signal on it", kind, &phrases)?;
+    refused(timeline.signal_now(next), "a signal on it", kind, &phrases)?;
+    refused(timeline.wait_now(next, SHORT), "a wait on it", kind, &phrases)?;
+    refused(timeline.value(), "its value", kind, &phrases)
+}
+
+/// The importer is killed while the exporter's stream waits for it: the stream goes on, and the exporter is told.
+pub fn importer_killed_while_a_stream_waits(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut pair = Pair::begin(context)?;
+    pair.timeline.wait(BEGUN + 1, &pair.memory.stream)?;
+    pair.memory.add(1.0)?;
+    pair.timeline.signal(BEGUN + 1, &pair.memory.stream)?;
+    equal(pair.value_at_importer()?, BEGUN, "the value behind a wait")?;
+    let Pair { memory, share, timeline, mut importer } = pair;
+    let pid = importer.peer().id();
+    importer.kill()?;
+    goes_on(&memory.stream, "the importer has been killed")?;
+    has_ended(&timeline, &memory.stream, "ImporterGone", pid)?;
+    same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
+    Ok(share.close(SOON)?)
+}
+
+/// The exporter is killed while the importer's stream waits for it: the stream goes on, and the importer is told.
+pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let mut exporter = context.agent()?;
+    let descriptor = exporter.export("e", &float_bytes(&[OLD; COUNT]))?;
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
+    let timeline = mapping.timeline()?;
+    exporter.must(&Command::Timelines { name: "t".into(), count: 1, of: Some("e".into()), timeout: PATIENCE })?;
+    exporter.must(&signal(BEGUN, 0))?;
+    timeline.wait(BEGUN, &stream)?;
+    stream.synchronize()?;
+    timeline.wait(BEGUN + 1, &stream)?;
+    timeline.signal(1, &stream)?;
+    let before = exporter.must(&Command::Value { name: "t".into() })?;
+    equal(number(before)?, 0, "the value behind a wait, as the exporter sees it")?;
+    let pid = exporter.peer().id();
+    exporter.kill()?;
+    goes_on(&stream, "the exporter has been killed")?;
+    has_ended(&timeline, &stream, "ExporterGone", pid)
+}
+
+/// What an importer has signalled before it dies still counts: the wait for it succeeds.
+pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
+    importer.add("m", 1.0)?;
+    importer.must(&signal(5, 0))?;
+    timeline.wait(5, &memory.stream)?;
+    memory.stream.synchronize()?;
+    timeline.check()?;
+    importer.exit()?;
+    same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
+    happens_soon("the end of the importer", || Ok(timeline.check().is_err()))
+}
+
+/// An importer that lets go lets the exporter's streams go on; the next mapping has a timeline that begins anew.
+pub fn ends_with_the_lease(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    for end in [Command::Drop { names: vec!["m".into()] }, Command::Release { name: "m".into(), device: None }] {
+        let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
+        timeline.wait(BEGUN + 1, &memory.stream)?;
+        importer.must(&end)?;
+        goes_on(&memory.stream, "the importer has let go")?;
+        has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
+        happens_soon("the end of the importer's timeline", || {
+            let checked = importer.tell(&Command::Check { name: "t".into() })?.result;
+            Ok(matches!(checked, Err(Refusal { kind, .. }) if kind == "LeaseEnded"))
+        })?;
+        importer.open("m", share.descriptor(), Place::Home)?;
+        importer.must(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
+        let anew = only(share.timelines(1, PATIENCE)?)?;
+        equal((anew.value()?, anew.last_signalled()), (0, 0), "the values of a new lease's timeline")?;
+        importer.must(&signal(1, 0))?;
+        anew.wait_now(1, PATIENCE)?;
+        refused(timeline.check(), "the ended timeline, after a new one has begun", "LeaseEnded", &[])?;
+    }
+    Ok(())
+}
+
+/// Dropping the export ends no timeline: the lease goes on, and its timeline with it.
+pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
+    drop(share);
+    memory.add(1.0)?;
+    timeline.signal(BEGUN + 1, &memory.stream)?;
+    importer.must(&wait(BEGUN + 1, 0))?;
+    same(&importer.floats("m")?, &[OLD + 1.0; COUNT], "the floats after the export was dropped")?;
+    importer.must(&signal(BEGUN + 1, 0))?;
+    timeline.wait(BEGUN + 1, &memory.stream)?;
+    goes_on(&memory.stream, "the importer has signalled")?;
+    timeline.check()?;
+    importer.drop_mapping("m")?;
+    happens_soon("the end of the lease", || Ok(timeline.check().is_err()))?;
+    has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())
+}
+
+/// In the exporting process too, a stream that waits for the mapping's side goes on when that has been dropped or released;
+/// what the mapping's side had signalled comes first.
+pub fn in_one_process_an_exporter_that_waits_goes_on(context: &Context) -> Outcome {
+    context.needs_timelines(1)?;
+    let memory = Memory::with_floats(context, COUNT)?;
+    let share = memory.share()?;
+    let reader = memory.ipc.create_stream(0)?;
+    for (round, released) in [false, true].into_iter().enumerate() {
+        let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
+        let near = mapping.timeline()?;
+        let far = only(share.timelines(1, SHORT)?)?;
+        mapping.view_mut::<f32, _>(&reader)?.add(1.0)?;
+        near.signal(1, &reader)?;
+        far.wait(1, &memory.stream)?;
+        let read = memory.floats()?;
+        same(&read, &[OLD + 1.0 + round as f32; COUNT], "the floats that the mapping's side has signalled")?;
+        far.wait(2, &memory.stream)?;
+        let how = if released {
+            mapping.release(&reader)?;
+            "the mapping has been released"
+        } else {
+            drop(mapping);
+            "the mapping has been dropped"
+        };
+        goes_on(&memory.stream, how)?;
+        has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
+        happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
+    }
+    Ok(())
+}
