@@ -42,7 +42,7 @@ impl Drop for Role {
 }
 
 #[test]
-fn a_slice_of_cudarcs_is_handed_over_and_changed_in_place() {
+fn cudarc_slice_handed_over_is_changed_in_place() {
     if let Err(reason) = device_ipc::Backends::registered().named("cuda") {
         eprintln!("skipped: {reason}");
         return;

@@ -9,7 +9,7 @@ use std::path::Path;
 use support::{Process, argument, no_cuda, role as this_role};
 
 #[test]
-fn a_kernel_that_is_compiled_at_run_time_changes_the_bytes_of_another_process() {
+fn nvrtc_kernel_changes_memory_of_another_process() {
     if let Some(reason) = no_cuda().or_else(|| example::check_nvrtc().err().map(|error| error.to_string())) {
         eprintln!("skipped: {reason}");
         return;

@@ -20,7 +20,7 @@ const FROM_HANDLE: &str = include_str!("../examples/torch/from_handle.py");
 const TO_HANDLE: &str = include_str!("../examples/torch/to_handle.py");
 
 #[test]
-fn a_bare_handle_opens_the_memory_in_another_process() {
+fn raw_handle_opens_in_another_process() {
     let Some([handle, offset, len]) = lend_and(borrow) else { return };
     // The digits are read as they are written.
     let parsed = example::parse(&handle, &offset, &len).expect("the example reads what it writes");
@@ -28,7 +28,7 @@ fn a_bare_handle_opens_the_memory_in_another_process() {
 }
 
 #[test]
-fn pytorch_opens_a_bare_handle_of_ours() {
+fn raw_handle_of_ours_opens_in_pytorch() {
     if !torch_is_here() {
         return;
     }
@@ -43,7 +43,7 @@ fn pytorch_opens_a_bare_handle_of_ours() {
 }
 
 #[test]
-fn a_bare_handle_of_pytorchs_opens_here() {
+fn raw_handle_of_pytorch_opens() {
     if skipped() || !torch_is_here() {
         return;
     }
@@ -57,17 +57,17 @@ fn a_bare_handle_of_pytorchs_opens_here() {
 }
 
 #[test]
-fn in_its_own_process_a_handle_gives_the_memory_itself() {
+fn raw_handle_in_its_own_process_gives_the_original_memory() {
     in_a_process("own");
 }
 
 #[test]
-fn a_region_inside_an_allocation_travels_with_its_offset() {
+fn raw_handle_of_an_inner_region_keeps_its_offset() {
     in_a_process("offset");
 }
 
 #[test]
-fn what_has_no_bare_handle_and_what_is_none_are_refused() {
+fn missing_and_invalid_raw_handles_are_rejected() {
     in_a_process("refused");
 }
 

@@ -21,7 +21,7 @@ fn backends_are_registered_in_a_program_that_names_none() {
 }
 
 #[test]
-fn a_backend_can_be_registered_by_hand() {
+fn backend_registered_by_hand_is_listed() {
     let output = output(env!("CARGO_BIN_EXE_by-hand"));
     assert_eq!(output.lines().collect::<Vec<_>>(), ["mock: 3 device(s)", "took mock"]);
 }
