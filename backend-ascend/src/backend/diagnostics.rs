@@ -1,6 +1,6 @@
 //! Diagnostics: a check of the backend's assumptions on this machine.
 //!
-//! The backend follows the sources of the vendor's driver and runtime; docs/ascend-rules.md lists the points at which a
+//! The backend follows the sources of the vendor's driver and runtime; docs/internals/ascend-rules.md lists the points at which a
 //! card may behave differently. [`AscendBackend::observe`] makes the calls in question and returns their results, so
 //! that a user with a card can report them.
 

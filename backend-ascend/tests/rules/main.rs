@@ -1,5 +1,5 @@
 //! The vendor's rules that the backend follows, one test for each, on the simulator, which enforces them.
-//! `docs/ascend-rules.md` lists their sources.
+//! `docs/internals/ascend-rules.md` lists their sources.
 //!
 //! Each test runs in a separate process, on a machine that it describes.
 

@@ -1,4 +1,4 @@
-//! The binary form of tensors and of tables of them. `docs/bundle.md` is the specification; the two change together.
+//! The binary form of tensors and of tables of them. `docs/spec/bundle.md` is the specification; the two change together.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -100,7 +100,7 @@ impl TensorTable {
         size_of::<TableHead>() + records + CHECKSUM_BYTES
     }
 
-    /// The binary form; `docs/bundle.md` specifies it.
+    /// The binary form; `docs/spec/bundle.md` specifies it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let total = self.encoded_bytes();
         let mut bytes = Vec::with_capacity(total);

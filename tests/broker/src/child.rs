@@ -141,9 +141,16 @@ impl Child {
     /// Sends a command that fails with this variant; returns the error's text.
     #[track_caller]
     pub fn fails(&mut self, command: &str, variant: &str) -> String {
-        match self.ask(command) {
+        self.send(command);
+        self.receive_failure(command, variant)
+    }
+
+    /// Waits for the failure of the last command with this variant; returns the error's text.
+    #[track_caller]
+    pub fn receive_failure(&mut self, what: &str, variant: &str) -> String {
+        match self.receive() {
             Answer::Failed(refusal) if refusal.kind == variant => refusal.text,
-            other => panic!("{command:.60}: expected {variant}, not {other:?}"),
+            other => panic!("{what:.60}: expected {variant}, not {other:?}"),
         }
     }
 

@@ -14,10 +14,12 @@ pub mod agent;
 mod census;
 mod child;
 mod forged;
+mod host;
 mod points;
 mod protocol;
 mod raw;
 mod second;
+mod steps;
 mod survivor;
 mod wait;
 
@@ -25,9 +27,11 @@ pub use census::{Census, shared_memory_objects};
 pub use child::{Answer, Child, Setup};
 pub use device_ipc_conformance::check::Refusal as Failure;
 pub use forged::{Forged, bundle_of_another};
+pub use host::{NOBODY, can_start_through, is_root};
 pub use points::kill_points;
 pub use protocol::{Access, FromExporter, Grant, Handle, Identity, Listed, Refusal, ToExporter};
 pub use raw::{Connection, FakeServer, Received, open_request};
+pub use steps::{hand_over_through_ring, take_timelines};
 pub use survivor::{Before, kill_rounds};
 pub use wait::{DEADLINE, eventually, no_more_than, within};
 

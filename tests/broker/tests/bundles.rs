@@ -7,7 +7,7 @@ use device_ipc_core::BundleDescriptor;
 const NEIGHBOURS: &str = "devices=2;handles=fds;neighbours=on";
 
 #[test]
-fn where_the_driver_refuses_one_allocation_its_tensor_is_named_and_nothing_stays_open() {
+fn bundle_open_refused_by_driver_names_tensor_and_closes_all() {
     for machine in [PINNING, DESCRIPTORS] {
         let mut exporter = agent!(machine);
         let mut importer = agent!(&format!("{machine};fault=open:3"));
@@ -36,7 +36,7 @@ fn where_the_driver_refuses_one_allocation_its_tensor_is_named_and_nothing_stays
 }
 
 #[test]
-fn hundreds_of_allocations_take_one_request_and_as_many_packets_as_descriptors_need() {
+fn bundle_of_hundreds_of_allocations_takes_one_request() {
     for machine in [PINNING, DESCRIPTORS] {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         let descriptor = exporter.ok("share-blocks x 600 4096");
@@ -58,7 +58,7 @@ fn hundreds_of_allocations_take_one_request_and_as_many_packets_as_descriptors_n
 }
 
 #[test]
-fn memory_that_overlaps_over_many_allocations_is_one_range() {
+fn overlapping_bundle_memory_is_one_range() {
     let (mut exporter, mut importer) = (agent!(NEIGHBOURS), agent!(NEIGHBOURS));
     let text = exporter.ok("share-blocks x 300 4096 neighbours=1");
     let descriptor: BundleDescriptor = text.parse().expect("it is a bundle");
@@ -91,7 +91,7 @@ fn bundle_with_too_many_adjacent_allocations_is_refused() {
 }
 
 #[test]
-fn an_exporter_that_is_killed_while_a_bundle_is_open_leaves_nothing() {
+fn exporter_killed_while_a_bundle_is_open_leaves_nothing() {
     let (mut exporter, mut importer) = (agent!(DESCRIPTORS), agent!(DESCRIPTORS));
     let descriptor = exporter.ok("share-blocks x 20 4096");
     importer.ok(&format!("open-bundle x {descriptor}"));

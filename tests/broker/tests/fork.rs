@@ -73,7 +73,7 @@ fn has_no_connections(census: &Census) {
 }
 
 #[test]
-fn an_exporters_child_does_nothing_and_its_parents_death_is_noticed() {
+fn forked_exporter_child_is_inert_and_parent_death_is_noticed() {
     for machine in [PINNING, REVOKING, DESCRIPTORS] {
         let mut stray = Stray::default();
         let mut exporter = agent!(machine);
@@ -102,7 +102,7 @@ fn an_exporters_child_does_nothing_and_its_parents_death_is_noticed() {
 }
 
 #[test]
-fn an_importers_child_does_nothing_and_its_parents_death_ends_the_leases() {
+fn forked_importer_child_is_inert_and_parent_death_ends_leases() {
     for machine in [PINNING, REVOKING, DESCRIPTORS] {
         let mut stray = Stray::default();
         let mut exporter = agent!(machine);
@@ -128,7 +128,7 @@ fn an_importers_child_does_nothing_and_its_parents_death_ends_the_leases() {
 }
 
 #[test]
-fn a_process_that_forks_in_both_roles_goes_on_in_both() {
+fn fork_in_both_roles_leaves_both_working() {
     let mut stray = Stray::default();
     let mut both = agent!(PINNING);
     let mut peer = agent!(PINNING);
@@ -149,7 +149,7 @@ fn a_process_that_forks_in_both_roles_goes_on_in_both() {
 }
 
 #[test]
-fn every_fork_finds_the_sockets_of_its_time() {
+fn fork_at_any_time_passes_no_socket_to_the_child() {
     let mut strays: Vec<Stray> = Vec::new();
     let mut importer = agent!(PINNING);
     // Exporters come and go, and so do the connections to them.
@@ -188,7 +188,7 @@ const OF_READER: &[&str] = &[
 ];
 
 #[test]
-fn children_of_both_sides_of_a_ring_do_nothing_and_the_ring_goes_on() {
+fn forked_children_of_a_ring_are_inert_and_the_ring_continues() {
     let mut strays = [Stray::default(), Stray::default()];
     let (mut writer, mut reader) = (agent!(PINNING), agent!(PINNING));
     let descriptor = writer.ok("ring 2");

@@ -7,11 +7,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use device_ipc_broker_tests::{Answer, Child, PINNING, agent};
+use device_ipc_broker_tests::{Answer, Child, NOBODY, PINNING, agent, is_root};
 use rustix::fs::{FlockOperation, flock};
-
-/// The user and group nobody.
-const NOBODY: u32 = 65534;
 
 /// How long a call may take that waits for no other process.
 const PROMPT: Duration = Duration::from_secs(3);
@@ -53,10 +50,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 fn is_there(path: &Path) -> bool {

@@ -3,34 +3,13 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, CUDA, Child, Connection, DESCRIPTORS, FakeServer, Forged, PINNING, Received, Setup, ToExporter,
-    agent, agent_program, eventually, open_request,
+    Answer, CUDA, Child, Connection, DESCRIPTORS, FakeServer, Forged, NOBODY, PINNING, Received, Setup,
+    ToExporter, agent, agent_program, can_start_through, eventually, is_root, open_request,
 };
-
-/// The user and group nobody, which are also what the kernel shows for users that a namespace does not know.
-const NOBODY: u32 = 65534;
-
-fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        println!("{test} is skipped: only root can become another user");
-    }
-    root
-}
-
-/// May this process run programs so? Containers often may not.
-fn permitted(test: &str, through: &[&str]) -> bool {
-    let made = Command::new(through[0]).args(&through[1..]).arg("true").output();
-    let permitted = made.as_ref().is_ok_and(|made| made.status.success());
-    if !permitted {
-        println!("{test} is skipped: {through:?} is not permitted here: {made:?}");
-    }
-    permitted
-}
+use device_ipc_core::Descriptor;
 
 /// A directory that every user may look into, on a file system whose programs may change their user.
 struct Folder(PathBuf);
@@ -68,7 +47,6 @@ fn changes_user(program: &Path) -> bool {
 
 #[test]
 fn set_user_id_program_ignores_the_socket_directory_variable() {
-    let test = "set_user_id_program_ignores_the_socket_directory_variable";
     let (programs, sockets) = (Folder::new("programs"), Folder::new("sockets"));
     let program = programs.0.join("agent");
     fs::copy(agent_program(env!("CARGO_BIN_EXE_broker-agent")), &program).expect("it can be copied");
@@ -76,11 +54,11 @@ fn set_user_id_program_ignores_the_socket_directory_variable() {
     let variable = format!("DEVICE_IPC_SOCKET_DIR={}", sockets.0.display());
     let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
     let through = ["env", &variable, "setpriv", &user[0], &user[1], "--clear-groups"];
-    if !is_root(test) || !permitted(test, &through) {
+    if !is_root() || !can_start_through(&through) {
         return;
     }
     if !changes_user(&program) {
-        println!("{test} is skipped: {} is mounted nosuid", programs.0.display());
+        println!("skipped: {} is mounted nosuid", programs.0.display());
         return;
     }
     // Owned by root and started by nobody: with the bit it is root, and the variable is the starter's.
@@ -99,7 +77,7 @@ fn set_user_id_program_ignores_the_socket_directory_variable() {
 /// The allow list is one of an `Ipc`, the connection to an exporter is the process's.
 #[test]
 fn strict_ipc_opens_nothing_over_the_connection_of_a_lax_one() {
-    if !is_root("strict_ipc_opens_nothing_over_the_connection_of_a_lax_one") {
+    if !is_root() {
         return;
     }
     let mut exporter = agent!(DESCRIPTORS);
@@ -127,8 +105,7 @@ const AS_OVERFLOW_USER: [&str; 4] = ["unshare", "--user", "--map-user=65534", "-
 
 #[test]
 fn overflow_user_of_a_namespace_is_not_every_unmapped_user() {
-    let test = "overflow_user_of_a_namespace_is_not_every_unmapped_user";
-    if !is_root(test) || !permitted(test, &AS_OVERFLOW_USER) {
+    if !is_root() || !can_start_through(&AS_OVERFLOW_USER) {
         return;
     }
     // For the process inside, user 1000 is user 65534, and so is it itself.
@@ -154,7 +131,7 @@ fn overflow_user_of_a_namespace_is_not_every_unmapped_user() {
 
 #[test]
 fn overflow_user_outside_a_namespace_is_a_user_like_others() {
-    if !is_root("overflow_user_outside_a_namespace_is_a_user_like_others") {
+    if !is_root() {
         return;
     }
     let [mut exporter, mut importer] = [agent!(DESCRIPTORS), agent!(DESCRIPTORS)];
@@ -173,8 +150,7 @@ const HIDDEN: [&str; 5] =
 
 #[test]
 fn exporter_that_proc_hides_is_not_taken_for_dead() {
-    let test = "exporter_that_proc_hides_is_not_taken_for_dead";
-    if !is_root(test) || !permitted(test, &HIDDEN) {
+    if !is_root() || !can_start_through(&HIDDEN) {
         return;
     }
     let mut exporter = agent!(DESCRIPTORS);
@@ -191,20 +167,27 @@ fn exporter_that_proc_hides_is_not_taken_for_dead() {
     importer.fails(&format!("open y {descriptor}"), "ExporterGone");
 }
 
-/// A process for which the machine was started at another time.
-const OTHER_TIME: [&str; 6] = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"];
-
-#[test]
-fn exporter_in_another_time_namespace_is_not_taken_for_dead() {
-    if !permitted("exporter_in_another_time_namespace_is_not_taken_for_dead", &OTHER_TIME) {
-        return;
-    }
-    for (exporter_through, importer_through) in [(&[][..], &OTHER_TIME[..]), (&OTHER_TIME[..], &[][..])] {
+/// An export that is open: of an exporter outside and an importer that `through` starts, then of the reverse.
+fn opened_both_ways(through: &[&str]) -> impl Iterator<Item = (Child, Child, Descriptor)> {
+    [(&[][..], through), (through, &[][..])].into_iter().map(|(exporter_through, importer_through)| {
         let mut exporter = agent!(DESCRIPTORS, through: exporter_through);
         let mut importer = agent!(DESCRIPTORS, through: importer_through);
         let descriptor = exporter.share("x 4096");
         importer.ok(&format!("open x {descriptor}"));
         assert_eq!(importer.ok("touch x"), "1");
+        (exporter, importer, descriptor)
+    })
+}
+
+/// A process for which the machine was started at another time.
+const OTHER_TIME: [&str; 6] = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"];
+
+#[test]
+fn exporter_in_another_time_namespace_is_not_taken_for_dead() {
+    if !can_start_through(&OTHER_TIME) {
+        return;
+    }
+    for (mut exporter, mut importer, descriptor) in opened_both_ways(&OTHER_TIME) {
         importer.ok("on-gone x");
         exporter.kill();
         importer.event("gone x ExporterGone");
@@ -216,17 +199,11 @@ fn exporter_in_another_time_namespace_is_not_taken_for_dead() {
 const AS_ROOT: [&str; 2] = ["unshare", "--map-root-user"];
 
 #[test]
-fn process_in_a_user_namespace_that_maps_its_user_is_the_same_user() {
-    if !permitted("process_in_a_user_namespace_that_maps_its_user_is_the_same_user", &AS_ROOT) {
+fn process_in_a_namespace_that_maps_its_user_is_the_same_user() {
+    if !can_start_through(&AS_ROOT) {
         return;
     }
-    for (exporter_through, importer_through) in [(&[][..], &AS_ROOT[..]), (&AS_ROOT[..], &[][..])] {
-        let mut exporter = agent!(DESCRIPTORS, through: exporter_through);
-        let mut importer = agent!(DESCRIPTORS, through: importer_through);
-        let descriptor = exporter.share("x 4096");
-        importer.ok(&format!("open x {descriptor}"));
-        assert_eq!(importer.ok("touch x"), "1");
-    }
+    opened_both_ways(&AS_ROOT).for_each(drop);
 }
 
 /// A process keeps its id and its start time when it runs another program, and none of its exports.
@@ -289,10 +266,10 @@ fn program_name_of_a_peer_cannot_act_on_a_terminal() {
     }
 }
 
-/// As `the_token_never_leaves_for_a_server_of_another_user`, where the socket is a file.
+/// As `token_is_not_sent_to_a_server_of_another_user`, where the socket is a file.
 #[test]
-fn server_of_another_user_at_a_socket_path_is_told_nothing() {
-    if !is_root("server_of_another_user_at_a_socket_path_is_told_nothing") {
+fn server_of_another_user_at_a_socket_path_receives_nothing() {
+    if !is_root() {
         return;
     }
     let folder = Folder::new("path");
@@ -304,10 +281,7 @@ fn server_of_another_user_at_a_socket_path_is_told_nothing() {
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
     importer.send(&format!("open x {} timeout=5000", descriptor.finish()));
-    match importer.receive() {
-        Answer::Failed(failure) if failure.kind == "NotPermitted" => {}
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "NotPermitted");
     match server.accept().receive(Duration::from_secs(3)) {
         Received::Closed => {}
         other => panic!("not even hello is said to a stranger: {other:?}"),

@@ -97,7 +97,7 @@ fn ring_reader_that_resets_its_publications_stops_no_host() {
 }
 
 #[test]
-fn ring_writer_that_resets_a_release_holds_up_no_stream_of_the_reader() {
+fn ring_writer_that_resets_a_release_blocks_no_reader_stream() {
     for machine in [PINNING, CUDA] {
         let [mut writer, mut reader] = [agent!(machine), agent!(machine)];
         [&mut writer, &mut reader].into_iter().for_each(warm_up);
@@ -120,7 +120,7 @@ fn connect(one: &mut Child, other: &mut Child, under: &str) {
 }
 
 #[test]
-fn channel_receiver_that_resets_the_ready_word_holds_up_no_stream_of_the_sender() {
+fn channel_receiver_that_resets_ready_blocks_no_sender_stream() {
     for machine in [PINNING, CUDA] {
         let under = format!("hostile-words-{}-{}", std::process::id(), machine.len());
         let [mut sender, mut receiver] = [agent!(machine), agent!(machine)];
@@ -153,7 +153,7 @@ fn channel_receiver_that_resets_the_ready_word_holds_up_no_stream_of_the_sender(
 
 /// The importer rewrites the word after its lease has ended, and before the exporter's stream reaches its wait.
 #[test]
-fn importer_that_reopens_an_ended_word_holds_up_no_stream_beyond_its_death() {
+fn importer_that_reopens_a_closed_counter_blocks_no_stream() {
     for machine in [PINNING, CUDA] {
         let [mut exporter, mut importer, mut gate] = [agent!(machine), agent!(machine), agent!(machine)];
         [&mut exporter, &mut importer, &mut gate].into_iter().for_each(warm_up);
@@ -195,7 +195,7 @@ fn lease_with_words(connection: &Connection, target: &Forged) -> (u64, u32, u64)
 }
 
 #[test]
-fn words_of_a_lease_that_lives_cannot_be_returned() {
+fn counters_of_a_live_lease_cannot_be_returned() {
     let mut exporter = agent!(PINNING);
     let target = Forged::of(&exporter.share("x 4096"));
     let connection = Connection::greeted(&target);

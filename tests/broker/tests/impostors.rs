@@ -5,28 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, PINNING,
-    Received, Refusal, ToExporter, agent, eventually, no_more_than,
+    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, NOBODY,
+    PINNING, Received, Refusal, ToExporter, agent, eventually, is_root,
 };
 use device_ipc_core::Descriptor;
 
 /// The most that an honest open may take beside whatever is going on.
 const HONEST: Duration = Duration::from_secs(2);
 
-/// The user and group nobody.
-const NOBODY: u32 = 65534;
-
-fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        println!("{test} is skipped: only root can become another user");
-    }
-    root
-}
-
 #[test]
-fn another_user_opens_only_what_both_sides_allow() {
-    if !is_root("another_user_opens_only_what_both_sides_allow") {
+fn other_user_opens_only_with_consent_of_both_sides() {
+    if !is_root() {
         return;
     }
     let nobody = format!("allow-uid={NOBODY}");
@@ -75,8 +64,8 @@ fn another_user_opens_only_what_both_sides_allow() {
 }
 
 #[test]
-fn a_stranger_gets_no_listing_of_exports() {
-    if !is_root("a_stranger_gets_no_listing_of_exports") {
+fn listing_by_a_stranger_is_refused() {
+    if !is_root() {
         return;
     }
     let mut exporter = agent!(PINNING);
@@ -123,8 +112,8 @@ fn shows(heard: &[Vec<u8>], token: [u8; 16]) -> bool {
 }
 
 #[test]
-fn the_token_never_leaves_for_a_server_of_another_user() {
-    if !is_root("the_token_never_leaves_for_a_server_of_another_user") {
+fn token_is_not_sent_to_a_server_of_another_user() {
+    if !is_root() {
         return;
     }
     let mut exporter = agent!(PINNING);
@@ -136,14 +125,11 @@ fn the_token_never_leaves_for_a_server_of_another_user() {
     // The server lies as well as it can about who it is.
     let heard = listen_to(&server, forged.exporter());
     assert_eq!(heard, Vec::<Vec<u8>>::new(), "not even hello is said to a stranger");
-    match importer.receive() {
-        Answer::Failed(failure) => assert_eq!(failure.kind, "NotPermitted", "{}", failure.text),
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "NotPermitted");
 }
 
 #[test]
-fn a_squatter_that_says_who_it_is_gets_no_token() {
+fn honest_squatter_receives_no_token() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("squatter", &descriptor);
@@ -153,14 +139,11 @@ fn a_squatter_that_says_who_it_is_gets_no_token() {
     let heard = listen_to(&server, own);
     assert!(heard.len() <= 1, "hello and no more");
     assert!(!shows(&heard, forged.token()));
-    match importer.receive() {
-        Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "ExporterGone");
 }
 
 #[test]
-fn a_squatter_that_says_it_is_the_exporter_gets_no_token() {
+fn lying_squatter_receives_no_token() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let (server, forged) = misled("liar", &descriptor);
@@ -169,14 +152,11 @@ fn a_squatter_that_says_it_is_the_exporter_gets_no_token() {
     // What it says is right there in every descriptor; the kernel knows better whose socket it is.
     let heard = listen_to(&server, forged.exporter());
     assert!(!shows(&heard, forged.token()), "the token was sent to another process than the exporter");
-    match importer.receive() {
-        Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{}", failure.text),
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "ExporterGone");
 }
 
 #[test]
-fn who_takes_a_dead_exporters_name_is_not_asked() {
+fn process_at_a_dead_exporters_address_is_not_asked() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     exporter.kill();
@@ -187,7 +167,7 @@ fn who_takes_a_dead_exporters_name_is_not_asked() {
 }
 
 #[test]
-fn a_server_that_says_nothing_or_nonsense_is_an_error_in_time() {
+fn silent_or_garbled_server_is_an_error_in_time() {
     let (server, forged) = posing("nonsense");
     let mut importer = agent!(PINNING);
     importer.ok("cache 0 0");
@@ -213,16 +193,13 @@ fn a_server_that_says_nothing_or_nonsense_is_an_error_in_time() {
         if let Some(bytes) = says {
             connection.send_bytes(&bytes, &[]).expect("it reads");
         }
-        match importer.receive() {
-            Answer::Failed(failure) => assert_eq!(failure.kind, variant, "{what}: {}", failure.text),
-            other => panic!("{what}: {other:?}"),
-        }
+        importer.receive_failure(what, variant);
         eventually(what, before.all_descriptors(), || importer.census().all_descriptors());
     }
 }
 
 #[test]
-fn descriptors_that_a_server_sends_unasked_are_closed() {
+fn unsolicited_descriptors_of_a_server_are_closed() {
     let (server, forged) = posing("gifts");
     let mut importer = agent!(PINNING);
     importer.fails("open x dipc.AAAA", "Descriptor");
@@ -260,7 +237,7 @@ fn asked(server: &FakeServer, forged: &Forged, page: &[BorrowedFd<'_>]) -> (Conn
 }
 
 #[test]
-fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_lease_back() {
+fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
     let (server, forged) = posing("grants");
     let open = format!("open x {} timeout=5000", forged.finish());
     let handle =
@@ -302,41 +279,32 @@ fn an_exporter_that_grants_what_it_did_not_promise_is_an_error_and_gets_its_leas
                 },
             }
         }
-        match importer.receive() {
-            Answer::Failed(failure) => assert_eq!(failure.kind, variant, "{what}: {}", failure.text),
-            other => panic!("{what}: {other:?}"),
-        }
+        importer.receive_failure(what, variant);
         eventually(what, pipes, || importer.census().of_kind("pipe"));
         assert_eq!(importer.counter("mapped_bytes"), 0, "{what}");
     }
 }
 
 #[test]
-fn an_exporter_that_answers_another_question_is_done_with() {
+fn exporter_that_answers_another_request_is_disconnected() {
     let (server, forged) = posing("answers");
     let mut importer = agent!(PINNING);
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     let refused = FromExporter::Refused { request: request + 1, refusal: Refusal::Dropped };
     connection.send(&refused).expect("it reads");
-    match importer.receive() {
-        Answer::Failed(failure) => assert_eq!(failure.kind, "Protocol", "{}", failure.text),
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "Protocol");
     connection.is_closed_within(HONEST);
     // A confirmation is no grant.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let (connection, request) = asked(&server, &forged, &[]);
     connection.send(&FromExporter::Confirmed { request }).expect("it reads");
-    match importer.receive() {
-        Answer::Failed(failure) => assert_eq!(failure.kind, "Protocol", "{}", failure.text),
-        other => panic!("{other:?}"),
-    }
+    importer.receive_failure("the open", "Protocol");
     connection.is_closed_within(HONEST);
 }
 
 #[test]
-fn an_exporters_page_that_is_cut_off_while_it_is_read_harms_nobody() {
+fn counter_page_truncated_while_read_harms_no_reader() {
     let (server, forged) = posing("page");
     let page =
         rustix::fs::memfd_create("device-ipc-test-page", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
@@ -346,7 +314,7 @@ fn an_exporters_page_that_is_cut_off_while_it_is_read_harms_nobody() {
     let (connection, request) = asked(&server, &forged, &[page.as_fd()]);
     rustix::fs::ftruncate(&page, 0).expect("it shrinks");
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
-    assert!(matches!(importer.receive(), Answer::Failed(failure) if failure.kind == "ExportDropped"));
+    importer.receive_failure("the open", "ExportDropped");
     // The connection is kept, and so would be what came with it.
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
     let Received::Packet(bytes, _) = connection.receive(HONEST) else { panic!("it asks again") };
@@ -354,7 +322,7 @@ fn an_exporters_page_that_is_cut_off_while_it_is_read_harms_nobody() {
         panic!("it says {bytes:?}")
     };
     connection.send(&FromExporter::Refused { request, refusal: Refusal::Dropped }).expect("it reads");
-    assert!(matches!(importer.receive(), Answer::Failed(failure) if failure.kind == "ExportDropped"));
+    importer.receive_failure("the open", "ExportDropped");
 }
 
 /// Something to send along.

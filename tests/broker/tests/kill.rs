@@ -240,52 +240,52 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
 }
 
 #[test]
-fn importers_that_die_anywhere_leave_nothing_in_an_exporter_whose_memory_is_pinned() {
+fn exporter_after_importer_deaths_has_no_leftovers() {
     importers_die(PINNING);
 }
 
 #[test]
-fn importers_that_die_anywhere_leave_nothing_in_an_exporter_that_revokes() {
+fn revoking_exporter_after_importer_deaths_has_no_leftovers() {
     importers_die(REVOKING);
 }
 
 #[test]
-fn importers_that_die_anywhere_leave_nothing_in_an_exporter_that_passes_descriptors() {
+fn fd_exporter_after_importer_deaths_has_no_leftovers() {
     importers_die(DESCRIPTORS);
 }
 
 #[test]
-fn importers_that_die_anywhere_leave_nothing_in_an_exporter_on_cuda() {
+fn cuda_exporter_after_importer_deaths_has_no_leftovers() {
     importers_die(CUDA);
 }
 
 #[test]
-fn exporters_that_die_anywhere_leave_nothing_in_an_importer_on_cuda() {
+fn cuda_importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(CUDA);
 }
 
 #[test]
-fn importers_that_die_anywhere_leave_nothing_in_an_exporter_on_ascend() {
+fn ascend_exporter_after_importer_deaths_has_no_leftovers() {
     importers_die(ASCEND);
 }
 
 #[test]
-fn exporters_that_die_anywhere_leave_nothing_in_an_importer_on_ascend() {
+fn ascend_importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(ASCEND);
 }
 
 #[test]
-fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_pins() {
+fn importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(PINNING);
 }
 
 #[test]
-fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_they_revoke_from() {
+fn revoked_importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(REVOKING);
 }
 
 #[test]
-fn exporters_that_die_anywhere_leave_nothing_in_an_importer_that_gets_descriptors() {
+fn fd_importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(DESCRIPTORS);
 }
 
@@ -299,7 +299,7 @@ fn random_moment(most: Duration) {
 }
 
 #[test]
-fn importers_that_die_at_any_moment_leave_nothing_behind() {
+fn exporter_after_random_importer_deaths_has_no_leftovers() {
     for machine in [PINNING, REVOKING] {
         let mut exporter = agent!(machine);
         warm_and_alone(&mut exporter, warm, machine);
@@ -323,7 +323,7 @@ fn importers_that_die_at_any_moment_leave_nothing_behind() {
 }
 
 #[test]
-fn exporters_that_die_at_any_moment_leave_nothing_behind() {
+fn importer_after_random_exporter_deaths_has_no_leftovers() {
     for machine in [PINNING, REVOKING] {
         let mut importer = agent!(machine);
         warm_and_alone(&mut importer, |importer, exporter| warm(exporter, importer), machine);

@@ -18,7 +18,7 @@ fn share_many(exporter: &mut Child, command: &str) -> Descriptor {
 }
 
 #[test]
-fn a_region_over_more_allocations_than_a_packet_takes_descriptors_is_one_range() {
+fn region_with_more_descriptors_than_a_packet_is_one_range() {
     for (machine, count) in [(MANY, 254), (MANY, 253), (MANY, 600), (MANY_BYTES, 600), (MANY_BYTES, 1500)] {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         let before = importer.census();
@@ -52,7 +52,7 @@ fn descriptors(before: &Census, now: &Census) -> bool {
 }
 
 #[test]
-fn a_process_without_descriptors_for_all_the_handles_gets_an_error_and_goes_on() {
+fn open_without_free_descriptors_fails_and_process_continues() {
     let (mut exporter, mut importer) = (agent!(MANY), agent!(MANY));
     let small = exporter.share("small 4096");
     importer.ok(&format!("open small {small}"));
@@ -72,7 +72,7 @@ fn a_process_without_descriptors_for_all_the_handles_gets_an_error_and_goes_on()
 /// The kernel bounds how many descriptors of a user are on their way (`ETOOMANYREFS`, unix(7)): those who do not read take
 /// them all, and whoever asks then is served when there is room again.
 #[test]
-fn descriptors_that_the_kernel_does_not_take_now_are_sent_later() {
+fn descriptors_that_the_kernel_rejects_now_are_sent_later() {
     const COUNT: usize = 300;
     let (mut exporter, mut importer) = (agent!(MANY), agent!(MANY));
     exporter.ok("drop-capabilities");

@@ -3,10 +3,9 @@
 //! On the simulated CUDA driver, which keeps events in `/dev/shm` and takes two processes with the same id for one, as the
 //! real one does.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use device_ipc_broker_tests::{CUDA, Child, PINNING, agent, eventually};
+use device_ipc_broker_tests::{CUDA, Child, PINNING, agent, can_start_through, eventually, take_timelines};
 
 /// A process whose `/dev/shm` is its own. Not in a user namespace as well: the simulated machine's memory is reached by way
 /// of `/proc/PID/fd`, which the kernel keeps from processes of another one.
@@ -17,16 +16,6 @@ const OWN_PIDS: &[&str] = &["unshare", "-rpf", "--mount-proc", "--kill-child"];
 
 /// The CUDA backend's kind of handle that travels as a file descriptor.
 const VIRTUAL_MEMORY: u16 = device_ipc_cuda::VIRTUAL_MEMORY.0;
-
-/// May this process make such namespaces? Containers often may not.
-fn permitted(through: &[&str]) -> bool {
-    let mut command = Command::new(through[0]);
-    let made = command.args(&through[1..]).arg("true").output().expect("util-linux is there");
-    if !made.status.success() {
-        eprintln!("skipped: {} is not permitted here: {}", through[0], String::from_utf8_lossy(&made.stderr));
-    }
-    made.status.success()
-}
 
 fn late_bytes(exporter: &mut Child, importer: &mut Child, place: &str) {
     // Neither waits for what a first use of the device takes.
@@ -52,8 +41,8 @@ fn late_bytes(exporter: &mut Child, importer: &mut Child, place: &str) {
 }
 
 #[test]
-fn bytes_are_waited_for_where_dev_shm_is_not_shared() {
-    if !permitted(OWN_SHM) {
+fn ready_bytes_need_no_shared_dev_shm() {
+    if !can_start_through(OWN_SHM) {
         return;
     }
     for place in ["home", "stream:0"] {
@@ -64,20 +53,12 @@ fn bytes_are_waited_for_where_dev_shm_is_not_shared() {
 
 #[test]
 fn timelines_need_no_shared_dev_shm() {
-    if !permitted(OWN_SHM) {
+    if !can_start_through(OWN_SHM) {
         return;
     }
     for machine in [PINNING, CUDA] {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine, through: OWN_SHM));
-        // A driver may load a kernel, at its first use, behind work that is waiting for the other side.
-        exporter.ok("warm-up");
-        importer.ok("warm-up");
-        exporter.ok("allocate x 4096");
-        exporter.ok("fill x 0");
-        let descriptor = exporter.share("x 4096 of=x");
-        importer.ok(&format!("open x {descriptor}"));
-        importer.ok("timeline x");
-        exporter.ok("timelines x 1 10000");
+        take_timelines(&mut exporter, &mut importer);
         importer.ok("rounds x 50 first=0");
         exporter.ok("rounds x 50 first=1");
         exporter.ok("wait-now x 50 20000");
@@ -86,8 +67,8 @@ fn timelines_need_no_shared_dev_shm() {
 }
 
 #[test]
-fn two_processes_with_the_same_id_share_memory_that_travels_as_a_descriptor() {
-    if !permitted(OWN_PIDS) {
+fn equal_pids_share_memory_that_travels_as_a_descriptor() {
+    if !can_start_through(OWN_PIDS) {
         return;
     }
     let (mut exporter, mut importer) = (agent!(CUDA, through: OWN_PIDS), agent!(CUDA, through: OWN_PIDS));

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use device_ipc_broker_tests::{Answer, CUDA, Census, Child, PINNING, agent, eventually, within};
+use device_ipc_broker_tests::{
+    Answer, CUDA, Census, Child, PINNING, agent, eventually, hand_over_through_ring, within,
+};
 
 /// More than the slots of a page, so that slots that are not reused show.
 const ROUNDS: u32 = 300;
@@ -125,14 +127,7 @@ fn rings_reuse_their_slots() {
         let kept = writer.share("kept 4096");
         reader.ok(&format!("open kept {kept}"));
         reader.ok("timeline kept");
-        stays_flat(machine, &mut writer, &mut reader, &mut |writer, reader| {
-            let descriptor = writer.ok("ring 2");
-            reader.ok(&format!("ring-join {descriptor}"));
-            writer.ok("ring-publish 1");
-            reader.ok("ring-read 1 10000");
-            reader.ok("ring-leave");
-            writer.ok("ring-close 10000");
-        });
+        stays_flat(machine, &mut writer, &mut reader, &mut hand_over_through_ring);
     }
 }
 

@@ -74,7 +74,7 @@ fn copy_of(descriptor: &impl std::fmt::Display) -> String {
 }
 
 #[test]
-fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
+fn copy_has_the_bytes_and_leaves_nothing() {
     for machine in built([PINNING, REVOKING, CUDA, ASCEND]) {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut importer = agent!(machine);
@@ -97,7 +97,7 @@ fn a_copy_has_the_bytes_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
+fn exporter_after_importer_deaths_during_copies_is_clean() {
     for machine in built([PINNING, CUDA, ASCEND]) {
         let (mut exporter, descriptor, sum) = exporter(machine, None);
         let mut living = agent!(machine);
@@ -127,7 +127,7 @@ fn importers_that_die_during_a_copy_leave_nothing_in_the_exporter() {
 }
 
 #[test]
-fn exporters_that_die_during_a_copy_give_an_error_at_once_and_leave_nothing_in_the_importer() {
+fn importer_after_exporter_deaths_during_copies_is_clean() {
     for machine in built([PINNING, CUDA, ASCEND]) {
         let mut importer = agent!(machine);
         let (mut living, descriptor, sum) = exporter(machine, None);
@@ -207,7 +207,7 @@ fn stage(forged: &Forged) -> ToExporter {
 }
 
 #[test]
-fn the_exporter_is_one_chunk_ahead_and_no_more() {
+fn exporter_of_a_copy_is_one_chunk_ahead() {
     let (mut exporter, descriptor, _) = exporter(PINNING, None);
     let before = exporter.calls("copy");
     let mut copy = ByHand::begin(&descriptor);
@@ -229,7 +229,7 @@ fn the_exporter_is_one_chunk_ahead_and_no_more() {
 }
 
 #[test]
-fn chunks_out_of_order_end_the_connection_and_harm_nobody() {
+fn chunks_out_of_order_close_the_connection() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     let forged = Forged::of(&descriptor);
     let ends = |what: &str, break_rules: &dyn Fn(&mut ByHand)| {
@@ -267,7 +267,7 @@ fn past_the_end(copy: &mut ByHand) {
 }
 
 #[test]
-fn an_export_that_is_dropped_during_a_copy_is_copied_to_the_end() {
+fn export_dropped_during_a_copy_is_copied_completely() {
     let (mut exporter, descriptor, _) = exporter(PINNING, None);
     let mut copy = ByHand::begin(&descriptor);
     copy.takes_the_next();
@@ -282,7 +282,7 @@ fn an_export_that_is_dropped_during_a_copy_is_copied_to_the_end() {
 }
 
 #[test]
-fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
+fn borrowed_memory_freed_during_a_copy_is_stale() {
     let mut exporter = agent!(PINNING);
     exporter.ok(&format!("staging-limits {CHUNK} 1000000000"));
     exporter.ok(&format!("allocate b {REGION}"));
@@ -306,7 +306,7 @@ fn borrowed_memory_that_is_freed_during_a_copy_is_noticed() {
 }
 
 #[test]
-fn a_region_over_several_allocations_is_copied_whole() {
+fn region_over_several_allocations_is_copied_completely() {
     const MACHINE: &str = "devices=2;peers=none;neighbours=on";
     let mut exporter = agent!(MACHINE);
     exporter.ok(&format!("staging-limits {CHUNK} 1000000000"));
@@ -322,7 +322,7 @@ fn a_region_over_several_allocations_is_copied_whole() {
 }
 
 #[test]
-fn an_importer_without_memory_is_told_so_and_gives_the_lease_back() {
+fn copy_without_device_memory_fails_and_returns_the_lease() {
     let (mut exporter, descriptor, _) = exporter(PINNING, None);
     let mut importer = agent!("devices=2;memory=256KiB");
     importer.fails(&copy_of(&descriptor), "OutOfMemory");
@@ -331,7 +331,7 @@ fn an_importer_without_memory_is_told_so_and_gives_the_lease_back() {
 }
 
 #[test]
-fn an_exporter_that_stands_still_times_out_and_what_comes_late_is_given_back() {
+fn copy_from_a_stopped_exporter_times_out_and_is_returned() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     let mut importer = agent!(PINNING);
     importer.ok(&copy_of(&descriptor));
@@ -347,7 +347,7 @@ fn an_exporter_that_stands_still_times_out_and_what_comes_late_is_given_back() {
 }
 
 #[test]
-fn an_importer_that_stands_still_gives_way_to_those_who_wait() {
+fn stopped_copying_importer_yields_to_waiting_importers() {
     let (mut exporter, descriptor, sum) = exporter(PINNING, None);
     // Room for one.
     exporter.ok(&format!("staging-limits {CHUNK} 1"));
@@ -370,7 +370,7 @@ fn an_importer_that_stands_still_gives_way_to_those_who_wait() {
 
 /// To unpin pages, drivers wait for streams. One that waits for a timeline may wait for what the library's worker does next.
 #[test]
-fn copies_do_not_hold_up_the_worker_while_a_stream_waits_for_a_timeline() {
+fn copy_behind_a_waiting_stream_does_not_block_the_worker() {
     const MACHINE: &str = "devices=2;memory=1GiB";
     const LARGE: u64 = 17 << 20;
     let mut exporter = agent!(MACHINE);

@@ -1,14 +1,14 @@
 //! Descriptors whose exporter is not there, not any longer, or somewhere else: each gets its own error, or works.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use device_ipc_broker_tests::{
-    Child, DESCRIPTORS, Forged, Identity, PINNING, agent, eventually, shared_memory_objects,
+    Child, DESCRIPTORS, Forged, Identity, PINNING, agent, can_start_through, eventually,
+    shared_memory_objects,
 };
 
 #[test]
-fn an_exporter_that_has_gone_is_named() {
+fn open_after_exporter_exit_names_the_exporter() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     exporter.kill();
@@ -18,7 +18,7 @@ fn an_exporter_that_has_gone_is_named() {
 }
 
 #[test]
-fn an_export_that_was_dropped_is_gone_for_those_who_had_it_and_those_who_had_not() {
+fn dropped_export_is_gone_for_former_and_new_importers() {
     let mut exporter = agent!(PINNING);
     let [mut had, mut had_not] = [agent!(PINNING), agent!(PINNING)];
     let opened = exporter.share("opened 4096");
@@ -39,7 +39,7 @@ fn an_export_that_was_dropped_is_gone_for_those_who_had_it_and_those_who_had_not
 }
 
 #[test]
-fn an_export_that_is_dropped_in_the_process_itself_is_gone_there_too() {
+fn dropped_export_is_gone_in_its_own_process() {
     let mut process = agent!(PINNING);
     let descriptor = process.share("x 4096");
     let altered = Forged::of(&descriptor).with_token([3; 16]).finish();
@@ -49,7 +49,7 @@ fn an_export_that_is_dropped_in_the_process_itself_is_gone_there_too() {
 }
 
 #[test]
-fn each_mapping_has_what_its_own_descriptor_says_although_they_share_a_lease() {
+fn mappings_that_share_a_lease_keep_their_own_descriptors() {
     for machine in [PINNING, DESCRIPTORS] {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         let descriptor = exporter.share("x 4096");
@@ -74,7 +74,7 @@ fn each_mapping_has_what_its_own_descriptor_says_although_they_share_a_lease() {
 }
 
 #[test]
-fn a_process_id_that_was_given_to_another_process_is_not_taken_for_the_exporter() {
+fn reused_process_id_is_not_taken_for_the_exporter() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
@@ -95,7 +95,7 @@ fn a_process_id_that_was_given_to_another_process_is_not_taken_for_the_exporter(
 }
 
 #[test]
-fn another_boot_and_another_host_are_told_apart() {
+fn other_boot_and_other_host_are_distinguished() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
     let forged = Forged::of(&exporter.share("x 4096"));
@@ -138,20 +138,9 @@ impl Drop for Folder {
     }
 }
 
-/// Can this be run here?
-fn can(test: &str, program: &[&str]) -> bool {
-    let status =
-        Command::new(program[0]).args(&program[1..]).arg("true").output().map(|output| output.status);
-    let can = status.is_ok_and(|status| status.success());
-    if !can {
-        println!("{test} is skipped: {program:?} is not permitted or not there");
-    }
-    can
-}
-
 #[test]
-fn another_network_namespace_is_told_what_to_set_and_then_works() {
-    if !can("another_network_namespace_is_told_what_to_set_and_then_works", &["unshare", "--net"]) {
+fn other_network_namespace_fails_with_a_remedy_that_works() {
+    if !can_start_through(&["unshare", "--net"]) {
         return;
     }
     let mut exporter = agent!(PINNING);
@@ -172,7 +161,7 @@ fn another_network_namespace_is_told_what_to_set_and_then_works() {
 }
 
 #[test]
-fn a_socket_directory_that_is_not_there_is_said_to_be_so() {
+fn missing_socket_directory_is_named() {
     let folder = Folder::new("unmounted");
     let mut exporter = agent!(PINNING);
     exporter.ok(&format!("ipc directory={}", folder.path().display()));
@@ -186,7 +175,7 @@ fn a_socket_directory_that_is_not_there_is_said_to_be_so() {
 }
 
 #[test]
-fn a_socket_directory_does_not_fill_up_with_the_sockets_of_the_dead() {
+fn socket_directory_keeps_no_sockets_of_dead_processes() {
     let folder = Folder::new("dead");
     let share = |name: &str| {
         let mut exporter = agent!(PINNING);
@@ -212,9 +201,8 @@ fn start_time(agent: &mut Child) -> String {
 }
 
 #[test]
-fn another_pid_namespace_works_whichever_side_is_in_it() {
-    let test = "another_pid_namespace_works_whichever_side_is_in_it";
-    if !can(test, OWN_PIDS) {
+fn open_across_pid_namespaces_succeeds_both_ways() {
+    if !can_start_through(OWN_PIDS) {
         return;
     }
     // The side that is inside sees the other as process 0; the side that is outside sees the other's number here.
@@ -241,8 +229,8 @@ fn another_pid_namespace_works_whichever_side_is_in_it() {
 }
 
 #[test]
-fn two_processes_of_one_number_in_two_pid_namespaces_are_two_processes() {
-    if !can("two_processes_of_one_number_in_two_pid_namespaces_are_two_processes", OWN_PIDS) {
+fn equal_pids_in_two_namespaces_are_two_processes() {
+    if !can_start_through(OWN_PIDS) {
         return;
     }
     let mut exporter = agent!(DESCRIPTORS, through: OWN_PIDS);
@@ -266,7 +254,7 @@ fn two_processes_of_one_number_in_two_pid_namespaces_are_two_processes() {
 }
 
 #[test]
-fn a_second_copy_of_the_library_in_the_process_is_not_mistaken_for_an_ended_or_altered_export() {
+fn export_of_a_second_library_copy_is_named_as_such() {
     let mut process = agent!(PINNING);
     let descriptor = process.ok("share-by-second-copy");
     // Another process need not know.

@@ -8,7 +8,7 @@ use device_ipc_broker_tests::{DESCRIPTORS, PINNING, agent, eventually, no_more_t
 const HONEST: Duration = Duration::from_secs(2);
 
 #[test]
-fn an_importer_that_stands_still_delays_no_other() {
+fn stopped_importer_delays_no_other_importer() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let mut honest = agent!(PINNING);
@@ -38,7 +38,7 @@ fn an_importer_that_stands_still_delays_no_other() {
 }
 
 #[test]
-fn an_exporter_that_stands_still_costs_its_deadline_and_gets_its_late_grant_back() {
+fn stopped_exporter_times_out_and_gets_its_late_lease_back() {
     let mut exporter = agent!(DESCRIPTORS);
     let mut other = agent!(DESCRIPTORS);
     let mut importer = agent!(DESCRIPTORS);
@@ -74,7 +74,7 @@ fn an_exporter_that_stands_still_costs_its_deadline_and_gets_its_late_grant_back
 }
 
 #[test]
-fn each_open_of_an_exporter_that_stands_still_has_its_own_deadline() {
+fn opens_of_a_stopped_exporter_each_keep_their_deadline() {
     let mut exporter = agent!(PINNING);
     let mut importer = agent!(PINNING);
     let held = exporter.share("held 4096");
@@ -94,7 +94,7 @@ fn each_open_of_an_exporter_that_stands_still_has_its_own_deadline() {
 }
 
 #[test]
-fn an_exporter_that_stands_still_before_hello_costs_the_deadline() {
+fn exporter_stopped_before_hello_times_out() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     exporter.stop();

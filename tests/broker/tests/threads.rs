@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_broker_tests::{Child, PINNING, agent, eventually, within};
+use device_ipc_broker_tests::{Child, PINNING, agent, eventually, is_root, within};
 
 /// A call that waits for nothing takes no longer, also on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -29,10 +29,8 @@ const REFUSED: &[&str] = &[
 /// An agent whose user has no other process, with memory and a stream, which need threads of their own. `None` where this
 /// process may not become another user.
 fn of_a_user_of_its_own() -> Option<Child> {
-    if !rustix::process::geteuid().is_root() {
-        println!(
-            "skipped: only root can become another user, and the limit of threads counts all of a user's"
-        );
+    // The limit of threads counts all of a user.
+    if !is_root() {
         return None;
     }
     let mut agent = agent!(PINNING);
@@ -76,7 +74,7 @@ fn open_where_no_thread_starts_fails() {
 }
 
 #[test]
-fn drop_of_export_where_no_thread_starts_any_longer_frees_its_memory() {
+fn drop_where_no_thread_starts_any_longer_frees_memory() {
     let Some(mut agent) = of_a_user_of_its_own() else { return };
     agent.ok("share x 4096");
     agent.ok("limit-threads 0");

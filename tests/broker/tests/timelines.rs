@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{
     Answer, CUDA, Child, Connection, DESCRIPTORS, Forged, FromExporter, PINNING, REVOKING, Received,
-    ToExporter, agent, eventually, open_request, within,
+    ToExporter, agent, eventually, open_request, take_timelines, within,
 };
 
 /// The value of a word that has been ended.
@@ -17,24 +17,12 @@ const SOON: Duration = Duration::from_secs(3);
 /// An exporter with the export `x` of its buffer `x`, and an importer that has it open; both with their timelines.
 fn pair(machine: &str) -> (Child, Child) {
     let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
-    join(&mut exporter, &mut importer);
+    take_timelines(&mut exporter, &mut importer);
     (exporter, importer)
 }
 
-fn join(exporter: &mut Child, importer: &mut Child) {
-    // A driver may load a kernel, at its first use, behind work that is waiting for the other side.
-    exporter.ok("warm-up");
-    importer.ok("warm-up");
-    exporter.ok("allocate x 4096");
-    exporter.ok("fill x 0");
-    let descriptor = exporter.share("x 4096 of=x");
-    importer.ok(&format!("open x {descriptor}"));
-    importer.ok("timeline x");
-    assert_eq!(exporter.ok("timelines x 1 10000"), "1");
-}
-
 #[test]
-fn two_processes_take_turns_without_a_host_that_waits() {
+fn two_processes_take_turns_without_host_waits() {
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (mut exporter, mut importer) = pair(machine);
         if machine == CUDA {
@@ -59,7 +47,7 @@ fn two_processes_take_turns_without_a_host_that_waits() {
 }
 
 #[test]
-fn a_stream_that_waits_for_an_importer_that_is_killed_goes_on_and_the_exporter_is_told() {
+fn stream_waiting_for_a_killed_importer_resumes_with_an_error() {
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (mut exporter, importer) = pair(machine);
         exporter.ok("wait x 1");
@@ -76,7 +64,7 @@ fn a_stream_that_waits_for_an_importer_that_is_killed_goes_on_and_the_exporter_i
 }
 
 #[test]
-fn a_stream_that_waits_for_an_exporter_that_is_killed_goes_on_and_the_importer_is_told() {
+fn stream_waiting_for_a_killed_exporter_resumes_with_an_error() {
     for machine in [PINNING, REVOKING, DESCRIPTORS, CUDA] {
         let (exporter, mut importer) = pair(machine);
         importer.ok("wait x 1");
@@ -93,7 +81,7 @@ fn a_stream_that_waits_for_an_exporter_that_is_killed_goes_on_and_the_importer_i
 
 /// The driver's free waits for every stream and holds its lock: nothing that needs the driver could free the stream.
 #[test]
-fn a_stream_that_waits_is_freed_while_a_free_waits_for_that_stream() {
+fn stream_resumes_while_a_free_waits_for_it() {
     for machine in [PINNING, CUDA] {
         let (mut exporter, importer) = pair(machine);
         exporter.share("other 4096");
@@ -109,7 +97,7 @@ fn a_stream_that_waits_is_freed_while_a_free_waits_for_that_stream() {
 }
 
 #[test]
-fn an_importer_that_lets_go_ends_its_timeline() {
+fn release_by_the_importer_closes_its_timeline() {
     let (mut exporter, mut importer) = pair(PINNING);
     exporter.ok("wait x 1");
     exporter.send("sync");
@@ -132,7 +120,7 @@ fn an_importer_that_lets_go_ends_its_timeline() {
 }
 
 #[test]
-fn what_a_dead_peer_had_signalled_still_counts() {
+fn signals_of_a_dead_peer_still_count() {
     let (mut exporter, mut importer) = pair(PINNING);
     importer.ok("signal-now x 5");
     exporter.ok("wait-now x 5 10000");
@@ -148,7 +136,7 @@ fn what_a_dead_peer_had_signalled_still_counts() {
 }
 
 #[test]
-fn values_grow_and_stay_below_the_end() {
+fn timeline_values_grow_and_stay_in_range() {
     let (mut exporter, mut importer) = pair(PINNING);
     importer.ok("signal x 7");
     for command in
@@ -164,7 +152,7 @@ fn values_grow_and_stay_below_the_end() {
 }
 
 #[test]
-fn a_value_that_does_not_come_is_a_timeout_that_says_what_came() {
+fn missing_timeline_value_is_a_timeout_with_the_last_value() {
     let (mut exporter, mut importer) = pair(PINNING);
     importer.ok("signal-now x 3");
     exporter.ok("wait-now x 3 10000");
@@ -175,7 +163,7 @@ fn a_value_that_does_not_come_is_a_timeout_that_says_what_came() {
 }
 
 #[test]
-fn many_importers_have_a_timeline_each() {
+fn importers_each_have_their_own_timeline() {
     let mut exporter = agent!(PINNING);
     exporter.ok("allocate x 4096");
     let descriptor = exporter.share("x 4096 of=x");
@@ -208,7 +196,7 @@ fn many_importers_have_a_timeline_each() {
 const NO_OPENED_EVENTS: &str = "devices=2;fault=open_event:1:205";
 
 #[test]
-fn bytes_whose_event_does_not_open_are_waited_for_by_a_word() {
+fn ready_bytes_whose_event_does_not_open_use_a_counter() {
     // On the stream, and on the host.
     for place in ["stream:0", "home"] {
         let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
@@ -230,7 +218,7 @@ fn bytes_whose_event_does_not_open_are_waited_for_by_a_word() {
 }
 
 #[test]
-fn bytes_that_never_get_ready_end_with_their_exporter() {
+fn bytes_that_never_get_ready_fail_at_exporter_exit() {
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(NO_OPENED_EVENTS));
     let late = exporter.share("late 4096 ready-in=60000");
     importer.send(&format!("open late {late} timeout=30000"));
@@ -243,7 +231,7 @@ fn bytes_that_never_get_ready_end_with_their_exporter() {
 }
 
 #[test]
-fn a_stream_that_waits_for_the_bytes_of_an_exporter_that_is_killed_goes_on() {
+fn stream_waiting_for_bytes_of_a_killed_exporter_resumes() {
     for machine in [PINNING, DESCRIPTORS, CUDA] {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         exporter.ok("warm-up");
@@ -262,7 +250,7 @@ fn a_stream_that_waits_for_the_bytes_of_an_exporter_that_is_killed_goes_on() {
 }
 
 #[test]
-fn without_timelines_an_event_that_does_not_open_is_an_error() {
+fn event_that_does_not_open_fails_without_timelines() {
     let machine = format!("{NO_OPENED_EVENTS};timelines=off");
     let (mut exporter, mut importer) = (agent!(PINNING), agent!(&machine));
     let late = exporter.share("late 4096 ready-in=1");
@@ -283,7 +271,7 @@ fn without_timelines_an_event_that_does_not_open_is_an_error() {
 
 /// An importer that keeps the page and goes on writing after its lease has ended, as the device of a killed process does.
 #[test]
-fn a_signal_that_comes_after_the_end_is_taken_back() {
+fn signal_after_the_lease_ends_is_reverted() {
     let mut exporter = agent!(PINNING);
     exporter.ok("allocate x 4096");
     let descriptor = exporter.share("x 4096 of=x");
@@ -345,7 +333,7 @@ impl Words {
 }
 
 #[test]
-fn an_importer_that_asks_for_the_words_of_a_lease_that_it_does_not_hold_is_sent_away() {
+fn request_for_counters_of_a_foreign_lease_is_refused() {
     let mut exporter = agent!(PINNING);
     let descriptor = exporter.share("x 4096");
     let target = Forged::of(&descriptor);

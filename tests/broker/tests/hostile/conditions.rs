@@ -1,12 +1,12 @@
 //! Conditions that a sandbox or a kernel imposes: calls succeed, or fail with an error that says why.
 
-use device_ipc_broker_tests::{Answer, PINNING, agent};
+use device_ipc_broker_tests::{Answer, PINNING, agent, is_root};
 
 use super::Scene;
 
 /// A system call that is not there is an error of the call that needs it, or is done without.
 #[test]
-fn missing_system_call_is_an_error_or_is_done_without() {
+fn missing_system_call_is_an_error_or_has_a_fallback() {
     for denied in ["memfd_create", "pidfd_open", "epoll_create1", "statx", "getrandom"] {
         let mut scene = Scene::new(PINNING);
         let mut exporter = agent!(PINNING);
@@ -60,7 +60,7 @@ fn signals_at_every_moment_change_nothing() {
 }
 
 #[test]
-fn sixteen_descriptors_are_enough_or_the_error_says_so() {
+fn sixteen_descriptors_suffice_or_the_error_names_the_limit() {
     let mut scene = Scene::new(PINNING);
     let mut importer = agent!(PINNING);
     importer.ok("limit-descriptors 16");
@@ -75,7 +75,7 @@ fn sixteen_descriptors_are_enough_or_the_error_says_so() {
 
 #[test]
 fn without_proc_or_shared_memory_directory_nothing_hangs() {
-    if !super::strangers::is_root("without_proc_or_shared_memory_directory_nothing_hangs") {
+    if !is_root() {
         return;
     }
     let no_proc: &[&str] = &["unshare", "-m", "sh", "-c", "mount -t tmpfs none /proc && exec \"$0\" \"$@\""];

@@ -188,7 +188,7 @@ fn copies_of_one_importer_leave_room_for_others() {
 }
 
 #[test]
-fn copies_that_one_importer_asks_for_are_bounded() {
+fn copies_requested_by_one_importer_are_bounded() {
     let mut exporter = agent!(PINNING);
     exporter.ok(&format!("staging-limits {CHUNK} {}", 2 * CHUNK));
     let forged = Forged::of(&exporter.share(&format!("x {}", 4 * CHUNK)));

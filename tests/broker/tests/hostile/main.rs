@@ -3,6 +3,7 @@
 
 mod conditions;
 mod floods;
+mod load;
 mod strangers;
 
 use std::time::{Duration, Instant};
@@ -66,7 +67,7 @@ impl Scene {
 }
 
 #[test]
-fn a_confirmation_is_given_to_holders_alone_and_not_after_the_drop() {
+fn confirmation_is_sent_to_holders_only_until_the_drop() {
     let mut scene = Scene::new(PINNING);
     let connection = scene.greeted();
     let ask = |request, lease| {
@@ -94,7 +95,7 @@ fn a_confirmation_is_given_to_holders_alone_and_not_after_the_drop() {
 }
 
 #[test]
-fn a_listing_is_what_the_specification_says() {
+fn listing_matches_the_specification() {
     let mut scene = Scene::new(PINNING);
     for index in 0..40 {
         scene.exporter.share(&format!("y{index} 4096"));
@@ -121,7 +122,7 @@ fn a_listing_is_what_the_specification_says() {
 }
 
 #[test]
-fn a_wrong_token_is_refused_and_a_guesser_cut_off() {
+fn wrong_token_is_refused_and_a_guesser_disconnected() {
     let mut scene = Scene::new(PINNING);
     let guess = scene.forged.clone().with_token([7; 16]);
     let text = agent!(PINNING).fails(&format!("open x {}", guess.finish()), "NotPermitted");
@@ -147,7 +148,7 @@ fn a_wrong_token_is_refused_and_a_guesser_cut_off() {
 }
 
 #[test]
-fn the_token_of_an_ended_export_opens_nothing() {
+fn token_of_a_closed_export_opens_nothing() {
     let mut scene = Scene::new(PINNING);
     let ended = scene.exporter.share("y 4096");
     scene.exporter.ok("close y 10000");
@@ -172,7 +173,7 @@ fn the_token_of_an_ended_export_opens_nothing() {
 }
 
 #[test]
-fn a_second_implementation_opens_and_gives_back_by_the_words_of_the_specification() {
+fn second_implementation_opens_and_returns_by_the_specification() {
     let mut scene = Scene::new(DESCRIPTORS);
     let connection = scene.greeted();
     connection.send(&open_request(&scene.forged, 17)).expect("it reads");
@@ -201,7 +202,7 @@ fn open_like(forged: &Forged, request: u64, like: u64) -> ToExporter {
 }
 
 #[test]
-fn handles_are_spared_only_whom_they_were_sent_to_and_who_holds_the_memory() {
+fn handles_are_omitted_only_for_holders_that_received_them() {
     let mut scene = Scene::new(PINNING);
     let other = Forged::of(&scene.exporter.share("y 4096"));
     let [connection, stranger] = [scene.greeted(), scene.greeted()];
@@ -243,7 +244,7 @@ fn handles_are_spared_only_whom_they_were_sent_to_and_who_holds_the_memory() {
 }
 
 #[test]
-fn what_is_no_message_ends_the_connection() {
+fn malformed_message_closes_the_connection() {
     let mut scene = Scene::new(PINNING);
     let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
     let long_list = [&[1, 1, 1][..], &[0; 16], &[1], &[0xff; 8], &[0x7f]].concat();
@@ -294,7 +295,7 @@ fn nothing_is_opened_before_hello() {
 }
 
 #[test]
-fn other_versions_are_told_ours_and_sent_away() {
+fn other_protocol_version_is_answered_with_ours_and_closed() {
     let mut scene = Scene::new(PINNING);
     for protocol in [0, 2, u16::MAX] {
         let connection = Connection::to(scene.forged.address()).expect("it listens");
@@ -307,7 +308,7 @@ fn other_versions_are_told_ours_and_sent_away() {
 }
 
 #[test]
-fn who_says_nothing_is_cut_off_and_delays_nobody() {
+fn silent_connection_is_closed_and_delays_no_other() {
     let mut scene = Scene::new(PINNING);
     let since = Instant::now();
     let silent: Vec<_> =
@@ -326,7 +327,7 @@ fn who_says_nothing_is_cut_off_and_delays_nobody() {
 }
 
 #[test]
-fn nobody_gives_back_the_lease_of_another() {
+fn lease_of_another_process_cannot_be_returned() {
     let mut scene = Scene::new(PINNING);
     for lease in 0..5 {
         let connection = scene.greeted();
@@ -335,151 +336,4 @@ fn nobody_gives_back_the_lease_of_another() {
     }
     assert_eq!(scene.exporter.holders("x"), 1);
     scene.is_unharmed();
-}
-
-#[test]
-fn a_thousand_connections_keep_nobody_out() {
-    let mut scene = Scene::new(PINNING);
-    let socket = String::from_utf8(scene.forged.address().to_vec()).expect("a name of text");
-    // From a few processes, each of which needs one.
-    let mut greedy: Vec<_> = (0..4).map(|_| agent!(PINNING)).collect();
-    for process in &mut greedy {
-        process.ok(&format!("connect-many {socket} 250"));
-    }
-    scene.serves_honest_peers();
-    let most = scene.before.of_kind("socket") + 4 * 8 + 8;
-    let sockets = scene.exporter.census().of_kind("socket");
-    assert!(sockets <= most, "{sockets} sockets for four processes");
-    // From many.
-    let mut swarm = agent!(PINNING);
-    swarm.ok(&format!("swarm {socket} 8 processes=125"));
-    scene.serves_honest_peers();
-    let sockets = scene.exporter.census().of_kind("socket");
-    assert!(sockets <= scene.before.of_kind("socket") + 256 + 8, "{sockets} sockets");
-    scene.honest.ok("touch x");
-    assert_eq!(scene.honest.take_events(), Vec::<String>::new());
-    swarm.ok("end-swarm");
-    greedy.clear();
-    scene.is_unharmed();
-}
-
-#[test]
-fn an_exporter_without_descriptors_left_serves_those_that_it_has() {
-    let mut scene = Scene::new(PINNING);
-    let socket = String::from_utf8(scene.forged.address().to_vec()).expect("a name of text");
-    // The machine's memory files lie above; what the library opens takes the lowest.
-    let room = scene.before.all_descriptors() + 20;
-    scene.exporter.ok(&format!("limit-descriptors {room}"));
-    let mut swarm = agent!(PINNING);
-    swarm.ok(&format!("swarm {socket} 4 processes=20"));
-    let second = scene.forged.finish();
-    within(HONEST, "an open over a connection that there is", || {
-        scene.honest.ok(&format!("open y {second}"));
-    });
-    scene.honest.ok("drop y");
-    swarm.ok("end-swarm");
-    scene.is_unharmed();
-}
-
-#[test]
-fn who_never_reads_is_cut_off() {
-    for machine in [PINNING, DESCRIPTORS] {
-        let mut scene = Scene::new(machine);
-        let connection = scene.greeted();
-        let open = postcard::to_stdvec(&open_request(&scene.forged, 1)).expect("it encodes");
-        let until = Instant::now() + Duration::from_secs(20);
-        let mut sent = 0;
-        while !connection.is_closed() && Instant::now() < until {
-            match connection.try_send_bytes(&open) {
-                Ok(()) => sent += 1,
-                Err(rustix::io::Errno::AGAIN) => std::thread::yield_now(),
-                Err(_) => break,
-            }
-        }
-        assert!(connection.is_closed(), "{machine}: still open after {sent} opens without a read");
-        drop(connection);
-        // The honest one's own backend is another one here.
-        eventually("holders", 1, || scene.exporter.holders("x"));
-        no_more_than(&scene.before.clone(), "the exporter", || scene.exporter.census());
-        scene.honest.ok("touch x");
-    }
-}
-
-#[test]
-fn a_flood_delays_nobody_for_long() {
-    let mut scene = Scene::new(PINNING);
-    let connections: Vec<_> = (0..4).map(|_| scene.greeted()).collect();
-    let list = postcard::to_stdvec(&ToExporter::List { request: 1, after: u64::MAX }).expect("it encodes");
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for connection in &connections {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    if connection.try_send_bytes(&list).is_err() {
-                        // Reads as it goes, so that it is not cut off for that.
-                        while !matches!(connection.receive(Duration::from_millis(1)), Received::Nothing) {
-                            if connection.is_closed() {
-                                return;
-                            }
-                        }
-                    }
-                }
-            });
-        }
-        let mut newcomer = agent!(PINNING);
-        for _ in 0..10 {
-            within(HONEST, "an honest open", || newcomer.ok(&format!("open y {}", scene.descriptor)));
-            newcomer.ok("drop y");
-            newcomer.ok("close-unused 5000");
-        }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    });
-    drop(connections);
-    scene.is_unharmed();
-}
-
-#[test]
-fn those_who_come_and_go_all_the_time_delay_nobody_for_long() {
-    let mut scene = Scene::new(PINNING);
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let address = scene.forged.address().to_vec();
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    // Also where it is turned away.
-                    let _ = Connection::to(&address);
-                }
-            });
-        }
-        for _ in 0..10 {
-            scene.serves_honest_peers();
-        }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    });
-    scene.is_unharmed();
-}
-
-/// An importer of many exports is told of all their drops, however late it reads: to close its connection would end leases
-/// of memory that it still uses.
-#[test]
-fn who_reads_late_hears_of_every_drop_and_keeps_what_it_has() {
-    const EXPORTS: u64 = 2000;
-    let mut scene = Scene::new(PINNING);
-    let connection = scene.greeted();
-    for index in 0..EXPORTS {
-        let descriptor = scene.exporter.share(&format!("d{index} 64"));
-        connection.send(&open_request(&Forged::of(&descriptor), index)).expect("it listens");
-        assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
-    }
-    for index in 0..EXPORTS {
-        scene.exporter.ok(&format!("drop d{index}"));
-    }
-    for _ in 0..EXPORTS {
-        let message = connection.receive_message();
-        assert!(matches!(message, FromExporter::Dropped { .. }), "{message:?}");
-    }
-    assert!(!connection.is_closed());
-    drop(connection);
-    no_more_than(&scene.before.clone(), "the exporter", || scene.exporter.census());
 }

@@ -1,0 +1,126 @@
+//! Channels whose other end dies at every point of the protocol, lies, stands still, forks, or is somebody else.
+
+mod deaths;
+mod inbox;
+mod messages;
+mod raw;
+
+use device_ipc_broker_tests::{Answer, Child, PINNING, agent, is_root};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A name that no other test has.
+fn name(what: &str) -> String {
+    format!("broker-{}-{what}", std::process::id())
+}
+
+/// Connects the two; `survivor` listens.
+fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
+    other.send(&format!("connect {under} c 20000"));
+    survivor.ok(&format!("accept {under} c 20000"));
+    assert!(matches!(other.receive(), Answer::Done(_)));
+}
+
+/// A forked child that stays; killed, and reaped by whoever its parent leaves it to.
+struct Stray(Pid);
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// A forked child has copies of nothing: the channel ends with its parent, and in the child every call says so.
+#[test]
+fn forked_child_keeps_no_channel_open() {
+    let mut near = agent!(PINNING);
+    let mut far = agent!(PINNING);
+    let under = name("fork");
+    near.ok(&format!("listen {under}"));
+    connect(&mut near, &mut far, &under);
+    near.share("x 4096");
+    near.ok("send c 3 20000 of=x");
+    assert_eq!(far.ok("receive c m 20000"), "3 1");
+    far.ok("listen far");
+    let _stray = Stray(far.ok("fork").parse().ok().and_then(Pid::from_raw).expect("it is a process"));
+    let events = far.take_events();
+    for what in ["listen", "connect", "accept", "reply", "open-received", "send", "receive", "close-channel"]
+    {
+        let told = format!("child {what} Forked");
+        assert!(events.contains(&told), "{told} is not among {events:?}");
+    }
+    // The parent's goes on, and ends with it, though the child lives.
+    far.ok("send c 4 20000");
+    assert_eq!(near.ok("receive c m 20000"), "4 0");
+    far.kill();
+    near.fails("receive c m 20000", "PeerGone");
+}
+
+/// A name that another user has taken is noticed before anything is said.
+#[test]
+fn channel_squatter_receives_nothing() {
+    if !is_root() {
+        return;
+    }
+    let (mut squatter, mut victim) = (agent!(PINNING), agent!(PINNING));
+    let under = name("squat");
+    squatter.ok("become 65534 65534");
+    squatter.ok(&format!("squat {under}"));
+    let text = victim.fails(&format!("connect {under} c 1000"), "NotPermitted");
+    assert!(text.contains("user 65534") && text.contains("IpcBuilder::allow"), "{text}");
+    assert_eq!(squatter.ok("squatted"), "0");
+    // Whoever is allowed on both sides is let in.
+    let (mut stranger, mut allowing) = (agent!(PINNING), agent!(PINNING));
+    stranger.ok("become 65534 65534");
+    stranger.ok("ipc allow-uid=0");
+    stranger.ok(&format!("listen {under}"));
+    stranger.send(&format!("accept {under} c 20000"));
+    victim.fails(&format!("connect {under} c 1000 user=65534"), "NotPermitted");
+    allowing.ok("ipc allow-uid=65534");
+    allowing.ok(&format!("connect {under} c 20000 user=65534"));
+    assert!(matches!(stranger.receive(), Answer::Done(_)));
+    allowing.ok("send c 2 1000");
+    assert_eq!(stranger.ok("receive c m 20000"), "2 0");
+}
+
+/// A user who is not allowed is told so, and the listener goes on waiting.
+#[test]
+fn channel_connect_by_a_stranger_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let (mut listener, mut stranger, mut friend) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
+    let under = name("stranger");
+    listener.ok(&format!("listen {under}"));
+    stranger.ok("become 65534 65534");
+    stranger.ok("ipc allow-uid=0");
+    listener.send(&format!("accept {under} c 20000"));
+    let text = stranger.fails(&format!("connect {under} c 5000 user=0"), "NotPermitted");
+    assert!(text.contains("does not allow user 65534"), "{text}");
+    friend.ok(&format!("connect {under} c 20000"));
+    assert_eq!(listener.receive(), Answer::Done(friend.id().to_string()));
+}
+
+/// In a directory the socket is a file: one that a dead process left is taken over, a living one's is not, and it goes with
+/// its listener.
+#[test]
+fn listen_over_the_file_of_a_dead_listener_succeeds() {
+    let directory = std::env::temp_dir().join(name("directory"));
+    std::fs::create_dir(&directory).expect("it is new");
+    let settings = format!("ipc directory={}", directory.display());
+    let (mut first, mut second, mut client) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
+    for child in [&mut first, &mut second, &mut client] {
+        child.ok(&settings);
+    }
+    first.ok("listen files");
+    let text = second.fails("listen files", "ChannelNameInUse");
+    assert!(text.contains(&first.id().to_string()), "{text}");
+    first.kill();
+    second.ok("listen files");
+    client.send("connect files c 20000");
+    second.ok("accept files c 20000");
+    assert_eq!(client.receive(), Answer::Done(second.id().to_string()));
+    second.ok("unlisten files");
+    let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").flatten().collect();
+    assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("files")), "{left:?}");
+    std::fs::remove_dir_all(&directory).expect("it can be removed");
+}

@@ -1,0 +1,220 @@
+//! Who keeps what for how long: leases, mappings, owners, the cache of what is open, and waiting for the end of them.
+
+mod cache;
+mod forced;
+
+use std::time::{Duration, Instant};
+
+use device_ipc_broker_tests::{Answer, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within};
+
+/// What is done without waiting for anybody takes no longer, also on a busy machine.
+const SOON: Duration = Duration::from_secs(3);
+
+#[test]
+fn owner_whose_drop_blocks_delays_no_importer() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let other = exporter.share("other 4096");
+    exporter.share("stuck 4096 blocked=1");
+    within(SOON, "dropping it", || exporter.ok("drop stuck"));
+    // The worker is in the owner's drop now, and the poller is not.
+    within(SOON, "an open", || importer.ok(&format!("open x {other}")));
+    importer.ok("touch x");
+    importer.ok("drop x");
+    importer.ok("close-unused 5000");
+    eventually("holders", 0, || exporter.holders("other"));
+    assert_eq!(exporter.counter("exports"), 2, "the stuck one is not forgotten");
+    exporter.ok("unblock stuck");
+    exporter.ok("close other 10000");
+    assert_eq!(exporter.counter("exports"), 0);
+    assert_eq!(exporter.allocated(), 0);
+}
+
+#[test]
+fn close_behind_a_blocked_owner_times_out_and_names_no_holder() {
+    let mut exporter = agent!(PINNING);
+    exporter.share("other 4096");
+    exporter.share("stuck 4096 blocked=1");
+    exporter.ok("drop stuck");
+    // Owners are dropped one after the other, so this one's turn does not come. Nobody holds it.
+    let answer = within(SOON, "the close", || exporter.ask("close other 500"));
+    match answer {
+        Answer::Failed(failure) => {
+            let blames_importers = failure.kind == "StillHeld" || failure.text.contains("opened");
+            assert!(!blames_importers, "nobody holds it, and it says: {} {}", failure.kind, failure.text);
+            assert_eq!(failure.kind, "Timeout", "{}", failure.text);
+        }
+        other => panic!("{other:?}"),
+    }
+    exporter.ok("unblock stuck");
+    exporter.ok("shutdown 10000");
+    assert_eq!(exporter.allocated(), 0);
+}
+
+#[test]
+fn mutual_exports_dropped_at_once_do_not_deadlock() {
+    for machine in [PINNING, REVOKING] {
+        let mut pair = [agent!(machine), agent!(machine)];
+        for round in 0..100 {
+            let of_first = pair[0].share("own 4096");
+            let of_second = pair[1].share("own 4096");
+            pair[0].send(&format!("open theirs {of_second}"));
+            pair[1].send(&format!("open theirs {of_first}"));
+            let open: Vec<_> = pair.iter_mut().map(Child::receive).collect();
+            assert!(open.iter().all(|answer| matches!(answer, Answer::Done(_))), "{round}: {open:?}");
+            // Both wait for the other to let go, in turns with mappings that are in use and idle ones.
+            let last = if round % 2 == 0 { "drop theirs own" } else { "drop own theirs" };
+            pair.iter_mut().for_each(|one| one.send(last));
+            pair.iter_mut().for_each(|one| one.send("shutdown 10000"));
+            for answer in pair.iter_mut().flat_map(|one| [one.receive(), one.receive()]) {
+                assert_eq!(answer, Answer::Done(String::new()), "{machine} round {round}");
+            }
+        }
+        for one in &mut pair {
+            assert_eq!((one.counter("leases"), one.counter("mapped_bytes"), one.allocated()), (0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn free_behind_a_waiting_stream_does_not_stop_the_broker() {
+    let mut near = agent!(PINNING);
+    let mut far = agent!(PINNING);
+    near.share("first 4096");
+    let second = near.share("second 4096");
+    // The far side's bytes are ready in a while, and the near side's stream waits for that on the device.
+    let late = far.share("late 4096 ready-in=1500");
+    near.ok(&format!("open late {late} place=stream:0"));
+    let since = Instant::now();
+    // The driver's free waits for the device, so for the stream, so for the far side.
+    near.send("close first 15000");
+    // Which needs something of the near side first.
+    within(SOON, "an open of the process that waits", || far.ok(&format!("open x {second}")));
+    assert!(
+        since.elapsed() < Duration::from_millis(1300),
+        "the machine is too slow for this test to mean anything"
+    );
+    assert_eq!(near.receive(), Answer::Done(String::new()));
+    assert!(since.elapsed() > Duration::from_millis(1000), "the free was to wait for the stream");
+    near.ok("sync");
+    near.ok("drop late");
+    far.ok("drop x");
+    far.ok("close late 10000");
+    near.ok("close second 10000");
+}
+
+#[test]
+fn sixty_four_importers_are_counted() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let mut importers: Vec<_> = (0..64).map(|_| agent!(PINNING)).collect();
+    importers.iter_mut().for_each(|importer| importer.send(&format!("open x {descriptor}")));
+    for importer in &mut importers {
+        assert!(matches!(importer.receive(), Answer::Done(_)));
+    }
+    let holders = exporter.ok("holders x");
+    assert!(holders.starts_with("64 opened=64 "), "{holders}");
+    for importer in &importers {
+        assert!(holders.contains(&format!(" {}:4096:broker-agent", importer.id())), "{holders}");
+    }
+    assert_eq!(exporter.counter("leases"), 64);
+    // A third lets go, a third is killed, a third keeps what it does not use.
+    for (index, importer) in importers.iter_mut().enumerate() {
+        match index % 3 {
+            0 => drop((importer.ok("cache 0 0"), importer.ok("drop x"))),
+            1 => importer.kill(),
+            _ => drop(importer.ok("drop x")),
+        }
+    }
+    eventually("leases", 21, || exporter.counter("leases"));
+    exporter.ok("wait-released x 10000");
+    assert_eq!((exporter.counter("leases"), exporter.counter("leases_total")), (0, 64));
+    exporter.ok("close x 10000");
+    assert_eq!(exporter.allocated(), 0);
+}
+
+#[test]
+fn two_imports_of_one_export_are_one_lease_and_one_driver_call() {
+    for machine in [PINNING, DESCRIPTORS] {
+        let mut exporter = agent!(machine);
+        let mut importer = agent!(machine);
+        let descriptor = exporter.share("x 4096");
+        let first = importer.ok(&format!("open a {descriptor}"));
+        let second = importer.ok(&format!("open b {descriptor}"));
+        assert_eq!(first, second, "one address");
+        assert_eq!((importer.calls("open"), importer.counter("requests_total")), (1, 1));
+        assert_eq!((importer.counter("opens_total"), importer.counter("cache_hits_total")), (2, 1));
+        assert_eq!(exporter.ok("holders x").split(' ').take(2).collect::<Vec<_>>(), ["1", "opened=1"]);
+        importer.ok("drop a");
+        assert_eq!(importer.ok("touch b"), "1");
+        assert_eq!(exporter.holders("x"), 1);
+        importer.ok("drop b");
+        importer.ok("close-unused 5000");
+        eventually("holders", 0, || exporter.holders("x"));
+        assert_eq!(importer.calls("close"), 1);
+    }
+}
+
+#[test]
+fn eight_threads_that_open_and_release_leave_nothing() {
+    for (machine, cache) in
+        [(PINNING, "0 0"), (PINNING, "8 1000000"), (REVOKING, "0 0"), (DESCRIPTORS, "0 0")]
+    {
+        let mut exporter = agent!(machine);
+        let mut importer = agent!(machine);
+        let descriptor = exporter.share("x 4096");
+        importer.ok(&format!("cache {cache}"));
+        importer.ok(&format!("threads {descriptor} 8 50"));
+        importer.ok("close-unused 10000");
+        eventually("mapped", 0, || importer.counter("mapped_bytes"));
+        eventually("holders", 0, || exporter.holders("x"));
+        assert_eq!(importer.counter("opens_total"), 400, "{machine} {cache}");
+        let (opened, closed) = (importer.calls("open"), importer.calls("close"));
+        assert_eq!(opened, closed, "{machine} {cache}");
+        assert_eq!(importer.census().mock_mappings, 0, "{machine} {cache}");
+        exporter.ok("close x 10000");
+        assert_eq!(exporter.allocated(), 0, "{machine} {cache}");
+    }
+}
+
+#[test]
+fn export_never_opened_reports_so_and_closes_at_once() {
+    let mut exporter = agent!(PINNING);
+    let descriptor = exporter.share("x 4096");
+    let text = exporter.fails("wait-released x 50", "StillHeld");
+    assert!(text.contains("no process has opened the export within 50 ms"), "{text}");
+    within(SOON, "closing", || exporter.ok("close x 10000"));
+    assert_eq!((exporter.counter("exports"), exporter.allocated()), (0, 0));
+    agent!(PINNING).fails(&format!("open x {descriptor}"), "ExportDropped");
+}
+
+#[test]
+fn early_close_names_holders_and_frees_after_the_last() {
+    let mut exporter = agent!(PINNING);
+    let mut importer = agent!(PINNING);
+    let descriptor = exporter.share("x 8192");
+    importer.ok(&format!("open x {descriptor}"));
+    let text = exporter.fails("close x 100", "StillHeld");
+    assert!(
+        text.contains(&format!("process {} (broker-agent) has held 8192 bytes", importer.id())),
+        "{text}"
+    );
+    assert_eq!(exporter.allocated(), 8192);
+    importer.ok("touch x");
+    importer.ok("drop x");
+    eventually("memory-in-use", 0, || exporter.allocated());
+}
+
+#[test]
+fn open_in_the_exporting_process_gives_the_original_address() {
+    let mut process = agent!(PINNING);
+    let descriptor = process.share("x 4096");
+    let first = process.ok(&format!("open a {descriptor}"));
+    assert_eq!(process.ok(&format!("open b {descriptor}")), first);
+    assert_eq!(process.ok("touch a"), "1");
+    assert_eq!(process.ok("touch b"), "2");
+    assert_eq!((process.calls("open"), process.counter("leases")), (0, 2));
+    process.fails("close x 50", "StillHeld");
+    process.ok("drop a b");
+    eventually("memory-in-use", 0, || process.allocated());
+}

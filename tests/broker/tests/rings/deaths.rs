@@ -1,0 +1,191 @@
+//! Readers and writers that are killed at every point of the protocol.
+
+use std::time::Duration;
+
+use device_ipc_broker_tests::{
+    Answer, CUDA, Census, Child, PINNING, REVOKING, eventually, hand_over_through_ring, kill_points,
+    kill_rounds, no_more_than, within,
+};
+
+use super::{NO_TIMELINES, SOON, ready};
+
+/// A survivor, and what it had.
+fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
+    eventually(&format!("{when}: leases"), 0, || survivor.counter("leases"));
+    eventually(&format!("{when}: exports"), 0, || survivor.counter("exports"));
+    eventually(&format!("{when}: bytes mapped"), 0, || survivor.counter("mapped_bytes"));
+    no_more_than(before, when, || survivor.census());
+}
+
+fn readers_die(machine: &str) {
+    let mut writer = ready(machine, None);
+    let mut other = ready(machine, None);
+    hand_over_through_ring(&mut writer, &mut other);
+    let connected = writer.census().of_kind("socket");
+    drop(other);
+    eventually("the first reader is forgotten", connected - 1, || writer.census().of_kind("socket"));
+    eventually("its words are gone", 0, || writer.census().of_kind("device-ipc-words"));
+    let before = writer.census();
+    for point in kill_points("importer", "ring-") {
+        for round in 0..kill_rounds(3) {
+            let when = format!("{machine} {point} round {round}");
+            // At the first visit of the point, or later.
+            let visit = if point.ends_with("joined") || point.ends_with("left") { 1 } else { 1 + round % 3 };
+            let mut dies = ready(machine, Some(&format!("{point}={visit}")));
+            let mut lives = ready(machine, None);
+            let descriptor = writer.ok("ring 2");
+            assert_eq!(lives.ok(&format!("ring-join {descriptor}")), "0");
+            dies.send(&format!("ring-join {descriptor}"));
+            if !point.ends_with("joined") {
+                assert_eq!(dies.receive(), Answer::Done("0".into()), "{when}");
+                writer.ok("ring-readers 2 10000");
+                dies.send("ring-read 4 10000");
+            }
+            lives.send("ring-read 12 15000");
+            writer.send("ring-publish 12 pause=100");
+            if point.ends_with("left") {
+                assert_eq!(dies.receive(), Answer::Done("4".into()), "{when}");
+                dies.send("ring-leave");
+            }
+            dies.is_killed();
+            let published = within(SOON, &when, || writer.receive());
+            assert_eq!(published, Answer::Done(String::new()), "{when}");
+            assert_eq!(within(SOON, &when, || lives.receive()), Answer::Done("12".into()), "{when}");
+            eventually(&when, "1".to_owned(), || writer.ok("ring-count"));
+            lives.ok("ring-leave");
+            within(SOON, &when, || writer.ok("ring-close 10000"));
+            drop(lives);
+            leaves_nothing(&mut writer, &before, &when);
+        }
+    }
+}
+
+fn writers_die(machine: &str) {
+    let mut readers = [ready(machine, None), ready(machine, None)];
+    for reader in &mut readers {
+        let mut other = ready(machine, None);
+        hand_over_through_ring(&mut other, reader);
+        let connected = reader.census().of_kind("socket");
+        drop(other);
+        eventually("the first writer is forgotten", connected - 1, || reader.census().of_kind("socket"));
+    }
+    for reader in &readers {
+        eventually("its words are gone", 0, || reader.census().of_kind("device-ipc-words"));
+    }
+    let before: Vec<_> = readers.iter_mut().map(|reader| reader.census()).collect();
+    // Where hosts do the waiting no stream signals.
+    let signals = |point: &&str| machine != NO_TIMELINES || !point.ends_with("signalled");
+    for point in kill_points("exporter", "ring-").into_iter().filter(signals) {
+        for round in 0..kill_rounds(3) {
+            let when = format!("{machine} {point} round {round}");
+            let once = point.ends_with("joined") || point.ends_with("closed");
+            let visit = if once { 1 } else { 1 + round };
+            let mut writer = ready(machine, Some(&format!("{point}={visit}")));
+            let descriptor = writer.ok("ring 2");
+            for reader in &mut readers {
+                reader.send(&format!("ring-join {descriptor}"));
+                let joined = within(SOON, &when, || reader.receive());
+                if !point.ends_with("joined") {
+                    assert_eq!(joined, Answer::Done("0".into()), "{when}");
+                }
+            }
+            if !point.ends_with("joined") {
+                writer.ok("ring-readers 2 10000");
+                // A stream of each waits for what is not published any more.
+                readers.iter_mut().for_each(|reader| reader.send("ring-read 8 10000"));
+                writer.send("ring-publish 8 pause=100");
+                if point.ends_with("closed") {
+                    assert_eq!(writer.receive(), Answer::Done(String::new()), "{when}");
+                    writer.send("ring-close 100");
+                }
+                told_of_the_writers_end(&when, &mut readers, point);
+            }
+            writer.is_killed();
+            for (reader, before) in readers.iter_mut().zip(&before) {
+                reader.ok("ring-forget");
+                leaves_nothing(reader, before, &when);
+            }
+        }
+    }
+}
+
+/// Each reader has read all that it could, and says why no more; nothing of it was torn.
+fn told_of_the_writers_end(when: &str, readers: &mut [Child; 2], point: &str) {
+    for reader in readers {
+        match within(SOON, when, || reader.receive()) {
+            Answer::Done(all) => assert!(point.ends_with("closed") && all == "8", "{when}: {all}"),
+            Answer::Failed(failure) => {
+                let gone = failure.kind == "ExporterGone";
+                // Memory that has been taken away says so itself.
+                let revoked = when.starts_with(REVOKING) && failure.text.contains("Revoked");
+                assert!(gone || revoked, "{when}: {failure:?}");
+            }
+            ended @ Answer::Ended(_) => panic!("{when}: {ended:?}"),
+        }
+    }
+}
+
+#[test]
+fn ring_writer_after_reader_deaths_has_no_leftovers() {
+    [PINNING, NO_TIMELINES].into_iter().for_each(readers_die);
+}
+
+#[test]
+fn cuda_ring_writer_after_reader_deaths_has_no_leftovers() {
+    readers_die(CUDA);
+}
+
+#[test]
+fn revoking_ring_writer_after_reader_deaths_has_no_leftovers() {
+    readers_die(REVOKING);
+}
+
+#[test]
+fn ring_reader_after_writer_deaths_has_no_leftovers() {
+    [PINNING, NO_TIMELINES].into_iter().for_each(writers_die);
+}
+
+#[test]
+fn cuda_ring_reader_after_writer_deaths_has_no_leftovers() {
+    writers_die(CUDA);
+}
+
+#[test]
+fn stream_waiting_for_a_killed_writer_resumes_and_slot_fails() {
+    for machine in [PINNING, CUDA] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        writer.ok("ring-publish 1");
+        writer.ok("sync");
+        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
+        reader.send("sync");
+        reader.says_nothing_for(Duration::from_millis(50));
+        writer.kill();
+        assert_eq!(within(SOON, "the stream", || reader.receive()), Answer::Done(String::new()), "{machine}");
+        // The first had been published.
+        reader.ok("ring-check");
+        reader.ok("ring-release");
+        reader.fails("ring-check", "ExporterGone");
+        reader.fails("ring-next", "ExporterGone");
+        reader.ok("ring-leave");
+    }
+}
+
+#[test]
+fn reader_loop_fails_when_the_writer_is_killed() {
+    for machine in [PINNING, CUDA, NO_TIMELINES] {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        reader.send("ring-consume");
+        writer.ok("ring-publish 3");
+        eventually("the reader waits for sequence 3", String::new(), || writer.ok("ring-behind"));
+        writer.kill();
+        match within(SOON, "the reader's loop", || reader.receive()) {
+            Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{machine}: {failure:?}"),
+            other => panic!("{machine}: {other:?}"),
+        }
+        reader.ok("ring-leave");
+    }
+}
