@@ -1,4 +1,4 @@
-//! What the tests of the CUDA examples share: their roles as processes.
+//! Processes of the tests of this folder: the roles of a test, and examples.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::ffi::OsString;
@@ -8,20 +8,20 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Names the role to a process that was started for it.
+/// The variable that names the role of a process.
 const ROLE: &str = "DEVICE_IPC_TEST_ROLE";
 
-/// Why there is no CUDA here, which a test then says.
+/// Returns why CUDA is unavailable, for the message of a skipped test.
 pub(crate) fn no_cuda() -> Option<String> {
     device_ipc::Backends::registered().named("cuda").err().map(|reason| reason.to_string())
 }
 
-/// The role that this process was started for.
+/// Returns the role of this process.
 pub(crate) fn role() -> String {
     std::env::var(ROLE).expect("set by the test that starts the role")
 }
 
-/// An argument of the role.
+/// Returns an argument of the role.
 pub(crate) fn argument(name: &str) -> String {
     std::env::var(argument_variable(name)).expect("set by the test that starts the role")
 }
@@ -30,7 +30,7 @@ fn argument_variable(name: &str) -> String {
     format!("DEVICE_IPC_TEST_ARGUMENT_{name}")
 }
 
-/// A process with a deadline, killed and reaped when it goes out of scope.
+/// A process with a time limit. Dropping it kills and reaps it.
 pub(crate) struct Process {
     name: String,
     child: Child,
@@ -40,7 +40,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The test `role` of this program in a process of its own.
+    /// Starts the test `role` of this program in another process.
     pub(crate) fn role(role: &str, arguments: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", "role", "--nocapture", "--ignored"]).env(ROLE, role);
@@ -51,7 +51,7 @@ impl Process {
         Self::start(role, &mut command)
     }
 
-    /// Any program.
+    /// Starts a program.
     pub(crate) fn start(name: &str, command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -60,7 +60,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
         let output = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, lines) = channel();
-        // Ends when the process does, or whoever it has left behind.
+        // Exits when the process and its children have closed the pipe.
         std::thread::spawn(move || {
             output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
         });
@@ -74,7 +74,7 @@ impl Process {
         }
     }
 
-    /// The next line that holds what is looked for.
+    /// Waits for the next line for which `wanted` returns a value; returns the value.
     pub(crate) fn line<T>(&self, mut wanted: impl FnMut(&str) -> Option<T>) -> T {
         let mut seen = Vec::new();
         loop {
@@ -106,7 +106,14 @@ impl Process {
         self.child.wait().expect("it is reaped");
     }
 
-    /// Waits for the end, which has to be a good one.
+    /// Asserts that the process runs and is within its time limit.
+    pub(crate) fn assert_running(&mut self) {
+        assert!(Instant::now() < self.deadline, "{} did not finish in time", self.name);
+        let status = self.child.try_wait().expect("it can be waited for");
+        assert!(status.is_none(), "{} exited early: {status:?}", self.name);
+    }
+
+    /// Waits until it exits, which must be a success.
     pub(crate) fn finish(mut self) {
         drop(self.input.take());
         loop {
@@ -114,7 +121,7 @@ impl Process {
                 let rest: Vec<_> = self.lines.try_iter().collect();
                 return assert!(status.success(), "{} failed: {status}; it printed {rest:#?}", self.name);
             }
-            assert!(Instant::now() < self.deadline, "{} did not end in time", self.name);
+            assert!(Instant::now() < self.deadline, "{} did not exit in time", self.name);
             std::thread::yield_now();
         }
     }
@@ -127,7 +134,7 @@ impl Drop for Process {
     }
 }
 
-/// cudarc finds libcuda by the dynamic linker alone, which has to find the library that the backend is told to load.
+/// cudarc finds libcuda by the dynamic linker alone, which must find the library that the backend loads.
 fn search_path() -> Option<OsString> {
     let library = std::env::var_os(device_ipc::cuda::LIBRARY_VARIABLE)?;
     let mut path =
