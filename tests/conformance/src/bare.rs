@@ -36,7 +36,7 @@ impl<'a> BareExport<'a> {
     ///
     /// # Panics
     ///
-    /// Never: it is taken by the end alone.
+    /// Never: `end` takes it.
     pub fn handle(&self) -> &Exported {
         self.exported.as_ref().expect("it is taken back once, by the end")
     }

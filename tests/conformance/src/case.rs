@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::outcome::Outcome;
 
-/// What a process of the suite runs.
+/// The function that a process of the suite runs.
 pub type Body = fn(&Context) -> Outcome;
 
 /// One case of the suite.
@@ -38,5 +38,5 @@ impl Case {
 /// The process that decides.
 pub(crate) const MAIN_ROLE: &str = "main";
 
-/// A process that does as it is told.
+/// The role of an agent.
 pub(crate) const AGENT_ROLE: &str = "agent";

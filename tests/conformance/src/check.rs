@@ -1,4 +1,4 @@
-//! What cases check, and what they say when it does not hold.
+//! Checks of cases, and their messages.
 
 use std::fmt::{Debug, Display};
 
@@ -12,7 +12,7 @@ use crate::outcome::{Outcome, fail};
 pub struct Refusal {
     /// The variant of [`Error`], as it is written.
     pub kind: String,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a case has to work with.
+//! The environment of a case.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub fn visible_devices() -> Option<String> {
     std::env::var(VISIBLE_VARIABLE).ok()
 }
 
-/// What a case has to work with: a backend of its own process, and the other processes.
+/// The environment of a case: the backend of its process, and the other processes.
 #[derive(Debug)]
 pub struct Context {
     address: Address,
@@ -54,7 +54,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// What the backend says; a backend without a device should have been unavailable.
+    /// The backend's error; a backend without a device should have been unavailable.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>, Stop> {
         let devices = self.backend.devices()?;
         if devices.is_empty() {
@@ -102,7 +102,7 @@ impl Context {
         }
     }
 
-    /// Passes where streams of the first `devices` devices write and wait on words.
+    /// Passes if streams of the first `devices` devices write and wait on counters.
     ///
     /// # Errors
     ///
@@ -156,16 +156,16 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn peer(&self, role: &str) -> Result<Peer, Stop> {
         self.start(role, &[])
     }
 
-    /// Starts a process that does as it is told.
+    /// Starts an agent.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn agent(&self) -> Result<Agent, Stop> {
         Ok(Agent::new(self.peer(AGENT_ROLE)?))
     }
@@ -223,7 +223,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn send_line(&self, line: &str) -> Result<(), Stop> {
         Ok(self.starter.send(line)?)
     }
@@ -232,7 +232,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where none came in time, or the process has ended.
+    /// [`Stop::Failed`] if none arrives in time, or the process has exited.
     pub fn receive_line(&self, deadline: Duration) -> Result<String, Stop> {
         Ok(self.starter.receive(deadline)?)
     }

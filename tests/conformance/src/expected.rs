@@ -108,7 +108,7 @@ pub(crate) struct Position<'a> {
     pub(crate) devices: usize,
 }
 
-/// What is wrong with a skip.
+/// The error of a skip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
     NotListed,

@@ -1,19 +1,22 @@
-//! What many cases do first: memory with known contents, shared.
+//! Common steps of cases: memory with known contents, shared.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Buffer, Dtype, Export, HandleKind, Ipc, Mapping, Region, Stream, Tensor};
+use device_ipc_core::{
+    Buffer, Counters, Dtype, Export, HandleKind, HandleKindInfo, Ipc, Mapping, Region, Stream, Tensor,
+    counters,
+};
 
 use crate::check;
 use crate::context::Context;
 use crate::outcome::{Outcome, Stop};
 
-/// How long the end of a lease may take when nothing holds it up.
+/// The time limit for the end of a lease that is not delayed.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// The value in memory of a case before anybody has changed it.
+/// The initial value of the memory of a case.
 pub const OLD: f32 = 1.0;
 
 /// A buffer on a device, with a stream to work on it.
@@ -57,7 +60,7 @@ impl Memory {
         Ok(Self { ipc, buffer: Arc::new(buffer), stream })
     }
 
-    /// Allocates so many floats of the value [`OLD`] on device 0.
+    /// Allocates `count` floats of the value [`OLD`] on device 0.
     ///
     /// # Errors
     ///
@@ -121,7 +124,7 @@ impl Memory {
     }
 }
 
-/// An owner of memory that tells when it is dropped.
+/// An owner of memory that reports its drop.
 #[derive(Debug)]
 pub struct Witness {
     _memory: Arc<Buffer>,
@@ -129,7 +132,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// It keeps the buffer; the receiver hears of its drop.
+    /// Returns an owner that keeps the buffer, and the receiver of its drop.
     pub fn of(memory: &Memory) -> (Self, Receiver<()>) {
         let (dropped, receiver) = channel();
         (Self { _memory: Arc::clone(&memory.buffer), dropped }, receiver)
@@ -158,7 +161,7 @@ pub fn happens_soon(what: &str, mut happened: impl FnMut() -> Result<bool, Stop>
     Ok(())
 }
 
-/// Waits until nobody holds the export: a lease that began and failed is given back by a message.
+/// Waits until the export has no holder: a message returns the lease of an open that failed.
 ///
 /// # Errors
 ///
@@ -210,4 +213,88 @@ pub fn tensor_bytes(tensor: &Tensor<'_>, stream: &Stream) -> device_ipc_core::Re
         Dtype::F32 => Ok(float_bytes(&tensor.view::<f32, _>(stream)?.to_vec()?)),
         other => panic!("cases make tensors of bytes and floats, not of {other}"),
     }
+}
+
+/// Waits until the library's counters satisfy a condition; the library works on threads of its own.
+///
+/// # Errors
+///
+/// [`Stop::Failed`] with the counters if they do not in time.
+#[track_caller]
+pub fn until(what: &str, done: impl Fn(Counters) -> bool) -> Outcome {
+    let end = Instant::now() + SOON;
+    while !done(counters()) {
+        let text = format!("{what} should happen soon; the counters are {:?}", counters());
+        check::that(Instant::now() < end, text)?;
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Runs a case for each usable kind of handle; a failure names the kind.
+///
+/// # Errors
+///
+/// The first failure of the case.
+pub fn for_each_kind(context: &Context, mut case: impl FnMut(&HandleKindInfo) -> Outcome) -> Outcome {
+    for kind in context.usable_kinds()? {
+        case(&kind).map_err(|stop| match stop {
+            Stop::Failed(what) => Stop::Failed(format!("{} handles: {what}", kind.name)),
+            skipped => skipped,
+        })?;
+    }
+    Ok(())
+}
+
+/// Waits for a stream whose wait ends by an event such as the death of a peer. Waits on another thread, as a stream that
+/// never resumes would keep the case from reporting that.
+///
+/// # Errors
+///
+/// The stream's error, or [`Stop::Failed`] if it does not resume in time.
+#[track_caller]
+pub fn stream_resumes(stream: &Stream, when: &str) -> Outcome {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let (done, result) = channel();
+    let waiting = stream.clone();
+    std::thread::spawn(move || {
+        // A case that has failed no longer receives.
+        let _ = done.send(waiting.synchronize());
+    });
+    match result.recv_timeout(LIMIT) {
+        Ok(synchronized) => Ok(synchronized?),
+        Err(_) => {
+            Err(Stop::failed(format!("the stream should resume when {when}, and did not in {LIMIT:?}")))
+        }
+    }
+}
+
+/// Asserts that rounds of a hand-over of `bytes` leave the free memory as it was.
+///
+/// # Errors
+///
+/// The error of a round, or [`Stop::Failed`] with the bytes that are lost each time.
+pub fn memory_stays_free(
+    bytes: usize,
+    free: impl Fn() -> Result<u64, Stop>,
+    mut round: impl FnMut() -> Outcome,
+) -> Outcome {
+    round()?;
+    // Other processes may use the device meanwhile, and allocate much more; but not every time. A leak would be four
+    // buffers each time.
+    let mut lost = 0;
+    for _ in 0..10 {
+        let before = free()?;
+        for _ in 0..4 {
+            round()?;
+        }
+        lost = before.saturating_sub(free()?);
+        if lost < 3 * bytes as u64 {
+            return Ok(());
+        }
+    }
+    Err(Stop::failed(format!(
+        "{lost} bytes are lost after four rounds of {bytes} bytes, and so they were nine times before: DeviceIpc::close, \
+         DeviceIpc::unexport or DeviceMemory::free keeps the memory"
+    )))
 }

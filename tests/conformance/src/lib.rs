@@ -1,6 +1,6 @@
 //! The conformance suite of device-ipc: what a backend must do, as cases that run it.
 //!
-//! The mock, the vendor simulators and real hardware run the same cases; so does a backend that somebody else wrote.
+//! The mock, the vendor simulators and real hardware run the same cases; so does a third-party backend.
 //! A case that passes on the mock alone has proved little, and one that cannot run says why: skips are part of the
 //! result, and a checked-in list says which ones a backend is allowed.
 //!
@@ -66,7 +66,7 @@
 //! Add it to a list of [`cases`], or to your own run with [`Suite::case`]. Where a second process takes part there are
 //! two ways:
 //!
-//! - [`Context::agent`]: a process that does as it is told ([`agent::Agent`]): it shares, opens, reads, writes, delays,
+//! - [`Context::agent`]: a process that carries out commands ([`agent::Agent`]): it shares, opens, reads, writes, delays,
 //!   releases and dies. The whole case then stands in one function. Most are written like this.
 //! - [`Context::peer`]: a process that runs a second function of the case, a *role* ([`Case::role`]). The two talk in
 //!   lines ([`Peer::send_line`], [`Context::receive_line`]).

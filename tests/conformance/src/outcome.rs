@@ -1,4 +1,4 @@
-//! How a case ends.
+//! Outcomes of cases.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,7 +7,7 @@ use device_ipc_core::{DescriptorError, Error, ErrorWith, LayoutError, Unavailabl
 
 use crate::process::ReceiveError;
 
-/// The end of a case: passed, or the [`Stop`] that says why not.
+/// The outcome of a case: passed, or the [`Stop`] that says why not.
 pub type Outcome = Result<(), Stop>;
 
 /// Why a case did not pass.

@@ -26,7 +26,7 @@ const PARENT_VARIABLE: &str = "DEVICE_IPC_CONFORMANCE_PARENT";
 /// How long a line may take to be written to a process that does not read.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a process of the suite is to run.
+/// The part of the suite that a process runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub(crate) variant: String,
@@ -35,7 +35,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// What this process was started for; `None` for the runner.
+    /// Returns the address of this process; `None` for the runner.
     pub(crate) fn of_this_process() -> Option<Self> {
         let variable = |name| std::env::var(name).ok();
         Some(Self {
@@ -94,7 +94,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// What the system says; [`ErrorKind::BrokenPipe`] where the process has ended.
+    /// The system's error; [`ErrorKind::BrokenPipe`] if the process has exited.
     pub fn send_line(&mut self, line: &str) -> io::Result<()> {
         self.lines.send(line)
     }
@@ -103,12 +103,12 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] where none came in time, or the process has ended.
+    /// [`ReceiveError`] if none arrives in time, or the process has exited.
     pub fn receive_line(&mut self, deadline: Duration) -> Result<String, ReceiveError> {
         self.lines.receive(deadline)
     }
 
-    /// Explains why it sends no more lines: describes its end where it has ended.
+    /// Explains why it sends no more lines: describes its exit status if it has exited.
     pub(crate) fn explain(&mut self, error: &ReceiveError) -> Stop {
         let process = format!("the {} process", self.role);
         let ended = matches!(error, ReceiveError::Closed).then(|| self.wait(SEND_PATIENCE));
@@ -119,11 +119,11 @@ impl Peer {
         }
     }
 
-    /// Kills it, without waiting for its end.
+    /// Kills it, without waiting until it exits.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()
     }
@@ -132,11 +132,11 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn stop(&self) -> io::Result<()> {
         let pid = self.pid()?;
         kill_process(pid, Signal::STOP)?;
-        // The signal is on its way when the call returns; the kernel reports the stop when every thread stands still.
+        // The signal is on its way when the call returns; the kernel reports the stop when every thread is stopped.
         waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED)?;
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Peer {
         Ok(kill_process(self.pid()?, Signal::CONT)?)
     }
 
-    /// Waits for its end, and kills it where that does not come.
+    /// Waits until it exits, and kills it if it does not.
     ///
     /// # Errors
     ///
@@ -172,11 +172,11 @@ impl Peer {
         ))
     }
 
-    /// Waits for its end, which is to be a success.
+    /// Waits until it exits, which must be a success.
     ///
     /// # Errors
     ///
-    /// [`Stop::Failed`] where it failed, or did not end in time.
+    /// [`Stop::Failed`] if it failed, or did not exit in time.
     pub fn finish(mut self, deadline: Duration) -> Outcome {
         let status = self.wait(deadline)?;
         if status.success() {
@@ -196,7 +196,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended long ago; then there is nothing to kill and nothing to reap.
+        // It may have exited long ago; then there is nothing to kill and nothing to reap.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -260,7 +260,7 @@ fn wait_readable(fd: &OwnedFd, deadline: Duration) -> io::Result<bool> {
 pub enum ReceiveError {
     /// It took too long.
     Timeout(Duration),
-    /// The process at the other end has ended, or closed the connection.
+    /// The peer has exited, or closed the connection.
     Closed,
     /// The system's error.
     Io(String),
@@ -278,7 +278,7 @@ impl fmt::Display for ReceiveError {
 
 impl std::error::Error for ReceiveError {}
 
-/// One end of a connection that carries lines both ways. Any thread may send.
+/// One side of a connection that carries lines both ways. Any thread may send.
 #[derive(Debug)]
 pub struct Lines {
     socket: UnixStream,

@@ -114,7 +114,7 @@ impl Suite {
             Ok(backend) => backend,
             Err(reason) => {
                 eprintln!("the backend is unavailable: {reason}");
-                // The runner may have given up; there is nobody else to tell.
+                // The runner may have given up; there is no other process to report to.
                 let _ = starter.send(&format!("unavailable {reason}"));
                 return ExitCode::FAILURE;
             }

@@ -8,10 +8,10 @@ use crate::outcome::{Outcome, Stop, fail};
 const DELAYS: [Duration; 3] =
     [Duration::from_millis(300), Duration::from_millis(1500), Duration::from_secs(6)];
 
-/// What an attempt saw: when it was done, and whether that is right.
+/// The observation of an attempt: its time, and its verdict.
 #[derive(Debug)]
 pub struct Seen {
-    /// From the begin of the delay to the moment that had to lie before its end.
+    /// The time from the start of the delay to the moment that had to precede its end.
     pub took: Duration,
     /// Was it right?
     pub verdict: Outcome,

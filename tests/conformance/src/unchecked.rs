@@ -38,7 +38,7 @@ pub fn share_borrowed(ipc: &Ipc, region: Region) -> ShareBuilder<'_, ()> {
     unsafe { ipc.share_borrowed(region) }
 }
 
-/// A share of a region without bytes that nobody owns.
+/// A share of a region without bytes and without an owner.
 ///
 /// # Panics
 ///

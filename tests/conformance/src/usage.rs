@@ -1,4 +1,4 @@
-//! What a process has mapped and open, as the kernel counts it.
+//! The mappings and file descriptors of a process, as the kernel counts them.
 
 use std::fs;
 use std::io;

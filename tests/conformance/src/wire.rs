@@ -61,7 +61,7 @@ pub fn extent_generation(bytes: &[u8]) -> Range<usize> {
 ///
 /// # Errors
 ///
-/// What the reader says about them.
+/// The reader's error.
 pub fn altered(
     descriptor: &Descriptor,
     alter: impl FnOnce(&mut [u8]),

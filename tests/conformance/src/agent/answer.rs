@@ -53,6 +53,35 @@ pub enum Answer {
     Usage(Usage),
 }
 
+/// Converts an answer to the value of its variant; an answer of another variant is the error.
+macro_rules! values {
+    ($($variant:ident($value:ty),)*) => {
+        $(impl TryFrom<Answer> for $value {
+            type Error = Answer;
+
+            fn try_from(answer: Answer) -> Result<Self, Answer> {
+                match answer {
+                    Answer::$variant(value) => Ok(value),
+                    other => Err(other),
+                }
+            }
+        })*
+    };
+}
+
+values! {
+    Devices(Vec<DeviceIdentity>),
+    Descriptor(Box<Descriptor>),
+    Bundle(BundleDescriptor),
+    Mapping(Mapped),
+    Bytes(Vec<u8>),
+    Floats(Vec<f32>),
+    Number(u64),
+    Truth(bool),
+    Counters(BTreeMap<String, u64>),
+    Usage(Usage),
+}
+
 /// Answers as tests that write commands in words read them: values separated by spaces.
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ pub mod words;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{BundleDescriptor, Descriptor, DeviceIdentity, HandleKind};
+use device_ipc_core::{Descriptor, DeviceIdentity, HandleKind};
 use serde::Serialize;
 
 pub use answer::{Answer, Mapped, Reply};
@@ -24,16 +24,6 @@ use crate::context::PATIENCE;
 use crate::outcome::{Outcome, Stop, fail};
 use crate::process::{Peer, ReceiveError};
 use crate::usage::Usage;
-
-/// Returns the value of an answer of this variant.
-macro_rules! value_of {
-    ($answer:expr, $variant:ident) => {
-        match $answer {
-            Answer::$variant(value) => Ok(value),
-            other => wrong(&other),
-        }
-    };
-}
 
 /// Begins a line that reports an event.
 const EVENT: &str = "event ";
@@ -134,10 +124,16 @@ impl Agent {
         }
     }
 
+    /// Sends a command that must succeed with an answer of this type.
+    #[track_caller]
+    pub fn get<T: TryFrom<Answer, Error = Answer>>(&mut self, command: &Command) -> Result<T, Stop> {
+        T::try_from(self.must(command)?).or_else(|other| wrong(&other))
+    }
+
     /// The identities of the devices that it sees.
     #[track_caller]
     pub fn devices(&mut self) -> Result<Vec<DeviceIdentity>, Stop> {
-        value_of!(self.must(&Command::Devices)?, Devices)
+        self.get(&Command::Devices)
     }
 
     /// Has it make its stream of a device, so that what comes next is quick.
@@ -171,7 +167,7 @@ impl Agent {
     #[track_caller]
     pub fn share_as(&mut self, name: &str, of: &str, sharing: Sharing) -> Result<Descriptor, Stop> {
         let sharing = Sharing { name: name.into(), of: Some(of.into()), ..sharing };
-        descriptor(self.must(&Command::Share(Box::new(sharing)))?)
+        self.get(&Command::Share(Box::new(sharing))).map(|descriptor: Box<_>| *descriptor)
     }
 
     /// Has it allocate a buffer on device 0 with these bytes, and share all of it.
@@ -185,7 +181,7 @@ impl Agent {
     #[track_caller]
     pub fn open(&mut self, name: &str, descriptor: &Descriptor, place: Place) -> Result<Mapped, Stop> {
         let opening = Opening { name: name.into(), ..Opening::new(descriptor, place) };
-        value_of!(self.must(&Command::Open(Box::new(opening)))?, Mapping)
+        self.get(&Command::Open(Box::new(opening)))
     }
 
     /// Has it try to open memory.
@@ -202,22 +198,19 @@ impl Agent {
     /// The bytes of a mapping or a buffer.
     #[track_caller]
     pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>, Stop> {
-        value_of!(self.must(&Command::Bytes { name: name.into() })?, Bytes)
+        self.get(&Command::Bytes { name: name.into() })
     }
 
     /// The CRC-32 of the bytes of a mapping or a buffer.
     #[track_caller]
     pub fn checksum(&mut self, name: &str) -> Result<u32, Stop> {
-        match self.must(&Command::Checksum { name: name.into() })? {
-            Answer::Number(sum) => Ok(sum as u32),
-            other => wrong(&other),
-        }
+        self.get(&Command::Checksum { name: name.into() }).map(|sum: u64| sum as u32)
     }
 
     /// The floats of a mapping or a buffer.
     #[track_caller]
     pub fn floats(&mut self, name: &str) -> Result<Vec<f32>, Stop> {
-        value_of!(self.must(&Command::Floats { name: name.into() })?, Floats)
+        self.get(&Command::Floats { name: name.into() })
     }
 
     /// Submits adding to every float of a mapping or a buffer.
@@ -259,7 +252,7 @@ impl Agent {
     /// Counts its mappings and descriptors.
     #[track_caller]
     pub fn usage(&mut self) -> Result<Usage, Stop> {
-        value_of!(self.must(&Command::Usage)?, Usage)
+        self.get(&Command::Usage)
     }
 
     /// Has it end at once, without dropping anything, and reaps it.
@@ -275,21 +268,6 @@ impl Agent {
         self.peer.kill()?;
         self.peer.wait(PATIENCE)?;
         Ok(())
-    }
-}
-
-/// The bundle that was answered with.
-#[track_caller]
-pub fn bundle(answer: Answer) -> Result<BundleDescriptor, Stop> {
-    value_of!(answer, Bundle)
-}
-
-/// The descriptor that was answered with.
-#[track_caller]
-pub fn descriptor(answer: Answer) -> Result<Descriptor, Stop> {
-    match answer {
-        Answer::Descriptor(descriptor) => Ok(*descriptor),
-        other => wrong(&other),
     }
 }
 

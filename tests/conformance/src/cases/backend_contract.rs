@@ -14,7 +14,7 @@ use crate::{Context, Outcome, fail, skip};
 
 const FIRST: DeviceOrdinal = DeviceOrdinal::new(0);
 
-/// A backend has a name that fits a descriptor, tells its version, and names the variable that hides devices.
+/// A backend has a name that fits a descriptor, reports its version, and names the variable that hides devices.
 pub fn says_who_it_is(context: &Context) -> Outcome {
     let info = context.backend().info();
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -43,7 +43,7 @@ pub fn identities_are_the_same_for_all_processes(context: &Context) -> Outcome {
     equal(context.agent()?.devices()?, here, "the identities that another process sees")
 }
 
-/// Every device can access itself; every pair is answered; what is beyond the end is refused.
+/// Every device can access itself; every pair is answered; an ordinal out of range is refused.
 pub fn peer_access_is_answered_for_all_pairs(context: &Context) -> Outcome {
     let backend = context.backend();
     let devices = context.devices()?;
@@ -59,7 +59,7 @@ pub fn peer_access_is_answered_for_all_pairs(context: &Context) -> Outcome {
     refused(backend.peer_access(FIRST, beyond), "access to no device", "NoSuchDevice", &[&phrase])
 }
 
-/// Every call that takes an ordinal refuses one beyond the end.
+/// Every call that takes an ordinal refuses one out of range.
 pub fn ordinals_beyond_the_end_are_refused(context: &Context) -> Outcome {
     let backend = context.backend();
     let kind = "NoSuchDevice";
@@ -165,7 +165,7 @@ pub fn extents_cover_the_range(context: &Context) -> Outcome {
             Ok(extents) => extents,
             Err(error) => {
                 let what = format!("extents_of for a range that leaves its allocation by {beyond} bytes");
-                // Memory without a handle may be what lies behind the end.
+                // Memory without a handle may follow.
                 let kinds = ["InvalidRegion", "NotDeviceMemory", "NotShareable", "SharedOn"];
                 refused_as_one_of(Err::<(), _>(error), &what, &kinds, &[])?;
                 continue;
@@ -191,7 +191,7 @@ pub fn extents_cover_the_range(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// What is not device memory has no extents.
+/// Memory other than device memory has no extents.
 pub fn extents_of_no_memory(context: &Context) -> Outcome {
     let backend = context.backend();
     let _awake = Bare::allocate(&**backend, FIRST, 64)?;
@@ -325,7 +325,7 @@ pub fn device_context_runs_the_body_once_here(context: &Context) -> Outcome {
         let (mut threads, mut made) = (Vec::new(), Ok(()));
         backend.with_device_context(device, &mut || {
             threads.push(std::thread::current().id());
-            // An owner's drop may share, and may end what another owner keeps.
+            // The drop of an owner may share, and may end exports of another owner.
             backend.with_device_context(FIRST, &mut || {
                 made = Bare::allocate(backend, FIRST, 64)
                     .and_then(|memory| backend.extents_of(memory.range, None))

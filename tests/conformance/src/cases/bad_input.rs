@@ -29,7 +29,7 @@ pub fn null(context: &Context) -> Outcome {
     refused(share_bare(context, range), "sharing the null address", "NotDeviceMemory", &["null"])
 }
 
-/// Memory of the host is not the device's: the most frequent mistake of those who hold both kinds of pointer.
+/// Host memory is not device memory: the most frequent mistake of callers that use both kinds of pointer.
 pub fn host_memory(context: &Context) -> Outcome {
     // The driver is awake, as in a program that uses the device.
     let _memory = Memory::with_bytes(context, 0, &pattern(64))?;
@@ -58,7 +58,7 @@ pub fn outside_the_allocation(context: &Context) -> Outcome {
     refused(memory.buffer.slice(u64::MAX, 2), "a slice that wraps around", "InvalidRegion", &[])
 }
 
-/// An address behind the end of the last allocation is not taken for that allocation.
+/// An address behind the last allocation is not resolved to that allocation.
 pub fn address_past_the_allocation(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let extents = context.backend().extents_of(memory.buffer.range(), None)?;
@@ -165,7 +165,7 @@ pub fn view_of_misaligned_bytes(context: &Context) -> Outcome {
     same(&receiver.bytes("odd")?, &pattern(64)[1..17], "the bytes at an odd place")
 }
 
-/// What is shared for reading is not opened for writing.
+/// An export shared read-only is not opened for writing.
 pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
     let kind = context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
     let memory = Memory::of_kind(context, kind.kind, &pattern(64))?;

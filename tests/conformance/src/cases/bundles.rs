@@ -6,14 +6,14 @@ mod errors;
 mod holders;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device_ipc_core::{Access, BundleDescriptor, BundleExport, Counters, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Ipc, Region, TensorLayout, TensorTable, counters};
 
-use crate::agent::{Agent, Answer, BundleSharing, BundledTensor, Command, Place, bundle};
+use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, OLD, SOON, float_bytes, pattern, tensor_bytes};
-use crate::{Context, Outcome, Stop, fail, unchecked};
+use crate::flows::{Memory, OLD, SOON, float_bytes, pattern, tensor_bytes, until};
+use crate::{Context, Outcome, Stop, unchecked};
 
 pub use again::{every_difference_from_the_last_time_counts, handed_over_again, stale_although_the_memory_is_open, what_looks_the_same_is_told_apart};
 pub use errors::{altered_memory_is_refused, dropped_bundle, failed_start_gives_everything_back, refused_part_leaves_nothing_open, senseless_tensors_leave_the_rest, stale_tensor_is_named};
@@ -35,7 +35,7 @@ fn tensor(name: impl Into<String>, memory: usize, offset: u64, dtype: &str, shap
 fn share(agent: &mut Agent, of: &[&str], tensors: Vec<BundledTensor>) -> Result<BundleDescriptor, Stop> {
     let memories = of.iter().map(|name| ((*name).to_owned(), None)).collect();
     let sharing = BundleSharing { memories, tensors, ..Default::default() };
-    bundle(agent.must(&Command::ShareBundle { name: "b".into(), sharing })?)
+    agent.get(&Command::ShareBundle { name: "b".into(), sharing })
 }
 
 /// An agent with three buffers of 4096 bytes, `m0` to `m2`, and a bundle of one tensor of bytes in each, `t0` to `t2`.
@@ -47,17 +47,6 @@ fn three_tensors(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
     let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
     let descriptor = share(&mut exporter, &["m0", "m1", "m2"], tensors)?;
     Ok((exporter, descriptor))
-}
-
-/// Waits until the library has come this far; it works on threads of its own.
-#[track_caller]
-fn until(what: &str, done: impl Fn(Counters) -> bool) -> Outcome {
-    let end = Instant::now() + SOON;
-    while !done(counters()) {
-        that(Instant::now() < end, format!("{what} should happen soon; the counters are {:?}", counters()))?;
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 /// Nothing is mapped any longer, and the driver closed what it had opened.
@@ -152,8 +141,7 @@ pub fn shared_memory_is_listed_once(context: &Context) -> Outcome {
     let open = Command::OpenBundle { name: "b".into(), descriptor: descriptor.clone(), place: Place::Home };
     importer.must(&open)?;
     for (index, end) in [4096, 1024, 1536, 1024].into_iter().enumerate() {
-        let found = importer.must(&Command::TensorBytes { name: "b".into(), tensor: format!("{index}.last") })?;
-        let crate::agent::Answer::Bytes(found) = found else { return fail("the agent read no bytes") };
+        let found: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: format!("{index}.last") })?;
         same(&found, &bytes[end - 16..end], format!("the end of part {index}"))?;
     }
     let held: Vec<u64> = export.holders().iter().map(|holder| holder.bytes).collect();
@@ -176,7 +164,7 @@ pub fn forms_are_read_back(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// What an importer writes through a view of one tensor the exporter reads, and no other tensor changes.
+/// A write of the importer through a view of one tensor is visible to the exporter, and no other tensor changes.
 pub fn written_and_read_through_views(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 64)?;
     let mut bundle = memory.ipc.bundle();
@@ -250,17 +238,17 @@ pub fn tensors_without_elements(context: &Context) -> Outcome {
             let descriptor = export.descriptor().clone();
             importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
             let read = |importer: &mut Agent, tensor: &str| {
-                importer.must(&Command::TensorBytes { name: "b".into(), tensor: tensor.into() })
+                importer.get::<Vec<u8>>(&Command::TensorBytes { name: "b".into(), tensor: tensor.into() })
             };
             let of_others: &[_] = if others { &["inside", "behind"] } else { &[] };
             for tensor in of_others.iter().chain(&["empty", "untold"]) {
-                let Answer::Bytes(found) = read(&mut importer, tensor)? else { return fail("no bytes") };
+                let found = read(&mut importer, tensor)?;
                 that(found.is_empty(), format!("{when}: {tensor} has {} bytes", found.len()))?;
                 let (name, tensor) = ("b".into(), (*tensor).into());
                 importer.must(&Command::TensorAdd { name, tensor, value: 1.0 })?;
             }
             if others {
-                let Answer::Bytes(found) = read(&mut importer, "full")? else { return fail("no bytes") };
+                let found = read(&mut importer, "full")?;
                 same(&found, &float_bytes(&[OLD; 16]), format!("{when}: the tensor that has elements"))?;
             }
             let shapes: Vec<_> = export.descriptor().tensors().map(|(_, layout)| layout.shape().to_vec()).collect();
@@ -353,8 +341,7 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
     for name in ["a", "b"] {
-        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: name.into() })?;
-        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
+        let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: name.into() })?;
         same(&read, &[2; 2048], "the bytes, which the exporter's stream wrote late")?;
     }
     Ok(())

@@ -73,7 +73,7 @@ pub fn waits_for_the_stream(context: &Context) -> Outcome {
     same(&importer.floats("m")?, &[OLD + 1.0; 4096], "the floats of the copy")
 }
 
-/// The original may be freed at once; the copy is, when the last importer has let go.
+/// The original may be freed at once; the copy is freed after the last release.
 pub fn original_may_go(context: &Context) -> Outcome {
     let bytes = pattern(5000);
     let Memory { ipc, buffer, stream } = Memory::with_bytes(context, 0, &bytes)?;

@@ -34,7 +34,7 @@ pub fn forms_are_read_back(context: &Context) -> Outcome {
     equal(descriptor.backend(), context.backend().info().name, "the backend's name")
 }
 
-/// Neither the debug form nor the readable view shows the secret: they end up in logs.
+/// Neither the debug form nor the readable view shows the token: both are logged.
 pub fn secret_is_not_shown(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let bytes = share.descriptor().to_bytes();
@@ -65,7 +65,7 @@ pub fn truncated_at_every_length(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// Bytes behind the end are refused, and so is more than any descriptor has, before anything is read.
+/// Trailing bytes are refused, and so is a length above the maximum, before anything is read.
 pub fn trailing_and_oversized(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let mut bytes = share.descriptor().to_bytes();
@@ -111,7 +111,7 @@ pub fn every_damaged_character(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// Text of something else is told from a damaged descriptor.
+/// Other text is distinguished from a damaged descriptor.
 pub fn wrong_prefix(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let text = share.descriptor().to_string();
@@ -121,7 +121,7 @@ pub fn wrong_prefix(context: &Context) -> Outcome {
     refused(Descriptor::from_bytes(b"\x80\x04pickle, for example"), "bytes of something else", KIND, &["no device-ipc"])
 }
 
-/// Versions and features that this library does not know are said to be so, with who has to update.
+/// Unknown versions and features are named, with the side that must be updated.
 pub fn unknown_versions(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let descriptor = share.descriptor();

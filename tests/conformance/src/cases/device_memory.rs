@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{Buffer, DeviceOrdinal, Stream};
 
-use crate::agent::{Answer, Command};
+use crate::agent::Command;
 use crate::check::{equal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, OLD, float_bytes, pattern};
 use crate::timing::{Seen, while_delayed};
@@ -114,10 +114,7 @@ pub fn memory_info_is_of_the_whole_device(context: &Context) -> Outcome {
     let backend = &**context.backend();
     let mut other = context.agent()?;
     other.prepare(0)?;
-    let mut free = || match other.must(&Command::FreeMemory { device: 0 })? {
-        Answer::Number(bytes) => Ok(bytes),
-        answer => fail(format!("the agent answered {answer:?}")),
-    };
+    let mut free = || other.get::<u64>(&Command::FreeMemory { device: 0 });
     if free()? < 2 * BYTES {
         return crate::skip("the device has too little free memory");
     }
@@ -259,7 +256,7 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
                 let begun = Instant::now();
                 reader.delay(delay)?;
                 target.view_mut::<u8>(&reader)?.copy_from_device(&source.view(&reader)?)?;
-                // What counts is that the memory is freed before the copy begins.
+                // The memory is freed before the copy begins.
                 let took = begun.elapsed();
                 drop(source);
                 let next = ipc.allocate_as(0, len, kind.kind)?;

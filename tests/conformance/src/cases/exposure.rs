@@ -1,4 +1,4 @@
-//! What importers can reach beside what is shared: that it is told, refused, or copied away.
+//! Exposure: importers can reach bytes beside the region. It is reported, refused, or avoided by a copy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub fn blocks_that_share_pages_expose_each_other(context: &Context) -> Outcome {
     owner_comes_back(shared, memory.buffer.range(), "Exposes", &["1000 bytes", "Exposing::Copy", "isolated"])
 }
 
-/// What a backend says that a handle reaches is at least its allocation, and nothing else for an isolated kind.
+/// A backend reports at least the allocation as reachable, and nothing else for an isolated kind.
 pub fn reach_is_what_the_kind_says(context: &Context) -> Outcome {
     let backend = context.backend();
     for kind in context.usable_kinds()? {
@@ -164,7 +164,7 @@ pub fn copy_is_shared_in_its_place(context: &Context) -> Outcome {
     Ok(share.close(SOON)?)
 }
 
-/// What importers reach alone is shared itself, also where a copy would have been made.
+/// Memory without neighbours is shared itself, also if the policy is to copy.
 pub fn copy_of_what_is_exposed_alone(context: &Context) -> Outcome {
     let kind = context.kind_that(isolated, NONE_ISOLATED)?;
     let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 256]))?;
@@ -199,7 +199,7 @@ pub fn nothing_is_left_behind_a_copy(context: &Context) -> Outcome {
     let kind = context.kind_that(isolated, NONE_ISOLATED)?;
     let backend = &**context.backend();
     let memory = Memory::with_bytes(context, 0, &[0x77; 8192])?;
-    // What a secret leaves in the device's memory.
+    // A secret would stay in the device's memory.
     for _ in 0..4 {
         let secret: Buffer = memory.ipc.allocate_as(0, BYTES, kind.kind)?;
         secret.view_mut::<u8>(&memory.stream)?.fill_bytes(0xee)?;

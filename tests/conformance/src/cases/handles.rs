@@ -1,27 +1,18 @@
 //! Handles of the bare backend between two processes: what an open returns, and what a close and an unexport give back.
 
-use device_ipc_core::{DeviceOrdinal, HandleKindInfo};
+use device_ipc_core::DeviceOrdinal;
 
 use crate::bare::BareExport;
 use crate::check::{refused_as_one_of, that};
+use crate::flows::{for_each_kind};
 use crate::unchecked::Bare;
 use crate::usage::Usage;
-use crate::{Context, Outcome, Stop, fail};
+use crate::{Context, Outcome, fail};
 
 const FIRST: DeviceOrdinal = DeviceOrdinal::new(0);
 
 /// Handles that are opened, or made, in a case that counts what is left. Above what a driver does once.
 const MANY: usize = 24;
-
-fn for_each_kind(context: &Context, case: impl Fn(&HandleKindInfo) -> Outcome) -> Outcome {
-    for kind in context.usable_kinds()? {
-        case(&kind).map_err(|stop| match stop {
-            Stop::Failed(what) => Stop::Failed(format!("{} handles: {what}", kind.name)),
-            skipped => skipped,
-        })?;
-    }
-    Ok(())
-}
 
 /// The length of an opened range is what the driver mapped, not what the peer claims.
 pub fn opened_size_is_the_drivers(context: &Context) -> Outcome {
@@ -75,7 +66,7 @@ pub fn opened_memory_has_no_extents(context: &Context) -> Outcome {
     })
 }
 
-/// A close gives back everything that the open took: mappings of the host, and descriptors.
+/// A close releases everything that the open acquired: mappings of the host, and descriptors.
 pub fn close_leaves_nothing_behind(context: &Context) -> Outcome {
     let backend = &**context.backend();
     for_each_kind(context, |kind| {
@@ -92,7 +83,7 @@ pub fn close_leaves_nothing_behind(context: &Context) -> Outcome {
             Ok(_) => importer.usage(),
             Err(refusal) => fail(format!("an honest handle was refused: {}", refusal.text)),
         };
-        // What a driver keeps after the first open is its own.
+        // A driver keeps some resources after the first open.
         let Some(before) = handles.next().map(&mut open).transpose()? else { return fail("there are handles") };
         let mut after = before;
         for handle in handles {
@@ -107,7 +98,7 @@ pub fn close_leaves_nothing_behind(context: &Context) -> Outcome {
     })
 }
 
-/// Taking a handle back gives back everything that making it took.
+/// Closing an exported handle releases everything that exporting it acquired.
 pub fn unexport_leaves_nothing_behind(context: &Context) -> Outcome {
     let backend = &**context.backend();
     for_each_kind(context, |kind| {

@@ -1,30 +1,19 @@
-//! What stays open while nobody uses it, so that the next open costs nothing; and how it goes back.
+//! Idle leases: the next open costs nothing; and how they are returned.
 
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    CacheLimits, Counters, Hanging, Lifetime, close_unused, counters, set_cache_limits, shutdown,
+    CacheLimits, Hanging, Lifetime, close_unused, counters, set_cache_limits, shutdown,
 };
 
 use crate::agent::{Command, Place, Sharing};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, SOON, bytes_of, nobody_holds, pattern};
+use crate::flows::{Memory, SOON, bytes_of, nobody_holds, pattern, until};
 use crate::{Context, Outcome, Stop, fail, skip, unchecked};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Waits until the library has come this far; it works on threads of its own.
-#[track_caller]
-fn until(what: &str, done: impl Fn(Counters) -> bool) -> Outcome {
-    let end = Instant::now() + SOON;
-    while !done(counters()) {
-        that(Instant::now() < end, format!("{what} should happen soon; the counters are {:?}", counters()))?;
-        std::thread::yield_now();
-    }
-    Ok(())
-}
-
-/// Opening the same export again costs neither a message nor a driver call, whether it is open or was let go.
+/// Opening the same export again costs neither a message nor a driver call, whether it is open or idle.
 pub fn opening_again_costs_nothing(context: &Context) -> Outcome {
     let bytes = pattern(5000);
     let mut exporter = context.agent()?;
@@ -72,7 +61,7 @@ pub fn own_process_costs_no_driver_call(context: &Context) -> Outcome {
     equal((seen.requests_total, seen.driver_opens_total), (0, 0), "requests to an exporter, and driver's opens")
 }
 
-/// What nobody uses goes back when the exporter waits for it, and when it drops the export.
+/// Idle leases are returned when the exporter waits for them, and when it drops the export.
 pub fn unused_goes_back_on_demand(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let (waited, dropped) = (exporter.export("waited", &pattern(64))?, exporter.export("dropped", &pattern(64))?);
@@ -85,7 +74,7 @@ pub fn unused_goes_back_on_demand(context: &Context) -> Outcome {
     equal(counters().mapped_bytes, 0, "the bytes that are still mapped")
 }
 
-/// What nobody uses goes back when the importer says so; what is used stays.
+/// Idle leases are returned when the importer closes them; used leases stay.
 pub fn close_unused_gives_back(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let mut exporter = context.agent()?;
@@ -135,7 +124,7 @@ pub fn limits_close_the_longest_unused(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// The driver pins a dead exporter's memory while anybody has it open: what nobody uses is closed when the exporter dies.
+/// The driver pins a dead exporter's memory while it is open anywhere: idle mappings are closed when the exporter dies.
 pub fn exporters_death_closes_the_unused(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(64))?;
@@ -176,7 +165,7 @@ pub fn closing_all_of_a_dead_exporter(context: &Context) -> Outcome {
     equal(counters().driver_closes_total, 3, "the driver's closes, each mapping once")
 }
 
-/// Shutting down ends all exports and waits for those who hold them, by name.
+/// A shutdown closes all exports and waits for their holders, by name.
 pub fn shutdown_waits_for_the_holders(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;

@@ -8,24 +8,13 @@ use device_ipc_core::{Access, DeviceOrdinal, Error, HandleKind, HandleKindInfo, 
 
 use crate::agent::{Command, Opening, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
-use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, nobody_holds, pattern};
+use crate::flows::{Memory, OLD, SOON, bytes_of, float_bytes, for_each_kind, memory_stays_free, nobody_holds, pattern};
 use crate::{Context, Outcome, Stop, fail, skip};
 
 const FIRST: DeviceOrdinal = DeviceOrdinal::new(0);
 
 /// A kind that no backend knows.
 const FOREIGN: HandleKind = HandleKind(u16::MAX);
-
-/// Goes through the kinds, and says which one it was that failed.
-fn for_each_kind(context: &Context, mut case: impl FnMut(&HandleKindInfo) -> Outcome) -> Outcome {
-    for kind in context.usable_kinds()? {
-        case(&kind).map_err(|stop| match stop {
-            Stop::Failed(what) => Stop::Failed(format!("{} handles: {what}", kind.name)),
-            skipped => skipped,
-        })?;
-    }
-    Ok(())
-}
 
 /// Memory that was allocated for a kind is shared by that kind, and its bytes go both ways.
 pub fn round_trip(context: &Context) -> Outcome {
@@ -152,7 +141,7 @@ pub fn region_inside_an_allocation(context: &Context) -> Outcome {
     })
 }
 
-/// One importer has memory of all kinds open at the same time, several of each, and lets go of them in another order.
+/// One importer has memory of all kinds open at a time, several of each, and releases them in another order.
 pub fn side_by_side(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     let mut open = Vec::new();
@@ -210,7 +199,7 @@ pub fn read_only_is_kept(context: &Context) -> Outcome {
             let fill = importer.tell(&Command::FillUnchecked { name: "m".into(), byte: 0xee })?;
             that(fill.result.is_err(), "a write to a read-only mapping should be an error of the device")?;
             same(&memory.floats()?, &[OLD; 16], "the floats after a write to a read-only mapping")?;
-            // The exporter writes as before, and whoever may write does so as well.
+            // The exporter writes as before, and so do importers with write access.
             memory.add(1.0)?;
             if shared.is_writable() {
                 let mut writer = context.agent()?;
@@ -359,7 +348,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
     })
 }
 
-/// Where importers pin the memory, it stays when the exporter is killed, until they let go.
+/// If importers pin the memory, it stays after the exporter was killed, until their release.
 pub fn exporter_killed_under_those_who_pin(context: &Context) -> Outcome {
     let pins = |kind: &HandleKindInfo| kind.lifetime == Lifetime::Pins;
     context.kind_that(pins, "every kind of handle is revoked when its exporter ends")?;
@@ -394,7 +383,7 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
     let free = || Ok::<_, Stop>(context.backend().memory().memory_info(FIRST)?.free_bytes);
     let contents = vec![7; BYTES];
     for_each_kind(context, |kind| {
-        let mut round = || {
+        let round = || {
             let memory = Memory::of_kind(context, kind.kind, &contents)?;
             let share = memory.share()?;
             importer.open("m", share.descriptor(), Place::Home)?;
@@ -403,24 +392,7 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
             drop(memory);
             Ok::<_, Stop>(share.close(SOON)?)
         };
-        round()?;
-        // Other processes may use the device meanwhile, and take much more; but not every time. What leaks here would be
-        // four buffers each time.
-        let mut lost = 0;
-        for _ in 0..10 {
-            let before = free()?;
-            for _ in 0..4 {
-                round()?;
-            }
-            lost = before.saturating_sub(free()?);
-            if lost < 3 * BYTES as u64 {
-                return Ok(());
-            }
-        }
-        fail(format_args!(
-            "{lost} bytes are gone after four rounds of {BYTES}, and so it was nine times before: DeviceIpc::close, \
-             DeviceIpc::unexport or DeviceMemory::free keeps the memory"
-        ))
+        memory_stays_free(BYTES, free, round)
     })
 }
 
@@ -454,7 +426,7 @@ pub fn on_every_device(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// The kind that memory is allocated for where nobody names one is the first of the list.
+/// The default kind of an allocation is the first of the list.
 pub fn the_first_is_the_preferred(context: &Context) -> Outcome {
     let Some(first) = context.backend().handle_kinds().into_iter().next() else {
         return fail("the backend has no kind of handle");

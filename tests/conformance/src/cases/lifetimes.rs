@@ -1,14 +1,13 @@
-//! Leases: who holds what, until when, and what the exporter is told.
+//! Leases: holders, their lifetimes, and the reports to the exporter.
 
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOwner, Export};
 
-use crate::fail;
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, SOON, Witness, bytes_of, pattern};
+use crate::flows::{Memory, SOON, Witness, bytes_of, memory_stays_free, pattern};
 use crate::{Context, Outcome, Stop, unchecked};
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -24,7 +23,7 @@ fn owner_lives(dropped: &Receiver<()>, when: &str) -> Outcome {
     that(dropped.try_recv().is_err(), format!("the owner of the memory was dropped {when}"))
 }
 
-/// Waiting for the release names those who hold the export: process, program and bytes.
+/// A wait for the release names the holders: process, program and bytes.
 pub fn still_held_names_the_holder(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share_part(96, 1000)?;
@@ -47,7 +46,7 @@ pub fn still_held_names_the_holder(context: &Context) -> Outcome {
     equal(share.holders().opened(), 1, "how often it was opened")
 }
 
-/// Waiting for the release of what nobody has opened says so, and does not count as released.
+/// A wait for the release of an export that was never opened says so, and is not a release.
 pub fn never_opened_says_so(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;
@@ -72,7 +71,7 @@ pub fn wait_begins_with_the_first_open(context: &Context) -> Outcome {
     })
 }
 
-/// Dropping the export ends nothing that is open: the mapping goes on, and keeps the owner until it ends.
+/// Dropping the export closes no mapping, and the mapping keeps the owner.
 pub fn live_mapping_keeps_the_owner(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
@@ -86,7 +85,7 @@ pub fn live_mapping_keeps_the_owner(context: &Context) -> Outcome {
     dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the last importer let go"))
 }
 
-/// The owner of an export that nobody has open goes when the export does, once.
+/// The owner of an export without holders is dropped with the export, once.
 pub fn owner_goes_with_an_unopened_export(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let (share, dropped) = share_with_witness(&memory)?;
@@ -111,7 +110,7 @@ pub fn close_waits_for_the_holders(context: &Context) -> Outcome {
     })
 }
 
-/// Closing gives up in time and names the holder; the export has ended all the same, and its owner goes with the holder.
+/// Closing times out and names the holder; the export is closed all the same, and its owner is dropped after the release.
 pub fn close_names_who_does_not_let_go(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let (share, dropped) = share_with_witness(&memory)?;
@@ -126,7 +125,7 @@ pub fn close_names_who_does_not_let_go(context: &Context) -> Outcome {
     dropped.recv_timeout(SOON).map_err(|_| Stop::failed("the owner was not dropped after the holder let go"))
 }
 
-/// A killed importer's lease ends with it.
+/// The death of an importer ends its lease.
 pub fn importer_killed(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let (share, dropped) = share_with_witness(&memory)?;
@@ -138,7 +137,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
     that(dropped.try_recv().is_ok(), "the owner was not dropped after the killed importer")
 }
 
-/// An importer that ends without dropping anything is as good as one that dropped everything.
+/// An importer that exits without dropping anything releases everything.
 pub fn importer_exited(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;
@@ -189,7 +188,7 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
     importer.prepare(0)?;
     let stream = context.ipc().create_stream(0)?;
     let free = || Ok::<_, Stop>(context.backend().memory().memory_info(stream.device())?.free_bytes);
-    let mut round = || {
+    let round = || {
         let memory = Memory::with_bytes(context, 0, &vec![7; BYTES])?;
         let share = memory.share()?;
         importer.open("m", share.descriptor(), Place::Home)?;
@@ -198,24 +197,10 @@ pub fn memory_is_free_again(context: &Context) -> Outcome {
         drop(memory);
         Ok::<_, Stop>(share.close(SOON)?)
     };
-    round()?;
-    // Other processes may use the device meanwhile, and take much more; but not every time. What leaks here would be four
-    // buffers each time.
-    let mut lost = 0;
-    for _ in 0..10 {
-        let before = free()?;
-        for _ in 0..4 {
-            round()?;
-        }
-        lost = before.saturating_sub(free()?);
-        if lost < 3 * BYTES as u64 {
-            return Ok(());
-        }
-    }
-    fail(format_args!("{lost} bytes are gone after four rounds of {BYTES} bytes, and so it was nine times before"))
+    memory_stays_free(BYTES, free, round)
 }
 
-/// An exporter can wait for its importers; those that have let go again count too.
+/// An exporter can wait for its importers; importers that have released count too.
 pub fn openings_are_waited_for(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;
@@ -233,7 +218,7 @@ pub fn openings_are_waited_for(context: &Context) -> Outcome {
     })
 }
 
-/// An exporter is told of each opening, of its end, and of a death, on a thread on which it may ask who holds it.
+/// An exporter is notified of each open, release and death, on a thread on which it may ask for the holders.
 pub fn every_change_of_the_holders_is_told(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = std::sync::Arc::new(memory.share()?);

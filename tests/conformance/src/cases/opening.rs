@@ -17,7 +17,7 @@ fn wait_released(exporter: &mut Agent, name: &str) -> Outcome {
     exporter.must(&Command::WaitReleased { name: name.into(), timeout: SOON }).map(drop)
 }
 
-/// Mappings of one export nest: each is valid until its own end, all are one address, and the lease ends with the last.
+/// Mappings of one export nest: each is valid until its own drop, all have one address, and the lease ends with the last.
 pub fn nested_in_one_process(context: &Context) -> Outcome {
     let bytes = pattern(5000);
     let mut exporter = context.agent()?;
@@ -120,7 +120,7 @@ pub fn two_exports_of_the_same_bytes(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let one = ipc.open(&first).on(&stream)?;
-    // The agent's first export of that name ends here.
+    // The agent's first export of that name is dropped here.
     let second = exporter.share("e", Sharing::default())?;
     let other = ipc.open(&second).on(&stream)?;
     equal(other.range(), one.range(), "the ranges of two exports of the same bytes")?;
@@ -128,7 +128,7 @@ pub fn two_exports_of_the_same_bytes(context: &Context) -> Outcome {
     same(&bytes_of(&other, &stream)?, &bytes, "the bytes of the second export after the first mapping was dropped")
 }
 
-/// Many exports, each of its own allocation, are open at once, and end in another order than they began.
+/// Many exports, each of its own allocation, are open at once, and are released in another order.
 pub fn many_exports(context: &Context) -> Outcome {
     const COUNT: usize = 32;
     let mut exporter = context.agent()?;
@@ -193,7 +193,7 @@ fn in_threads(body: impl Fn(usize) -> Outcome + Sync) -> Outcome {
     Ok(())
 }
 
-/// An owner behind an `Arc` is shared as well as an owner alone, by two exports that end in any order.
+/// An owner behind an `Arc` is shared like an owner alone, by two exports that are dropped in any order.
 pub fn one_owner_of_two_exports(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(5000))?;
     let first = memory.ipc.share(Arc::clone(&memory.buffer)).start()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOrdinal, Mapping, Stream};
 
-use crate::agent::{Agent, Answer, Command, Opening, Place, Sharing};
+use crate::agent::{Agent, Command, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes};
 use crate::timing::{Seen, while_delayed};
@@ -118,7 +118,7 @@ pub fn host_waits_for_ready(context: &Context) -> Outcome {
     same(&receiver.floats("m")?, &[NEW; COUNT], "the floats after the open")
 }
 
-/// The wait on the host ends with an error when the timeout comes first, and leaves no lease behind.
+/// The wait on the host fails when the timeout comes first, and leaves no lease behind.
 pub fn host_wait_times_out(context: &Context) -> Outcome {
     context.needs_events()?;
     let mut receiver = context.agent()?;
@@ -236,7 +236,7 @@ fn ends_under_device_work(context: &Context, end: impl Fn(&mut Agent) -> Result<
         let memory = Memory::with_floats(context, COUNT)?;
         let (share, other) = (memory.share()?, memory.share()?);
         receiver.open("m", share.descriptor(), Place::Stream(0))?;
-        // Keeps the allocation open, as a driver's close may wait for the device and hide that nobody else did.
+        // Keeps the allocation open, as a driver's close may wait for the device and hide that no other call did.
         receiver.open("kept", other.descriptor(), Place::Stream(0))?;
         let begun = Instant::now();
         receiver.must(&Command::Delay { device: 0, time: delay })?;
@@ -270,7 +270,7 @@ fn releases_beside(
     let mut exporter = context.agent()?;
     let ipc = context.ipc();
     let (used, busy) = (ipc.create_stream(0)?, ipc.create_stream(0)?);
-    let part = |offset| Sharing { offset: offset, len: Some(1024), ..Default::default() };
+    let part = |offset| Sharing { offset, len: Some(1024), ..Default::default() };
     while_delayed("a release", |delay| {
         exporter.allocate("e", 0, &float_bytes(&[OLD; COUNT]))?;
         let others = [exporter.share_as("kept", "e", part(0))?, exporter.share_as("late", "e", part(1024))?];
@@ -302,13 +302,5 @@ pub fn events_are_what_the_capability_says(context: &Context) -> Outcome {
         }
         error if claimed => error.map(drop).map_err(Into::into),
         error => refused(error, "an event where there are none", "Unsupported", &[context.backend().info().name]),
-    }
-}
-
-/// What an agent answered about an event.
-pub(super) fn truth(answer: &Answer) -> Result<bool, Stop> {
-    match answer {
-        Answer::Truth(truth) => Ok(*truth),
-        other => Err(Stop::failed(format!("the agent answered {other:?}"))),
     }
 }

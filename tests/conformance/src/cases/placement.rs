@@ -21,13 +21,8 @@ pub fn on_another_device(context: &Context) -> Outcome {
     receiver.add("m", 3.0)?;
     receiver.synchronize(1)?;
     same(&memory.floats()?, &[OLD + 3.0; 1024], "the floats after a kernel of device 1")?;
-    let copied = receiver.must(&Command::Copy { name: "m".into() })?;
-    match copied {
-        crate::agent::Answer::Bytes(bytes) => {
-            same(&bytes, &float_bytes(&[OLD + 3.0; 1024]), "the bytes copied into memory of device 1")?;
-        }
-        other => return crate::fail(format!("the agent answered {other:?}")),
-    }
+    let copied: Vec<u8> = receiver.get(&Command::Copy { name: "m".into() })?;
+    same(&copied, &float_bytes(&[OLD + 3.0; 1024]), "the bytes copied into memory of device 1")?;
     receiver.drop_mapping("m")?;
     Ok(share.wait_released(SOON)?)
 }
@@ -65,7 +60,7 @@ pub fn no_peer_access(context: &Context) -> Outcome {
     same(&receiver.floats("m")?, &[OLD; 64], "the floats at home, after the refusal")
 }
 
-/// An ordinal is a position: one beyond the end is refused, with the number of devices there are.
+/// An ordinal out of range is refused, with the number of devices.
 pub fn no_such_device(context: &Context) -> Outcome {
     let count = context.devices()?.len();
     let memory = Memory::with_floats(context, 64)?;
@@ -156,7 +151,7 @@ pub fn by_a_device_map_to_another_device(context: &Context) -> Outcome {
     same(&receiver.floats("m")?, &[OLD; 64], "the floats")
 }
 
-/// Within the exporting process there is one address, and asking for it on another device is refused in words.
+/// In the exporting process there is one address, and an open on another device is refused.
 pub fn own_process_on_another_device(context: &Context) -> Outcome {
     context.two_devices()?;
     let memory = Memory::with_floats(context, 64)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{Dtype, Error, Ring, RingReader, Stream, TensorLayout, TensorTable};
 
-use crate::agent::{Agent, Answer, Command};
+use crate::agent::{Agent, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, happens_soon};
 use crate::timing::{Seen, while_delayed};
@@ -33,20 +33,14 @@ fn joined(context: &Context, ring: &Ring) -> Result<(Agent, u64), Stop> {
     let mut reader = context.agent()?;
     reader.prepare(0)?;
     let descriptor = ring.descriptor().to_string();
-    match reader.must(&Command::RingJoin { descriptor, device: 0 })? {
-        Answer::Number(start) => Ok((reader, start)),
-        other => fail(format!("the agent answered {other:?}")),
-    }
+    let start = reader.get(&Command::RingJoin { descriptor, device: 0 })?;
+    Ok((reader, start))
 }
 
-/// What the reader's next slot held, once its stream has got there; and the slot is released.
+/// Reads and releases the reader's next slot, and checks its bytes.
 fn read(reader: &mut Agent, sequence: u64) -> Outcome {
-    match reader.must(&Command::RingNextBytes { timeout: PATIENCE })? {
-        Answer::Bytes(bytes) => {
-            same(&bytes, &vec![sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))
-        }
-        other => fail(format!("the agent answered {other:?}")),
-    }
+    let bytes: Vec<u8> = reader.get(&Command::RingNextBytes { timeout: PATIENCE })?;
+    same(&bytes, &vec![sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))
 }
 
 /// Two readers get every publication in order, through one, two and three slots.
@@ -82,8 +76,8 @@ pub fn late_reader_begins_with_what_comes_next(context: &Context) -> Outcome {
     reader.prepare(0)?;
     let mut slot = ring.write(&stream)?;
     slot.view_mut::<u8, _>(&stream)?.fill_bytes(3)?;
-    let start = reader.must(&Command::RingJoin { descriptor, device: 0 })?;
-    that(matches!(start, Answer::Number(3)), format!("the reader should begin with 3, not {start:?}"))?;
+    let start: u64 = reader.get(&Command::RingJoin { descriptor, device: 0 })?;
+    equal(start, 3, "the sequence that the reader begins with")?;
     slot.publish(&stream)?;
     read(&mut reader, 3)
 }
@@ -112,7 +106,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
     })
 }
 
-/// A slot that is given back is written again under the same sequence, and nobody has heard of it.
+/// A slot that is dropped is written again under the same sequence, and no reader has seen it.
 pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
@@ -124,7 +118,7 @@ pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     equal(reader.wait_next(PATIENCE)?.sequence(), 0, "the first sequence")
 }
 
-/// A reader that is killed leaves the ring, and the others go on.
+/// A reader that is killed leaves the ring, and the others continue.
 pub fn reader_killed(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 1)?;
     let (dies, _) = joined(context, &ring)?;
@@ -140,7 +134,7 @@ pub fn reader_killed(context: &Context) -> Outcome {
     Ok(ring.close(SOON)?)
 }
 
-/// Who holds the ring up is named, and can be dismissed.
+/// A reader that delays the ring is named, and can be dismissed.
 pub fn reader_that_never_reads(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 1)?;
     let (mut idle, _) = joined(context, &ring)?;
@@ -159,7 +153,7 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
 }
 
-/// What a host publishes at once does not overtake what a stream has yet to publish.
+/// A publication on the host does not overtake publications on a stream.
 pub fn host_publishes_in_turn(context: &Context) -> Outcome {
     while_delayed("publishing by the host", |delay| {
         let (mut ring, stream) = ring_of(context, 2)?;
@@ -204,7 +198,7 @@ fn read_both(reader: &mut RingReader, stream: &Stream) -> Outcome {
     Ok(())
 }
 
-/// What a host releases at once does not overtake what a stream has yet to release, be that older or younger.
+/// A release on the host does not overtake releases on a stream, older or younger.
 pub fn host_releases_in_turn(context: &Context) -> Outcome {
     for stream_first in [true, false] {
         while_delayed("releasing by the host", |delay| {
@@ -266,7 +260,7 @@ pub fn host_publishes_over_nothing(context: &Context) -> Outcome {
     equal(reader.wait_next(PATIENCE)?.sequence(), 1, "the next sequence")
 }
 
-/// Slots are released in any order, and the writer hears of it in that of the sequences.
+/// Slots are released in any order, and the writer sees the releases in the order of the sequences.
 pub fn released_out_of_order(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
@@ -298,7 +292,7 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     refused(reader.next(&stream).map(drop), "what comes after the last", "RingClosed", &["closed"])
 }
 
-/// A slot that was taken ahead of its publication fails once the ring has ended without it: accesses, and the release.
+/// A slot taken ahead of its publication fails once the ring has closed without it: accesses, and the release.
 pub fn slot_never_published(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (mut ring, stream) = ring_of(context, 2)?;
@@ -316,7 +310,7 @@ pub fn slot_never_published(context: &Context) -> Outcome {
     refused(reader.next(&reading).map(drop), "taking another one", "RingClosed", &["closed"])
 }
 
-/// A slot that was accessed and released ahead of its publication is reported once the ring has ended without it.
+/// A slot accessed and released ahead of its publication is reported once the ring has closed without it.
 pub fn slot_released_and_never_published(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (mut ring, stream) = ring_of(context, 2)?;

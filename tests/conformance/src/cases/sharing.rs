@@ -1,4 +1,4 @@
-//! What sharing is for: the same bytes, in two processes, without a copy.
+//! The purpose of sharing: the same bytes, in two processes, without a copy.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub fn round_trip(context: &Context) -> Outcome {
     same(&receiver.bytes("m")?, &bytes, "the bytes that the receiver reads")
 }
 
-/// What the receiver's kernel writes, the sender sees through its own address: there is no copy anywhere.
+/// A write of the receiver's kernel is visible to the sender at its own address: there is no copy anywhere.
 pub fn write_in_place_by_the_receiver(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let share = memory.share()?;
@@ -31,7 +31,7 @@ pub fn write_in_place_by_the_receiver(context: &Context) -> Outcome {
     same(&memory.floats()?, &[OLD + 2.5; 1024], "the floats that the sender reads after the receiver's kernel")
 }
 
-/// What the sender writes while the receiver has the memory open, the receiver sees.
+/// A write of the sender is visible to a receiver that has the memory open.
 pub fn write_in_place_by_the_sender(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 1024)?;
     let share = memory.share()?;
@@ -165,7 +165,7 @@ pub fn forwarded_descriptor(context: &Context) -> Outcome {
     let share = memory.share()?;
     let (mut middle, mut last) = (context.agent()?, context.agent()?);
     middle.open("m", share.descriptor(), Place::Home)?;
-    let forwarded = crate::agent::descriptor(middle.must(&Command::Descriptor { name: "m".into() })?)?;
+    let forwarded = middle.get::<Box<device_ipc_core::Descriptor>>(&Command::Descriptor { name: "m".into() })?;
     last.open("m", &forwarded, Place::Home)?;
     middle.drop_mapping("m")?;
     middle.exit()?;
@@ -191,7 +191,7 @@ pub fn own_process(context: &Context) -> Outcome {
     Ok(share.wait_released(SOON)?)
 }
 
-/// Two processes that export to each other, and let go at the same time, do not wait for each other.
+/// Two processes that export to each other, and release at the same time, do not wait for each other.
 pub fn two_processes_export_to_each_other(context: &Context) -> Outcome {
     let bytes = pattern(8192);
     let memory = Memory::with_bytes(context, 0, &bytes)?;

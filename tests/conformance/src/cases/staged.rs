@@ -54,7 +54,7 @@ pub fn to_another_device(context: &Context) -> Outcome {
     Ok(share.wait_released(SOON)?)
 }
 
-/// What can be opened is opened: who allows a copy gets none without need.
+/// Memory that can be opened is opened: `or_staged` copies only if needed.
 pub fn reachable_memory_is_opened(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share()?;
@@ -160,7 +160,7 @@ pub fn neither_side_sees_the_others_writes(context: &Context) -> Outcome {
     same(&receiver.floats("m")?, &[OLD + 2.0; 1024], "the receiver's floats")
 }
 
-/// What is copied are the bytes that the exporter's stream has yet to write, wherever the receiver wants them.
+/// A copy has the bytes that the exporter's stream has yet to write, wherever the receiver wants them.
 pub fn waits_for_ready(context: &Context) -> Outcome {
     let mut receiver = context.agent()?;
     receiver.prepare(0)?;
@@ -179,7 +179,7 @@ pub fn waits_for_ready(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// An exporter that says nothing for so long ends the open, and nothing of it is left.
+/// An exporter that does not reply within the timeout ends the open, and leaves nothing.
 pub fn silence_times_out(context: &Context) -> Outcome {
     context.needs_events()?;
     let memory = Memory::with_floats(context, 4096)?;
@@ -216,7 +216,7 @@ pub fn read_only(context: &Context) -> Outcome {
     refused(receiver.try_open("w", wanted)?, "writing to what is shared for reading", "AccessDenied", &[])
 }
 
-/// Neither the export's end nor its process's touches a copy.
+/// Neither the drop of the export nor the exit of its process affects a copy.
 pub fn outlives_the_export_and_its_process(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(100_000))?;
@@ -348,7 +348,7 @@ pub fn no_timeline(context: &Context) -> Outcome {
     refused(answer.result, "the timeline of a copy", "Unsupported", &["copy", "open the export again"])
 }
 
-/// A copy is let go of like any mapping: when the stream gets there, and its memory is free again.
+/// A copy is released like any mapping: when the stream reaches this point, and its memory is free again.
 pub fn released_on_a_stream(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     exporter.allocate("e", 0, &pattern(1 << 20))?;

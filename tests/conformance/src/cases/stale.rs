@@ -11,7 +11,7 @@ use crate::check::{Refusal, refused, refused_as_one_of, same, that};
 use crate::flows::{Memory, SOON, bytes_of, pattern};
 use crate::{Context, Outcome, Stop, fail};
 
-/// An export that was dropped before anybody opened it cannot be opened.
+/// An export that was dropped before its first open cannot be opened.
 pub fn dropped_before_the_first_open(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share()?;
@@ -24,7 +24,7 @@ pub fn dropped_before_the_first_open(context: &Context) -> Outcome {
     refused(memory.ipc.open(&descriptor).at_home(), "the same in its own process", "ExportDropped", &phrases)
 }
 
-/// An export that was open and let go, and then dropped, cannot be opened again.
+/// An export that was opened, released and then dropped cannot be opened again.
 pub fn dropped_after_an_open(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share()?;
@@ -38,7 +38,7 @@ pub fn dropped_after_an_open(context: &Context) -> Outcome {
     refused(result, "opening an export that was dropped since", "ExportDropped", &["dropped", "new descriptor"])
 }
 
-/// An importer that still has the memory open hears of the drop: what it has goes on, and new opens fail.
+/// An importer that has the memory open is notified of the drop: its mapping stays, and new opens fail.
 pub fn dropped_while_open(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let share = memory.share()?;
@@ -79,7 +79,7 @@ pub fn dropped_from_that_moment_on(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// The exporter has ended in good order.
+/// The exporter has exited normally.
 pub fn exporter_exited(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(4096))?;
@@ -111,7 +111,7 @@ pub fn exporter_killed_and_not_reaped(context: &Context) -> Outcome {
     is_gone(context.ipc().open(&descriptor).at_home(), id)
 }
 
-/// An importer that has memory of a killed exporter open is told so, once; what it asks of that exporter later fails.
+/// An importer that has memory of a killed exporter open is notified, once; later requests to that exporter fail.
 pub fn exporter_killed_while_open(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(4096))?;
@@ -151,7 +151,7 @@ pub fn mapping_of_a_killed_exporter(context: &Context) -> Outcome {
     }
 }
 
-/// A mapping that has ended is told nothing.
+/// A mapping that was dropped receives no notification.
 pub fn no_notice_after_the_mappings_end(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let descriptor = exporter.export("e", &pattern(4096))?;
@@ -205,7 +205,7 @@ pub fn exporter_does_not_answer(context: &Context) -> Outcome {
     exporter.must(&Command::WaitReleased { name: "e".into(), timeout: SOON }).map(drop)
 }
 
-/// An exporter that does not answer holds up nobody who opens memory of another one.
+/// An exporter that does not answer delays no importer of another one.
 pub fn exporter_that_does_not_answer_delays_no_other(context: &Context) -> Outcome {
     let (mut stopped, mut other) = (context.agent()?, context.agent()?);
     let unanswered = stopped.export("e", &pattern(64))?;

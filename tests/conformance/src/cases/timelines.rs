@@ -7,23 +7,20 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOrdinal, Export, TIMELINE_END, Timeline};
 
-use crate::agent::{Agent, Answer, Command, Place};
+use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
-use crate::flows::{Memory, OLD, float_bytes, happens_soon};
+use crate::flows::{Memory, OLD, float_bytes, happens_soon, stream_resumes};
 use crate::timing::{Seen, while_delayed};
 use crate::{Context, Outcome, PATIENCE, Stop, fail, skip, unchecked};
 
-use ends::{goes_on, has_ended};
+use ends::has_ended;
 
 pub use ends::{ends_with_the_lease, exporter_killed_while_a_stream_waits, goes_on_after_the_export_was_dropped, importer_killed_while_a_stream_waits, in_one_process_an_exporter_that_waits_goes_on, what_was_signalled_before_an_end_counts};
 
 const COUNT: usize = 1024;
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A stream that waits for somebody who has gone goes on within this time.
-const AT_ONCE: Duration = Duration::from_secs(10);
-
-/// What both sides of a [`Pair`] have signalled when it begins.
+/// The value that both sides of a [`Pair`] have signalled when it begins.
 const BEGUN: u64 = 1;
 
 /// This process as the exporter, and an importer: the agent's mapping `m` with the timeline `t`. Both sides' streams have
@@ -57,9 +54,9 @@ impl Pair {
         Ok(Self { memory, share, timeline, importer })
     }
 
-    /// What the importer's host sees of this process's counter.
+    /// Returns the value of this process's counter that the importer's host sees.
     fn value_at_importer(&mut self) -> Result<u64, Stop> {
-        number(self.importer.must(&Command::Value { name: "t".into() })?)
+        self.importer.get(&Command::Value { name: "t".into() })
     }
 }
 
@@ -88,13 +85,6 @@ fn only(timelines: Vec<Timeline>) -> Result<Timeline, Stop> {
 }
 
 #[track_caller]
-fn number(answer: Answer) -> Result<u64, Stop> {
-    match answer {
-        Answer::Number(number) => Ok(number),
-        other => fail(format!("the agent answered {other:?}")),
-    }
-}
-
 /// The importer's stream waits for the exporter's: submitting that waits for nothing, and what the importer then reads has
 /// been written.
 pub fn stream_waits_for_the_exporter(context: &Context) -> Outcome {
@@ -208,9 +198,9 @@ pub fn each_importer_has_its_own(context: &Context) -> Outcome {
     }
     timelines[1].signal(10, &memory.stream)?;
     importers[1].must(&wait_now(10))?;
-    let untouched = importers[2].must(&Command::Value { name: "t".into() })?;
+    let untouched: u64 = importers[2].get(&Command::Value { name: "t".into() })?;
     equal(
-        number(untouched)?,
+        untouched,
         0,
         "the value that another importer sees of a timeline that nobody has signalled",
     )?;
@@ -226,7 +216,7 @@ pub fn each_importer_has_its_own(context: &Context) -> Outcome {
     happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.len() == 2))
 }
 
-/// Waiting for timelines ends in time, and says how many there are and what is to be done.
+/// A wait for timelines times out, and the error says how many there are and what to do.
 pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let memory = Memory::with_floats(context, COUNT)?;
@@ -241,7 +231,7 @@ pub fn waiting_for_a_timeline_times_out(context: &Context) -> Outcome {
     refused(share.timelines(2, SHORT).map(drop), "a second timeline", "Timeout", &["1 importers"])
 }
 
-/// Hosts signal and wait as streams do, and each lets the other go on.
+/// Hosts signal and wait as streams do, and each resumes the other.
 pub fn hosts_signal_and_wait(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut pair = Pair::begin(context)?;
@@ -260,7 +250,7 @@ pub fn hosts_signal_and_wait(context: &Context) -> Outcome {
     same(&pair.importer.floats("m")?, &[OLD + 1.0; COUNT], "the floats once the host has seen the value")
 }
 
-/// A host's signal lets a stream go on, and a wait for what has come already, or less, waits for nothing.
+/// A host's signal resumes a stream, and a wait for a value that has been reached returns at once.
 pub fn smaller_values_have_come(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut pair = Pair::begin(context)?;
@@ -270,10 +260,10 @@ pub fn smaller_values_have_come(context: &Context) -> Outcome {
         pair.timeline.wait(value, &pair.memory.stream)?;
         pair.timeline.wait_now(value, Duration::ZERO)?;
     }
-    goes_on(&pair.memory.stream, "all that it waits for has come")
+    stream_resumes(&pair.memory.stream, "all that it waits for has come")
 }
 
-/// Values grow, and stay below the one that marks the end. A refused value is not used up.
+/// Values grow, and stay below the value of a closed timeline. A refused value is not used up.
 pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut pair = Pair::begin(context)?;
@@ -297,7 +287,7 @@ pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
     pair.importer.must(&wait(TIMELINE_END - 1, 0))?;
     pair.importer.synchronize(0)?;
     equal(pair.value_at_importer()?, TIMELINE_END - 1, "the largest value, as the importer sees it")?;
-    // It is a value like others, and no end.
+    // It is a value like others, and does not close the timeline.
     Ok(pair.timeline.check()?)
 }
 
@@ -318,7 +308,7 @@ pub fn stream_of_another_backend(context: &Context) -> Outcome {
     Ok(memory.stream.synchronize()?)
 }
 
-/// The words are every device's: a stream of another card of the same process signals and waits, with no peer access.
+/// The counters are visible to every device: a stream of another device signals and waits, without peer access.
 pub fn stream_of_another_device(context: &Context) -> Outcome {
     context.two_devices()?;
     context.needs_timelines(2)?;
@@ -336,12 +326,12 @@ pub fn stream_of_another_device(context: &Context) -> Outcome {
     pair.importer.must(&wait(3, 0))?;
     pair.importer.must(&signal(3, 0))?;
     pair.timeline.wait(3, &pair.memory.stream)?;
-    goes_on(&pair.memory.stream, "all have signalled")?;
+    stream_resumes(&pair.memory.stream, "all have signalled")?;
     let took = begun.elapsed();
     that(took >= delay, format!("the last stream should wait {delay:?} for the first, and waited {took:?}"))
 }
 
-/// In the exporting process itself the two ends are the same as between two.
+/// In the exporting process the two sides are the same as between two processes.
 pub fn in_one_process(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let memory = Memory::with_floats(context, COUNT)?;
@@ -395,13 +385,13 @@ pub fn second_mapping_has_the_same(context: &Context) -> Outcome {
     exporter.must(&wait_now(4))?;
     exporter.must(&signal(1, 0))?;
     one.wait(1, &stream)?;
-    goes_on(&stream, "the exporter has signalled")?;
+    stream_resumes(&stream, "the exporter has signalled")?;
     one.check()?;
     drop(second);
     happens_soon("the end with the last mapping", || Ok(one.check().is_err()))
 }
 
-/// Where streams cannot wait on words, asking for a timeline is refused, and the error says what to do instead.
+/// If streams cannot wait on counters, a timeline is refused, and the error says what to do instead.
 pub fn refused_where_there_are_none(context: &Context) -> Outcome {
     if context.backend().capabilities(DeviceOrdinal::new(0))?.timelines {
         return skip("the device has timelines");

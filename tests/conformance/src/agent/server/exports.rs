@@ -5,8 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Error, Export, HandleKind, Hanging, Region,
-    Result,
+    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HandleKind, Hanging, Region, Result,
 };
 
 use super::{Server, named, taken};
@@ -76,9 +75,9 @@ impl Server {
             Command::Close { name, timeout, free_anyway } => {
                 let holders = if free_anyway { Hanging::FreeAnyway } else { Hanging::Keep };
                 if let Some(bundle) = self.bundles.remove(&name) {
-                    return bundle.close_with(timeout, holders).map(done).map_err(Error::from);
+                    return bundle.close_with(timeout, holders).map(done);
                 }
-                taken(&mut self.exports, &name).close_with(timeout, holders).map(done).map_err(Error::from)
+                taken(&mut self.exports, &name).close_with(timeout, holders).map(done)
             }
             Command::Drop { names } => {
                 for name in names {

@@ -63,7 +63,7 @@ impl Server {
                 Ok(Answer::Truth(rings.writer().dismiss(reader.lease)))
             }
             Command::RingClose { timeout } => {
-                rings.ring.take().expect("there is no ring").close(timeout).map(done).map_err(Error::from)
+                rings.ring.take().expect("there is no ring").close(timeout).map(done)
             }
             Command::RingForget => {
                 *rings = Rings::default();

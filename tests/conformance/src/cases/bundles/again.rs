@@ -4,7 +4,7 @@ use device_ipc_core::{BundleDescriptor, BundleMapping, Error, Stream, counters};
 
 use super::errors::{altered, first_in_the_second_region};
 use super::{nothing_stays_open, tensor, three_tensors};
-use crate::agent::{Agent, BundleSharing, BundledTensor, Command, bundle};
+use crate::agent::{Agent, BundleSharing, BundledTensor, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{pattern, tensor_bytes};
 use crate::{Context, Outcome, Stop, fail};
@@ -15,7 +15,7 @@ fn share_again(agent: &mut Agent, name: &str, of: [&str; 3]) -> Result<BundleDes
     let memories = of.iter().map(|memory| ((*memory).to_owned(), None)).collect();
     let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
     let sharing = BundleSharing { memories, tensors, ..Default::default() };
-    bundle(agent.must(&Command::ShareBundle { name: name.into(), sharing })?)
+    agent.get(&Command::ShareBundle { name: name.into(), sharing })
 }
 
 const SAME: [&str; 3] = ["m0", "m1", "m2"];
@@ -72,7 +72,7 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     let others = ipc.open_bundle(&other).on(&stream)?;
     has_the_pattern(&others, &stream, 100)?;
     has_the_pattern(&mapping, &stream, 0)?;
-    // Their places in the bundle are those of their addresses, whoever lies in them.
+    // Their places in the bundle follow their addresses, whatever buffer has them.
     let turned = share_again(&mut exporter, "turned", ["m2", "m1", "m0"])?;
     let opened = counters().driver_opens_total;
     let turned = ipc.open_bundle(&turned).on(&stream)?;
@@ -92,7 +92,7 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     nothing_stays_open()
 }
 
-/// What is open already hides neither a wrong number of an allocation nor a wrong token.
+/// Open memory hides neither a wrong generation of an allocation nor a wrong token.
 pub fn stale_although_the_memory_is_open(context: &Context) -> Outcome {
     let (mut exporter, first) = three_tensors(context)?;
     let ipc = context.ipc();
@@ -148,7 +148,7 @@ pub fn every_difference_from_the_last_time_counts(context: &Context) -> Outcome 
             let memories = SAME.map(|memory| (memory.to_owned(), None)).into();
             let sharing = BundleSharing { memories, tensors: tensors.clone(), ..Default::default() };
             let name = format!("{kind} {round}");
-            let descriptor = bundle(exporter.must(&Command::ShareBundle { name, sharing })?)?;
+            let descriptor: BundleDescriptor = exporter.get(&Command::ShareBundle { name, sharing })?;
             let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
             equal(mapping.len(), tensors.len(), format!("tensors, {kind}: {what}"))?;
             for (given, (name, found)) in tensors.iter().zip(mapping.iter()) {

@@ -78,7 +78,7 @@ pub fn two_devices_by_a_map(context: &Context) -> Outcome {
     equal(mapping.tensor("far")?.device(), devices[1].ordinal, "the device that the map names")
 }
 
-/// Released on a stream of one device, what is mapped on the other ends too.
+/// A release on a stream of one device also ends the mappings on the other.
 pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome {
     let devices = context.two_devices()?;
     let (mut exporter, descriptor) = on_two_devices(context)?;
@@ -99,7 +99,7 @@ pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome 
     same(&tensor_bytes(&failed.into_mapping().tensor("t0")?, &streams[0])?, &pattern(4096), "what came back")
 }
 
-/// What lies on a device is ready when the stream of that device gets there: each part has its own event.
+/// Memory of a device is ready when the stream of that device reaches that point: each part has its own event.
 pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     context.two_devices()?;
     let memories = [Memory::with_bytes(context, 0, &[1; 64])?, Memory::with_bytes(context, 1, &[1; 64])?];
@@ -117,8 +117,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
     for index in 0..2 {
-        let read = importer.must(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
-        let crate::agent::Answer::Bytes(read) = read else { return fail("the agent read no bytes") };
+        let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
     }
     let mut twice = memories[0].ipc.bundle();

@@ -120,7 +120,7 @@ pub fn refused_part_leaves_nothing_open(context: &Context) -> Outcome {
     equal(good.len(), 2, "the tensors of the bundle as it was made")
 }
 
-/// A bundle that was dropped cannot be opened, by those who had it open neither; the error names a tensor.
+/// A bundle that was dropped cannot be opened, also not by its holders; the error names a tensor.
 pub fn dropped_bundle(context: &Context) -> Outcome {
     let (mut exporter, descriptor) = three_tensors(context)?;
     let ipc = context.ipc();

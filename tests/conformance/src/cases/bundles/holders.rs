@@ -10,7 +10,7 @@ use crate::flows::{Memory, SOON, Witness, happens_soon, pattern};
 use crate::{Context, Outcome, unchecked};
 use super::{SHORT, bytes_of_shape, three_tensors, whole};
 
-/// Who holds a bundle is named, and the owners are kept until they let go.
+/// The error names the holders of a bundle, and the owners are kept until the last release.
 pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let (witness, dropped) = Witness::of(&memory);
@@ -31,7 +31,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
 }
 
-/// The leases of a killed importer end.
+/// The death of an importer ends its leases.
 pub fn importer_killed(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let export = whole(&memory.ipc, &memory)?;
@@ -44,7 +44,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
     Ok(export.close(SOON)?)
 }
 
-/// An importer is told of the exporter's end, once, and opens nothing of it any more.
+/// An importer is notified of the exporter's exit, once, and opens nothing of it any longer.
 pub fn exporter_killed(context: &Context) -> Outcome {
     let (exporter, descriptor) = three_tensors(context)?;
     let ipc = context.ipc();

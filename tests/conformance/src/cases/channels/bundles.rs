@@ -8,11 +8,11 @@ use device_ipc_core::{BundleExport, DeviceOwner, Dtype, Message, TensorLayout};
 use super::{
     BYTES, COUNT, discard, is_dropped, is_kept, local_pair, open_at, pair, receive, says_nothing_else,
 };
-use crate::agent::{Agent, Answer, Command, Place};
+use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, SOON, Witness, float_bytes, pattern, tensor_bytes};
 use crate::timing::{Seen, while_delayed};
-use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
+use crate::{Context, Outcome, PATIENCE, Stop, unchecked};
 
 /// A bundle of two tensors of bytes on each of these devices, `t0` and so on, whose owners tell when they are dropped.
 pub(super) fn bundle(
@@ -49,10 +49,7 @@ pub(super) fn has_tensors(agent: &mut Agent, of: &str, count: usize) -> Outcome 
     for index in 0..count {
         let tensor = format!("t{index}");
         let read = Command::TensorBytes { name: format!("{of}.b"), tensor: tensor.clone() };
-        match agent.must(&read)? {
-            Answer::Bytes(bytes) => same(&bytes, &bytes_of_tensor(index), tensor)?,
-            other => return fail(format!("the agent answered {other:?}")),
-        }
+        same(&agent.get::<Vec<u8>>(&read)?, &bytes_of_tensor(index), tensor)?;
     }
     Ok(())
 }
@@ -61,7 +58,7 @@ fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
     agent.must(&Command::Release { name: format!("{of}.b"), device: Some(device) }).map(drop)
 }
 
-/// `send(b); drop(b)`: the memory stays until the receiver has opened the bundle and let go.
+/// `send(b); drop(b)`: the memory stays until the receiver has opened and released the bundle.
 pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = bundle(context, &[0, 0])?;
@@ -77,7 +74,7 @@ pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
     dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
 }
 
-/// What lies on two devices has a grant for each.
+/// A bundle over two devices has a grant for each.
 pub fn bundle_of_two_devices(context: &Context) -> Outcome {
     context.two_devices()?;
     let (channel, mut agent) = pair(context)?;
@@ -96,7 +93,7 @@ pub fn bundle_of_two_devices(context: &Context) -> Outcome {
     dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
 }
 
-/// A bundle that nobody opens goes back: by dropping the message, and by the receiver's death.
+/// A bundle that no process opens is returned: by a drop of the message, and by the receiver's death.
 pub fn unopened_bundle_goes_back(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = bundle(context, &[0])?;
@@ -141,7 +138,7 @@ pub fn bundle_round_trips_cost_no_other_message(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// The receiver's stream waits for the sender's before it touches the bundle; nobody's host does.
+/// The receiver's stream waits for the sender's before it accesses the bundle; no host waits.
 pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (channel, mut agent) = pair(context)?;
@@ -165,17 +162,13 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
         receive(&mut agent, "r")?;
         open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
         let seen = Seen::since(begun, Ok(()));
-        let verdict = match agent.must(&read)? {
-            Answer::Bytes(bytes) => {
-                same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait")
-            }
-            other => fail(format!("the agent answered {other:?}")),
-        };
+        let bytes: Vec<u8> = agent.get(&read)?;
+        let verdict = same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait");
         Ok(Seen { verdict, ..seen })
     })
 }
 
-/// Both ends in this process: a bundle is opened by its addresses.
+/// Both sides in this process: a bundle is opened by its addresses.
 pub fn bundle_in_one_process(context: &Context) -> Outcome {
     let (near, far) = local_pair(context, "own-bundle")?;
     let (share, dropped) = bundle(context, &[0, 0])?;

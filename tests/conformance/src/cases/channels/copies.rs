@@ -3,10 +3,10 @@
 use device_ipc_core::{DeviceOwner, Message};
 
 use super::{BYTES, COUNT, SHORT, is_dropped, is_kept, pair, receive, witnessed};
-use crate::agent::{Agent, Answer, Command, Copying, Mapped, Place};
+use crate::agent::{Agent, Command, Copying, Mapped, Place};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, Witness, pattern};
-use crate::{Context, Outcome, PATIENCE, Stop, fail, unchecked};
+use crate::{Context, Outcome, PATIENCE, Stop, unchecked};
 
 /// The command that opens the first tensor of a message.
 fn copy_of_first(name: String, of: String, copying: Copying, place: Place) -> Command {
@@ -14,10 +14,7 @@ fn copy_of_first(name: String, of: String, copying: Copying, place: Place) -> Co
 }
 
 fn copy(agent: &mut Agent, copying: Copying, place: Place) -> Result<Mapped, Stop> {
-    match agent.must(&copy_of_first("copy".into(), "r".into(), copying, place))? {
-        Answer::Mapping(mapped) => Ok(mapped),
-        other => fail(format!("the agent answered {other:?}")),
-    }
+    agent.get(&copy_of_first("copy".into(), "r".into(), copying, place))
 }
 
 /// A copy has what the sender's stream wrote before it sent, also on a stream, and uses the grant up.

@@ -1,4 +1,4 @@
-//! The two ends: names, how either goes, and both in one process.
+//! The two sides of a channel: names, how either closes, and both in one process.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, bytes_of, pattern};
 use crate::{Context, Outcome, PATIENCE};
 
-/// What a process sent before it was killed is received, then the error names it; its tensors died with it.
+/// Messages of a killed process are received, then the error names it; its tensors are gone.
 pub fn sender_killed(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (told, hear) = std::sync::mpsc::channel();
@@ -33,7 +33,7 @@ pub fn sender_killed(context: &Context) -> Outcome {
     refused(one.tensors()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
 }
 
-/// A process that closes and ends before the receiver has opened: its exports have ended with it.
+/// A process that closes and exits before the receiver has opened: its exports are gone.
 pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     agent.export("x", &pattern(BYTES))?;
@@ -46,7 +46,7 @@ pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     refused(one.tensors()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
 }
 
-/// A receiver's death ends what it was sent, opened or not.
+/// A receiver's death ends the leases of its messages, opened or not.
 pub fn receiver_killed(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (opened, opened_dropped) = witnessed(context, &pattern(BYTES))?;
@@ -70,7 +70,7 @@ pub fn receiver_killed(context: &Context) -> Outcome {
     refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])
 }
 
-/// Each client has a channel of its own, and the end of one is not the end of the others.
+/// Each client has its own channel, and closing one does not close the others.
 pub fn several_clients(context: &Context) -> Outcome {
     let under = name("clients");
     let listener = context.ipc().listen(&under).start()?;
@@ -95,7 +95,7 @@ pub fn several_clients(context: &Context) -> Outcome {
     refused(listener.accept(SHORT), "accepting nobody", "Timeout", &[&under])
 }
 
-/// Both ends in this process: what is sent is opened by its address.
+/// Both sides in this process: a tensor is opened by its address.
 pub fn both_ends_in_one_process(context: &Context) -> Outcome {
     let (near, far) = local_pair(context, "own")?;
     let bytes = pattern(BYTES);
@@ -120,7 +120,7 @@ pub fn both_ends_in_one_process(context: &Context) -> Outcome {
     is_dropped(&dropped, "when both have gone")
 }
 
-/// Names that are none, that are taken, that nobody has, and that are free again.
+/// Names that are invalid, taken, unknown, and available again.
 pub fn names(context: &Context) -> Outcome {
     let ipc = context.ipc();
     for bad in ["", "a/b", "a b", "ä", &"x".repeat(65)] {

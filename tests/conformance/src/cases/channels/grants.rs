@@ -11,7 +11,7 @@ use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, pattern};
 use crate::{Context, Outcome, PATIENCE};
 
-/// `send(t); drop(t)`: the memory stays until the receiver has opened it and let go.
+/// `send(t); drop(t)`: the memory stays until the receiver has opened and released it.
 pub fn tensor_outlives_its_export(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
@@ -29,7 +29,7 @@ pub fn tensor_outlives_its_export(context: &Context) -> Outcome {
     is_dropped(&dropped, "when the mapping has gone")
 }
 
-/// What the receiver does not open goes back: by dropping the message, by closing the channel before reading it.
+/// Unopened tensors are returned: by a drop of the message, and by closing the channel before reading it.
 pub fn unopened_tensor_goes_back(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
@@ -47,7 +47,7 @@ pub fn unopened_tensor_goes_back(context: &Context) -> Outcome {
     refused(channel.send(Message::new(), PATIENCE), "a send to who has closed", "ChannelClosed", &["closed"])
 }
 
-/// The channel may go on both sides: what was received can still be opened.
+/// Both sides may close the channel: a received tensor can still be opened.
 pub fn unopened_tensor_outlives_both_ends(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
@@ -127,7 +127,7 @@ pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
         told <= u64::from(ROUNDS / 64) + 1,
         format!("the broker should hear of grants now and then, not {told} times"),
     )?;
-    // A lease that is kept, and grants that the exporter has not heard of: neither outlives the export.
+    // An idle lease, and grants that the exporter does not know of: neither outlives the export.
     drop(share);
     is_dropped(&dropped, "when everything that was sent has been opened and let go")
 }

@@ -4,12 +4,12 @@ use device_ipc_core::{DeviceMap, Message};
 
 use super::bundles::{bundle, bytes_of_tensor, has_tensors, open_bundle};
 use super::{BYTES, is_dropped, open_at, opening, pair_mapped, receive, send, tried_pair};
-use crate::agent::{Answer, BundleSharing, BundledTensor, Command, Place, Sharing};
+use crate::agent::{BundleSharing, BundledTensor, Command, Place, Sharing};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, nobody_holds, pattern, tensor_bytes};
 use crate::{Context, Outcome, PATIENCE, fail, skip};
 
-/// The map of one end serves both: what it sends, and by its inverse what it is sent and answered.
+/// The map of one side applies to its messages, and the inverse to the messages and replies of the peer.
 pub fn mapped_there_and_back(context: &Context) -> Outcome {
     context.two_peers()?;
     if !context.backend().peer_access(0.into(), 1.into())? {
@@ -21,10 +21,8 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     let share = memory.share()?;
     channel.send(Message::new().tensor(&share), PATIENCE)?;
     receive(&mut agent, "r")?;
-    match agent.must(&Command::DeviceOfReceived { of: "r".into() })? {
-        Answer::Number(device) => equal(device, 1, "the device that the map says")?,
-        other => return fail(format!("the agent answered {other:?}")),
-    }
+    let device: u64 = agent.get(&Command::DeviceOfReceived { of: "r".into() })?;
+    equal(device, 1, "the device that the map says")?;
     let elsewhere = agent.tell(&opening("no", "r", 0, Some(Place::Home)))?.result;
     refused(elsewhere, "opening where the map does not say", "InvalidDeviceMap", &["device 1"])?;
     let mapped = open_at(&mut agent, "r", 0, None)?;
@@ -47,7 +45,7 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// What the map does not name is refused where it is sent, with the device, the peer and the call; and nothing is kept.
+/// A device outside the map is refused by the sender, with the device, the peer and the call; and nothing is kept.
 pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
     let [_, second] = context.two_devices()?;
     let (channel, mut agent) = pair_mapped(context, &[(0, 0)], &[])?;
@@ -70,14 +68,14 @@ pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
         timeout: PATIENCE,
     };
     refused(agent.tell(&own)?.result, "memory that the inverse does not map", "NotInDeviceMap", &[&home])?;
-    // What is the receiver's own is at home there, and needs no map.
+    // The receiver's own memory is on its home device there, and needs no map.
     let theirs = Memory::with_bytes(context, 1, &pattern(BYTES))?.share()?;
     let forwarded = theirs.descriptor().clone();
     channel.send(Message::new().bytes(forwarded.to_bytes()), PATIENCE)?;
     equal(receive(&mut agent, "r")?, forwarded.to_bytes(), "the bytes of a descriptor, which no map concerns")
 }
 
-/// A map that does not fit the devices of both ends is refused on both, with the pair and the side.
+/// A map that does not fit the devices of both sides is refused on both, with the pair and the side.
 pub fn maps_are_checked_at_connection(context: &Context) -> Outcome {
     let cases = [
         (vec![(0, 4711)], vec![], "device 0 to 4711", "the receiver sees no device 4711"),

@@ -1,4 +1,4 @@
-//! Messages of bytes: order, sizes, and who waits for whom.
+//! Messages of bytes: order, sizes, and waits.
 
 use device_ipc_core::{Dtype, MAX_MESSAGE_TENSORS, Message};
 
@@ -8,7 +8,7 @@ use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, SOON, nobody_holds, pattern};
 use crate::{Context, Outcome, PATIENCE};
 
-/// What fits a packet and what does not, in the order in which it was sent, in both directions at once.
+/// Messages that fit a packet and larger ones arrive in order, in both directions at once.
 pub fn bytes_of_all_sizes_in_order(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let sizes = [0, 1, 100, 65_000, 65_530, 65_536, 70_000, 3_000_000];
@@ -49,7 +49,7 @@ pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
     equal(channel.receive(PATIENCE)?.bytes(), b"", "what was sent all the same")
 }
 
-/// An end that is closed: what it had sent is received first, also what did not fit a packet.
+/// A closed side: its messages are received first, also those that did not fit a packet.
 pub fn closed_after_everything_was_received(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let sent = [pattern(10), pattern(200_000), pattern(20)];
@@ -93,7 +93,7 @@ pub fn receiver_that_never_reads(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// What is too large is refused before anything of it is sent, and nothing is kept for it.
+/// A message that is too large is refused before any part of it is sent, and nothing is kept for it.
 pub fn too_much_for_a_message(context: &Context) -> Outcome {
     let under = name("limits");
     let ipc = context.ipc();
@@ -121,7 +121,7 @@ pub fn too_much_for_a_message(context: &Context) -> Outcome {
     nobody_holds(&share, "a message that was discarded")
 }
 
-/// What goes by the inbox and what goes by the socket, again and again, to a receiver that spins and to one that sleeps.
+/// Messages by inbox and by socket alternate, to a receiver that spins and to one that sleeps.
 pub fn small_and_large_in_order(context: &Context) -> Outcome {
     const MESSAGES: u32 = 4000;
     let (channel, mut agent) = pair(context)?;
@@ -133,7 +133,7 @@ pub fn small_and_large_in_order(context: &Context) -> Outcome {
     };
     let message = |index: u32| [&index.to_le_bytes(), &large[4..length(index)]].concat();
     agent.begin(&Command::Echo { by: "c".into(), times: MESSAGES, answers: true, timeout: PATIENCE })?;
-    // So many are on their way at a time; one at a time, both ends wait for each other.
+    // With one message on its way at a time, both sides wait for each other.
     let (mut sent, mut ahead) = (0, 1);
     for index in 0..MESSAGES {
         channel.set_spinning(index % 200 < 100);

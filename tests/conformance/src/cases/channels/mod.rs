@@ -1,4 +1,4 @@
-//! Channels: messages of bytes and tensors between two processes, what becomes of them when either ends, and device maps.
+//! Channels: messages of bytes and tensors between two processes, their fate when either exits, and device maps.
 
 mod bundles;
 mod copies;
@@ -8,6 +8,7 @@ mod maps;
 mod messages;
 mod ready;
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -64,10 +65,10 @@ fn went_well<T>(answer: Result<T, Refusal>) -> Outcome {
     }
 }
 
-/// What either end makes of a connection: this process, the agent.
+/// The results of both sides of a connection: this process, the agent.
 type Both = (Result<Channel, Error>, Result<Answer, Refusal>);
 
-/// Both ends' own view of a connection.
+/// Connects, and returns the results of both sides.
 fn tried_pair(
     context: &Context,
     agent: &mut Agent,
@@ -107,10 +108,7 @@ fn open_at(agent: &mut Agent, of: &str, index: usize, place: Option<Place>) -> R
 }
 
 fn mapped(agent: &mut Agent, opening: &Command) -> Result<Mapped, Stop> {
-    match agent.must(opening)? {
-        Answer::Mapping(mapped) => Ok(mapped),
-        other => fail(format!("the agent answered {other:?}")),
-    }
+    agent.get(opening)
 }
 
 /// The agent receives a message, and opens its tensor on its stream.
@@ -129,12 +127,10 @@ fn send(agent: &mut Agent, bytes: &[u8], of: &[&str], ready_on: Option<u32>) -> 
     agent.must(&Command::Send { by, len: 0, timeout: PATIENCE, of, drops: false, ready_on, bytes }).map(drop)
 }
 
-/// What the agent has said to brokers: its requests, and what has no answer.
+/// Returns the number of the agent's messages to brokers: requests, and messages without a reply.
 fn said(agent: &mut Agent) -> Result<(u64, u64), Stop> {
-    match agent.must(&Command::Counters)? {
-        Answer::Counters(counters) => Ok((counters["requests_total"], counters["releases_total"])),
-        other => fail(format!("the agent answered {other:?}")),
-    }
+    let counters: BTreeMap<String, u64> = agent.get(&Command::Counters)?;
+    Ok((counters["requests_total"], counters["releases_total"]))
 }
 
 /// Has a message go there and back so many times: once what it holds is open there, the agent says nothing else. What others
@@ -158,7 +154,7 @@ fn says_nothing_else<'m>(
     equal(said(agent)?, before, "what was said to this process's broker in so many round trips")
 }
 
-/// Memory with known bytes, whose owner tells when it is dropped.
+/// Memory with known bytes, whose owner reports its drop.
 fn witnessed(context: &Context, bytes: &[u8]) -> Result<(Export, Receiver<()>), Stop> {
     let memory = Memory::with_bytes(context, 0, bytes)?;
     let (owner, dropped) = Witness::of(&memory);
@@ -176,7 +172,7 @@ fn is_dropped(dropped: &Receiver<()>, why: &str) -> Outcome {
     that(dropped.recv_timeout(SOON).is_ok(), format!("the owner should be dropped {why}"))
 }
 
-/// Both ends in this process.
+/// Returns both sides of a channel in this process.
 fn local_pair(context: &Context, what: &str) -> Result<(Channel, Channel), Stop> {
     let under = name(what);
     let listener = context.ipc().listen(&under).start()?;
@@ -186,7 +182,7 @@ fn local_pair(context: &Context, what: &str) -> Result<(Channel, Channel), Stop>
     Ok((near()?, far))
 }
 
-/// Begins to connect, and gives what waits for the end of that.
+/// Begins to connect; returns the thread that waits for the result.
 fn connecting(
     connect: impl FnOnce() -> Result<Channel, Error> + Send + 'static,
 ) -> impl FnOnce() -> Result<Channel, Stop> {

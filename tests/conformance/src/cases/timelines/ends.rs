@@ -1,32 +1,13 @@
 //! Timelines whose lease ends, by a release or by the death of either side.
 
-use std::sync::mpsc::channel;
 
 use device_ipc_core::{Stream, Timeline};
 
 use crate::agent::{Command, Place};
 use crate::check::{Refusal, equal, refused, same};
-use crate::flows::{Memory, OLD, SOON, float_bytes, happens_soon};
-use crate::{Context, Outcome, PATIENCE, fail};
-use super::{AT_ONCE, BEGUN, COUNT, Pair, SHORT, number, only, signal, wait};
-
-/// Waits for a stream that somebody's end has to let through; on a thread of its own, as a stream that waits for ever
-/// would keep the case from saying so.
-#[track_caller]
-pub(super) fn goes_on(stream: &Stream, after: &str) -> Outcome {
-    let (done, told) = channel();
-    let waiting = stream.clone();
-    std::thread::spawn(move || {
-        // The case may have given up.
-        let _ = done.send(waiting.synchronize());
-    });
-    match told.recv_timeout(AT_ONCE) {
-        Ok(synchronized) => Ok(synchronized?),
-        Err(_) => {
-            fail(format!("the stream that waits should go on when {after}, and did not in {AT_ONCE:?}"))
-        }
-    }
-}
+use crate::flows::{Memory, OLD, SOON, float_bytes, happens_soon, stream_resumes};
+use crate::{Context, Outcome, PATIENCE};
+use super::{BEGUN, COUNT, Pair, SHORT, only, signal, wait};
 
 /// Everything that can be asked of a timeline is refused with this error, which names the process.
 #[track_caller]
@@ -41,7 +22,7 @@ pub(super) fn has_ended(timeline: &Timeline, stream: &Stream, kind: &str, pid: u
     refused(timeline.value(), "its value", kind, &phrases)
 }
 
-/// The importer is killed while the exporter's stream waits for it: the stream goes on, and the exporter is told.
+/// The importer is killed while the exporter's stream waits for it: the stream resumes, and the exporter gets an error.
 pub fn importer_killed_while_a_stream_waits(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut pair = Pair::begin(context)?;
@@ -52,14 +33,14 @@ pub fn importer_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let Pair { memory, share, timeline, mut importer } = pair;
     let pid = importer.peer().id();
     importer.kill()?;
-    goes_on(&memory.stream, "the importer has been killed")?;
+    stream_resumes(&memory.stream, "the importer has been killed")?;
     has_ended(&timeline, &memory.stream, "ImporterGone", pid)?;
     same(&memory.floats()?, &[OLD + 1.0; COUNT], "the floats behind the wait")?;
     happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
     Ok(share.close(SOON)?)
 }
 
-/// The exporter is killed while the importer's stream waits for it: the stream goes on, and the importer is told.
+/// The exporter is killed while the importer's stream waits for it: the stream resumes, and the importer gets an error.
 pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let mut exporter = context.agent()?;
@@ -74,15 +55,15 @@ pub fn exporter_killed_while_a_stream_waits(context: &Context) -> Outcome {
     stream.synchronize()?;
     timeline.wait(BEGUN + 1, &stream)?;
     timeline.signal(1, &stream)?;
-    let before = exporter.must(&Command::Value { name: "t".into() })?;
-    equal(number(before)?, 0, "the value behind a wait, as the exporter sees it")?;
+    let before: u64 = exporter.get(&Command::Value { name: "t".into() })?;
+    equal(before, 0, "the value behind a wait, as the exporter sees it")?;
     let pid = exporter.peer().id();
     exporter.kill()?;
-    goes_on(&stream, "the exporter has been killed")?;
+    stream_resumes(&stream, "the exporter has been killed")?;
     has_ended(&timeline, &stream, "ExporterGone", pid)
 }
 
-/// What an importer has signalled before it dies still counts: the wait for it succeeds.
+/// A signal of an importer that dies later still counts: the wait for it succeeds.
 pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let Pair { memory, share: _share, timeline, mut importer } = Pair::begin(context)?;
@@ -96,14 +77,14 @@ pub fn what_was_signalled_before_an_end_counts(context: &Context) -> Outcome {
     happens_soon("the end of the importer", || Ok(timeline.check().is_err()))
 }
 
-/// An importer that lets go lets the exporter's streams go on; the next mapping has a timeline that begins anew.
+/// A release by the importer resumes the exporter's streams; the next mapping has a timeline that starts at 0.
 pub fn ends_with_the_lease(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     for end in [Command::Drop { names: vec!["m".into()] }, Command::Release { name: "m".into(), device: None }] {
         let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
         timeline.wait(BEGUN + 1, &memory.stream)?;
         importer.must(&end)?;
-        goes_on(&memory.stream, "the importer has let go")?;
+        stream_resumes(&memory.stream, "the importer has let go")?;
         has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
         happens_soon("the end of the importer's timeline", || {
             let checked = importer.tell(&Command::Check { name: "t".into() })?.result;
@@ -120,7 +101,7 @@ pub fn ends_with_the_lease(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// Dropping the export ends no timeline: the lease goes on, and its timeline with it.
+/// Dropping the export closes no timeline: the lease continues, and its timeline with it.
 pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let Pair { memory, share, timeline, mut importer } = Pair::begin(context)?;
@@ -131,7 +112,7 @@ pub fn goes_on_after_the_export_was_dropped(context: &Context) -> Outcome {
     same(&importer.floats("m")?, &[OLD + 1.0; COUNT], "the floats after the export was dropped")?;
     importer.must(&signal(BEGUN + 1, 0))?;
     timeline.wait(BEGUN + 1, &memory.stream)?;
-    goes_on(&memory.stream, "the importer has signalled")?;
+    stream_resumes(&memory.stream, "the importer has signalled")?;
     timeline.check()?;
     importer.drop_mapping("m")?;
     happens_soon("the end of the lease", || Ok(timeline.check().is_err()))?;
@@ -162,7 +143,7 @@ pub fn in_one_process_an_exporter_that_waits_goes_on(context: &Context) -> Outco
             drop(mapping);
             "the mapping has been dropped"
         };
-        goes_on(&memory.stream, how)?;
+        stream_resumes(&memory.stream, how)?;
         has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
         happens_soon("an end that is no longer listed", || Ok(share.timelines(0, SHORT)?.is_empty()))?;
     }
