@@ -1,4 +1,4 @@
-//! What each operation costs, in things that can be counted: calls of the driver, requests to the exporter, system calls
+//! The cost of each operation in countable units: calls of the driver, requests to the exporter, system calls
 //! and heap allocations of the caller's thread. A change that makes one of them dearer has to say so here.
 
 mod allocations;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const EXPORTS: usize = 8;
 const BEHIND_A_STREAM: usize = EXPORTS;
 
-/// What an operation has cost.
+/// The cost of an operation.
 #[derive(Debug, PartialEq, Eq)]
 struct Cost {
     /// Calls of the driver, by name.
@@ -52,7 +52,7 @@ impl Counted {
         Self { ipc: Ipc::with_backend(mock.clone()), mock, _alone: alone }
     }
 
-    /// What it costs, with what its end leaves behind for the worker.
+    /// Counts the cost of an operation, with the jobs that it leaves to the worker.
     fn cost<T>(&self, operation: impl FnOnce() -> T) -> (Cost, T) {
         settle();
         let (driver, requests) = (self.mock.machine().counters(), counters().requests_total);
@@ -60,7 +60,7 @@ impl Counted {
         let result = operation();
         let allocations = allocations::of_this_thread() - allocations;
         let requests = counters().requests_total - requests;
-        // What runs on a stream's own thread is not a call.
+        // Work on a stream's own thread is not a call.
         let driver = self.mock.machine().counters().since(&driver);
         let called = driver.iter().filter(|(operation, count)| *operation != Operation::Run && *count > 0);
         let driver = called.map(|(operation, count)| (operation.name(), count)).collect();
@@ -77,7 +77,7 @@ fn cost(driver: &[(&'static str, u64)], requests: u64, allocations: u64) -> Cost
     Cost { driver: driver.to_vec(), requests, allocations }
 }
 
-/// Allocations of a call that hands the worker so many jobs: its queue grows by a block now and then.
+/// Asserts the allocations of a call that queues `jobs` jobs: the queue of the worker grows by a block now and then.
 #[track_caller]
 fn with_jobs(jobs: u64, allocations: u64, expected: u64) {
     assert!((expected..=expected + jobs).contains(&allocations), "{allocations} allocations, not {expected}");
@@ -103,7 +103,7 @@ fn cost_of_export() {
     assert_eq!(second, cost(&[], 0, 9), "another of an allocation that an export keeps");
     let (ended, ()) = counted.cost(|| drop((share, another)));
     assert_eq!(ended.requests, 0);
-    // The end of both is a job each.
+    // Each drop is a job.
     with_jobs(2, ended.allocations, 2);
 }
 
@@ -146,7 +146,7 @@ fn drop_of_mapping_queues_no_job_unless_its_lease_ends() {
     assert_eq!(jobs(&|| (0..10).for_each(|_| drop(open()))), (0, 0), "beside another mapping");
     drop(kept);
     let one_after_the_other = jobs(&|| (0..10).for_each(|_| drop(open())));
-    // The first round begins behind `settle`, which has closed what nobody used.
+    // The first round begins after `settle`, which closes idle mappings.
     assert_eq!(one_after_the_other, (0, 0), "each the last of its lease");
     let ended = jobs(&|| {
         drop(open());

@@ -43,7 +43,7 @@ fn cost_of_bundle() {
     drop((kept, bundle));
 }
 
-/// A bundle of so many blocks, with a tensor in each.
+/// A bundle of these blocks, with a tensor in each.
 fn bundle_of(ipc: &Ipc, blocks: &[Arc<Buffer>]) -> BundleExport {
     let mut bundle = ipc.bundle();
     for (index, block) in blocks.iter().enumerate() {
@@ -58,7 +58,7 @@ fn blocks(ipc: &Ipc) -> Vec<Arc<Buffer>> {
     (0..BLOCKS).map(|_| Arc::new(ipc.allocate(0, 4096).expect("memory"))).collect()
 }
 
-/// What is handed over again costs the same for one allocation as for many, but for what the caller gives of each.
+/// A repeated hand-over costs the same for one allocation as for many, apart from the caller's own values for each.
 #[test]
 fn cost_of_bundle_with_many_allocations() {
     let counted = Counted::new();
@@ -136,7 +136,7 @@ pub(super) fn hand_over_by_hosts(ring: &mut Ring, reader: &mut RingReader, strea
     reader.wait_next(PATIENCE).expect("taken").release_now().expect("released");
 }
 
-/// Both ends of a channel, in this process.
+/// Both sides of a channel, in this process.
 pub(super) fn channel(ipc: &Ipc) -> (Channel, Channel) {
     let name = format!("counts-{}", std::process::id());
     let listener = ipc.listen(&name).start().expect("it listens");

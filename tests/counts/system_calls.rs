@@ -15,19 +15,19 @@ pub(crate) fn be_traced() -> bool {
     unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, ptr::null_mut::<u8>(), ptr::null_mut::<u8>()) == 0 }
 }
 
-/// Stops until the tracer goes on.
+/// Stops until the tracer resumes this process.
 pub(crate) fn stop() {
     // SAFETY: a signal to this thread.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Begins or ends what is counted.
+/// Begins or ends a counted operation.
 pub(crate) fn mark() {
     // SAFETY: takes no arguments. No library of ours asks for it.
     unsafe { libc::syscall(libc::SYS_getsid, -1) };
 }
 
-/// Runs the stopped child to its end, and gives what lies between each pair of marks.
+/// Runs the stopped child until it exits, and returns the calls between each pair of marks.
 pub(crate) fn trace(pid: i32) -> Vec<Calls> {
     let (mut found, mut current) = (Vec::new(), None::<Calls>);
     loop {
@@ -67,7 +67,7 @@ pub(crate) fn trace(pid: i32) -> Vec<Calls> {
 fn entered(pid: i32) -> Option<u64> {
     let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
     let size = size_of::<libc::ptrace_syscall_info>();
-    // SAFETY: writes at most so many bytes; all of it may be zero.
+    // SAFETY: writes at most the size of the struct; all of it may be zero.
     let (written, info) = unsafe {
         let written = libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid, size, info.as_mut_ptr());
         (written, info.assume_init())

@@ -116,7 +116,7 @@ pub(super) fn run_traced() {
     let (near, far) = channel(&ipc);
     let message = || Message::new().bytes(b"layer").tensor(&shared);
     let round_trip = || {
-        // What this process shares is sent with a grant, and what the other one shares is open already.
+        // An export of this process is sent with a grant, an export of the other process is open already.
         near.send(message().descriptor(&exports[0]), PATIENCE).expect("sent");
         let received = far.receive(PATIENCE).expect("received");
         drop(received.tensors()[1].open().at_home().expect("opened"));

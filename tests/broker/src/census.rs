@@ -1,9 +1,9 @@
-//! What a process has, as the kernel sees it.
+//! The resources of a process, as the kernel reports them.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// What the memory files of the mock are called, and the page by which an exporter tells of drops.
+/// The names of the mock's memory files, and of the page on which an exporter counts drops.
 const MOCK_MEMORY: &str = "memfd:device-ipc-mock";
 const PAGE: &str = "memfd:device-ipc-epoch";
 

@@ -1,10 +1,10 @@
-//! What the tests of the broker are made of.
+//! The tests of the broker, and their tools.
 //!
-//! Why a crate: the broker is there for processes that die, stand still, lie and fork, so every test runs real
-//! processes. The other side of a test is an *agent* (the program `broker-agent`), which does what it is told line by
-//! line, so that a test reads from top to bottom in one place; it is killed and reaped when its [`Child`] goes.
-//! [`Census`] counts what a process has, as the kernel sees it. [`Connection`], [`FakeServer`] and [`Forged`] speak the
-//! protocol and write descriptors from the words of `docs/` alone, as a second implementation would, or a liar.
+//! Every test runs real processes, as the broker exists for processes that die, stop, lie and fork. The peer of a test is
+//! an *agent* (the program `broker-agent`): a test sends it commands and reads from top to bottom in one place. The agent
+//! is that of the conformance suite, with commands for hostile processes; dropping its [`Child`] kills and reaps it.
+//! [`Census`] counts the resources of a process. [`Connection`], [`FakeServer`] and [`Forged`] speak the protocol and
+//! write descriptors by the specification in `docs/` alone, as a second implementation would, or a liar.
 
 #![allow(unsafe_code, reason = "fork, setuid, and owners of memory that promise to keep it")]
 
@@ -60,7 +60,7 @@ pub fn agent_program(built: &'static str) -> &'static str {
 /// Importers pin the memory, as with CUDA.
 pub const PINNING: &str = "devices=2";
 
-/// The exporter's end takes the memory away, as with Ascend.
+/// The exporter's exit revokes the memory, as with Ascend.
 pub const REVOKING: &str = "devices=2;lifetime=revoking";
 
 /// The CUDA backend on the simulated driver.
@@ -69,7 +69,7 @@ pub const CUDA: &str = "cuda";
 /// The Ascend backend on the simulated runtime.
 pub const ASCEND: &str = "ascend";
 
-/// Does the exporter's end take the memory away?
+/// Returns whether the exporter's exit revokes the memory.
 pub fn revokes(machine: &str) -> bool {
     matches!(machine, REVOKING | ASCEND)
 }

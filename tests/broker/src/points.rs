@@ -2,7 +2,7 @@
 
 use device_ipc_core::KILL_POINTS;
 
-/// What the names of points that belong together begin with, behind the side. Each family has a test file of its own.
+/// Prefixes of the names of related kill points, after the role. Each family has a test file of its own.
 const FAMILIES: [&str; 3] = ["ring-", "staging-", "channel-"];
 
 /// The points of a side, or of all where it is `""`, that are of this family, or of none where that is `""`.

@@ -20,7 +20,7 @@ pub enum ToExporter {
         export: u64,
         /// The secret.
         token: [u8; 16],
-        /// What for.
+        /// The requested access.
         access: Access,
         /// The importer's device.
         on: u32,
@@ -33,7 +33,7 @@ pub enum ToExporter {
     Release {
         /// The lease.
         lease: u64,
-        /// What was done with its words: awaited, signalled, seen at the end; `None` while something is still submitted.
+        /// How its counters were used: awaited, signalled, seen closed; `None` while work is still submitted.
         words: Option<(u64, u64, u64)>,
         /// The same of leases that were released before.
         late: Vec<(u64, (u64, u64, u64))>,
@@ -52,13 +52,13 @@ pub enum ToExporter {
         /// The lease.
         lease: u64,
     },
-    /// Asks for the words of a lease.
+    /// Requests the counters of a lease.
     Timeline {
         /// Comes back with the answer.
         request: u64,
         /// The lease.
         lease: u64,
-        /// Shall the exporter say by a word when the bytes are ready?
+        /// Whether the exporter reports by a counter when the bytes are ready.
         ready: bool,
     },
     /// Gives grants back that came with messages of channels.
@@ -86,7 +86,7 @@ pub enum ToExporter {
     },
 }
 
-/// What an importer wants to do.
+/// The access that an importer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
     /// To read.
@@ -102,7 +102,7 @@ pub enum FromExporter {
     Hello {
         /// The version.
         protocol: u16,
-        /// Who it says it is.
+        /// The identity that it claims.
         exporter: Identity,
     },
     /// A lease.
@@ -119,7 +119,7 @@ pub enum FromExporter {
         /// Its number.
         export: u64,
     },
-    /// Unused leases on an export are to be given back.
+    /// Recalls idle leases on an export.
     Recall {
         /// Its number.
         export: u64,
@@ -145,7 +145,7 @@ pub enum FromExporter {
         /// One for each allocation.
         handles: Vec<Handle>,
     },
-    /// Where a lease has its words. The page comes along.
+    /// The location of a lease's counters. The page is attached.
     Timeline {
         /// The request's number.
         request: u64,
@@ -193,7 +193,7 @@ pub struct Listed {
     pub opened: u64,
     /// Has it been dropped?
     pub dropped: bool,
-    /// Process id, program and milliseconds of those who hold it.
+    /// Process id, program and milliseconds of each holder.
     pub holders: Vec<(u32, String, u64)>,
     /// How many there are.
     pub held_by: u64,
@@ -218,7 +218,7 @@ pub struct Grant {
     pub like: bool,
 }
 
-/// What opens one allocation.
+/// The handle of one allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handle {
     /// The allocation's number.
@@ -238,7 +238,7 @@ pub struct Handle {
 /// Why there is no lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// The export has ended.
+    /// The export is closed.
     Dropped,
     /// It is another secret.
     WrongToken,
@@ -249,22 +249,22 @@ pub enum Refusal {
     },
     /// Not for that.
     Access {
-        /// What it may be opened for.
+        /// The access that the export permits.
         granted: Access,
     },
     /// Other memory is there now.
     Stale {
-        /// In words.
+        /// The reason as text.
         detail: String,
     },
     /// Something else.
     Failed {
-        /// In words.
+        /// The reason as text.
         detail: String,
     },
 }
 
-/// Who an exporter says it is.
+/// The identity that an exporter claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The machine.
@@ -282,7 +282,7 @@ pub struct Identity {
 }
 
 impl ToExporter {
-    /// The release of a lease whose words were not used.
+    /// The release of a lease whose counters were not used.
     pub const fn release(lease: u64) -> Self {
         Self::Release { lease, words: Some((0, 0, 0)), late: Vec::new() }
     }

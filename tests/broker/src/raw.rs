@@ -1,4 +1,4 @@
-//! Both ends of the protocol without the library.
+//! Both sides of the protocol without the library.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use crate::protocol::{Access, FromExporter, ToExporter};
 /// As many descriptors as the kernel takes in one packet.
 const MOST_DESCRIPTORS: usize = 253;
 
-/// One end of a connection.
+/// A connection.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
 }
 
-/// What came.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Received {
     /// A packet.
@@ -124,7 +124,7 @@ impl Connection {
         self.send_bytes(&postcard::to_stdvec(message).expect("it can be encoded"), &[])
     }
 
-    /// Waits this long for a packet.
+    /// Waits for a packet, with a time limit.
     ///
     /// # Panics
     ///
@@ -249,7 +249,7 @@ impl FakeServer {
     ///
     /// # Panics
     ///
-    /// Where nobody comes.
+    /// Panics if no process connects.
     #[track_caller]
     pub fn accept(&self) -> Connection {
         assert!(readable(&self.socket, crate::DEADLINE), "nobody comes");
@@ -257,7 +257,7 @@ impl FakeServer {
         Connection { socket }
     }
 
-    /// Has somebody come?
+    /// Returns whether a process has connected.
     pub fn is_visited(&self) -> bool {
         readable(&self.socket, Duration::ZERO)
     }

@@ -1,4 +1,4 @@
-//! What outlives the deaths of others: all that it had before, and nothing more.
+//! The resources of a process that survives the death of its peers: unchanged.
 
 use crate::{Census, Child, eventually, no_more_than, shared_memory_objects};
 
@@ -12,7 +12,7 @@ pub fn kill_rounds(unless_given: usize) -> usize {
     rounds.map_or(unless_given, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
 }
 
-/// What the survivor had before the first death.
+/// The resources of the survivor before the first death.
 #[derive(Debug)]
 pub struct Before {
     census: Census,
@@ -20,7 +20,7 @@ pub struct Before {
 }
 
 impl Before {
-    /// What it has now.
+    /// Takes the resources that it has now.
     pub fn of(child: &mut Child) -> Self {
         Self { census: child.census(), allocated: child.allocated() }
     }

@@ -7,7 +7,7 @@ use crate::Census;
 /// How long anything may take that takes milliseconds. Long, because CI shares its machine.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// How often what cannot be awaited is looked at: `/proc` tells nobody when it changes.
+/// The interval at which `/proc` is polled, which reports no changes.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Looks until `seen` is what is expected.

@@ -65,7 +65,7 @@ fn overlapping_bundle_memory_is_one_range() {
     assert_eq!((descriptor.allocations(), descriptor.len()), (300, 2));
     importer.ok(&format!("open-bundle x {text}"));
     assert_eq!(importer.counter("driver_opens_total"), 1, "one call for all of them");
-    // What the tensors have in common is the last half of the first and the first half of the second.
+    // The tensors share the last half of the first and the first half of the second.
     importer.ok("tensor-fill x a 3");
     assert_eq!(importer.ok("tensor-ends x b"), "3 0");
     importer.ok("tensor-fill x b 4");

@@ -42,7 +42,7 @@ impl Drop for Stray {
     }
 }
 
-/// What the child of an exporter says.
+/// The reports of an exporter's child.
 const OF_EXPORTER: &[&str] = &[
     "child open Forked",
     "child allocate Forked",
@@ -55,7 +55,7 @@ const OF_EXPORTER: &[&str] = &[
     "child done",
 ];
 
-/// What the child of an importer says.
+/// The reports of an importer's child.
 const OF_IMPORTER: &[&str] = &[
     "child open Forked",
     "child allocate Forked",
@@ -85,7 +85,7 @@ fn forked_exporter_child_is_inert_and_parent_death_is_noticed() {
         let before = exporter.census();
         assert_eq!(stray.forked_by(&mut exporter), OF_EXPORTER, "{machine}");
         has_no_connections(&stray.census());
-        // The parent goes on as if nothing had happened.
+        // The parent is not affected.
         assert_eq!(exporter.holders("x"), 1);
         no_more_than(&before, "after the fork", || exporter.census());
         importer.ok("touch x");
@@ -171,7 +171,7 @@ fn fork_at_any_time_passes_no_socket_to_the_child() {
     drop(strays);
 }
 
-/// What the child of a ring's writer says of it.
+/// The reports of the child of a ring's writer.
 const OF_WRITER: &[&str] = &[
     "child ring-write Forked",
     "child ring-writable Forked",
@@ -179,7 +179,7 @@ const OF_WRITER: &[&str] = &[
     "child ring-close Forked",
 ];
 
-/// What the child of a reader that has a slot says.
+/// The reports of the child of a reader that has taken a slot.
 const OF_READER: &[&str] = &[
     "child ring-next Forked",
     "child ring-wait-next Forked",

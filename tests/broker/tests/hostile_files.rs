@@ -171,7 +171,7 @@ fn unpublished_socket_is_swept_once_it_is_abandoned() {
     assert!(!is_there(&old), "its maker is dead");
 }
 
-/// Every user who may read a directory may lock it.
+/// Every user with read access to a directory can lock it.
 #[test]
 fn locked_directory_delays_no_channel_listener() {
     let folder = Folder::new("lock");
@@ -185,7 +185,7 @@ fn locked_directory_delays_no_channel_listener() {
     assert_eq!(fs::read_dir(&folder.0).expect("it is there").count(), 0, "something was left behind");
 }
 
-/// A process of the same user that stands still in the middle of listening is waited for, and not for ever.
+/// A process of the same user that is stopped during `listen` is waited for, with a time limit.
 #[test]
 fn channel_listen_with_its_name_locked_times_out() {
     let folder = Folder::new("held");

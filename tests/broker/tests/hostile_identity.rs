@@ -61,7 +61,7 @@ fn set_user_id_program_ignores_the_socket_directory_variable() {
         println!("skipped: {} is mounted nosuid", programs.0.display());
         return;
     }
-    // Owned by root and started by nobody: with the bit it is root, and the variable is the starter's.
+    // Owned by root and started by the user nobody: with the bit it is root, and the variable is the starter's.
     chown(&program, Some(0), Some(0)).expect("root may");
     let program = program.to_str().expect("a path in UTF-8");
     for (mode, used) in [(0o755, 1), (0o4755, 0)] {
@@ -94,7 +94,7 @@ fn strict_ipc_opens_nothing_over_the_connection_of_a_lax_one() {
             assert!(text.contains("is served by user 0"), "{what}, copying={copying}: {text}");
         }
     }
-    // What the lax one has open stays open, also for it alone.
+    // The mappings of the lax `Ipc` stay open, for it alone.
     importer.ok("touch lax");
     importer.ok("ipc allow-uid=0");
     importer.ok(&format!("open again {x}"));
@@ -210,7 +210,7 @@ fn process_in_a_namespace_that_maps_its_user_is_the_same_user() {
 #[test]
 fn exports_of_a_process_end_when_it_runs_another_program() {
     let [mut exporter, mut importer] = [agent!(CUDA), agent!(CUDA)];
-    // The mock's driver tells processes apart by id and start time alone.
+    // The mock's driver distinguishes processes by id and start time alone.
     let share = format!("x 4096 kind={}", device_ipc_cuda::VIRTUAL_MEMORY.0);
     let before = exporter.share(&share);
     importer.ok(&format!("open before {before}"));
@@ -230,7 +230,7 @@ fn exports_of_a_process_end_when_it_runs_another_program() {
     exporter.fails(&format!("open own {before}"), "ExporterGone");
 }
 
-/// An exporter cuts off who guesses tokens. Whoever hands an importer forged descriptors must not bring that about.
+/// An exporter disconnects a process that guesses tokens. Forged descriptors that a third party sends must not cause that.
 #[test]
 fn forged_descriptors_of_an_open_export_end_no_lease() {
     let [mut exporter, mut importer] = [agent!(PINNING), agent!(PINNING)];

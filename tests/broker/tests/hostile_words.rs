@@ -1,5 +1,5 @@
-//! Peers that write anything into shared counters: the process that orders its streams by its own counters goes on, and a
-//! ring goes on without a reader that breaks the rules.
+//! Peers that write anything into shared counters: the process that orders its streams by its own counters continues, and a
+//! ring continues without a reader that breaks the rules.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use device_ipc_broker_tests::{
 /// A stream that does not wait for a hostile peer finishes in this time.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Bytes of the words of slot 0 (docs/spec/protocol.md).
+/// The offset of the counters of slot 0 in bytes (docs/spec/protocol.md).
 const FROM_EXPORTER: u32 = 64;
 const FROM_IMPORTER: u32 = 128;
 
-/// The value of a word whose timeline has ended.
+/// The value of the counter of a closed timeline.
 const ENDED: u64 = i64::MAX as u64;
 
 fn warm_up(child: &mut Child) {
@@ -138,7 +138,7 @@ fn channel_receiver_that_resets_ready_blocks_no_sender_stream() {
         sender.ok("send c 5 20000 ready-on=0");
         sender.ok("sync");
         assert_eq!(receiver.ok("receive c m 20000"), "5 0");
-        // The listening end's word of slot 0.
+        // The listening peer's counter of slot 0.
         receiver.ok(&format!("scribble {FROM_EXPORTER} 0"));
         sender.ok("send c 5 20000 ready-on=0");
         within(SOON, machine, || sender.ok("sync"));
@@ -151,7 +151,7 @@ fn channel_receiver_that_resets_ready_blocks_no_sender_stream() {
     }
 }
 
-/// The importer rewrites the word after its lease has ended, and before the exporter's stream reaches its wait.
+/// The importer rewrites the counter after its lease has ended, and before the exporter's stream reaches its wait.
 #[test]
 fn importer_that_reopens_a_closed_counter_blocks_no_stream() {
     for machine in [PINNING, CUDA] {
@@ -218,7 +218,7 @@ fn counters_of_a_live_lease_cannot_be_returned() {
     release(second.0, Some(unused), vec![(first.0, unused)]);
     let [fifth, sixth] = [lease(), lease()];
     assert_eq!([(fifth.1, fifth.2), (sixth.1, sixth.2)], [(1, 1), (3, 0)]);
-    // A signal that is said to be on its way, and never comes, costs that slot alone.
+    // A signal that is announced and never arrives costs that slot alone.
     release(fourth.0, Some((0, 5, 0)), Vec::new());
     release(fifth.0, Some((u64::MAX, 0, u64::MAX)), Vec::new());
     assert_eq!(lease().1, 4);

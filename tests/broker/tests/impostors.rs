@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{
     Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, NOBODY,
-    PINNING, Received, Refusal, ToExporter, agent, eventually, is_root,
+    PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than,
 };
 use device_ipc_core::Descriptor;
 
@@ -21,7 +21,7 @@ fn other_user_opens_only_with_consent_of_both_sides() {
     let nobody = format!("allow-uid={NOBODY}");
     let group = format!("allow-gid={NOBODY}");
     let cases = [
-        // What the exporter allows, what the importer allows, and what comes of it.
+        // The setting of the exporter, the setting of the importer, and the result.
         ("", "", Some("is served by user 0")),
         (nobody.as_str(), "", Some("is served by user 0")),
         ("", "allow-uid=0", Some("does not allow user 65534")),
@@ -36,7 +36,7 @@ fn other_user_opens_only_with_consent_of_both_sides() {
         let mut exporter = agent!(DESCRIPTORS);
         exporter.ok(&format!("ipc {exporter_allows}"));
         let descriptor = exporter.share("x 4096");
-        // What is made for the first importer has been made.
+        // Everything that the first importer causes once has been done.
         let mut first = agent!(DESCRIPTORS);
         first.ok(&format!("open x {descriptor}"));
         first.kill();
@@ -77,7 +77,7 @@ fn listing_by_a_stranger_is_refused() {
     assert!(!stranger.ok("list").contains(&own));
 }
 
-/// A descriptor whose socket is served by somebody else, though its exporter lives.
+/// A descriptor whose socket another process serves, although its exporter lives.
 fn misled(name: &str, descriptor: &Descriptor) -> (FakeServer, Forged) {
     let name = format!("posing-{}-{name}", std::process::id());
     (FakeServer::at(name.as_bytes()), Forged::of(descriptor).with_address(name.as_bytes()))
@@ -122,7 +122,7 @@ fn token_is_not_sent_to_a_server_of_another_user() {
     let mut importer = agent!(PINNING);
     importer.ok(&format!("become {NOBODY} {NOBODY}"));
     importer.send(&format!("open x {} timeout=5000", forged.finish()));
-    // The server lies as well as it can about who it is.
+    // The server claims the exporter's identity.
     let heard = listen_to(&server, forged.exporter());
     assert_eq!(heard, Vec::<Vec<u8>>::new(), "not even hello is said to a stranger");
     importer.receive_failure("the open", "NotPermitted");
@@ -149,7 +149,7 @@ fn lying_squatter_receives_no_token() {
     let (server, forged) = misled("liar", &descriptor);
     let mut importer = agent!(PINNING);
     importer.send(&format!("open x {} timeout=2000", forged.finish()));
-    // What it says is right there in every descriptor; the kernel knows better whose socket it is.
+    // The claimed identity is in every descriptor; the kernel knows the owner of the socket.
     let heard = listen_to(&server, forged.exporter());
     assert!(!shows(&heard, forged.token()), "the token was sent to another process than the exporter");
     importer.receive_failure("the open", "ExporterGone");

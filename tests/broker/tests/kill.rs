@@ -59,7 +59,7 @@ fn importers_die(machine: &str) {
 }
 
 fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mut Child) {
-    // What is visited at every open is visited a second time in every other round.
+    // A point of every open is reached a second time in every other round.
     let connects = matches!(point, "importer:connected" | "importer:said-hello");
     let again = !connects && round % 2 == 1;
     let dies_at = format!("{point}={}", 1 + usize::from(again));
@@ -92,7 +92,7 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
     }
     importer.send(&if has_opened { "drop x".to_owned() } else { format!("open x {descriptor}") });
     if has_opened {
-        // The drop answers at once; the mapping ends on another thread.
+        // The drop answers at once; another thread closes the mapping.
         if let Answer::Done(_) = importer.receive() {
             importer.is_killed();
         }
@@ -108,16 +108,16 @@ fn importer_dies(point: &'static str, round: usize, machine: &str, exporter: &mu
     within(ERROR_DEADLINE, "closing", || exporter.ok("close x 10000"));
 }
 
-/// An importer that has words, or is about to; the exporter's stream waits for it.
+/// An importer that has counters, or is about to; the exporter's stream waits for it.
 fn dies_with_words(point: &str, again: bool, importer: &mut Child, exporter: &mut Child) {
     if again {
-        // Another lease's words come first: it dies at the second.
+        // The counters of another lease come first: it dies at the second.
         let other = exporter.share("y 4096");
         importer.ok(&format!("open y {other}"));
         importer.ok("timeline y");
     }
     importer.send("timeline x");
-    // It may die before the exporter has heard of it, as far as the test knows.
+    // It may die before the exporter has received its request.
     if let Answer::Done(_) = exporter.ask("timelines x 1 300") {
         // The importer may have gone by now, and then there is nothing to wait for.
         if let Answer::Done(_) = exporter.ask("wait x 1") {
@@ -217,7 +217,7 @@ fn exporter_dies(when: &str, point: &'static str, machine: &str, importer: &mut 
             exporter.send("drop x");
             exporter.is_killed();
             within(ERROR_DEADLINE, "noticing the death", || importer.event("gone x ExporterGone"));
-            // Pinned memory goes on; what is taken away says so.
+            // Pinned memory stays; revoked memory is an error.
             match importer.ask("touch x") {
                 Answer::Done(_) => assert!(!revokes(machine), "{when}"),
                 Answer::Failed(failure) => {
@@ -289,7 +289,7 @@ fn fd_importer_after_exporter_deaths_has_no_leftovers() {
     exporters_die(DESCRIPTORS);
 }
 
-/// A moment from now on, at most this long.
+/// Returns a random moment within this time.
 fn random_moment(most: Duration) {
     let random = RandomState::new().build_hasher().finish();
     let moment = most.mul_f64((random % 1000) as f64 / 1000.0);

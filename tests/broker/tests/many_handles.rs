@@ -26,7 +26,7 @@ fn region_with_more_descriptors_than_a_packet_is_one_range() {
         let opened = importer.ok(&format!("open x {descriptor}"));
         assert!(opened.ends_with(&format!(" {}", count * 4096 - 64)), "{machine} {count}: {opened}");
         importer.ok("touch x");
-        // What one side adds is there for the next that opens it, in all of the allocations.
+        // A write of one importer is visible to the next, in all allocations.
         let mut another = agent!(machine);
         another.ok(&format!("open x {descriptor}"));
         assert_eq!(another.ok("touch x"), "2");

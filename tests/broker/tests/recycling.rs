@@ -20,13 +20,13 @@ fn rounds() -> u32 {
 /// Rounds before the first look: what is made once has been made.
 const WARM_UP: u32 = 40;
 
-/// What allocators may take or give back meanwhile, in KiB.
+/// Memory that allocators may take or return meanwhile, in KiB.
 const SLACK_KIB: u64 = 512;
 
-/// Waits for a peer that has died end in this time.
+/// The time within which waits for a dead peer return.
 const SOON: Duration = Duration::from_secs(3);
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Possessions {
     census: Census,
@@ -162,7 +162,7 @@ fn slot_with_a_late_signal_is_reused_by_a_later_lease() {
         importer.ok(&format!("open x {descriptor}"));
         importer.ok("timeline x");
         exporter.ok("timelines x 1 10000");
-        // The stream has yet to reach the signal, and the exporter's its wait, when the lease ends.
+        // When the lease ends, neither has the stream reached the signal nor the exporter's stream its wait.
         exporter.ok("delay 3");
         exporter.ok("signal x 3");
         exporter.ok("wait x 5");

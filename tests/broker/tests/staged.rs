@@ -1,4 +1,4 @@
-//! Copies through host memory, with processes that die, stand still, lie or let go in the middle of one.
+//! Copies through host memory, with processes that die, are stopped, lie or release in the middle of one.
 
 use std::time::Duration;
 
@@ -33,9 +33,9 @@ fn share(exporter: &mut Child, name: &str) -> (Descriptor, String) {
     (descriptor, sum)
 }
 
-/// What a process has that a copy could leave behind.
+/// The resources of a process that a copy could leave behind.
 fn rest(child: &mut Child) -> (u64, u64, u64, Census) {
-    // What is being taken down has been.
+    // Pending teardown is complete.
     child.ok("close-unused 10000");
     let mut census = child.census();
     census.threads = 0;
@@ -56,7 +56,7 @@ fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'
 /// The number of times in a row that a process at rest looks the same: sockets are closed on other threads.
 const LOOKS_AT_REST: u32 = 50;
 
-/// Returns what a process has once the earlier copies have ended on its side too and nothing changes any longer.
+/// Returns the resources of a process once earlier copies have ended on its side and nothing changes any longer.
 fn settled(child: &mut Child) -> (u64, u64, u64, Census) {
     let (mut last, mut same) = (rest(child), 0);
     eventually("a process at rest", true, || {

@@ -87,7 +87,7 @@ fn reused_process_id_is_not_taken_for_the_exporter() {
         let other = Identity { pid, start_time: 1, ..identity };
         importer.fails(&format!("open x {}", forged.clone().with_exporter(other).finish()), "ExporterGone");
     }
-    // What cannot be told from outside is told by the exporter itself, before it gets the token.
+    // The importer cannot see the difference; the exporter reports it before it receives the token.
     let elsewhere = Identity { pid_namespace: 1, ..earlier };
     importer.fails(&format!("open x {}", forged.clone().with_exporter(elsewhere).finish()), "ExporterGone");
     importer.ok(&format!("open x {descriptor}"));

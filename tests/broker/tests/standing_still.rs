@@ -1,4 +1,4 @@
-//! Processes that are stopped where they stand: they cost those who ask them their deadline, and nobody else anything.
+//! Stopped processes: they cost their importers the time limit, and no other process anything.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn stopped_importer_delays_no_other_importer() {
         });
         other.ok("drop y");
     }
-    // An export that it holds is dropped, and told to it; that waits for nobody.
+    // An export that it holds is dropped, which notifies it and waits for no process.
     within(HONEST, "dropping what it holds", || exporter.ok("drop second"));
     eventually("holders", 2, || exporter.holders("x"));
     stopped.resume();
@@ -63,7 +63,7 @@ fn stopped_exporter_times_out_and_gets_its_late_lease_back() {
         importer.ok("drop x");
     }
     exporter.resume();
-    // It grants what was asked for, and nobody wants it any longer.
+    // Its reply arrives after the request has timed out.
     eventually("the late grant", "0 opened=1".to_owned(), || exporter.ok("holders second"));
     assert_eq!(exporter.holders("first"), 1);
     no_more_than(&before, "the importer", || importer.census());

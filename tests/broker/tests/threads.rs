@@ -98,7 +98,7 @@ fn calls_that_wait_are_refused_in_on_change() {
     exporter.ok("wait-in x 60000");
     importer.ok(&format!("open y {descriptor}"));
     check_all_refused(&mut exporter);
-    // The worker goes on.
+    // The worker continues.
     importer.ok("drop y");
     importer.ok("close-unused 10000");
     exporter.ok("close x 10000");

@@ -8,10 +8,10 @@ use device_ipc_broker_tests::{
     ToExporter, agent, eventually, open_request, take_timelines, within,
 };
 
-/// The value of a word that has been ended.
+/// The value of the counter of a closed timeline.
 const ENDED: u64 = i64::MAX as u64;
 
-/// What waits for somebody who has gone goes on in this time.
+/// The time within which waits for a dead peer return.
 const SOON: Duration = Duration::from_secs(3);
 
 /// An exporter with the export `x` of its buffer `x`, and an importer that has it open; both with their timelines.
@@ -110,7 +110,7 @@ fn release_by_the_importer_closes_its_timeline() {
         true,
         || matches!(importer.ask("check x"), Answer::Failed(failure) if failure.kind == "LeaseEnded"),
     );
-    // The next mapping is a lease of its own, with a timeline that begins anew.
+    // The next mapping has a new lease, with a timeline that starts at 0.
     let descriptor = exporter.ok("descriptor x");
     importer.ok(&format!("open x {descriptor}"));
     importer.ok("timeline x");
@@ -179,7 +179,7 @@ fn importers_each_have_their_own_timeline() {
         exporter.ok(&format!("wait-now {name} {} 10000", index + 1));
         exporter.fails(&format!("wait-now {name} {} 1", index + 2), "Timeout");
     }
-    // One dies; the others' go on.
+    // One dies; the timelines of the others continue.
     drop(importers.remove(3));
     eventually(
         "the death is noticed",
@@ -256,7 +256,7 @@ fn event_that_does_not_open_fails_without_timelines() {
     let late = exporter.share("late 4096 ready-in=1");
     importer.fails(&format!("open late {late}"), "Vendor");
     exporter.ok("close late 10000");
-    // And the other way round: the exporter has no words to write.
+    // And the reverse: the exporter has no counters to write.
     let (mut exporter, mut importer) = (agent!("devices=2;timelines=off"), agent!(NO_OPENED_EVENTS));
     let late = exporter.share("late 4096 ready-in=1");
     importer.fails(&format!("open late {late}"), "Vendor");
@@ -269,7 +269,7 @@ fn event_that_does_not_open_fails_without_timelines() {
     importer.ok("wait-now plain 1 10000");
 }
 
-/// An importer that keeps the page and goes on writing after its lease has ended, as the device of a killed process does.
+/// An importer that keeps the page and writes to it after its lease has ended, as the device of a killed process does.
 #[test]
 fn signal_after_the_lease_ends_is_reverted() {
     let mut exporter = agent!(PINNING);
@@ -284,7 +284,7 @@ fn signal_after_the_lease_ends_is_reverted() {
     exporter.ok("wait x 9");
     exporter.send("sync");
     drop(connection);
-    // The end has come once the exporter has poisoned the word; then the late signal.
+    // The exporter poisons the counter; then the late signal arrives.
     let words = Words::map(page);
     words.wait_for_the_end(slot);
     words.write_importers(slot, 3);
@@ -305,7 +305,7 @@ fn words_of(connection: &Connection, lease: u64) -> (u32, OwnedFd) {
     (slot, fds.into_iter().next().expect("the page comes along"))
 }
 
-/// The page as `docs/spec/protocol.md` has it: slots of 256 bytes; the importer's word is at byte 128 of its slot.
+/// The page as `docs/spec/protocol.md` has it: slots of 256 bytes; the importer's counter is at byte 128 of its slot.
 struct Words(std::fs::File);
 
 impl Words {

@@ -104,7 +104,7 @@ fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Resu
     Ok(())
 }
 
-/// Reads `FIRST COUNT DESCRIPTOR`: so many publications, whose values count up from the first.
+/// Reads `FIRST COUNT DESCRIPTOR`: `COUNT` publications, whose values count up from the first.
 fn ring(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
     let (first, rest) = value_and(arguments)?;
     let (count, descriptor) = rest.split_once(' ').context("a count, then the descriptor")?;

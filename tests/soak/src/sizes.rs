@@ -8,7 +8,7 @@ use device_ipc::{Ipc, counters};
 
 use crate::heap;
 
-/// What is measured, by name. All numbers are taken by the process itself.
+/// The measured sizes, by name. The process itself measures them all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sizes(BTreeMap<String, i64>);
 

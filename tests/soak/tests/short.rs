@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Runs all rows, which print so many lines, one for each process; the program itself limits how long each step may take.
+/// Runs all rows and checks the number of lines, one for each process; the program itself limits the time of each step.
 fn soak(backend: &str, setting: Option<(&str, PathBuf)>, expected: usize) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_device-ipc-soak"));
     command.args(["--rounds", "1500", "--warm-up", "500", "--kill-every", "250"]);

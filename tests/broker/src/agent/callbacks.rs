@@ -77,7 +77,7 @@ impl Waits {
         said("export.close", closed.close(time));
         said("close_unused", close_unused(time));
         said("shutdown", shutdown(time));
-        // What waits for no time at all only looks.
+        // A wait of no time only polls.
         said("look", waited.wait_released(Duration::ZERO));
         drop(other);
         Server::event(lines, &format!("all-waited {}", began.elapsed() < time));

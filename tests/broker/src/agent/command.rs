@@ -7,6 +7,7 @@ use device_ipc_core::Descriptor;
 use serde::{Deserialize, Serialize};
 
 /// A command to the agent of this crate.
+#[allow(clippy::large_enum_variant, reason = "one command exists at a time")]
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Uses the library, as the agents of the conformance suite do.
@@ -16,7 +17,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Parses words.
+    /// Parses a command in words.
     ///
     /// # Panics
     ///
@@ -29,9 +30,10 @@ impl Request {
     }
 }
 
-/// A command that concerns the agent as a process, its sockets or the sockets of others. The fields are the words behind
-/// the name, in their order.
+/// A command that concerns the agent as a process, its sockets or the sockets of others. In words, the fields are arguments
+/// in the order below.
 #[allow(missing_docs, reason = "the line above each command describes its fields")]
+#[allow(clippy::large_enum_variant, reason = "one command exists at a time")]
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum SystemCommand {

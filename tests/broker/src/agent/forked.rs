@@ -58,7 +58,7 @@ fn try_everything(mut server: Server) {
     for (_, export) in std::mem::take(&mut server.exports) {
         report("holders", if export.holders().iter().len() == 0 { Err(Error::Forked) } else { Ok(()) });
         report("wait-released", export.wait_released(TIME));
-        report("close", export.close(TIME).map_err(Error::from));
+        report("close", export.close(TIME));
     }
     let stream = server.streams.remove(&0);
     for (index, (_, mapping)) in std::mem::take(&mut server.mappings).into_iter().enumerate() {
@@ -98,7 +98,7 @@ fn try_rings(server: &mut Server) {
         report("ring-write", ring.write(stream).map(drop));
         report("ring-writable", ring.wait_writable(TIME));
         report("ring-readers", ring.wait_readers(1, TIME));
-        report("ring-close", ring.close(TIME).map_err(Error::from));
+        report("ring-close", ring.close(TIME));
     }
     if let Some(mut reader) = reader {
         report("ring-next", reader.next(stream).map(drop));

@@ -57,12 +57,12 @@ pub(super) fn deny(names: &[String]) -> Answer {
     Answer::Done
 }
 
-/// Loads a word of `struct seccomp_data`.
+/// Loads a 32-bit field of `struct seccomp_data`.
 fn load(offset: u32) -> libc::sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0)
 }
 
-/// Skips so many instructions unless the word is this one.
+/// Skips `skipped` instructions unless the loaded field equals `value`.
 fn unless_equal(value: u32, skipped: u8) -> libc::sock_filter {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, skipped)
 }
@@ -75,7 +75,7 @@ fn instruction(code: u32, k: u32, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf, k }
 }
 
-/// A TCP socket with unsent data whose last close waits for this long.
+/// Returns a TCP socket with unsent data whose last close waits for `time`.
 fn lingering(time: Duration) -> (OwnedFd, Vec<OwnedFd>) {
     let tcp = || rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     let listener = tcp();
@@ -125,7 +125,7 @@ impl Agent {
         ftruncate(&file, 32 << 20).expect("it grows");
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE).expect("seals");
         let file = Arc::new(file);
-        // A message in a file of so many bytes, as a varint. Zeros are a head that says nothing, and bytes.
+        // A message in a file of this many bytes, as a varint. Zeros are an empty head, and bytes.
         let packet = [1, 0x80, 0x80, 0x80, 0x10];
         connection.send_bytes(&packet, &[file.as_fd()]).expect("there is room");
         for _ in 0..threads {

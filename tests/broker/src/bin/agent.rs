@@ -1,4 +1,4 @@
-//! Does what a test tells it.
+//! The agent: carries out the commands of a test.
 
 fn main() {
     device_ipc_broker_tests::agent::run();

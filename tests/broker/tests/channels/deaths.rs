@@ -11,7 +11,7 @@ use super::{connect, name};
 /// The survivor's error comes in this time, whatever it waits for.
 pub(super) const ERROR_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the messages hold.
+/// The contents of the messages.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Tensor,
@@ -43,7 +43,7 @@ impl What {
     }
 }
 
-/// A survivor that has done everything once, and waits for whoever comes.
+/// A survivor that has done everything once, and accepts connections.
 fn survivor(machine: &str, under: &str) -> (Child, Before) {
     let mut survivor = agent!(machine);
     survivor.ok("cache 0 0");
@@ -85,7 +85,7 @@ fn survivor(machine: &str, under: &str) -> (Child, Before) {
     (survivor, before)
 }
 
-/// Kills the other end at every point, round after round, under one survivor.
+/// Kills the peer at every point, round after round, under one survivor.
 fn others_die(machine: &str) {
     let under = name(if machine == PINNING { "pinning" } else { "revoking" });
     let (mut survivor, before) = survivor(machine, &under);
@@ -112,7 +112,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
                 return ends(survivor, "PeerGone");
             }
             victim.is_killed();
-            // One that said hello may be accepted before its end is noticed.
+            // A connector that said hello may be accepted before its death is noticed.
             match survivor.ask(&format!("accept {under} c 200")) {
                 Answer::Done(_) => ends(survivor, "PeerGone"),
                 Answer::Failed(failure) => assert_eq!(failure.kind, "Timeout", "{}", failure.text),
@@ -150,7 +150,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
             connect(survivor, victim, under);
             let sent = what.share(survivor);
             if point == "receiver:channel-looked" {
-                // What comes behind it goes by the socket.
+                // Later messages use the socket.
                 survivor.ok("send c 1 20000");
             }
             survivor.ok(&format!("send c 5 20000 {sent} drops=1 ready-on=0"));
@@ -185,7 +185,7 @@ fn one_dies(point: &str, what: What, under: &str, survivor: &mut Child, victim: 
     }
 }
 
-/// Everything on the survivor's channel ends with this error.
+/// Asserts that every call on the survivor's channel fails with this error.
 fn ends(survivor: &mut Child, variant: &str) {
     within(ERROR_DEADLINE, "the error of a receive", || survivor.fails("receive c m 20000", variant));
     within(ERROR_DEADLINE, "the error of a send", || {

@@ -12,7 +12,7 @@ fn message(bytes: &[u8]) -> Vec<u8> {
     [&[0, 0, 0, 0], bytes].concat()
 }
 
-/// The page of a channel whose listening end is the child, by its file: what the connecting end does with it.
+/// The page of a channel, by its file, as the connecting peer of an agent uses it.
 struct RawPage(OwnedFd);
 
 impl RawPage {
@@ -33,19 +33,19 @@ impl RawPage {
         u64::from_ne_bytes(self.read(at, 8).try_into().expect("eight bytes"))
     }
 
-    /// The connecting end's word of a slot.
+    /// Writes the connecting peer's counter of a slot.
     fn say(&self, slot: u64, value: u64) {
         self.write(slot * 256 + 128, &value.to_ne_bytes());
     }
 
-    /// Into the listening end's inbox.
+    /// Writes to the listening peer's inbox.
     fn put(&self, number: u64, length: u64, message: &[u8]) {
         self.write(Self::INBOX + 64, message);
         self.write(Self::INBOX + 8, &length.to_ne_bytes());
         self.write(Self::INBOX, &number.to_ne_bytes());
     }
 
-    /// Out of the connecting end's.
+    /// Reads from the connecting peer's inbox.
     fn take(&self) -> (u64, Vec<u8>) {
         let inbox = Self::INBOX + 4096;
         (self.number(inbox), self.read(inbox + 64, self.number(inbox + 8) as usize))
@@ -56,7 +56,7 @@ const SENT: u64 = 4;
 const TAKEN: u64 = 5;
 const AWAKE: u64 = 6;
 
-/// A child that stands still at a point of the protocol, with a raw end and its page.
+/// An agent that is stopped at a point of the protocol, with a raw peer and its page.
 fn standing(
     point: &str,
     name_of_it: &str,
@@ -107,7 +107,7 @@ fn packet_does_not_overtake_an_earlier_inbox_message() {
     child.resume();
     assert_eq!(child.receive(), Answer::Done("1 0".into()));
     assert_eq!(child.ok("receive c m 20000"), "2 0");
-    // Nor does the end.
+    // Nor does the close.
     let (mut child, raw, page) = standing("receiver:channel-looked", "ended", receive, said);
     page.put(1, 5, &message(&[0]));
     drop(raw);
@@ -142,7 +142,7 @@ fn messages_by_inbox_and_socket_arrive_in_order() {
     put(5, &[]);
     raw.send_bytes(&[3], &[]).expect("it reads");
     assert_eq!(child.receive(), Answer::Done("0 0".into()));
-    // What nobody says to be awake gets, it gets by the socket.
+    // A peer that does not report to be awake receives by the socket.
     child.ok("send c 1 20000");
     assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes == packet(&[0])));
     page.say(AWAKE, 1);
@@ -180,7 +180,7 @@ fn inbox_without_a_message_closes_the_channel() {
         raw.is_closed_within(DEADLINE);
         child.ok("drop-channel c");
     }
-    // One that says again and again that there is something keeps nobody longer than it wants to wait.
+    // A peer that repeatedly announces a message delays a receiver no longer than its timeout.
     let (raw, page) = greeted(&mut child, &under);
     let page = RawPage(page);
     (0..65).for_each(|_| raw.send_bytes(&[3], &[]).expect("it reads"));

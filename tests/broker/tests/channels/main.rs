@@ -1,4 +1,4 @@
-//! Channels whose other end dies at every point of the protocol, lies, stands still, forks, or is somebody else.
+//! Channels whose peer dies at every point of the protocol, lies, is stopped, forks, or is another process.
 
 mod deaths;
 mod inbox;
@@ -20,7 +20,7 @@ fn connect(survivor: &mut Child, other: &mut Child, under: &str) {
     assert!(matches!(other.receive(), Answer::Done(_)));
 }
 
-/// A forked child that stays; killed, and reaped by whoever its parent leaves it to.
+/// A forked child that stays. Dropping this kills it; the process that inherits it reaps it.
 struct Stray(Pid);
 
 impl Drop for Stray {
@@ -29,7 +29,7 @@ impl Drop for Stray {
     }
 }
 
-/// A forked child has copies of nothing: the channel ends with its parent, and in the child every call says so.
+/// A forked child has no copies: the channel closes with its parent, and every call in the child returns an error.
 #[test]
 fn forked_child_keeps_no_channel_open() {
     let mut near = agent!(PINNING);
@@ -48,7 +48,7 @@ fn forked_child_keeps_no_channel_open() {
         let told = format!("child {what} Forked");
         assert!(events.contains(&told), "{told} is not among {events:?}");
     }
-    // The parent's goes on, and ends with it, though the child lives.
+    // The parent's channel works, and closes with the parent although the child lives.
     far.ok("send c 4 20000");
     assert_eq!(near.ok("receive c m 20000"), "4 0");
     far.kill();
@@ -68,7 +68,7 @@ fn channel_squatter_receives_nothing() {
     let text = victim.fails(&format!("connect {under} c 1000"), "NotPermitted");
     assert!(text.contains("user 65534") && text.contains("IpcBuilder::allow"), "{text}");
     assert_eq!(squatter.ok("squatted"), "0");
-    // Whoever is allowed on both sides is let in.
+    // A user that both sides allow is accepted.
     let (mut stranger, mut allowing) = (agent!(PINNING), agent!(PINNING));
     stranger.ok("become 65534 65534");
     stranger.ok("ipc allow-uid=0");
@@ -82,7 +82,7 @@ fn channel_squatter_receives_nothing() {
     assert_eq!(stranger.ok("receive c m 20000"), "2 0");
 }
 
-/// A user who is not allowed is told so, and the listener goes on waiting.
+/// A user who is not allowed gets an error, and the listener continues.
 #[test]
 fn channel_connect_by_a_stranger_is_refused() {
     if !is_root() {

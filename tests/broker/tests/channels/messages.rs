@@ -19,7 +19,7 @@ fn invalid_greetings_are_named_and_delay_no_other_peer() {
     let mut child = agent!(PINNING);
     let under = name("greetings");
     child.ok(&format!("listen {under}"));
-    // Silent ones hold up nobody.
+    // Silent connections delay no other.
     let silent: Vec<_> = (0..3).map(|_| Connection::to(&address(&under)).expect("it listens")).collect();
     let raw = Connection::to(&address(&under)).expect("it listens");
     raw.send_bytes(b"GET / HTTP/1.1", &[]).expect("it reads");
@@ -59,7 +59,7 @@ fn malformed_messages_close_the_channel() {
         sharing.ok("share-blocks b 2 4096 devices=2").parse().expect("it is a bundle");
     drop(sharing);
     let bundle_with = |descriptor: &[u8], grants: u64| {
-        // As above, and a bundle with so many grants.
+        // As above, and a bundle with `grants` grants.
         let descriptor = [varint(descriptor.len() as u64), descriptor.to_vec()].concat();
         let tokens = vec![7; 16 * grants as usize];
         [vec![0, 0, 0, 0, 1, 1], descriptor, varint(grants), tokens].concat()
@@ -168,7 +168,7 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     sender.says_nothing_for(Duration::from_millis(100));
     receiver.ok("open-received m y place=stream:0");
     assert_eq!(within(ERROR_DEADLINE, "the sender", || sender.receive()), Answer::Done(String::new()));
-    // What the peer has not received when it closes will never be received.
+    // A message that the peer has not received before its close is lost.
     let (mut sender, mut receiver) = (agent!(PINNING), agent!(PINNING));
     receiver.ok(&format!("listen {under}-2"));
     connect(&mut receiver, &mut sender, &format!("{under}-2"));
@@ -183,7 +183,7 @@ fn close_waits_for_tensors_that_the_peer_received_before_it_closed() {
     }
 }
 
-/// A message whose file does not come, as nobody sent one, is lost alone: this process may have no descriptors left.
+/// A message whose file does not arrive is the only one lost: the receiver may have no free descriptors.
 #[test]
 fn message_without_its_file_is_the_only_one_lost() {
     let mut child = agent!(PINNING);

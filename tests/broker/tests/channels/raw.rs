@@ -41,7 +41,7 @@ pub(super) fn address(under: &str) -> Vec<u8> {
     format!("device-ipc.{}.{under}", rustix::process::geteuid().as_raw()).into_bytes()
 }
 
-/// A raw end whose hello has been answered, and its page.
+/// Returns a raw peer whose hello has been answered, and its page.
 pub(super) fn greeted(child: &mut Child, under: &str) -> (Connection, OwnedFd) {
     let raw = Connection::to(&address(under)).expect("it listens");
     raw.send_bytes(&greeting(1, &hello()), &[]).expect("it reads");

@@ -14,7 +14,7 @@ use device_ipc_broker_tests::{
 };
 use device_ipc_core::Descriptor;
 
-/// Who is silent is cut off after this long (docs/spec/protocol.md).
+/// The time after which a silent connection is closed (docs/spec/protocol.md).
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The most that an honest open may take beside whatever is going on.
@@ -47,7 +47,7 @@ impl Scene {
         Connection::greeted(&self.forged)
     }
 
-    /// Somebody new opens, uses and lets go, soon.
+    /// Asserts that a new importer opens, uses and releases within the time limit.
     #[track_caller]
     fn serves_honest_peers(&mut self) {
         let mut newcomer = agent!(PINNING);
@@ -57,7 +57,7 @@ impl Scene {
         self.honest.ok("touch x");
     }
 
-    /// The exporter has what it had, and goes on.
+    /// Asserts that the exporter works and has the resources that it had.
     #[track_caller]
     fn is_unharmed(&mut self) {
         self.serves_honest_peers();
@@ -75,7 +75,7 @@ fn confirmation_is_sent_to_holders_only_until_the_drop() {
         connection.receive_message()
     };
     let dropped = |request| FromExporter::Refused { request, refusal: Refusal::Dropped };
-    // The honest one's, and nobody's.
+    // Leases of the honest importer, and of no process.
     for lease in 0..5 {
         assert_eq!(ask(lease + 1, lease), dropped(lease + 1));
     }
@@ -191,7 +191,7 @@ fn second_implementation_opens_and_returns_by_the_specification() {
     scene.is_unharmed();
 }
 
-/// The same export, by somebody who says to hold a lease on its memory.
+/// A request for the same export that claims a lease on its memory.
 fn open_like(forged: &Forged, request: u64, like: u64) -> ToExporter {
     match open_request(forged, request) {
         ToExporter::Open { request, export, token, access, on, peer, .. } => {

@@ -1,4 +1,4 @@
-//! Processes of other users, which no export allows: they get nothing, and hold nobody up.
+//! Processes of other users, which no export allows: they receive nothing, and delay no other process.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{HONEST, Scene};
 /// How long a descriptor of the attack takes to close, in seconds.
 const LINGER: u64 = 6;
 
-/// What an honest call may take during an attack: less than one such descriptor.
+/// The time limit of an honest call during an attack: less than the close of one lingering socket.
 const PROMPT: Duration = Duration::from_secs(3);
 
 /// A process of the user nobody.
@@ -99,7 +99,7 @@ fn accept_during_lingering_sockets_keeps_its_deadline() {
     }
 }
 
-/// It is told by whom it is refused, and that is all.
+/// It learns which user refuses it, and nothing else.
 #[test]
 fn refused_user_learns_nothing_but_the_refusal() {
     if !is_root() {
@@ -155,7 +155,7 @@ fn export_of_another_user_looks_like_no_export() {
     let FromExporter::Listing { exports, .. } = &heard[5] else { panic!("no listing: {heard:?}") };
     assert_eq!(exports.iter().map(|one| one.export).collect::<Vec<_>>(), [allowed.export()]);
     assert!(matches!(heard[6], FromExporter::Grant(_)), "{heard:?}");
-    // Where its export has been dropped, the user is told so and not that it was never allowed.
+    // If its export has been dropped, the error says so, and not that the user was never allowed.
     exporter.ok("close allowed 10000");
     let mut late = stranger();
     late.ok("ipc allow-uid=0");

@@ -81,7 +81,7 @@ fn cache_over_its_entry_limit_closes_the_least_recently_used() {
     for (index, descriptor) in descriptors.iter().enumerate().skip(1) {
         importer.ok(&format!("open y{index} {descriptor}"));
         importer.ok(&format!("drop y{index}"));
-        // The worker lets go in the order of the drops.
+        // The worker releases in the order of the drops.
     }
     // All drops have been dealt with when a later one has.
     eventually("who is held", vec![1, 0, 1, 1], || {
@@ -137,7 +137,7 @@ fn wait_released_recalls_idle_leases_only() {
     assert!(!text.contains(&format!("process {} ", idle.id())), "{text}");
     assert!(text.contains("4096 bytes"), "{text}");
     assert_eq!(exporter.holders("x"), 1);
-    // It is still open to all, and who lets go from now on gives back at once.
+    // It is still open everywhere, and a release from now on returns the lease at once.
     idle.ok(&format!("open x {descriptor}"));
     idle.ok("drop x");
     busy.ok("touch x");

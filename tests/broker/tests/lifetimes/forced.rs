@@ -20,7 +20,7 @@ fn exporter_death_is_reported_once_to_each_callback() {
     let mut told = [importer.event("gone "), importer.event("gone ")];
     told.sort();
     assert_eq!(told, ["gone x ExporterGone", "gone y ExporterGone"]);
-    // Who asks later is told at once.
+    // A callback that is registered later runs at once.
     importer.ok("on-gone x");
     importer.event("gone x ExporterGone");
     importer.ok("drop x");
@@ -39,7 +39,7 @@ fn close_mappings_of_a_dead_exporter_frees_its_memory() {
         }
         importer.ok("drop idle");
         exporter.kill();
-        // What is idle goes by itself, what is used when it is told to.
+        // Idle mappings are closed without a command, used mappings by the command.
         eventually("used bytes", 4096 + 4096 + 8192, || importer.counter("mapped_bytes"));
         assert_eq!(importer.ok(&format!("close-mappings-of {x}")), "2");
         assert_eq!(importer.counter("mapped_bytes"), 4096);

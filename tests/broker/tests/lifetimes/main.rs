@@ -1,4 +1,4 @@
-//! Who keeps what for how long: leases, mappings, owners, the cache of what is open, and waiting for the end of them.
+//! Lifetimes of leases, mappings and owners, the import cache, and waits for releases.
 
 mod cache;
 mod forced;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_broker_tests::{Answer, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within};
 
-/// What is done without waiting for anybody takes no longer, also on a busy machine.
+/// The time limit, on a busy machine, of a call that waits for no other process.
 const SOON: Duration = Duration::from_secs(3);
 
 #[test]
@@ -62,7 +62,7 @@ fn mutual_exports_dropped_at_once_do_not_deadlock() {
             pair[1].send(&format!("open theirs {of_first}"));
             let open: Vec<_> = pair.iter_mut().map(Child::receive).collect();
             assert!(open.iter().all(|answer| matches!(answer, Answer::Done(_))), "{round}: {open:?}");
-            // Both wait for the other to let go, in turns with mappings that are in use and idle ones.
+            // Each waits for the other's release, in turns with used mappings and idle ones.
             let last = if round % 2 == 0 { "drop theirs own" } else { "drop own theirs" };
             pair.iter_mut().for_each(|one| one.send(last));
             pair.iter_mut().for_each(|one| one.send("shutdown 10000"));
@@ -118,7 +118,7 @@ fn sixty_four_importers_are_counted() {
         assert!(holders.contains(&format!(" {}:4096:broker-agent", importer.id())), "{holders}");
     }
     assert_eq!(exporter.counter("leases"), 64);
-    // A third lets go, a third is killed, a third keeps what it does not use.
+    // A third of the importers release, a third are killed, a third keep idle leases.
     for (index, importer) in importers.iter_mut().enumerate() {
         match index % 3 {
             0 => drop((importer.ok("cache 0 0"), importer.ok("drop x"))),

@@ -18,7 +18,7 @@ const NO_EVENTS: &str = "devices=2;timelines=off;events=off";
 
 const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES, NO_EVENTS];
 
-/// What waits for somebody who has gone goes on in this time.
+/// The time within which waits for a dead or closed peer return.
 const SOON: Duration = Duration::from_secs(5);
 
 /// A process that has done once what a driver may do behind work that waits.
@@ -135,7 +135,7 @@ fn idle_ring_reader_is_named_and_can_be_dismissed() {
             writer.ok("ring-publish 1");
             writer.send("sync");
             writer.says_nothing_for(Duration::from_millis(50));
-            // What is submitted behind a stream that waits can be let go, as the process is not held.
+            // Releases behind a waiting stream do not block the process.
             idle.ok("ring-next");
             idle.ok("ring-release");
             assert_eq!(within(SOON, "the stream", || writer.receive()), Answer::Done(String::new()));
@@ -204,7 +204,7 @@ fn reader_loop_ends_with_the_last_publication() {
     }
 }
 
-/// Takes the slot of a sequence that is never published, and ends the ring while a stream waits for it.
+/// Takes the slot of a sequence that is never published, and closes the ring while a stream waits for it.
 fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, Child) {
     let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
     let descriptor = writer.ok("ring 2");
@@ -214,7 +214,7 @@ fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, 
     reader.ok("ring-next");
     reader.ok("ring-release");
     assert_eq!(reader.ok("ring-next"), "1", "{machine}");
-    // Nothing is known of its end yet.
+    // The reader does not know of the close yet.
     reader.ok("ring-view");
     reader.send("sync");
     reader.says_nothing_for(Duration::from_millis(50));

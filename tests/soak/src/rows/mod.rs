@@ -141,7 +141,7 @@ impl Exporter {
         Ok(begin.elapsed())
     }
 
-    /// The sizes of both processes once they no longer change: sockets and streams end on other threads.
+    /// Returns the sizes of both processes once they no longer change: other threads close sockets and streams.
     fn settled_sizes(&mut self) -> Result<[Sizes; 2]> {
         let (begin, mut last, mut same) = (Instant::now(), self.sizes()?, 0);
         while same < LOOKS && begin.elapsed() < SETTLING {
@@ -163,7 +163,7 @@ impl Exporter {
         close_unused(TIMEOUT)?;
         let begin = Instant::now();
         while counters().exports > 0 {
-            // The owner of a channel's message is dropped on the library's thread, which reports to nobody.
+            // The library's thread drops the owner of a channel's message, and reports that to no caller.
             if begin.elapsed() > TIMEOUT {
                 bail!("{} exports have not ended", counters().exports);
             }

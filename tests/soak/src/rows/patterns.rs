@@ -24,7 +24,7 @@ impl Exporter {
         Ok(export.close(TIMEOUT)?)
     }
 
-    /// A new ring, with so many publications.
+    /// Hands `count` publications over through a new ring.
     pub(super) fn ring(&mut self, count: u64) -> Result<u64> {
         let bytes = (ELEMENTS * size_of::<f32>()) as u64;
         let mut ring = self.ipc.ring(self.ipc.allocate(self.device, 2 * bytes)?).slots(2).start()?;
@@ -42,7 +42,7 @@ impl Exporter {
         Ok(count)
     }
 
-    /// A new channel, with so many messages.
+    /// Hands `count` messages over through a new channel.
     pub(super) fn channel(&mut self, count: u64) -> Result<u64> {
         let name = format!("device-ipc-soak-{}", std::process::id());
         let listener = self.ipc.listen(&name).start()?;

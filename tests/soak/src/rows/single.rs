@@ -53,7 +53,7 @@ impl Exporter {
         finish(export)
     }
 
-    /// Every so many rounds the importer is killed while it has the memory open, and another takes its place.
+    /// Every `kill_every` rounds the importer is killed while it has the memory open, and another takes its place.
     pub(super) fn killed(&mut self) -> Result<()> {
         let export = self.ready_tensor()?;
         if (self.done + 1).is_multiple_of(self.kill_every) {
