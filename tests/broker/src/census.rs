@@ -22,10 +22,6 @@ pub struct Census {
 
 impl Census {
     /// Of this process.
-    ///
-    /// # Panics
-    ///
-    /// Where there is no such process.
     pub fn of(pid: u32) -> Self {
         let mut descriptors = BTreeMap::new();
         let listed = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process exists");
@@ -70,10 +66,6 @@ impl Census {
     }
 
     /// Memory that is in use, in KiB (`VmRSS`).
-    ///
-    /// # Panics
-    ///
-    /// Where there is no such process.
     pub fn resident_kib(pid: u32) -> u64 {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");

@@ -91,7 +91,7 @@ impl Child {
     #[track_caller]
     pub fn send(&mut self, command: &str) {
         // If the agent has exited, the answer says so.
-        let _ = self.agent.begin(&Request::parse(command));
+        let _ = self.agent.send(&Request::parse(command));
     }
 
     /// Waits for the answer to the last command.

@@ -40,10 +40,6 @@ impl Forged {
     }
 
     /// The descriptor.
-    ///
-    /// # Panics
-    ///
-    /// Where the reader refuses it.
     pub fn finish(&self) -> Descriptor {
         let mut bytes = self.bytes.clone();
         bytes.extend(crc32(&self.bytes).to_le_bytes());

@@ -4,7 +4,8 @@
 //! an *agent* (the program `broker-agent`): a test sends it commands and reads from top to bottom in one place. The agent
 //! is that of the conformance suite, with commands for hostile processes; dropping its [`Child`] kills and reaps it.
 //! [`Census`] counts the resources of a process. [`Connection`], [`FakeServer`] and [`Forged`] speak the protocol and
-//! write descriptors by the specification in `docs/` alone, as a second implementation would, or a liar.
+//! write descriptors by the specification in `docs/` alone, as a second implementation would, or a liar. The functions of
+//! this crate panic if something is otherwise than their description says.
 
 #![allow(unsafe_code, reason = "fork, setuid, and owners of memory that promise to keep it")]
 

@@ -6,10 +6,6 @@ use device_ipc_core::KILL_POINTS;
 const FAMILIES: [&str; 3] = ["ring-", "staging-", "channel-"];
 
 /// The points of a side, or of all where it is `""`, that are of this family, or of none where that is `""`.
-///
-/// # Panics
-///
-/// Where there are none.
 pub fn kill_points(side: &str, family: &str) -> Vec<&'static str> {
     let wanted = |point: &&str| {
         let (whose, name) = point.split_once(':').expect("the side stands first");

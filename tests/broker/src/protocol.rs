@@ -290,10 +290,6 @@ impl ToExporter {
 
 impl Identity {
     /// This process, where `other` is one of this machine and these namespaces.
-    ///
-    /// # Panics
-    ///
-    /// Without `/proc`.
     pub fn of_this_process(other: Self) -> Self {
         let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc is there");
         let fields = stat.rsplit_once(')').expect("a name in parentheses").1;

@@ -44,10 +44,6 @@ impl Connection {
     }
 
     /// Connects to an abstract name. Says nothing.
-    ///
-    /// # Errors
-    ///
-    /// The system's.
     pub fn to(name: &[u8]) -> rustix::io::Result<Self> {
         let socket = new_socket()?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -55,10 +51,6 @@ impl Connection {
     }
 
     /// Connects to an abstract name, unless its queue is full.
-    ///
-    /// # Errors
-    ///
-    /// The system's; `AGAIN` where the queue is full.
     pub fn try_to(name: &[u8]) -> rustix::io::Result<Self> {
         let socket = new_socket()?;
         rustix::io::ioctl_fionbio(&socket, true)?;
@@ -68,10 +60,6 @@ impl Connection {
     }
 
     /// Connects to the descriptor's exporter and exchanges hellos.
-    ///
-    /// # Panics
-    ///
-    /// Where that does not go well.
     #[track_caller]
     pub fn greeted(target: &Forged) -> Self {
         let connection = Self::to(target.address()).expect("it listens");
@@ -84,19 +72,11 @@ impl Connection {
     }
 
     /// Sends bytes as a packet, and waits for room.
-    ///
-    /// # Errors
-    ///
-    /// The system's.
     pub fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         self.send_flagged(bytes, descriptors, SendFlags::NOSIGNAL)
     }
 
     /// Sends bytes as a packet, unless there is no room.
-    ///
-    /// # Errors
-    ///
-    /// The system's; `AGAIN` where there is no room.
     pub fn try_send_bytes(&self, bytes: &[u8]) -> rustix::io::Result<()> {
         self.send_flagged(bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
@@ -116,19 +96,11 @@ impl Connection {
     }
 
     /// Sends a message.
-    ///
-    /// # Errors
-    ///
-    /// The system's.
     pub fn send<T: serde::Serialize>(&self, message: &T) -> rustix::io::Result<()> {
         self.send_bytes(&postcard::to_stdvec(message).expect("it can be encoded"), &[])
     }
 
     /// Waits for a packet, with a time limit.
-    ///
-    /// # Panics
-    ///
-    /// Where the system fails.
     pub fn receive(&self, patience: Duration) -> Received {
         if !readable(&self.socket, patience) {
             return Received::Nothing;
@@ -159,10 +131,6 @@ impl Connection {
     }
 
     /// The exporter's next message.
-    ///
-    /// # Panics
-    ///
-    /// Where there is none.
     #[track_caller]
     pub fn receive_message(&self) -> FromExporter {
         match self.receive(crate::DEADLINE) {
@@ -175,10 +143,6 @@ impl Connection {
     }
 
     /// Passes over what comes, until the other side closes the connection.
-    ///
-    /// # Panics
-    ///
-    /// Where it does not do so in this time.
     #[track_caller]
     pub fn is_closed_within(&self, patience: Duration) {
         let until = Instant::now() + patience;
@@ -221,19 +185,11 @@ pub struct FakeServer {
 
 impl FakeServer {
     /// Listens at an abstract name.
-    ///
-    /// # Panics
-    ///
-    /// Where that is taken.
     pub fn at(name: &[u8]) -> Self {
         Self::at_address(&SocketAddrUnix::new_abstract_name(name).expect("a name"))
     }
 
     /// Listens at a path.
-    ///
-    /// # Panics
-    ///
-    /// Where that is taken.
     pub fn at_path(path: &Path) -> Self {
         Self::at_address(&SocketAddrUnix::new(path).expect("a path"))
     }
@@ -246,10 +202,6 @@ impl FakeServer {
     }
 
     /// The next one that comes.
-    ///
-    /// # Panics
-    ///
-    /// Panics if no process connects.
     #[track_caller]
     pub fn accept(&self) -> Connection {
         assert!(readable(&self.socket, crate::DEADLINE), "nobody comes");

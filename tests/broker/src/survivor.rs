@@ -3,10 +3,6 @@
 use crate::{Census, Child, eventually, no_more_than, shared_memory_objects};
 
 /// How often each death is tried: as often as `DEVICE_IPC_KILL_ROUNDS` says.
-///
-/// # Panics
-///
-/// Where that is no number.
 pub fn kill_rounds(unless_given: usize) -> usize {
     let rounds = std::env::var("DEVICE_IPC_KILL_ROUNDS").ok();
     rounds.map_or(unless_given, |rounds| rounds.parse().expect("DEVICE_IPC_KILL_ROUNDS is a number"))
@@ -26,10 +22,6 @@ impl Before {
     }
 
     /// It has what it had.
-    ///
-    /// # Panics
-    ///
-    /// Where it has anything more.
     #[track_caller]
     pub fn is_now(&self, when: &str, child: &mut Child) {
         eventually(&format!("{when}: leases"), 0, || child.counter("leases"));

@@ -11,10 +11,6 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Looks until `seen` is what is expected.
-///
-/// # Panics
-///
-/// With what was seen last, when [`DEADLINE`] is over.
 #[track_caller]
 pub fn eventually<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, mut seen: impl FnMut() -> T) {
     let until = Instant::now() + DEADLINE;
@@ -47,10 +43,6 @@ pub fn no_more_than(before: &Census, what: &str, mut census: impl FnMut() -> Cen
 }
 
 /// Runs it, and makes sure that it took no longer.
-///
-/// # Panics
-///
-/// When it took longer.
 #[track_caller]
 pub fn within<T>(limit: Duration, what: &str, body: impl FnOnce() -> T) -> T {
     let since = Instant::now();

@@ -17,10 +17,6 @@ pub struct BareExport<'a> {
 
 impl<'a> BareExport<'a> {
     /// Makes a handle of the first allocation of the memory.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn of(backend: &'a dyn DeviceIpc, memory: &Bare<'_>, kind: Option<HandleKind>) -> Result<Self, Stop> {
         let extents = backend.extents_of(memory.range, None)?;
         let Some(extent) = extents.first() else { return fail("an allocation has no extents") };
@@ -69,10 +65,6 @@ impl<'a> BareExport<'a> {
     }
 
     /// Takes the handle back.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn withdraw(mut self) -> Outcome {
         let Some(exported) = self.exported.take() else { return Ok(()) };
         Ok(self.backend.unexport(exported)?)

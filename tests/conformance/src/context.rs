@@ -153,28 +153,16 @@ impl Context {
     }
 
     /// Starts a process that runs a role of this case.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn peer(&self, role: &str) -> Result<Peer, Stop> {
         self.start(role, &[])
     }
 
     /// Starts an agent.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn agent(&self) -> Result<Agent, Stop> {
         Ok(Agent::new(self.peer(AGENT_ROLE)?))
     }
 
     /// Starts an agent that inherits file descriptors, which have the same numbers there.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn agent_inheriting(&self, descriptors: &[impl AsFd]) -> Result<Agent, Stop> {
         let set_all = |flags| descriptors.iter().try_for_each(|descriptor| fcntl_setfd(descriptor, flags));
         set_all(FdFlags::empty()).map_err(std::io::Error::from)?;
@@ -220,10 +208,6 @@ impl Context {
     }
 
     /// Sends a line to the process that started this one.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn send_line(&self, line: &str) -> Result<(), Stop> {
         Ok(self.starter.send(line)?)
     }

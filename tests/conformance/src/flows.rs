@@ -32,10 +32,6 @@ pub struct Memory {
 
 impl Memory {
     /// Allocates these bytes on a device, writes them and waits for that.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn with_bytes(context: &Context, device: u32, bytes: &[u8]) -> Result<Self, Stop> {
         let ipc = context.ipc();
         let buffer = ipc.allocate(device, bytes.len() as u64)?;
@@ -43,10 +39,6 @@ impl Memory {
     }
 
     /// The same in memory for handles of a kind, on device 0.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn of_kind(context: &Context, kind: HandleKind, bytes: &[u8]) -> Result<Self, Stop> {
         let ipc = context.ipc();
         let buffer = ipc.allocate_as(0, bytes.len() as u64, kind)?;
@@ -61,10 +53,6 @@ impl Memory {
     }
 
     /// Allocates `count` floats of the value [`OLD`] on device 0.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn with_floats(context: &Context, count: usize) -> Result<Self, Stop> {
         let memory = Self::with_bytes(context, 0, &float_bytes(&vec![OLD; count]))?;
         // The kernel is loaded now: a driver may do that behind work which waits for what this process has yet to do.
@@ -74,10 +62,6 @@ impl Memory {
     }
 
     /// Shares all of it, without a tensor's layout.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the library's error.
     pub fn share(&self) -> Result<Export, Stop> {
         Ok(self.ipc.share(Arc::clone(&self.buffer)).start()?)
     }
@@ -88,37 +72,21 @@ impl Memory {
     }
 
     /// Shares a part of it.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the library's error.
     pub fn share_part(&self, offset: u64, len: u64) -> Result<Export, Stop> {
         Ok(self.ipc.share(self.buffer.slice(offset, len)?).start()?)
     }
 
     /// The bytes, as this process reads them through its own address.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn bytes(&self) -> Result<Vec<u8>, Stop> {
         Ok(self.buffer.view::<u8>(&self.stream)?.to_vec()?)
     }
 
     /// The floats, as this process reads them through its own address.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn floats(&self) -> Result<Vec<f32>, Stop> {
         Ok(self.buffer.view::<f32>(&self.stream)?.to_vec()?)
     }
 
     /// Submits adding to every float.
-    ///
-    /// # Errors
-    ///
-    /// [`Stop::Failed`] with the backend's error.
     pub fn add(&self, value: f32) -> Result<(), Stop> {
         Ok(self.buffer.view_mut::<f32>(&self.stream)?.add(value)?)
     }
@@ -190,10 +158,6 @@ pub fn float_bytes(floats: &[f32]) -> Vec<u8> {
 }
 
 /// The bytes of a mapping of this process.
-///
-/// # Errors
-///
-/// [`Stop::Failed`] with the library's error.
 pub fn bytes_of(mapping: &Mapping, stream: &Stream) -> Result<Vec<u8>, Stop> {
     Ok(mapping.view::<u8, _>(stream)?.to_vec()?)
 }

@@ -71,6 +71,9 @@
 //! - [`Context::peer`]: a process that runs a second function of the case, a *role* ([`Case::role`]). The two talk in
 //!   lines ([`Peer::send_line`], [`Context::receive_line`]).
 //!
+//! Functions that call the library, the backend or the system return their errors as they are; only other errors are
+//! described.
+//!
 //! Nothing sleeps: what has to happen later is put behind a delay on a device's stream, and what has to be waited for
 //! has a deadline. A claim of the kind "this did not wait for the device" is measured, and measured again with a longer
 //! delay where the machine was too slow to tell ([`timing::while_delayed`]).

@@ -74,10 +74,6 @@ pub struct Peer {
 
 impl Peer {
     /// Starts a program whose standard input is a socket to this process. Errors call it the `role` process.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     // Takes the command by value: as long as it exists, it keeps the child's end of the socket open.
     pub fn start(role: &str, mut command: Command) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -120,19 +116,11 @@ impl Peer {
     }
 
     /// Kills it, without waiting until it exits.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()
     }
 
     /// Stops it where it stands, as a debugger would: it lives and answers nothing.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn stop(&self) -> io::Result<()> {
         let pid = self.pid()?;
         kill_process(pid, Signal::STOP)?;
@@ -142,10 +130,6 @@ impl Peer {
     }
 
     /// Resumes a stopped process.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn resume(&self) -> io::Result<()> {
         Ok(kill_process(self.pid()?, Signal::CONT)?)
     }
@@ -294,10 +278,6 @@ impl Lines {
 
     /// Returns the child's end, in a process that [`Peer::start`] started. The child is killed when the thread that
     /// started it exits.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn of_child() -> io::Result<Self> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         Self::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))

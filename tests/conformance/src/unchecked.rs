@@ -77,19 +77,11 @@ pub struct Bare<'a> {
 
 impl<'a> Bare<'a> {
     /// Allocates.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn allocate(backend: &'a dyn DeviceIpc, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
         Ok(Self { backend, range: backend.memory().allocate(device, bytes)? })
     }
 
     /// Allocates for a kind of handle.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn allocate_as(
         backend: &'a dyn DeviceIpc,
         device: DeviceOrdinal,
@@ -100,10 +92,6 @@ impl<'a> Bare<'a> {
     }
 
     /// Submits setting every byte of a part.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn fill(&self, part: DeviceRange, byte: u8, stream: &impl AsStream) -> Result<()> {
         assert!(self.range.contains(&part), "a case may only touch its own memory");
         // SAFETY: the part is allocated until the drop, which waits for the device.
@@ -111,10 +99,6 @@ impl<'a> Bare<'a> {
     }
 
     /// Submits a kernel that adds to every float of a part.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn add(&self, part: DeviceRange, value: f32, stream: &impl AsStream) -> Result<()> {
         assert!(self.range.contains(&part), "a case may only touch its own memory");
         // SAFETY: as in `fill`.
@@ -122,10 +106,6 @@ impl<'a> Bare<'a> {
     }
 
     /// Submits writing host bytes, of whatever length.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn write(&self, part: DeviceRange, bytes: &[u8], stream: &impl AsStream) -> Result<()> {
         assert!(self.range.contains(&part), "a case may only touch its own memory");
         // SAFETY: as in `fill`; another length is to be refused.
@@ -133,10 +113,6 @@ impl<'a> Bare<'a> {
     }
 
     /// Submits a copy between two parts.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn copy_part(&self, to: DeviceRange, from: DeviceRange, stream: &impl AsStream) -> Result<()> {
         assert!(
             self.range.contains(&to) && self.range.contains(&from),
@@ -147,20 +123,12 @@ impl<'a> Bare<'a> {
     }
 
     /// Submits a copy from other bare memory, of whatever length.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn copy_from(&self, source: &Bare<'_>, stream: &impl AsStream) -> Result<()> {
         // SAFETY: as in `fill`, for both; another length is to be refused.
         unsafe { self.backend.memory().copy(self.range, source.range, stream.as_stream()) }
     }
 
     /// Reads a part.
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
     pub fn read(&self, part: DeviceRange, stream: &impl AsStream) -> Result<Vec<u8>> {
         assert!(self.range.contains(&part), "a case may only touch its own memory");
         let mut bytes = vec![0; part.len as usize];
@@ -251,10 +219,6 @@ pub fn fill_mapping(
 /// Reads memory of this process by its address.
 ///
 /// `range` must lie in allocations that the caller keeps.
-///
-/// # Errors
-///
-/// The backend's.
 pub fn read(backend: &dyn DeviceIpc, range: DeviceRange, stream: &impl AsStream) -> Result<Vec<u8>> {
     let mut bytes = vec![0; range.len as usize];
     // SAFETY: callers are cases, which hold the export or the buffer that keeps the range allocated.
@@ -263,10 +227,6 @@ pub fn read(backend: &dyn DeviceIpc, range: DeviceRange, stream: &impl AsStream)
 }
 
 /// Closes everything of an exporter that has died.
-///
-/// # Errors
-///
-/// The library's.
 pub fn close_mappings_of(exporter: &device_ipc_core::ProcessIdentity) -> Result<usize> {
     // SAFETY: the case that calls this submits no work that uses the memory afterwards.
     unsafe { device_ipc_core::close_mappings_of(exporter) }

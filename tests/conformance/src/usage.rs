@@ -16,10 +16,6 @@ pub struct Usage {
 
 impl Usage {
     /// Counts those of this process.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
     pub fn of_this_process() -> io::Result<Self> {
         let mappings = fs::read_to_string("/proc/self/maps")?.lines().count();
         Ok(Self { mappings, descriptors: fs::read_dir("/proc/self/fd")?.count() })

@@ -58,10 +58,6 @@ pub fn extent_generation(bytes: &[u8]) -> Range<usize> {
 }
 
 /// The descriptor with its bytes altered, and a checksum that fits.
-///
-/// # Errors
-///
-/// The reader's error.
 pub fn altered(
     descriptor: &Descriptor,
     alter: impl FnOnce(&mut [u8]),

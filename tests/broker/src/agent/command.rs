@@ -18,10 +18,6 @@ pub enum Request {
 
 impl Request {
     /// Parses a command in words.
-    ///
-    /// # Panics
-    ///
-    /// Panics if they are no command.
     #[track_caller]
     pub fn parse(text: &str) -> Self {
         let library = words::parse(text).unwrap_or_else(|error| panic!("{error}")).map(Self::Library);

@@ -56,20 +56,20 @@ impl Agent {
 
     /// Sends a command and waits for the reply.
     #[track_caller]
-    pub fn tell(&mut self, command: &Command) -> Result<Reply, Stop> {
-        self.begin(command)?;
-        self.answer()
+    pub fn request(&mut self, command: &Command) -> Result<Reply, Stop> {
+        self.send(command)?;
+        self.receive_reply()
     }
 
-    /// Sends a command; [`answer`](Self::answer) waits for the reply.
+    /// Sends a command; [`receive_reply`](Self::receive_reply) waits for the reply.
     #[track_caller]
-    pub fn begin(&mut self, command: &impl Serialize) -> Outcome {
+    pub fn send(&mut self, command: &impl Serialize) -> Outcome {
         Ok(self.peer.send_line(&serde_json::to_string(command)?)?)
     }
 
     /// Waits for the reply to the last command.
     #[track_caller]
-    pub fn answer(&mut self) -> Result<Reply, Stop> {
+    pub fn receive_reply(&mut self) -> Result<Reply, Stop> {
         self.receive(PATIENCE).map_err(|error| self.peer.explain(&error))
     }
 
@@ -113,7 +113,7 @@ impl Agent {
     /// Tells it something that must succeed.
     #[track_caller]
     pub fn must(&mut self, command: &Command) -> Result<Answer, Stop> {
-        match self.tell(command)?.result {
+        match self.request(command)?.result {
             Ok(answer) => Ok(answer),
             Err(refusal) => fail(format_args!(
                 "another process should {}, and got {}: {}",
@@ -188,7 +188,7 @@ impl Agent {
     #[track_caller]
     pub fn try_open(&mut self, name: &str, opening: Opening) -> Result<Result<Mapped, Refusal>, Stop> {
         let opening = Opening { name: name.into(), ..opening };
-        match self.tell(&Command::Open(Box::new(opening)))?.result {
+        match self.request(&Command::Open(Box::new(opening)))?.result {
             Ok(Answer::Mapping(mapped)) => Ok(Ok(mapped)),
             Ok(other) => wrong(&other),
             Err(refusal) => Ok(Err(refusal)),
@@ -228,7 +228,7 @@ impl Agent {
     /// Drops a mapping; says how long that took.
     #[track_caller]
     pub fn drop_mapping(&mut self, name: &str) -> Result<Duration, Stop> {
-        let reply = self.tell(&Command::Drop { names: vec![name.into()] })?;
+        let reply = self.request(&Command::Drop { names: vec![name.into()] })?;
         reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
         Ok(reply.took)
     }
@@ -242,7 +242,7 @@ impl Agent {
         handle: BareHandle,
         device: u32,
     ) -> Result<Result<(u64, Result<usize, Refusal>), Refusal>, Stop> {
-        match self.tell(&Command::BareOpen { handle, device })?.result {
+        match self.request(&Command::BareOpen { handle, device })?.result {
             Ok(Answer::BareOpened { len, extents }) => Ok(Ok((len, extents))),
             Ok(other) => wrong(&other),
             Err(refusal) => Ok(Err(refusal)),
@@ -258,7 +258,7 @@ impl Agent {
     /// Has it end at once, without dropping anything, and reaps it.
     #[track_caller]
     pub fn exit(mut self) -> Outcome {
-        self.begin(&Command::Exit)?;
+        self.send(&Command::Exit)?;
         self.peer.finish(PATIENCE)
     }
 

@@ -136,7 +136,7 @@ pub fn view_of_another_type(context: &Context) -> Outcome {
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 5]).start()?;
     let mut receiver = context.agent()?;
     receiver.open("m", share.descriptor(), Place::Home)?;
-    let view = receiver.tell(&Command::Bytes { name: "m".into() })?;
+    let view = receiver.request(&Command::Bytes { name: "m".into() })?;
     refused(view.result, "a view of bytes of a tensor of floats", "Layout", &["float32", "uint8"])?;
     same(&receiver.floats("m")?, &[OLD; 20], "the floats, by a view of the right type")
 }
@@ -147,7 +147,7 @@ pub fn view_of_a_tensor_with_gaps(context: &Context) -> Outcome {
     let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::F32).shape([4, 4]).strides([5, 1]).start()?;
     let mut receiver = context.agent()?;
     receiver.open("m", share.descriptor(), Place::Home)?;
-    let view = receiver.tell(&Command::Floats { name: "m".into() })?;
+    let view = receiver.request(&Command::Floats { name: "m".into() })?;
     refused(view.result, "a view of a tensor with gaps", "Layout", &["not contiguous", "Mapping::range"])
 }
 
@@ -159,7 +159,7 @@ pub fn view_of_misaligned_bytes(context: &Context) -> Outcome {
     receiver.open("odd", odd.descriptor(), Place::Home)?;
     receiver.open("short", short.descriptor(), Place::Home)?;
     for name in ["odd", "short"] {
-        let view = receiver.tell(&Command::Floats { name: name.into() })?;
+        let view = receiver.request(&Command::Floats { name: name.into() })?;
         refused(view.result, "floats at an odd place", "Layout", &["whole, aligned elements of 4 bytes"])?;
     }
     same(&receiver.bytes("odd")?, &pattern(64)[1..17], "the bytes at an odd place")

@@ -67,7 +67,7 @@ pub fn host_wait_times_out(context: &Context) -> Outcome {
         let begun = Instant::now();
         stream.delay(delay)?;
         event.record(stream.as_stream())?;
-        let there = agent.tell(&Command::SynchronizeEvent { name: "e".into(), timeout })?;
+        let there = agent.request(&Command::SynchronizeEvent { name: "e".into(), timeout })?;
         let here = event.synchronize(timeout);
         let took = begun.elapsed();
         let verdict = refused(there.result, "a short wait in the other process", "Timeout", &[])
@@ -159,7 +159,7 @@ pub fn recorded_again(context: &Context) -> Outcome {
 /// An event that was opened from another process has no handle of its own.
 pub fn opened_event_is_not_exported_again(context: &Context) -> Outcome {
     let (_event, mut agent) = event_and_agent(context)?;
-    let exported = agent.tell(&Command::ExportEvent { name: "e".into() })?;
+    let exported = agent.request(&Command::ExportEvent { name: "e".into() })?;
     refused(exported.result, "exporting an event that was opened", "Unsupported", &[])
 }
 

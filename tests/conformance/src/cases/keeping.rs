@@ -202,7 +202,7 @@ pub fn freeing_under_a_holder(context: &Context) -> Outcome {
                 that(Instant::now() < freed, "the memory should be freed under its holder")?;
                 std::thread::yield_now();
             }
-            let read = importer.tell(&Command::Bytes { name: "m".into() })?;
+            let read = importer.request(&Command::Bytes { name: "m".into() })?;
             that(read.result.is_err(), "reading revoked memory should be an error")
         }
         None => fail("the backend has no kind of handle"),

@@ -33,7 +33,7 @@ pub fn nested_in_one_process(context: &Context) -> Outcome {
     equal(again.range(), inner.range(), "the range of a third mapping")?;
     drop(inner);
     same(&bytes_of(&again, &stream)?, &bytes, "the bytes of the third mapping after the second was dropped")?;
-    let waited = exporter.tell(&Command::WaitReleased { name: "e".into(), timeout: std::time::Duration::ZERO })?;
+    let waited = exporter.request(&Command::WaitReleased { name: "e".into(), timeout: std::time::Duration::ZERO })?;
     refused(waited.result, "waiting while a mapping is open", "StillHeld", &["still held"])?;
     drop(again);
     wait_released(&mut exporter, "e")
@@ -155,7 +155,7 @@ pub fn shared_on(context: &Context) -> Outcome {
     let descriptor = exporter.export("e", &pattern(5000))?;
     let mut importer = context.agent()?;
     importer.open("m", &descriptor, Place::Home)?;
-    let shared = importer.tell(&Command::Share(Box::new(Sharing { name: "m".into(), of: Some("m".into()), ..Default::default() })))?;
+    let shared = importer.request(&Command::Share(Box::new(Sharing { name: "m".into(), of: Some("m".into()), ..Default::default() })))?;
     refused(
         shared.result,
         "sharing a mapping on",

@@ -223,7 +223,7 @@ pub fn drop_under_device_work(context: &Context) -> Outcome {
 /// The same for a release on the stream.
 pub fn release_under_device_work(context: &Context) -> Outcome {
     ends_under_device_work(context, |receiver| {
-        let reply = receiver.tell(&Command::Release { name: "m".into(), device: None })?;
+        let reply = receiver.request(&Command::Release { name: "m".into(), device: None })?;
         reply.result.map_err(|refusal| Stop::failed(refusal.text))?;
         Ok(reply.took)
     })

@@ -149,7 +149,7 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     that(!ring.dismiss(behind[0].lease), "it should not be one any more")?;
     publish(&mut ring, &stream)?;
     stream.synchronize()?;
-    let told = idle.tell(&Command::RingNextBytes { timeout: PATIENCE })?.result;
+    let told = idle.request(&Command::RingNextBytes { timeout: PATIENCE })?.result;
     refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
 }
 

@@ -202,10 +202,10 @@ pub fn two_processes_export_to_each_other(context: &Context) -> Outcome {
     let mapping = memory.ipc.open(&theirs).on(&memory.stream)?;
     same(&crate::flows::bytes_of(&mapping, &memory.stream)?, &bytes, "the bytes of the other process")?;
     same(&other.bytes("ours")?, &bytes, "the bytes that the other process reads")?;
-    other.begin(&Command::Drop { names: vec!["theirs".into()] })?;
+    other.send(&Command::Drop { names: vec!["theirs".into()] })?;
     drop(share);
     drop(mapping);
-    other.answer()?;
+    other.receive_reply()?;
     other.drop_mapping("ours")?;
     other.must(&Command::Shutdown { timeout: SOON })?;
     device_ipc_core::shutdown(SOON)?;

@@ -205,7 +205,7 @@ pub fn read_only(context: &Context) -> Outcome {
     let mut receiver = context.agent()?;
     let mapped = copied(&mut receiver, "read", always(share.descriptor(), Place::Device(0)))?;
     equal(mapped.access, Access::ReadOnly, "what the receiver may do")?;
-    let written = receiver.tell(&Command::Fill { name: "read".into(), byte: 7 })?;
+    let written = receiver.request(&Command::Fill { name: "read".into(), byte: 7 })?;
     refused(written.result, "writing to a read-only copy", "AccessDenied", &["read-only"])?;
     let own = always(share.descriptor(), Place::Device(0)).access(Access::ReadWrite);
     equal(copied(&mut receiver, "own", own)?.access, Access::ReadWrite, "what it may do with its own")?;
@@ -297,7 +297,7 @@ fn all_at_once(context: &Context, exporter: &mut Agent) -> Outcome {
     }
     let mut receiver = context.agent()?;
     let opening = Opening { name: "m".into(), ..always(&descriptors[1], Place::Device(0)) };
-    receiver.begin(&Command::Open(Box::new(opening)))?;
+    receiver.send(&Command::Open(Box::new(opening)))?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let copy = |descriptor| bytes_of(&ipc.open(descriptor).staged().on_device(0)?, &stream);
@@ -310,7 +310,7 @@ fn all_at_once(context: &Context, exporter: &mut Agent) -> Outcome {
     for (bytes, len) in copies.into_iter().zip(lengths.iter().cycle()) {
         same(&bytes?, &pattern(*len), format!("the {len} bytes of a thread"))?;
     }
-    match receiver.answer()?.result {
+    match receiver.receive_reply()?.result {
         Ok(Answer::Mapping(mapped)) => that(mapped.is_copy, "the other process has a copy")?,
         other => return crate::fail(format!("the other process got {other:?}")),
     }
@@ -344,7 +344,7 @@ pub fn no_timeline(context: &Context) -> Outcome {
     let share = memory.share()?;
     let mut receiver = context.agent()?;
     copied(&mut receiver, "m", always(share.descriptor(), Place::Device(0)))?;
-    let answer = receiver.tell(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
+    let answer = receiver.request(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     refused(answer.result, "the timeline of a copy", "Unsupported", &["copy", "open the export again"])
 }
 

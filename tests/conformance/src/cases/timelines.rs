@@ -2,20 +2,20 @@
 //! when the other process goes.
 
 mod ends;
+mod one_process;
 
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{DeviceOrdinal, Export, TIMELINE_END, Timeline};
 
 use crate::agent::{Agent, Command, Place};
-use crate::check::{equal, refused, same, that};
+use crate::check::{equal, refused, same};
 use crate::flows::{Memory, OLD, float_bytes, happens_soon, stream_resumes};
 use crate::timing::{Seen, while_delayed};
-use crate::{Context, Outcome, PATIENCE, Stop, fail, skip, unchecked};
-
-use ends::has_ended;
+use crate::{Context, Outcome, PATIENCE, Stop, fail, skip};
 
 pub use ends::{ends_with_the_lease, exporter_killed_while_a_stream_waits, goes_on_after_the_export_was_dropped, importer_killed_while_a_stream_waits, in_one_process_an_exporter_that_waits_goes_on, what_was_signalled_before_an_end_counts};
+pub use one_process::{in_one_process, stream_of_another_backend, stream_of_another_device};
 
 const COUNT: usize = 1024;
 const SHORT: Duration = Duration::from_millis(50);
@@ -291,80 +291,6 @@ pub fn values_grow_and_stay_below_the_end(context: &Context) -> Outcome {
     Ok(pair.timeline.check()?)
 }
 
-/// Streams of another backend are refused by name, and no value is used up.
-pub fn stream_of_another_backend(context: &Context) -> Outcome {
-    context.needs_timelines(1)?;
-    let memory = Memory::with_floats(context, COUNT)?;
-    let share = memory.share()?;
-    let mapping = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
-    let foreign = unchecked::stream_of_another_backend();
-    for timeline in [mapping.timeline()?, only(share.timelines(1, SHORT)?)?] {
-        let phrases = ["another-backend"];
-        refused(timeline.signal(1, &foreign), "another backend's stream", "WrongBackend", &phrases)?;
-        refused(timeline.wait(1, &foreign), "the same for waiting", "WrongBackend", &phrases)?;
-        equal(timeline.last_signalled(), 0, "the last value after the refusal")?;
-        timeline.signal(1, &memory.stream)?;
-    }
-    Ok(memory.stream.synchronize()?)
-}
-
-/// The counters are visible to every device: a stream of another device signals and waits, without peer access.
-pub fn stream_of_another_device(context: &Context) -> Outcome {
-    context.two_devices()?;
-    context.needs_timelines(2)?;
-    let delay = Duration::from_millis(300);
-    let mut pair = Pair::begin(context)?;
-    let second = context.ipc().create_stream(1)?;
-    // There and back: device 1, the importer's device 1, the importer's device 0, device 0.
-    let begun = Instant::now();
-    second.delay(delay)?;
-    pair.timeline.signal(2, &second)?;
-    pair.importer.must(&wait(2, 1))?;
-    pair.importer.must(&signal(2, 1))?;
-    pair.timeline.wait(2, &second)?;
-    pair.timeline.signal(3, &second)?;
-    pair.importer.must(&wait(3, 0))?;
-    pair.importer.must(&signal(3, 0))?;
-    pair.timeline.wait(3, &pair.memory.stream)?;
-    stream_resumes(&pair.memory.stream, "all have signalled")?;
-    let took = begun.elapsed();
-    that(took >= delay, format!("the last stream should wait {delay:?} for the first, and waited {took:?}"))
-}
-
-/// In the exporting process the two sides are the same as between two processes.
-pub fn in_one_process(context: &Context) -> Outcome {
-    context.needs_timelines(1)?;
-    let memory = Memory::with_floats(context, COUNT)?;
-    let share = memory.share()?;
-    let reader = memory.ipc.create_stream(0)?;
-    let mapping = memory.ipc.open(share.descriptor()).on(&reader)?;
-    let near = mapping.timeline()?;
-    let far = only(share.timelines(1, SHORT)?)?;
-    equal((near.peer(), far.peer()), (std::process::id(), std::process::id()), "the processes of both ends")?;
-    far.signal(BEGUN, &memory.stream)?;
-    near.wait(BEGUN, &reader)?;
-    reader.synchronize()?;
-    let mut value = BEGUN;
-    while_delayed("signalling and waiting on streams", |delay| {
-        value += 1;
-        let begun = Instant::now();
-        memory.stream.delay(delay)?;
-        memory.add(1.0)?;
-        far.signal(value, &memory.stream)?;
-        near.wait(value, &reader)?;
-        let seen = Seen::since(begun, Ok(()));
-        let read = mapping.view::<f32, _>(&reader)?.to_vec()?;
-        let expected = OLD + (value - BEGUN) as f32;
-        Ok(Seen { verdict: same(&read, &[expected; COUNT], "the floats of one's own memory"), ..seen })
-    })?;
-    near.signal_now(4)?;
-    far.wait_now(4, PATIENCE)?;
-    drop(mapping);
-    happens_soon("the end of the lease", || Ok(far.check().is_err()))?;
-    has_ended(&far, &memory.stream, "LeaseEnded", std::process::id())?;
-    has_ended(&near, &reader, "LeaseEnded", std::process::id())
-}
-
 /// Mappings of the same lease have one timeline, which lives until the last of them has gone.
 pub fn second_mapping_has_the_same(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
@@ -403,7 +329,7 @@ pub fn refused_where_there_are_none(context: &Context) -> Outcome {
     refused(mapping.timeline(), "a timeline where there are none", "Unsupported", &phrases)?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
-    let asked = importer.tell(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
+    let asked = importer.request(&Command::Timeline { name: "t".into(), of: Some("m".into()) })?;
     refused(asked.result, "the same in another process", "Unsupported", &phrases)?;
     refused(share.timelines(1, SHORT).map(drop), "waiting for one", "Timeout", &["0 importers"])?;
     same(&importer.floats("m")?, &[OLD; COUNT], "the floats of a mapping whose timeline was refused")

@@ -127,10 +127,6 @@ impl Server {
     }
 
     /// Replaces a stream whose work has failed.
-    ///
-    /// # Errors
-    ///
-    /// The backend's error.
     pub fn replace_stream(&mut self, stream: Stream) -> Result<()> {
         let device = stream.device().get();
         drop((stream, self.streams.remove(&device)));
@@ -181,10 +177,6 @@ impl Server {
 }
 
 /// Adds one to every float of a mapping and returns the first.
-///
-/// # Errors
-///
-/// The library's error.
 pub fn touch(mapping: &Mapping, stream: &Stream) -> Result<f32> {
     let mut view = mapping.view_mut::<f32, _>(stream)?;
     view.add(1.0)?;

@@ -54,10 +54,6 @@ pub fn serve<C: DeserializeOwned>(lines: &Lines, mut carry_out: impl FnMut(C) ->
 }
 
 /// Sends a reply to the parent.
-///
-/// # Errors
-///
-/// The system's error.
 pub fn reply(lines: &Lines, reply: &Reply) -> Outcome {
     Ok(lines.send(&serde_json::to_string(reply)?)?)
 }
@@ -178,10 +174,6 @@ impl Server {
     }
 
     /// Returns the agent's stream of a device.
-    ///
-    /// # Errors
-    ///
-    /// The backend's error.
     pub fn stream(&mut self, device: u32) -> Result<Stream> {
         if let Some(known) = self.streams.get(&device) {
             return Ok(known.clone());

@@ -122,7 +122,7 @@ pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
     let (name, of) = ("r.b".to_owned(), "r".to_owned());
     let place = Some(Place::Device(4711));
     let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: Some(PATIENCE) };
-    let nowhere = agent.tell(&nowhere)?.result;
+    let nowhere = agent.request(&nowhere)?.result;
     refused(nowhere, "an open on a device that is not there", "InBundle", &["4711", "t0"])?;
     is_kept(&dropped[1], "after an open that failed")?;
     open_bundle(&mut agent, "r", Some(Place::Home))?;

@@ -53,7 +53,7 @@ pub fn copied_where_it_cannot_be_opened(context: &Context) -> Outcome {
     if !reaches {
         let (name, of) = ("copy".to_owned(), "r".to_owned());
         let open = copy_of_first(name, of, Copying::Never, Place::Device(1));
-        refused(agent.tell(&open)?.result, "opening without peer access", "NoPeerAccess", &["or_staged"])?;
+        refused(agent.request(&open)?.result, "opening without peer access", "NoPeerAccess", &["or_staged"])?;
         is_kept(&dropped, "after an open that failed")?;
     }
     let mapped = copy(&mut agent, Copying::IfNeeded, Place::Device(1))?;

@@ -78,9 +78,9 @@ pub fn several_clients(context: &Context) -> Outcome {
     for index in 0..3_u8 {
         let mut agent = context.agent()?;
         let (under, map) = (under.clone(), Vec::new());
-        agent.begin(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
+        agent.send(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
         let channel = listener.accept(PATIENCE)?;
-        went_well(agent.answer()?.result)?;
+        went_well(agent.receive_reply()?.result)?;
         equal(channel.peer().pid, agent.peer().id(), "the process at the other end")?;
         send(&mut agent, &[index], &[], None)?;
         clients.push((channel, agent));

@@ -76,7 +76,7 @@ pub fn forwarded_descriptor_has_no_grant(context: &Context) -> Outcome {
     same(&agent.bytes("r.0")?, &bytes, "the bytes of the third process")?;
     third.must(&Command::Drop { names: vec!["x".into()] })?;
     receive(&mut agent, "s")?;
-    let late = agent.tell(&opening("late", "s", 0, Some(Place::Home)))?.result;
+    let late = agent.request(&opening("late", "s", 0, Some(Place::Home)))?.result;
     refused(late, "a descriptor whose export was dropped", "ExportDropped", &[])
 }
 
@@ -88,7 +88,7 @@ pub fn failed_open_can_be_tried_again(context: &Context) -> Outcome {
     channel.send(Message::new().tensor(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
-    let nowhere = agent.tell(&opening("m", "r", 0, Some(Place::Device(4711))))?.result;
+    let nowhere = agent.request(&opening("m", "r", 0, Some(Place::Device(4711))))?.result;
     refused(nowhere, "an open on a device that is not there", "NoSuchDevice", &["4711"])?;
     is_kept(&dropped, "after an open that failed")?;
     mapped(&mut agent, &opening("m", "r", 0, Some(Place::Home)))?;
@@ -111,15 +111,15 @@ pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
     let echo = |times| Command::Echo { by: "c".into(), times, answers: false, timeout: PATIENCE };
-    agent.begin(&echo(1))?;
+    agent.send(&echo(1))?;
     channel.send(Message::new().tensor(&share), PATIENCE)?;
-    went_well(agent.answer()?.result)?;
+    went_well(agent.receive_reply()?.result)?;
     let (asked, told) = said(&mut agent)?;
-    agent.begin(&echo(ROUNDS))?;
+    agent.send(&echo(ROUNDS))?;
     for _ in 0..ROUNDS {
         channel.send(Message::new().tensor(&share), PATIENCE)?;
     }
-    went_well(agent.answer()?.result)?;
+    went_well(agent.receive_reply()?.result)?;
     let (asked_since, told_since) = said(&mut agent)?;
     equal(asked_since, asked, "requests for memory that is open already")?;
     let told = told_since - told;

@@ -23,7 +23,7 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     receive(&mut agent, "r")?;
     let device: u64 = agent.get(&Command::DeviceOfReceived { of: "r".into() })?;
     equal(device, 1, "the device that the map says")?;
-    let elsewhere = agent.tell(&opening("no", "r", 0, Some(Place::Home)))?.result;
+    let elsewhere = agent.request(&opening("no", "r", 0, Some(Place::Home)))?.result;
     refused(elsewhere, "opening where the map does not say", "InvalidDeviceMap", &["device 1"])?;
     let mapped = open_at(&mut agent, "r", 0, None)?;
     equal((mapped.device, mapped.at_home), (1, false), "where it was opened")?;
@@ -67,7 +67,7 @@ pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
         ready_on: None,
         timeout: PATIENCE,
     };
-    refused(agent.tell(&own)?.result, "memory that the inverse does not map", "NotInDeviceMap", &[&home])?;
+    refused(agent.request(&own)?.result, "memory that the inverse does not map", "NotInDeviceMap", &[&home])?;
     // The receiver's own memory is on its home device there, and needs no map.
     let theirs = Memory::with_bytes(context, 1, &pattern(BYTES))?.share()?;
     let forwarded = theirs.descriptor().clone();
@@ -106,7 +106,7 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
         let (name, of) = ("no".to_owned(), "r".to_owned());
         let open = Command::OpenReceivedBundle { name, of, index: 0, place: Some(place), timeout: Some(PATIENCE) };
-        refused(agent.tell(&open)?.result, "opening where the map does not say", kind, &["device 1"])?;
+        refused(agent.request(&open)?.result, "opening where the map does not say", kind, &["device 1"])?;
     }
     open_bundle(&mut agent, "r", None)?;
     has_tensors(&mut agent, "r", 4)?;

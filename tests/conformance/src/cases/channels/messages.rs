@@ -14,7 +14,7 @@ pub fn bytes_of_all_sizes_in_order(context: &Context) -> Outcome {
     let sizes = [0, 1, 100, 65_000, 65_530, 65_536, 70_000, 3_000_000];
     let answers =
         Command::Echo { by: "c".into(), times: sizes.len() as u32, answers: true, timeout: PATIENCE };
-    agent.begin(&answers)?;
+    agent.send(&answers)?;
     let messages = sizes.map(pattern);
     for message in &messages {
         channel.send(Message::new().bytes(message), PATIENCE)?;
@@ -22,7 +22,7 @@ pub fn bytes_of_all_sizes_in_order(context: &Context) -> Outcome {
     for message in &messages {
         same(channel.receive(PATIENCE)?.bytes(), message, format!("the answer of {} bytes", message.len()))?;
     }
-    went_well(agent.answer()?.result)?;
+    went_well(agent.receive_reply()?.result)?;
     Ok(())
 }
 
@@ -34,17 +34,17 @@ pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
     send(&mut agent, b"", &["x"], None)?;
     let first = channel.receive(PATIENCE)?;
     let close = |timeout| Command::CloseChannel { name: "c".into(), timeout };
-    agent.begin(&close(PATIENCE))?;
+    agent.send(&close(PATIENCE))?;
     let second = channel.receive(PATIENCE)?;
     let mapping = first.tensors()[0].open().at_home()?;
     that(agent.peer().receive_line(SHORT).is_err(), "close should wait for a tensor that may be opened")?;
     drop(second);
-    went_well(agent.answer()?.result)?;
+    went_well(agent.receive_reply()?.result)?;
     refused(channel.receive(PATIENCE), "receiving behind a close", "ChannelClosed", &[])?;
     drop(mapping);
     let (channel, mut agent) = pair(context)?;
     send(&mut agent, b"", &[], None)?;
-    let late = agent.tell(&close(SHORT))?.result;
+    let late = agent.request(&close(SHORT))?.result;
     refused(late, "a close that nobody waits for", "Timeout", &["received 0 of 1 messages"])?;
     equal(channel.receive(PATIENCE)?.bytes(), b"", "what was sent all the same")
 }
@@ -132,7 +132,7 @@ pub fn small_and_large_in_order(context: &Context) -> Outcome {
         _ => large.len(),
     };
     let message = |index: u32| [&index.to_le_bytes(), &large[4..length(index)]].concat();
-    agent.begin(&Command::Echo { by: "c".into(), times: MESSAGES, answers: true, timeout: PATIENCE })?;
+    agent.send(&Command::Echo { by: "c".into(), times: MESSAGES, answers: true, timeout: PATIENCE })?;
     // With one message on its way at a time, both sides wait for each other.
     let (mut sent, mut ahead) = (0, 1);
     for index in 0..MESSAGES {
@@ -144,7 +144,7 @@ pub fn small_and_large_in_order(context: &Context) -> Outcome {
         same(channel.receive(PATIENCE)?.bytes(), &message(index), format!("message {index}"))?;
         ahead = if index % 50 < 25 { 1 } else { 8 };
     }
-    went_well(agent.answer()?.result)
+    went_well(agent.receive_reply()?.result)
 }
 
 /// A tensor without elements travels as any other.

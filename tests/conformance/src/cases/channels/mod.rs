@@ -78,9 +78,9 @@ fn tried_pair(
     let under = name("pair");
     let listener = context.ipc().listen(&under).device_map(map(own)?).start()?;
     let map = agents.to_vec();
-    agent.begin(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
+    agent.send(&Command::Connect { under, name: "c".into(), timeout: PATIENCE, user: None, map })?;
     let channel = listener.accept(PATIENCE);
-    Ok((channel, agent.answer()?.result))
+    Ok((channel, agent.receive_reply()?.result))
 }
 
 fn receive(agent: &mut Agent, into: &str) -> Result<Vec<u8>, Stop> {
@@ -141,12 +141,12 @@ fn says_nothing_else<'m>(
     message: impl Fn() -> Message<'m>,
 ) -> Outcome {
     let trips = |agent: &mut Agent, times| -> Outcome {
-        agent.begin(&Command::Echo { by: "c".into(), times, answers: true, timeout: PATIENCE })?;
+        agent.send(&Command::Echo { by: "c".into(), times, answers: true, timeout: PATIENCE })?;
         for _ in 0..times {
             channel.send(message().bytes(b"ping"), PATIENCE)?;
             equal(channel.receive(PATIENCE)?.bytes(), b"ping", "the answer")?;
         }
-        went_well(agent.answer()?.result)
+        went_well(agent.receive_reply()?.result)
     };
     trips(agent, 1)?;
     let before = said(agent)?;

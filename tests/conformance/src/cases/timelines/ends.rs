@@ -87,7 +87,7 @@ pub fn ends_with_the_lease(context: &Context) -> Outcome {
         stream_resumes(&memory.stream, "the importer has let go")?;
         has_ended(&timeline, &memory.stream, "LeaseEnded", importer.peer().id())?;
         happens_soon("the end of the importer's timeline", || {
-            let checked = importer.tell(&Command::Check { name: "t".into() })?.result;
+            let checked = importer.request(&Command::Check { name: "t".into() })?.result;
             Ok(matches!(checked, Err(Refusal { kind, .. }) if kind == "LeaseEnded"))
         })?;
         importer.open("m", share.descriptor(), Place::Home)?;
