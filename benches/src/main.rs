@@ -1,4 +1,4 @@
-//! `device-ipc-bench`: measures what sharing costs on this machine beside the driver's own calls, in one run.
+//! `device-ipc-bench`: measures the cost of sharing on this machine beside the driver's own calls, in one run.
 //!
 //! Each row is a file in `rows/`. It sets up its state and passes one closure per side to the frame, which runs both in turn
 //! for many rounds. The ratio is computed per round, so that a disturbance of the machine affects both sides.
@@ -29,7 +29,7 @@ use line::Line;
 use machine::Machine;
 use report::{FAILED, Report};
 
-/// Measure what sharing costs on this machine beside the driver's own calls, in one run
+/// Measure the cost of sharing on this machine beside the driver's own calls
 #[derive(Parser)]
 #[command(name = "device-ipc-bench", version, args_conflicts_with_subcommands = true)]
 struct Program {

@@ -29,7 +29,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List backends and devices with their peer access, and why a backend is unavailable
+    /// List backends, devices and their peer access, with the reason for each unavailable backend
     Devices(devices::Arguments),
     /// Share a tensor with a child process that adds 1 in place, and verify that no copy was made
     Demo(demo::Arguments),
@@ -41,7 +41,7 @@ enum Command {
     Recv(Box<recv::Arguments>),
     /// Describe, read, fill or add to a tensor that another process shares
     Attach(Box<attach::Arguments>),
-    /// Diagnose this machine: report what prevents sharing and how to fix it, and share with a child process
+    /// Check this machine for problems that prevent sharing, and report how to fix them
     Doctor(doctor::Arguments),
     /// The child process of `doctor` that loads a library
     #[command(hide = true)]

@@ -159,7 +159,7 @@ fn missing_key_or_invalid_address_is_an_error() {
     let address = taken.local_addr().unwrap().to_string();
     for address in [&address, "nonsense"] {
         let error = run(["send", "--listen", address, "--key-file", &key]).bad();
-        assert!(error.contains("cannot listen at") && error.contains(address), "{error}");
+        assert!(error.contains("cannot listen at this address") && error.contains(address), "{error}");
     }
     assert!(run(["recv", "--connect", "nonsense", "--key-file", &key]).bad().contains("expected HOST:PORT"));
 }

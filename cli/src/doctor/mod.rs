@@ -46,13 +46,13 @@ pub(crate) struct Arguments {
 }
 
 const EXAMPLES: &str = "\
-The verdict of each check is ok, warning (sharing is limited) or problem (sharing fails), with the command or setting that
-fixes it. The exit code is 1 if there is a problem, otherwise 0.
+The verdict of each check is ok, warning (sharing is limited) or problem (sharing fails), with the command or setting \
+that fixes it. The exit code is 1 if there is a problem, otherwise 0.
 
 Examples:
   device-ipc doctor
   device-ipc doctor --backend cuda --json
-  device-ipc doctor --backend ascend      (also probes card behaviour that the project could not test on hardware)
+  device-ipc doctor --backend ascend      (also probes the cards)
   device-ipc doctor --quick";
 
 #[derive(Serialize)]

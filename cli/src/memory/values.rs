@@ -118,7 +118,7 @@ fn whole_number(text: &str) -> Result<i128> {
     match text.parse::<f64>() {
         // f64 represents every integer up to 2^53 exactly.
         Ok(value) if value.fract() == 0.0 && value.abs() <= 9_007_199_254_740_992.0 => Ok(value as i128),
-        _ => bail!("{text:?} is not an integer, but the element type is"),
+        _ => bail!("{text:?} is not an integer, which the element type requires"),
     }
 }
 

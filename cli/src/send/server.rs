@@ -66,7 +66,7 @@ const KEY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) fn bind(address: &str, key: &KeyArguments) -> Result<Listener> {
     let key = key.read(KEY_TIMEOUT)?;
     let listener = TcpListener::bind(address)
-        .with_context(|| format!("cannot listen at {address} (--listen HOST:PORT)"))?;
+        .with_context(|| format!("--listen {address}: cannot listen at this address"))?;
     let address = listener.local_addr().context("cannot get the address of the listener")?;
     Ok(Listener { listener, address, key })
 }

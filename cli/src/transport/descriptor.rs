@@ -24,8 +24,7 @@ impl AnyDescriptor {
         } else if text.starts_with(RING_TEXT_PREFIX) {
             Self::Ring(Box::new(text.parse().context("not a valid descriptor of a ring")?))
         } else {
-            let hint = "not a device-ipc descriptor: expected the prefix 'dipc.', 'dipcb.' or 'dipcr.'; use @FILE to read the \
-                        descriptor from a file";
+            let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
             Self::Export(Box::new(text.parse().context(hint)?))
         })
     }
