@@ -93,7 +93,7 @@ fn create(path: &Path) -> std::io::Result<File> {
 ///
 /// # Errors
 ///
-/// Fails as [`line`] does.
+/// Fails as [`line()`] does.
 pub fn json(document: &impl Serialize) -> Result<()> {
     line(escaped(&serde_json::to_string_pretty(document)?))
 }
