@@ -49,7 +49,7 @@ const EXAMPLES: &str = "\
 Examples:
   device-ipc recv --file w.ipc --device 1 --add 1
   device-ipc recv --connect 127.0.0.1:29531 --key-file key --out weights.bin
-  DEVICE_IPC_DESCRIPTOR=dipc.… device-ipc recv
+  DEVICE_IPC_DESCRIPTOR=dipc1:… device-ipc recv
   device-ipc recv --file w.ipc --out - | sha256sum";
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {

@@ -73,7 +73,7 @@ fn info_omits_the_token_and_reports_the_exporter() {
     );
     assert_eq!(info["exporter"]["export"]["opened"], 0, "info does not open the tensor");
     let line = std::fs::read_to_string(&file).unwrap();
-    assert!(!text.contains("token") && !text.contains(line.trim().trim_start_matches("dipc.")), "{text}");
+    assert!(!text.contains("token") && !text.contains(line.trim().trim_start_matches("dipc1:")), "{text}");
 
     let kept = directory.file("kept", line.as_bytes());
     sender.signal(Signal::TERM);

@@ -77,7 +77,7 @@ fn missing_or_invalid_descriptor_file_is_an_error() {
     let directory = Directory::new();
     let error = run(["recv", "--file", &directory.text("w.ipc"), "--timeout", "1"]).bad();
     assert!(error.contains("w.ipc does not exist") && error.contains("device-ipc send --file"), "{error}");
-    let garbage = directory.file("garbage", b"dipc.garbage");
+    let garbage = directory.file("garbage", b"dipc1:garbage");
     assert!(run(["recv", "--file", &garbage]).bad().contains("garbage does not contain the descriptor"));
     let huge = directory.file("huge", &vec![b'x'; 1 << 20]);
     assert!(run(["recv", "--file", &huge]).bad().contains("longer than the maximum"));
@@ -106,7 +106,7 @@ fn file_of_another_process_is_not_replaced() {
 #[test]
 fn descriptor_is_read_from_environment_and_argument() {
     let mut sender = start(["send", "--print", "--receivers", "2"]);
-    let descriptor = sender.until("dipc.");
+    let descriptor = sender.until("dipc1:");
     let mut command = device_ipc();
     command.arg("recv").env("DEVICE_IPC_DESCRIPTOR", &descriptor);
     let received = Terminal::start(command).wait().good();
@@ -225,25 +225,30 @@ fn stopped_sender_is_distinguished_from_exited_sender() {
 }
 
 /// Returns the descriptor with modified bytes in this range and a matching checksum.
-fn altered(file: &str, range: std::ops::Range<usize>) -> String {
+fn altered(file: &str, range: impl Fn(&[u8]) -> std::ops::Range<usize>) -> String {
     let text = std::fs::read_to_string(file).unwrap();
-    let mut bytes = BASE64URL_NOPAD.decode(text.trim().trim_start_matches("dipc.").as_bytes()).unwrap();
+    let mut bytes = BASE64URL_NOPAD.decode(text.trim().trim_start_matches("dipc1:").as_bytes()).unwrap();
+    let range = range(&bytes);
     bytes[range].iter_mut().for_each(|byte| *byte ^= 0x5a);
     let end = bytes.len() - 4;
     let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
     bytes[end..].copy_from_slice(&checksum);
-    format!("dipc.{}", BASE64URL_NOPAD.encode(&bytes))
+    format!("dipc1:{}", BASE64URL_NOPAD.encode(&bytes))
 }
 
 #[test]
 fn descriptor_of_another_host_or_token_is_rejected() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
-    // Ranges of the format in docs/spec/descriptor.md: host and boot id, then the token.
-    let elsewhere = altered(&file, 33..65);
+    // Ranges of the format in docs/spec/descriptor-format.md: host and boot id, then the token.
+    let elsewhere = altered(&file, |_| 20..52);
     let error = run(["recv", "--descriptor", &elsewhere]).bad();
     assert!(error.contains("made on another host"), "{error}");
-    let forged = altered(&file, 101..117);
+    let token = |bytes: &[u8]| {
+        let exporter = u32::from_le_bytes(bytes[16..20].try_into().unwrap()) as usize;
+        20 + exporter + 16..20 + exporter + 32
+    };
+    let forged = altered(&file, token);
     let error = run(["recv", "--descriptor", &forged]).bad();
     assert!(error.contains("does not know the descriptor's token"), "{error}");
     sender.signal(Signal::TERM);

@@ -18,14 +18,11 @@ use crate::os::environment::nonempty_variable;
 use crate::patterns::channel::{ConnectBuilder, ListenBuilder};
 use crate::patterns::ring::{RingBuilder, RingOpenBuilder};
 use crate::sharing::Session;
-use crate::sharing::bundle::{BundleBuilder, BundleOpenBuilder};
-use crate::sharing::export::{ShareBuilder, check_backend, copy_and_wait};
+use crate::sharing::export::{ShareBuilder, TensorSet, check_backend, copy_and_wait};
 use crate::sharing::import::OpenBuilder;
 use crate::transport::AllowList;
 use crate::wire::SOCKET_DIR_VARIABLE;
-use crate::wire::bundle::BundleDescriptor;
 use crate::wire::descriptor::Descriptor;
-use crate::wire::ring::RingDescriptor;
 
 /// How long an exporter may take to answer, unless said otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -96,27 +93,30 @@ impl Ipc {
         ShareBuilder::new(&self.session, owner, region)
     }
 
+    /// Returns an empty set of named tensors, for [`share_all`](Self::share_all).
+    pub fn tensors(&self) -> TensorSet {
+        TensorSet::new(self.backend())
+    }
+
     /// Shares many named tensors at once, in any number of allocations on any of the devices.
+    ///
+    /// An importer asks this process once for each device, however many tensors there are, and the driver opens each allocation
+    /// once, however many tensors lie in it.
     ///
     /// ```no_run
     /// # use device_ipc_core::{Dtype, Ipc, Result, TensorLayout};
     /// # fn share(ipc: &Ipc) -> Result<()> {
-    /// let mut bundle = ipc.bundle();
-    /// let layers = bundle.memory(ipc.allocate(0, 4096)?);
-    /// bundle.tensor("w", layers, 0, TensorLayout::contiguous(Dtype::F32, [16, 16])?)?;
-    /// bundle.tensor("b", layers, 1024, TensorLayout::contiguous(Dtype::F32, [16])?)?;
-    /// let export = bundle.start()?;
+    /// let mut tensors = ipc.tensors();
+    /// let layers = tensors.memory(ipc.allocate(0, 4096)?);
+    /// tensors.tensor("w", layers, 0, TensorLayout::contiguous(Dtype::F32, [16, 16])?)?;
+    /// tensors.tensor("b", layers, 1024, TensorLayout::contiguous(Dtype::F32, [16])?)?;
+    /// let export = ipc.share_all(tensors).start()?;
     /// println!("{}", export.descriptor());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn bundle(&self) -> BundleBuilder<'_> {
-        BundleBuilder::new(&self.session)
-    }
-
-    /// Opens all tensors of a bundle of another process, on the devices that the builder's last call says, or none of them.
-    pub fn open_bundle<'a>(&'a self, descriptor: &'a BundleDescriptor) -> BundleOpenBuilder<'a> {
-        BundleOpenBuilder::new(&self.session, descriptor, self.session.patience())
+    pub fn share_all(&self, tensors: TensorSet) -> ShareBuilder<'_, TensorSet> {
+        ShareBuilder::of_tensors(&self.session, tensors)
     }
 
     /// Shares memory whose owner the library cannot keep: that of an engine with an allocator of its own.
@@ -159,7 +159,7 @@ impl Ipc {
         Ok(ShareBuilder::new(&self.session, copy, shared))
     }
 
-    /// Opens memory of another process, or of this one.
+    /// Opens memory of another process, or of this one: one region, or all named tensors of a descriptor.
     pub fn open<'a>(&'a self, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
         OpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
@@ -172,8 +172,8 @@ impl Ipc {
     }
 
     /// Takes part in a ring of another process, or of this one, as a reader.
-    pub fn open_ring<'a>(&'a self, descriptor: &'a RingDescriptor) -> RingOpenBuilder<'a> {
-        RingOpenBuilder::new(self.open(descriptor.memory()), descriptor, self.session.patience())
+    pub fn open_ring<'a>(&'a self, descriptor: &'a Descriptor) -> RingOpenBuilder<'a> {
+        RingOpenBuilder::new(&self.session, descriptor, self.session.patience())
     }
 
     /// Listens for channels under a name; see [`Listener`](crate::Listener).

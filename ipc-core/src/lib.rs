@@ -44,7 +44,11 @@ pub use backend::{
     Opened, ReceivedHandle, Stream, View, ViewMut,
 };
 #[doc(hidden)]
-pub use compat::{BundleError, ReleaseError, RingReleaseError, ShareError};
+pub use compat::{
+    BUNDLE_TEXT_PREFIX, BundleBuilder, BundleDescriptor, BundleError, BundleExport, BundleMapping,
+    BundleOpenBuilder, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS, OpenReceivedBundle, RING_TEXT_PREFIX,
+    ReceivedBundle, ReceivedTensor, ReleaseError, RingDescriptor, RingReleaseError, ShareError,
+};
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };
@@ -61,23 +65,18 @@ pub use os::environment;
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
-    Channel, ConnectBuilder, ListenBuilder, Listener, Message, OpenReceived, OpenReceivedBundle, Received,
-    ReceivedBundle, ReceivedTensor,
+    Channel, ConnectBuilder, ListenBuilder, Listener, Message, OpenReceived, Received, ReceivedExport,
 };
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
 pub use sharing::ErrorWith;
-pub use sharing::bundle::{BundleBuilder, BundleExport, BundleMapping, BundleOpenBuilder, MemoryId};
-pub use sharing::export::{Export, Exposing, Exposure, Hanging, ShareBuilder};
+pub use sharing::export::{Export, Exposing, Exposure, Hanging, MemoryId, ShareBuilder, TensorSet};
 pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};
 pub use transport::{AllowList, Counters, ListedProcess, list_exports};
-pub use wire::bundle::{
-    BUNDLE_TEXT_PREFIX, BundleDescriptor, BundleView, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS,
-};
 pub use wire::channel::MAX_MESSAGE_TENSORS;
-pub use wire::descriptor::{self, Descriptor, DescriptorError, ExportId};
-pub use wire::ring::{MAX_RING_SLOTS, RING_TEXT_PREFIX, RingDescriptor, RingView};
+pub use wire::descriptor::{self, Descriptor, DescriptorError, DescriptorView, ExportId};
+pub use wire::ring::{MAX_RING_SLOTS, RingSlots};
 pub use wire::{BrokerAddress, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};

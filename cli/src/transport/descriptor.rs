@@ -1,11 +1,8 @@
 //! Descriptors of any kind: an export, a bundle or a ring, distinguished by their text prefix.
 
 use anyhow::{Context, Result, bail};
-use device_ipc::descriptor::MAX_DESCRIPTOR_BYTES;
-use device_ipc::tensor::MAX_TABLE_BYTES;
-use device_ipc::{
-    BUNDLE_TEXT_PREFIX, BundleDescriptor, Descriptor, ProcessIdentity, RING_TEXT_PREFIX, RingDescriptor,
-};
+use device_ipc::descriptor::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use device_ipc::{BundleDescriptor, Descriptor, ProcessIdentity, RingDescriptor};
 use serde_json::Value;
 
 /// A descriptor of any kind.
@@ -18,14 +15,14 @@ pub(crate) enum AnyDescriptor {
 
 impl AnyDescriptor {
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let text = text.trim();
-        Ok(if text.starts_with(BUNDLE_TEXT_PREFIX) {
-            Self::Bundle(text.parse().context("not a valid descriptor of a bundle")?)
-        } else if text.starts_with(RING_TEXT_PREFIX) {
-            Self::Ring(Box::new(text.parse().context("not a valid descriptor of a ring")?))
+        let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
+        let descriptor: Descriptor = text.parse().context(hint)?;
+        Ok(if descriptor.is_named() {
+            Self::Bundle(text.parse()?)
+        } else if descriptor.ring().is_some() {
+            Self::Ring(Box::new(descriptor))
         } else {
-            let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
-            Self::Export(Box::new(text.parse().context(hint)?))
+            Self::Export(Box::new(descriptor))
         })
     }
 
@@ -74,6 +71,6 @@ pub(crate) const RING_IS_NOT_READABLE: &str = "reading is not supported for the 
 
 /// Returns the maximum text length of a descriptor with this prefix: Base64 and surrounding white space.
 pub(super) fn max_text_bytes(prefix: &[u8]) -> u64 {
-    let bundle = prefix.trim_ascii_start().starts_with(BUNDLE_TEXT_PREFIX.as_bytes());
-    2 * if bundle { MAX_TABLE_BYTES } else { MAX_DESCRIPTOR_BYTES } as u64
+    let is_one = prefix.trim_ascii_start().starts_with(TEXT_PREFIX.as_bytes());
+    if is_one { 2 * MAX_DESCRIPTOR_BYTES as u64 } else { 128 * 1024 }
 }

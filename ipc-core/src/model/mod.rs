@@ -7,6 +7,7 @@ pub mod device;
 pub(crate) mod error;
 pub(crate) mod layout;
 pub(crate) mod lease;
+pub(crate) mod one_or_many;
 pub(crate) mod placement;
 pub(crate) mod printable;
 pub mod tensor;

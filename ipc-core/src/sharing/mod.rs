@@ -1,6 +1,5 @@
 //! Exports, leases, the import cache, ready events, timelines and copies through the host; and the one process-wide state.
 
-pub(crate) mod bundle;
 mod error_with;
 pub(crate) mod export;
 pub(crate) mod host_pages;

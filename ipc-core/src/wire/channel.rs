@@ -13,12 +13,12 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::os::received_file;
 use crate::wire::Token;
-use crate::wire::bundle::{BundleDescriptor, MAX_BUNDLE_PARTS};
-use crate::wire::descriptor::{Descriptor, ExportId};
+use crate::wire::descriptor::{Descriptor, ExportId, MAX_REGIONS_SECTIONS};
 
-/// How many tensors a message may hold. A bundle counts as one.
+/// Maximum number of exports of a message.
 pub const MAX_MESSAGE_TENSORS: usize = 1024;
 
 /// The longest packet in bytes. A message that is longer travels in a memory file.
@@ -62,51 +62,47 @@ pub(crate) struct Head<'a> {
     pub(crate) items: Vec<Item<'a>>,
 }
 
-/// A part of a message.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all of them are tensors, and a box costs an allocation"
-)]
+/// An export of a message, by its descriptor; with a grant of each of its parts where the sender is the exporter.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Item<'a> {
-    /// A region, by its descriptor; with a grant where the sender is the exporter.
-    Tensor { descriptor: DescriptorBytes<'a>, grant: Option<Token> },
-    /// A bundle of the sender's, by its descriptor, with a grant of each of its parts.
-    Bundle {
-        descriptor: BundleBytes<'a>,
-        #[serde(with = "at_most_parts")]
-        grants: Vec<Token>,
-    },
+pub(crate) struct Item<'a> {
+    pub(crate) descriptor: DescriptorBytes<'a>,
+    pub(crate) grants: Grants,
 }
 
 /// A descriptor in its binary form.
 #[derive(Debug)]
 pub(crate) struct DescriptorBytes<'a>(pub(crate) Cow<'a, Descriptor>);
 
-/// A bundle's descriptor in its binary form.
-#[derive(Debug)]
-pub(crate) struct BundleBytes<'a>(pub(crate) Cow<'a, BundleDescriptor>);
-
-macro_rules! as_bytes {
-    ($name:ident, $descriptor:ty) => {
-        impl Serialize for $name<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-                serializer.serialize_bytes(&self.0.to_bytes())
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name<'_> {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-                let bytes = <&[u8]>::deserialize(deserializer)?;
-                let read = <$descriptor>::from_bytes(bytes);
-                read.map(|descriptor| Self(Cow::Owned(descriptor))).map_err(D::Error::custom)
-            }
-        }
-    };
+impl Serialize for DescriptorBytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.to_bytes())
+    }
 }
 
-as_bytes!(DescriptorBytes, Descriptor);
-as_bytes!(BundleBytes, BundleDescriptor);
+impl<'de> Deserialize<'de> for DescriptorBytes<'_> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        let read = Descriptor::from_bytes(bytes);
+        read.map(|descriptor| Self(Cow::Owned(descriptor))).map_err(D::Error::custom)
+    }
+}
+
+/// A token for each part of an export, or none.
+#[derive(Debug)]
+pub(crate) struct Grants(pub(crate) OneOrMany<Token>);
+
+impl Serialize for Grants {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Grants {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let read = AtMost::<Token, OneOrMany<Token>>(MAX_REGIONS_SECTIONS, PhantomData);
+        deserializer.deserialize_seq(read).map(Self)
+    }
+}
 
 /// A list that a peer cannot make longer than it may be.
 macro_rules! bounded {
@@ -124,7 +120,7 @@ macro_rules! bounded {
             pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
                 deserializer: D,
             ) -> std::result::Result<Vec<T>, D::Error> {
-                deserializer.deserialize_seq(AtMost::<T>($most, PhantomData))
+                deserializer.deserialize_seq(AtMost::<T, Vec<T>>($most, PhantomData))
             }
         }
     };
@@ -132,26 +128,26 @@ macro_rules! bounded {
 
 bounded!(at_most_waiting, MAX_ENDED_GRANTS);
 bounded!(at_most_tensors, MAX_MESSAGE_TENSORS);
-bounded!(at_most_parts, MAX_BUNDLE_PARTS);
 
-struct AtMost<T>(usize, PhantomData<T>);
+struct AtMost<T, L>(usize, PhantomData<(T, L)>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
-    type Value = Vec<T>;
+impl<'de, T: Deserialize<'de>, L: FromIterator<T>> Visitor<'de> for AtMost<T, L> {
+    type Value = L;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "at most {} elements", self.0)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Vec<T>, A::Error> {
-        let mut read = Vec::new();
-        while let Some(element) = list.next_element()? {
-            if read.len() == self.0 {
-                return Err(A::Error::invalid_length(self.0 + 1, &self));
-            }
-            read.push(element);
-        }
-        Ok(read)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<L, A::Error> {
+        let mut read = 0;
+        let elements = std::iter::from_fn(|| {
+            let element = list.next_element().transpose()?;
+            read += 1;
+            Some(element.and_then(|element| {
+                if read > self.0 { Err(A::Error::invalid_length(read, &self)) } else { Ok(element) }
+            }))
+        });
+        elements.collect()
     }
 }
 

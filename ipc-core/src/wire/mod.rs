@@ -3,14 +3,12 @@
 //! Every reader treats its bytes as hostile.
 
 pub(crate) mod address;
-pub(crate) mod bundle;
 pub(crate) mod channel;
 pub mod descriptor;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;
 pub(crate) mod ring;
-pub(crate) mod tensors;
 mod token;
 
 pub(crate) use address::MAX_ADDRESS_BYTES;

@@ -1,4 +1,4 @@
-//! Descriptors that were tampered with, by the layout of `docs/spec/descriptor.md`.
+//! Descriptors that were tampered with, by the layout of `docs/spec/descriptor-format.md`.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -9,21 +9,30 @@ use device_ipc_core::{BundleDescriptor, Descriptor, ProcessIdentity};
 use crate::protocol::Identity;
 
 const TOTAL: Range<usize> = 8..12;
-const HOST: Range<usize> = 33..49;
-const BOOT: Range<usize> = 49..65;
-const PID_NAMESPACE: Range<usize> = 65..73;
-const NET_NAMESPACE: Range<usize> = 73..81;
-const PID: Range<usize> = 81..85;
-const START_TIME: Range<usize> = 85..93;
-const EXPORT: Range<usize> = 93..101;
-const TOKEN: Range<usize> = 101..117;
-const OFFSET: Range<usize> = 117..125;
-const LEN: Range<usize> = 125..133;
-const BACKEND_BYTES: usize = 135;
-const ADDRESS_KIND: usize = 136;
-const ADDRESS_BYTES: usize = 137;
-const HEAD: usize = 141;
+/// The exporter's section begins behind the envelope's first fields, and the body of each section behind its head.
+const SECTION_HEAD: usize = 8;
+const EXPORTER: usize = 12 + SECTION_HEAD;
+const EXPORTER_BYTES: Range<usize> = 16..20;
+const HOST: Range<usize> = EXPORTER..EXPORTER + 16;
+const BOOT: Range<usize> = EXPORTER + 16..EXPORTER + 32;
+const PID_NAMESPACE: Range<usize> = EXPORTER + 32..EXPORTER + 40;
+const NET_NAMESPACE: Range<usize> = EXPORTER + 40..EXPORTER + 48;
+const PID: Range<usize> = EXPORTER + 48..EXPORTER + 52;
+const START_TIME: Range<usize> = EXPORTER + 52..EXPORTER + 60;
+const BACKEND_BYTES: usize = EXPORTER + 61;
+const ADDRESS_KIND: usize = EXPORTER + 62;
+const ADDRESS_BYTES: usize = EXPORTER + 63;
+const HEAD: usize = EXPORTER + 64;
+/// In the section of regions.
+const EXPORT: Range<usize> = 0..8;
+const TOKEN: Range<usize> = 8..24;
+/// In the section of the region.
+const OFFSET: Range<usize> = 0..8;
+const LEN: Range<usize> = 8..16;
 const CHECKSUM: usize = 4;
+
+const REGIONS: u16 = 2;
+const REGION: u16 = 3;
 
 /// A descriptor whose fields can be read and changed; [`finish`](Self::finish) makes the checksum right again.
 #[derive(Clone, Debug)]
@@ -48,12 +57,12 @@ impl Forged {
 
     /// The secret.
     pub fn token(&self) -> [u8; 16] {
-        self.bytes[TOKEN].try_into().expect("sixteen bytes")
+        self.bytes[self.in_section(REGIONS, TOKEN)].try_into().expect("sixteen bytes")
     }
 
     /// The export's number.
     pub fn export(&self) -> u64 {
-        self.long(EXPORT)
+        self.long(self.in_section(REGIONS, EXPORT))
     }
 
     /// The exporter.
@@ -75,7 +84,8 @@ impl Forged {
 
     /// With another secret.
     pub fn with_token(mut self, token: [u8; 16]) -> Self {
-        self.bytes[TOKEN].copy_from_slice(&token);
+        let range = self.in_section(REGIONS, TOKEN);
+        self.bytes[range].copy_from_slice(&token);
         self
     }
 
@@ -92,8 +102,9 @@ impl Forged {
 
     /// Of other bytes of the same allocations.
     pub fn with_region(mut self, offset: u64, len: u64) -> Self {
-        self.bytes[OFFSET].copy_from_slice(&offset.to_le_bytes());
-        self.bytes[LEN].copy_from_slice(&len.to_le_bytes());
+        let (offset_range, len_range) = (self.in_section(REGION, OFFSET), self.in_section(REGION, LEN));
+        self.bytes[offset_range].copy_from_slice(&offset.to_le_bytes());
+        self.bytes[len_range].copy_from_slice(&len.to_le_bytes());
         self
     }
 
@@ -112,6 +123,8 @@ impl Forged {
         self.bytes.splice(range, name.iter().copied());
         self.bytes[ADDRESS_KIND] = kind;
         self.bytes[ADDRESS_BYTES] = name.len() as u8;
+        let section = u32::from(self.bytes[BACKEND_BYTES]) + name.len() as u32 + (HEAD - EXPORTER) as u32;
+        self.bytes[EXPORTER_BYTES].copy_from_slice(&section.to_le_bytes());
         let total = (self.bytes.len() + CHECKSUM) as u32;
         self.bytes[TOTAL].copy_from_slice(&total.to_le_bytes());
         self
@@ -122,18 +135,32 @@ impl Forged {
         start..start + usize::from(self.bytes[ADDRESS_BYTES])
     }
 
+    /// A range in the body of the first section of this kind.
+    fn in_section(&self, kind: u16, range: Range<usize>) -> Range<usize> {
+        let mut at = EXPORTER - SECTION_HEAD;
+        loop {
+            let head = &self.bytes[at..at + SECTION_HEAD];
+            let bytes = u32::from_le_bytes(head[4..].try_into().expect("four bytes")) as usize;
+            let body = at + SECTION_HEAD;
+            if head[..2] == kind.to_le_bytes() {
+                return body + range.start..body + range.end;
+            }
+            at = body + bytes;
+        }
+    }
+
     fn long(&self, range: Range<usize>) -> u64 {
         u64::from_le_bytes(self.bytes[range].try_into().expect("eight bytes"))
     }
 }
 
 /// CRC-32 as in Ethernet and zlib.
-/// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/bundle.md`.
+/// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/descriptor-format.md`.
 pub fn bundle_of_another(descriptor: &BundleDescriptor, exporter: &ProcessIdentity) -> Vec<u8> {
     let mut bytes = descriptor.to_bytes();
     bytes.truncate(bytes.len() - CHECKSUM);
-    bytes[60..64].copy_from_slice(&exporter.pid.to_le_bytes());
-    bytes[64..72].copy_from_slice(&exporter.start_time.to_le_bytes());
+    bytes[PID].copy_from_slice(&exporter.pid.to_le_bytes());
+    bytes[START_TIME].copy_from_slice(&exporter.start_time.to_le_bytes());
     let checksum = crc32(&bytes);
     bytes.extend(checksum.to_le_bytes());
     BundleDescriptor::from_bytes(&bytes).expect("it reads well");

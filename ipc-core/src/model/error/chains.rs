@@ -70,6 +70,7 @@ samples!(layout_errors: LayoutError {
     Unaligned => LayoutError::Unaligned { address: 1, element: 4 },
     Misaligned => LayoutError::Misaligned { address: 1, len: 80, element: 4 },
     NotContiguous => LayoutError::NotContiguous { shape: vec![4, 4], strides: vec![5, 1] },
+    Named => LayoutError::Named(3),
     NoTensor => LayoutError::NoTensor,
 });
 
@@ -78,7 +79,6 @@ samples!(descriptor_errors: DescriptorError {
     BadCharacter => DescriptorError::BadCharacter { position: 7 },
     BadMagic => DescriptorError::BadMagic,
     Version => DescriptorError::Version {
-        what: "descriptor",
         found: FormatVersion { major: 2, minor: 0 },
         readable: FormatVersion { major: 1, minor: 1 },
     },
@@ -89,10 +89,8 @@ samples!(descriptor_errors: DescriptorError {
     BadChecksum => DescriptorError::BadChecksum,
     BadField => DescriptorError::BadField { field: "length", why: text("it is shorter than the fixed part") },
     Layout => DescriptorError::Layout(LayoutError::Overflow),
-    NotRingText => DescriptorError::NotRingText,
-    NotRing => DescriptorError::NotRing,
-    NotBundle => DescriptorError::NotBundle,
-    NotTable => DescriptorError::NotTable,
+    UnknownSection => DescriptorError::UnknownSection { kind: 99 },
+    Kind => DescriptorError::Kind { expected: "a ring", found: "named tensors", remedy: "open it" },
     TensorName => DescriptorError::TensorName { name: String::new(), why: "it is empty" },
     Tensor => DescriptorError::Tensor { name: text("w"), cause: LayoutError::Overflow },
 });

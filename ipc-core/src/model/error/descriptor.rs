@@ -9,7 +9,7 @@ use crate::model::layout::LayoutError;
 #[non_exhaustive]
 pub enum DescriptorError {
     /// The text does not begin as a descriptor does.
-    #[error("not a device-ipc descriptor: expected the prefix \"dipc.\"")]
+    #[error("not a device-ipc descriptor: expected the prefix \"dipc1:\"")]
     NotText,
     /// A character that no descriptor holds.
     #[error("the descriptor's text is damaged at character {position}; copy it whole, as one line")]
@@ -22,12 +22,10 @@ pub enum DescriptorError {
     BadMagic,
     /// Another layout.
     #[error(
-        "the {what} has format {found}, and this library reads {readable}; update device-ipc in the {} process",
+        "the descriptor has format {found}, and this library reads {readable}; update device-ipc in the {} process",
         if found.major > readable.major { "receiving" } else { "exporting" }
     )]
     Version {
-        /// Which: a `descriptor`, or that of a `ring`, a `bundle`, or a `table of tensors`.
-        what: &'static str,
         /// Its format.
         found: FormatVersion,
         /// What this library reads.
@@ -38,6 +36,24 @@ pub enum DescriptorError {
     UnknownFeatures {
         /// The bits.
         flags: u16,
+    },
+    /// A section that this version does not know, and must not skip.
+    #[error(
+        "the descriptor has a section of kind {kind} that this library does not know; update the receiver"
+    )]
+    UnknownSection {
+        /// Its kind.
+        kind: u16,
+    },
+    /// The descriptor names other memory than the caller expects.
+    #[error("expected the descriptor of {expected}, found that of {found}; {remedy}")]
+    Kind {
+        /// The expected kind: `a ring`, `named tensors`.
+        expected: &'static str,
+        /// The kind found.
+        found: &'static str,
+        /// What to do with it.
+        remedy: &'static str,
     },
     /// Bytes are missing at the end. Bytes that are all there, with a damaged length, are [`BadChecksum`](Self::BadChecksum).
     #[error("the descriptor is cut off: {found} of {expected} bytes")]
@@ -54,7 +70,7 @@ pub enum DescriptorError {
         extra: usize,
     },
     /// Larger than any descriptor.
-    #[error("{found} B is more than a descriptor of this kind can have")]
+    #[error("{found} B is more than a descriptor can have")]
     TooLarge {
         /// How many bytes.
         found: usize,
@@ -73,18 +89,6 @@ pub enum DescriptorError {
     /// The tensor's layout makes no sense, or does not fit the region.
     #[error("the descriptor's tensor makes no sense: {0}")]
     Layout(LayoutError),
-    /// The text does not begin as the descriptor of a ring does.
-    #[error("not the descriptor of a ring: expected the prefix \"dipcr.\"")]
-    NotRingText,
-    /// The bytes do not begin as the descriptor of a ring does.
-    #[error("these bytes are no ring's descriptor; that of an export alone goes to Ipc::open")]
-    NotRing,
-    /// The bytes or the text are no bundle's descriptor.
-    #[error("this is no device-ipc bundle: its text begins with \"dipcb.\", its bytes with \"DIPB\"")]
-    NotBundle,
-    /// The bytes are no table of tensors.
-    #[error("these bytes are no device-ipc table of tensors: one begins with \"DIPT\"")]
-    NotTable,
     /// A tensor of a table or a bundle cannot be called so.
     #[error("a tensor cannot be called {name:?}: {why}")]
     TensorName {

@@ -75,6 +75,9 @@ pub enum LayoutError {
         /// Its strides, in elements.
         strides: Vec<u64>,
     },
+    /// One tensor was asked for where there are named ones.
+    #[error("the mapping has {0} named tensors; take one by Mapping::get, or all by Mapping::tensors")]
+    Named(usize),
     /// A tensor was asked for where there are only bytes.
     #[error(
         "the exporter stated no element type for these bytes; take Mapping::view, or have it call ShareBuilder::dtype"

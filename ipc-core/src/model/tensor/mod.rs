@@ -11,4 +11,4 @@ pub use named::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
 pub use table::TensorTable;
 
 pub(crate) use crate::model::layout::check_alignment;
-pub(crate) use named::{NamedTensor, RECORD_HEAD_BYTES, SHOWN_BYTES, check_name};
+pub(crate) use named::{NamedTensor, RECORD_HEAD_BYTES, SHOWN_BYTES, TABLE_ENVELOPE_BYTES, check_name};

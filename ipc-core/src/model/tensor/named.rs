@@ -13,7 +13,10 @@ pub const MAX_TENSORS: usize = 1 << 20;
 pub const MAX_TABLE_BYTES: usize = 64 * 1024 * 1024;
 
 /// The bytes of a tensor in the binary form of a table, beside its name and the numbers of its layout.
-pub(crate) const RECORD_HEAD_BYTES: usize = 20;
+pub(crate) const RECORD_HEAD_BYTES: usize = 24;
+
+/// The bytes of the binary form of a table, beside its tensors.
+pub(crate) const TABLE_ENVELOPE_BYTES: usize = 28;
 
 /// A tensor under its name. Its region begins `offset` bytes behind the start of what holds them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,10 @@
 //! Which tensors lie where in one region: what a sender says of a bucket that it fills again and again.
 
 use super::name::NameIndex;
-use super::{LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TensorLayout, check_name};
+use super::{
+    LayoutError, MAX_TABLE_BYTES, MAX_TENSORS, NamedTensor, TABLE_ENVELOPE_BYTES, TensorLayout, check_name,
+};
 use crate::model::error::{DescriptorError, Error, Result};
-
-/// The bytes of a table's binary form beside its records; at least as many.
-pub(crate) const ENVELOPE_BYTES: usize = 64;
 
 /// Named tensors in one region: for each its place in bytes from the region's start, and its layout from there on.
 ///
@@ -123,7 +122,7 @@ impl TensorTable {
 
     /// The table, unless its binary form is too large.
     fn checked(self) -> Result<Self, DescriptorError> {
-        let found = ENVELOPE_BYTES + self.tensors().map(|tensor| tensor.record_bytes()).sum::<usize>();
+        let found = TABLE_ENVELOPE_BYTES + self.tensors().map(|tensor| tensor.record_bytes()).sum::<usize>();
         if found > MAX_TABLE_BYTES { Err(DescriptorError::TooLarge { found }) } else { Ok(self) }
     }
 

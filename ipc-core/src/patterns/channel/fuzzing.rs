@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 
 use super::handshake::{Greeting, Hello};
-use crate::fuzzing::{SOMEBODY, Seed, plain_bundle, plain_descriptor};
+use crate::fuzzing::{SOMEBODY, Seed, plain_descriptor, plain_tensors};
 use crate::model::device::DeviceIdentity;
 use crate::model::placement::DeviceMap;
 use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
 use crate::wire::channel::{
-    BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read, read_message,
+    DescriptorBytes, Grants, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read, read_message,
 };
 use crate::wire::descriptor::ExportId;
 
@@ -63,7 +63,10 @@ pub(crate) fn greeting(bytes: &[u8]) {
 /// A message of so many tensors.
 pub(super) fn head(tensors: usize, grants: bool) -> Head<'static> {
     let grant = grants.then(|| Token::from_bytes([0x77; 16]));
-    let item = || Item::Tensor { descriptor: DescriptorBytes(Cow::Owned(plain_descriptor())), grant };
+    let item = || Item {
+        descriptor: DescriptorBytes(Cow::Owned(plain_descriptor())),
+        grants: Grants(grant.into_iter().collect()),
+    };
     let ended = vec![(ExportId(3), Token::from_bytes([0x88; 16])); tensors.min(4)];
     Head {
         reply: grants,
@@ -76,8 +79,8 @@ pub(super) fn head(tensors: usize, grants: bool) -> Head<'static> {
 /// A message of a bundle with so many grants, beside a tensor.
 fn bundle_head(grants: usize) -> Head<'static> {
     let mut head = head(1, true);
-    let grants = (0..grants).map(|part| Token::from_bytes([part as u8; 16])).collect();
-    head.items.push(Item::Bundle { descriptor: BundleBytes(Cow::Owned(plain_bundle())), grants });
+    let grants = Grants((0..grants).map(|part| Token::from_bytes([part as u8; 16])).collect());
+    head.items.push(Item { descriptor: DescriptorBytes(Cow::Owned(plain_tensors())), grants });
     head
 }
 

@@ -4,9 +4,6 @@ use std::borrow::Cow;
 use std::fmt;
 
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::model::device::DeviceIdentity;
-use crate::os::process::ProcessIdentity;
-use crate::sharing::bundle::BundleExport;
 use crate::sharing::export::Export;
 use crate::wire::descriptor::Descriptor;
 
@@ -22,33 +19,20 @@ pub struct Message<'a> {
     pub(super) ready: Vec<BorrowedStream<'a>>,
 }
 
-/// What a message carries beside its bytes.
+/// An export that a message carries.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
-    /// With a grant: it can be opened though the export has been dropped.
+    /// With grants: it can be opened though the export has been dropped.
     Export(&'a Export),
-    /// Of whatever process, as it is.
+    /// Of any process, as it is.
     Descriptor(&'a Descriptor),
-    /// With a grant for each home device.
-    Bundle(&'a BundleExport),
 }
 
-impl Part<'_> {
-    /// The process that shares it.
-    pub(super) fn exporter(&self) -> &ProcessIdentity {
+impl<'a> Part<'a> {
+    pub(super) fn descriptor(&self) -> &'a Descriptor {
         match self {
-            Self::Export(export) => &export.descriptor().exporter,
-            Self::Descriptor(descriptor) => &descriptor.exporter,
-            Self::Bundle(bundle) => bundle.descriptor().exporter(),
-        }
-    }
-
-    /// The first of the devices where its bytes live for which this holds.
-    pub(super) fn first_home(&self, mut is_it: impl FnMut(DeviceIdentity) -> bool) -> Option<DeviceIdentity> {
-        match self {
-            Self::Export(export) => Some(export.descriptor().home()).filter(|home| is_it(*home)),
-            Self::Descriptor(descriptor) => Some(descriptor.home()).filter(|home| is_it(*home)),
-            Self::Bundle(bundle) => bundle.descriptor().homes().find(|home| is_it(*home)),
+            Self::Export(export) => export.descriptor(),
+            Self::Descriptor(descriptor) => descriptor,
         }
     }
 }
@@ -65,17 +49,11 @@ impl<'a> Message<'a> {
         self
     }
 
-    /// Adds memory that this process shares. The export may be dropped as soon as the message has been sent: the message
-    /// holds a grant, which keeps the memory until the receiver has opened it, discarded it, or died.
-    pub fn tensor(mut self, export: &'a Export) -> Self {
+    /// Adds memory that this process shares: one region, or any number of named tensors. The export may be dropped as soon as
+    /// the message has been sent: the message holds grants, which keep the memory until the receiver has opened it, discarded
+    /// it, or died.
+    pub fn export(mut self, export: &'a Export) -> Self {
         self.parts.push(Part::Export(export));
-        self
-    }
-
-    /// Adds a bundle that this process shares. It may be dropped as soon as the message has been sent, as with
-    /// [`tensor`](Self::tensor). It counts as one tensor of the message, whatever it holds.
-    pub fn bundle(mut self, bundle: &'a BundleExport) -> Self {
-        self.parts.push(Part::Bundle(bundle));
         self
     }
 

@@ -31,7 +31,6 @@ mod name;
 mod properties;
 mod receive;
 mod received;
-mod received_bundle;
 mod send;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -43,8 +42,7 @@ use std::time::Duration;
 pub use connect::ConnectBuilder;
 pub use listen::{ListenBuilder, Listener};
 pub use message::Message;
-pub use received::{OpenReceived, Received, ReceivedTensor};
-pub use received_bundle::{OpenReceivedBundle, ReceivedBundle};
+pub use received::{OpenReceived, Received, ReceivedExport};
 
 use crate::model::error::{Error, Result};
 use crate::os::process::ProcessIdentity;

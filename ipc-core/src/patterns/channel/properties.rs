@@ -8,35 +8,35 @@ use proptest::prelude::*;
 
 use super::fuzzing::{self, head, hello};
 use super::handshake::Greeting;
-use crate::fuzzing::{plain_bundle, plain_descriptor};
+use crate::fuzzing::{plain_descriptor, plain_tensors};
 use crate::model::error::Error;
 use crate::transport::socket::ReceivedFds;
 use crate::wire::Token;
-use crate::wire::bundle::MAX_BUNDLE_PARTS;
 use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
-use crate::wire::channel::{
-    BundleBytes, DescriptorBytes, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read,
-};
-use crate::wire::descriptor::{Descriptor, ExportId};
+use crate::wire::channel::{DescriptorBytes, Grants, Head, Incoming, Item, MAX_PACKET_BYTES, Outgoing, read};
+use crate::wire::descriptor::{DescribedRegion, ExportId, MAX_REGIONS_SECTIONS, Memory};
 
 fn item() -> impl Strategy<Value = Item<'static>> {
     prop_oneof![4 => tensor(), 1 => bundle()]
 }
 
 fn bundle() -> impl Strategy<Value = Item<'static>> {
-    vec(any::<[u8; 16]>(), 0..=MAX_BUNDLE_PARTS).prop_map(|grants| Item::Bundle {
-        descriptor: BundleBytes(Cow::Owned(plain_bundle())),
-        grants: grants.into_iter().map(Token::from_bytes).collect(),
+    vec(any::<[u8; 16]>(), 0..=MAX_REGIONS_SECTIONS).prop_map(|grants| Item {
+        descriptor: DescriptorBytes(Cow::Owned(plain_tensors())),
+        grants: Grants(grants.into_iter().map(Token::from_bytes).collect()),
     })
 }
 
 fn tensor() -> impl Strategy<Value = Item<'static>> {
-    (any::<u64>(), 1..=u64::from(u32::MAX), option::of(any::<[u8; 16]>())).prop_map(|(export, len, grant)| {
-        let descriptor = Descriptor { export: ExportId(export), len: len.min(1 << 20), ..plain_descriptor() };
-        Item::Tensor {
+    (any::<u64>(), 1..=1_u64 << 20, option::of(any::<[u8; 16]>())).prop_map(|(export, len, grant)| {
+        let descriptor = plain_descriptor().with(|contents| {
+            contents.parts[0].export = ExportId(export);
+            contents.memory = Memory::Region(DescribedRegion { offset: 0, len, layout: None });
+        });
+        Item {
             descriptor: DescriptorBytes(Cow::Owned(descriptor)),
-            grant: grant.map(Token::from_bytes),
+            grants: Grants(grant.into_iter().map(Token::from_bytes).collect()),
         }
     })
 }
@@ -107,12 +107,12 @@ fn a_list_has_no_more_elements_than_it_may() {
     let more = encoded(&head(MAX_MESSAGE_TENSORS + 1, false));
     assert!(postcard::from_bytes::<Head<'_>>(&more).is_err());
     let grants = |count: usize| {
-        let grants = vec![Token::from_bytes([1; 16]); count];
-        let descriptor = BundleBytes(Cow::Owned(plain_bundle()));
-        encoded(&Head { items: vec![Item::Bundle { descriptor, grants }], ..head(0, false) })
+        let grants = Grants(vec![Token::from_bytes([1; 16]); count].into_iter().collect());
+        let descriptor = DescriptorBytes(Cow::Owned(plain_tensors()));
+        encoded(&Head { items: vec![Item { descriptor, grants }], ..head(0, false) })
     };
-    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS)).is_ok());
-    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_BUNDLE_PARTS + 1)).is_err());
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_REGIONS_SECTIONS)).is_ok());
+    assert!(postcard::from_bytes::<Head<'_>>(&grants(MAX_REGIONS_SECTIONS + 1)).is_err());
 }
 
 #[test]

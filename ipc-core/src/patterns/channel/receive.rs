@@ -10,8 +10,7 @@ use rustix::io::Errno;
 use super::arrival::{Arrival, Place};
 use super::connection::{Connection, LONGEST_RECEIVE, Slot};
 use super::maps::{ResolvedMap, position};
-use super::received::{Received, ReceivedTensor};
-use super::received_bundle::ReceivedBundle;
+use super::received::{Received, ReceivedExport};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
@@ -23,7 +22,6 @@ use crate::sharing::timeline::TIMELINE_END;
 use crate::transport::Deadline;
 use crate::transport::socket::{self, Packet};
 use crate::wire::Token;
-use crate::wire::bundle::BundleDescriptor;
 use crate::wire::channel::{Head, Incoming, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
 
@@ -264,49 +262,30 @@ impl Connection {
         let map = if head.reply { &self.maps.replied } else { &self.maps.incoming };
         let mut received = Received::new(Arc::clone(self), bytes, head.ready);
         let at = At { runtime, map: map.as_ref(), ready: head.ready };
-        for item in head.items {
-            match item {
-                Item::Tensor { descriptor, grant } => {
-                    received.tensors.push(self.tensor(&at, descriptor.0.into_owned(), grant)?);
-                }
-                Item::Bundle { descriptor, grants } => {
-                    received.bundles.push(self.bundle(&at, descriptor.0.into_owned(), &grants)?);
-                }
-            }
+        for Item { descriptor, grants } in head.items {
+            received.exports.push(self.export(&at, descriptor.0.into_owned(), &grants.0)?);
         }
+        received.put_named_last();
         Ok(received)
     }
 
-    fn tensor(
+    fn export(
         self: &Arc<Self>,
         at: &At<'_>,
         descriptor: Descriptor,
-        grant: Option<Token>,
-    ) -> Result<ReceivedTensor> {
-        let named = descriptor.named();
-        if grant.is_some() {
-            self.check_granted(named.exporter)?;
-        }
-        let held = grant.map(|token| self.held(&named, token));
-        let place = self.place(at, named.exporter, descriptor.home());
-        Ok(ReceivedTensor::new(Arrival::new(self, at.ready), descriptor, held, place))
-    }
-
-    fn bundle(
-        self: &Arc<Self>,
-        at: &At<'_>,
-        descriptor: BundleDescriptor,
         grants: &[Token],
-    ) -> Result<ReceivedBundle> {
-        self.check_granted(descriptor.exporter())?;
+    ) -> Result<ReceivedExport> {
         let contents = descriptor.contents();
-        if grants.len() != contents.parts.len() {
-            return Err(self.break_off("its message grants other than all of a bundle".into()));
+        if !grants.is_empty() {
+            self.check_granted(&contents.exporter)?;
+            if grants.len() != contents.parts.len() {
+                return Err(self.break_off("its message grants other than all of an export".into()));
+            }
         }
         let held = grants.iter().enumerate().map(|(part, token)| self.held(&contents.named(part), *token));
         let held = held.collect();
-        let places = descriptor.homes().map(|home| self.place(at, descriptor.exporter(), home)).collect();
-        Ok(ReceivedBundle::new(Arrival::new(self, at.ready), descriptor, held, places))
+        let places = descriptor.homes().map(|home| self.place(at, &contents.exporter, home)).collect();
+        Ok(ReceivedExport::new(Arrival::new(self, at.ready), descriptor, held, places))
     }
 
     /// A token shown to a process that does not know it counts as a guess there.

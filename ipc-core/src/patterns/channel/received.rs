@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::arrival::{Arrival, Place};
 use super::connection::Connection;
 use super::message::Message;
-use super::received_bundle::ReceivedBundle;
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::sharing::import::{HeldGrant, Mapping, OpenBuilder, Staging, is_out_of_reach};
 use crate::transport::Deadline;
 use crate::wire::channel::Payload;
@@ -21,15 +21,14 @@ use crate::wire::descriptor::Descriptor;
 /// the channel has been closed.
 pub struct Received {
     bytes: Payload,
-    pub(super) tensors: Vec<ReceivedTensor>,
-    pub(super) bundles: Vec<ReceivedBundle>,
+    pub(crate) exports: Vec<ReceivedExport>,
     ready: u64,
     connection: Arc<Connection>,
 }
 
 impl Received {
     pub(super) const fn new(connection: Arc<Connection>, bytes: Payload, ready: u64) -> Self {
-        Self { bytes, tensors: Vec::new(), bundles: Vec::new(), ready, connection }
+        Self { bytes, exports: Vec::new(), ready, connection }
     }
 
     /// The bytes of the message.
@@ -37,24 +36,18 @@ impl Received {
         self.bytes.bytes()
     }
 
-    /// The memory that came with it, but for bundles, in the order in which it was added.
-    pub fn tensors(&self) -> &[ReceivedTensor] {
-        &self.tensors
+    /// Returns the exports that came with it, in the order in which they were added; those of named tensors behind the others.
+    pub fn exports(&self) -> &[ReceivedExport] {
+        &self.exports
     }
 
-    /// The bundles that came with it, in the order in which they were added.
-    pub fn bundles(&self) -> &[ReceivedBundle] {
-        &self.bundles
+    /// Returns the exports that came with it, to be opened when the message has gone.
+    pub fn into_exports(self) -> Vec<ReceivedExport> {
+        self.exports
     }
 
-    /// The tensors that came with it, to be opened when the message has gone. Its bundles are discarded.
-    pub fn into_tensors(self) -> Vec<ReceivedTensor> {
-        self.tensors
-    }
-
-    /// The tensors and the bundles that came with it, to be opened when the message has gone.
-    pub fn into_parts(self) -> (Vec<ReceivedTensor>, Vec<ReceivedBundle>) {
-        (self.tensors, self.bundles)
+    pub(super) fn put_named_last(&mut self) {
+        self.exports.sort_by_key(|export| export.descriptor.is_named());
     }
 
     /// Answers over the channel that the message came by. What is sent takes the inverse of the device map that the message
@@ -80,74 +73,87 @@ impl Received {
 
 impl fmt::Debug for Received {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tensors, bundles) = (self.tensors.len(), self.bundles.len());
-        write!(f, "Received({} bytes, {tensors} tensors, {bundles} bundles)", self.bytes().len())
+        write!(f, "Received({} bytes, {} exports)", self.bytes().len(), self.exports.len())
     }
 }
 
-/// Memory that came with a message. Dropping it unopened gives it back to the sender.
-pub struct ReceivedTensor {
+/// Memory that came with a message: one region, or any number of named tensors. Dropping it unopened gives it back to the
+/// sender.
+pub struct ReceivedExport {
     arrival: Arrival,
     descriptor: Descriptor,
-    grant: Option<HeldGrant>,
-    place: Place,
+    /// One for each home device, or none.
+    grants: OneOrMany<HeldGrant>,
+    /// One for each home device.
+    places: OneOrMany<Place>,
 }
 
-impl ReceivedTensor {
+impl ReceivedExport {
     pub(super) const fn new(
         arrival: Arrival,
         descriptor: Descriptor,
-        grant: Option<HeldGrant>,
-        place: Place,
+        grants: OneOrMany<HeldGrant>,
+        places: OneOrMany<Place>,
     ) -> Self {
-        Self { arrival, descriptor, grant, place }
+        Self { arrival, descriptor, grants, places }
     }
 
-    /// What names the memory. Others may open it too, as long as the export has not been dropped.
+    /// Returns the descriptor of the memory. Other processes may open it too, as long as the export has not been dropped.
     pub const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// Where the bytes live.
+    /// Returns the device where the bytes live, the first of several.
     pub fn home(&self) -> DeviceIdentity {
         self.descriptor.home()
     }
 
-    /// The device of this process that the channel's device map opens it on; `None` where it has none, and the choice is
-    /// free.
-    pub const fn device(&self) -> Option<DeviceOrdinal> {
-        match self.place {
-            Place::On(device) => Some(device),
-            Place::Anywhere | Place::Nowhere => None,
-        }
+    /// Returns the device of this process that the channel's device map opens memory of the first home on; `None` where there is
+    /// no entry, and the choice is free.
+    pub fn device(&self) -> Option<DeviceOrdinal> {
+        self.device_for(self.home())
     }
 
-    /// Opens it, also where the sender has dropped its export since. The grant is used up by the first open that the sender
-    /// answers; later ones are those of the plain descriptor.
+    /// Returns the device of this process that the channel's device map opens memory of this home on.
+    pub fn device_for(&self, home: DeviceIdentity) -> Option<DeviceOrdinal> {
+        self.homes().find(|(_, known)| *known == home).and_then(|(place, _)| match place {
+            Place::On(device) => Some(device),
+            Place::Anywhere | Place::Nowhere => None,
+        })
+    }
+
+    /// Opens it, all of it or nothing, also where the sender has dropped its export since. The grants are used up by the first
+    /// open that the sender answers, one for each home device; later opens are those of the plain descriptor.
     pub fn open(&self) -> OpenReceived<'_> {
         OpenReceived {
-            tensor: self,
+            export: self,
             access: None,
             timeout: self.arrival.connection.ipc.patience(),
             staging: Staging::Never,
         }
     }
+
+    /// Where the memory of each home may be opened.
+    fn homes(&self) -> impl Iterator<Item = (Place, DeviceIdentity)> {
+        self.places.iter().copied().zip(self.descriptor.homes())
+    }
 }
 
-impl fmt::Debug for ReceivedTensor {
+impl fmt::Debug for ReceivedExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceivedTensor")
+        f.debug_struct("ReceivedExport")
             .field("descriptor", &self.descriptor)
-            .field("place", &self.place)
+            .field("places", &self.places)
             .finish_non_exhaustive()
     }
 }
 
-/// A mapping in the making, as [`OpenBuilder`]; see [`ReceivedTensor::open`]. It is made by the method that says where.
+/// Builder of a mapping of a received export, as [`OpenBuilder`]; see [`ReceivedExport::open`]. The method that names the place
+/// opens it.
 #[must_use = "nothing is opened before mapped, at_home, on_device or on"]
 #[derive(Debug)]
 pub struct OpenReceived<'a> {
-    tensor: &'a ReceivedTensor,
+    export: &'a ReceivedExport,
     access: Option<Access>,
     timeout: Duration,
     staging: Staging,
@@ -179,29 +185,35 @@ impl OpenReceived<'_> {
         self
     }
 
-    /// Opens on the device that the channel's device map says ([`ReceivedTensor::device`]). Waits on the host until the bytes
-    /// are ready.
+    /// Opens each tensor on the device that the channel's device map names ([`ReceivedExport::device_for`]). Waits on the host
+    /// until the bytes are ready.
     ///
     /// # Errors
     ///
     /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] where the channel has none; those of
     /// [`on_device`](Self::on_device).
     pub fn mapped(self) -> Result<Mapping> {
-        let device = self.tensor.arrival.mapped(self.tensor.place, self.tensor.home())?;
-        self.on_device(device)
+        let arrival = &self.export.arrival;
+        let devices = self.export.homes().map(|(place, home)| Ok((home, arrival.mapped(place, home)?)));
+        let devices: OneOrMany<_> = devices.collect::<Result<_>>()?;
+        let device = |home| devices.iter().find(|(known, _)| *known == home).map(|(_, device)| *device);
+        self.open(None, |home, _| device(home).ok_or(Error::NotInDeviceMap { home, peer: None }))
     }
 
-    /// Opens on the device where the bytes live. Waits on the host until they are ready.
+    /// Opens each tensor on the device where its bytes live. Waits on the host until they are ready.
     ///
     /// # Errors
     ///
     /// As [`OpenBuilder::at_home`], and as [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<Mapping> {
-        let devices = &self.tensor.arrival.connection.devices;
-        if let Some(home) = super::maps::position(devices, self.tensor.home()) {
-            self.check_place(home)?;
+        let connection = &self.export.arrival.connection;
+        for (place, home) in self.export.homes() {
+            if let Some(device) = super::maps::position(&connection.devices, home) {
+                self.export.arrival.check_place(place, home, device)?;
+            }
         }
-        self.open(None, |builder| builder.at_home())
+        let variable = connection.ipc.backend().visible_devices_variable();
+        self.open(None, |home, visible| visible.ok_or(Error::HomeNotVisible { home, variable }))
     }
 
     /// Opens on the device at this position. Waits on the host until the bytes are ready.
@@ -213,8 +225,10 @@ impl OpenReceived<'_> {
     /// memory can be opened later.
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
         let device = device.into();
-        self.check_place(device)?;
-        self.open(None, |builder| builder.on_device(device))
+        for (place, home) in self.export.homes() {
+            self.export.arrival.check_place(place, home, device)?;
+        }
+        self.open(None, |_, _| Ok(device))
     }
 
     /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
@@ -224,29 +238,27 @@ impl OpenReceived<'_> {
     /// As [`OpenBuilder::on`]; [`Error::WrongStream`] where the channel's map says another device than the stream's;
     /// [`Error::PeerGone`] where the sender ended before its streams had written the bytes.
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
-        let (tensor, stream) = (self.tensor, stream.as_stream());
-        tensor.arrival.check_stream(tensor.place, tensor.home(), stream)?;
-        self.open(Some(stream), |builder| builder.on(&stream))
-    }
-
-    fn check_place(&self, device: DeviceOrdinal) -> Result<()> {
-        self.tensor.arrival.check_place(self.tensor.place, self.tensor.home(), device)
+        let stream = stream.as_stream();
+        for (place, home) in self.export.homes() {
+            self.export.arrival.check_stream(place, home, stream)?;
+        }
+        self.open(Some(stream), |_, _| Ok(stream.device()))
     }
 
     fn open(
         &self,
         stream: Option<BorrowedStream<'_>>,
-        open: impl Fn(OpenBuilder<'_>) -> Result<Mapping>,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
         let deadline = Deadline::after(self.timeout);
-        let arrival = &self.tensor.arrival;
+        let arrival = &self.export.arrival;
         if self.staging != Staging::Always {
-            // Before the open, which may use up the grant: what fails here can be tried again.
+            // Before the open, which may use up the grants: what fails here can be tried again.
             let timeout = match stream {
                 Some(stream) => arrival.wait_ready_on(stream, deadline).map(|()| self.timeout)?,
                 None => arrival.wait_ready(deadline).map(|()| deadline.left())?,
             };
-            match self.open_now(timeout, &open) {
+            match self.open_now(timeout, |builder| builder.open(stream, &place)) {
                 Err(error) if self.needs_copy(&error) => {
                     tracing::debug!(%error, "the memory is copied, as it cannot be opened");
                 }
@@ -255,11 +267,11 @@ impl OpenReceived<'_> {
         }
         // The exporter copies at once, whatever a stream of this process waits for.
         arrival.wait_ready(deadline)?;
-        self.open_now(self.timeout, |builder| open(builder.staged()))
+        self.open_now(self.timeout, |builder| builder.staged().open(stream, &place))
     }
 
     fn needs_copy(&self, error: &Error) -> bool {
-        self.staging == Staging::IfNeeded && is_out_of_reach(error)
+        self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost())
     }
 
     fn open_now(
@@ -267,10 +279,9 @@ impl OpenReceived<'_> {
         timeout: Duration,
         open: impl FnOnce(OpenBuilder<'_>) -> Result<Mapping>,
     ) -> Result<Mapping> {
-        let ReceivedTensor { arrival, descriptor, grant, .. } = self.tensor;
-        arrival.open(grant.as_slice(), || {
-            let builder = OpenBuilder::new(&arrival.connection.ipc, descriptor, timeout);
-            let builder = builder.by_grant(grant.as_ref());
+        let ReceivedExport { arrival, descriptor, grants, .. } = self.export;
+        arrival.open(grants, || {
+            let builder = OpenBuilder::new(&arrival.connection.ipc, descriptor, timeout).by_grants(grants);
             open(match self.access {
                 Some(access) => builder.access(access),
                 None => builder,

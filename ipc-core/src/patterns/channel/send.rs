@@ -13,6 +13,7 @@ use super::inbox::Put;
 use super::message::{Message, Part};
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::export::{Bearer, check_backend};
@@ -20,7 +21,7 @@ use crate::sharing::timeline::timelines_of;
 use crate::transport::{Deadline, socket};
 use crate::wire::Token;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
-use crate::wire::channel::{BundleBytes, DescriptorBytes, Head, Item, Outgoing};
+use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, Outgoing};
 use crate::wire::descriptor::ExportId;
 
 /// What has been sent. Whoever holds it sends.
@@ -53,24 +54,14 @@ impl Unsent<'_> {
 
     /// A part of the message, with its grants.
     fn item<'p>(&mut self, part: &Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
-        Ok(match *part {
-            Part::Export(export) => {
-                let descriptor = export.descriptor();
-                let grant = Some(self.grant(descriptor.export, bearer)?);
-                Item::Tensor { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grant }
+        let descriptor = part.descriptor();
+        let grants = match part {
+            Part::Export(_) => {
+                descriptor.exports().map(|export| self.grant(export, bearer)).collect::<Result<_>>()?
             }
-            Part::Descriptor(descriptor) => {
-                Item::Tensor { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grant: None }
-            }
-            Part::Bundle(bundle) => {
-                let descriptor = bundle.descriptor();
-                let grants = descriptor.contents().parts.iter().map(|part| self.grant(part.export, bearer));
-                Item::Bundle {
-                    grants: grants.collect::<Result<_>>()?,
-                    descriptor: BundleBytes(Cow::Borrowed(descriptor)),
-                }
-            }
-        })
+            Part::Descriptor(_) => OneOrMany::NONE,
+        };
+        Ok(Item { descriptor: DescriptorBytes(Cow::Borrowed(descriptor)), grants: Grants(grants) })
     }
 
     fn grant(&mut self, export: ExportId, bearer: &Bearer) -> Result<Token> {
@@ -183,10 +174,11 @@ impl Connection {
         let Some(map) = map else { return Ok(()) };
         for part in &message.parts {
             // What the receiver shares itself is at home there.
-            if *part.exporter() == self.peer.process {
+            let descriptor = part.descriptor();
+            if *descriptor.exporter() == self.peer.process {
                 continue;
             }
-            if let Some(home) = part.first_home(|home| map.get(home).is_none()) {
+            if let Some(home) = descriptor.homes().find(|home| map.get(*home).is_none()) {
                 let peer = format!("process {} ({})", self.peer.pid, self.peer.program);
                 return Err(Error::NotInDeviceMap { home, peer: Some(peer) });
             }

@@ -13,12 +13,12 @@ use crate::backend::{Access, DeviceIpc};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
-use crate::sharing::ErrorWith;
 use crate::sharing::export::{ShareBuilder, check_backend};
 use crate::sharing::import::{Mapping, OpenBuilder};
 use crate::sharing::timeline::OwnCounter;
-use crate::wire::ring::ALIGNMENT;
-use crate::wire::ring::{MAX_RING_SLOTS, RingDescriptor};
+use crate::sharing::{ErrorWith, Session};
+use crate::wire::descriptor::{Descriptor, DescriptorError};
+use crate::wire::ring::{ALIGNMENT, MAX_RING_SLOTS, RingSlots};
 
 /// Default number of slots: one is read while the other is written.
 const DEFAULT_SLOTS: u32 = 2;
@@ -148,17 +148,14 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
 #[derive(Debug)]
 pub struct RingOpenBuilder<'a> {
     open: OpenBuilder<'a>,
-    descriptor: &'a RingDescriptor,
+    slots: Option<RingSlots>,
     timeout: Duration,
 }
 
 impl<'a> RingOpenBuilder<'a> {
-    pub(crate) const fn new(
-        open: OpenBuilder<'a>,
-        descriptor: &'a RingDescriptor,
-        timeout: Duration,
-    ) -> Self {
-        Self { open: open.alone(), descriptor, timeout }
+    pub(crate) fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+        let open = OpenBuilder::new(session, descriptor, timeout).alone();
+        Self { open, slots: descriptor.ring(), timeout }
     }
 
     /// Sets the access of this reader, by default the access that the writer permits.
@@ -179,7 +176,7 @@ impl<'a> RingOpenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`OpenBuilder::at_home`]; [`Error::Protocol`] if the writer's process does not share the memory as a ring.
+    /// Those of [`OpenBuilder::at_home`]; [`DescriptorError::Kind`] for the descriptor of other memory; [`Error::Protocol`] where the writer's process shares the memory as no ring.
     pub fn at_home(self) -> Result<RingReader> {
         self.open(OpenBuilder::at_home)
     }
@@ -212,7 +209,11 @@ impl<'a> RingOpenBuilder<'a> {
     }
 
     fn open(self, open: impl FnOnce(OpenBuilder<'a>) -> Result<Mapping>) -> Result<RingReader> {
-        let mapping = open(self.open)?;
-        RingReader::open(mapping, self.descriptor, self.timeout)
+        let slots = self.slots.ok_or(DescriptorError::Kind {
+            expected: "a ring",
+            found: "other memory",
+            remedy: "open it by Ipc::open",
+        })?;
+        RingReader::open(open(self.open)?, slots, self.timeout)
     }
 }

@@ -18,7 +18,7 @@ use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
 use crate::sharing::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
 use crate::transport::check_may_wait;
-use crate::wire::ring::RingDescriptor;
+use crate::wire::ring::RingSlots;
 
 /// Maximum number of polls for the termination reason of a timeline whose counter has ended.
 const MAX_TERMINATION_POLLS: u32 = 1000;
@@ -94,20 +94,19 @@ pub(super) struct ReaderState {
 }
 
 impl RingReader {
-    /// Creates a reader of an open mapping. The mapping's first use of the lease's counters notifies the writer.
-    pub(super) fn open(mapping: Mapping, descriptor: &RingDescriptor, timeout: Duration) -> Result<Self> {
-        let slots =
-            Slots::new(mapping.range(), descriptor.slots(), descriptor.slot_bytes()).ok_or_else(|| {
-                Error::InvalidRegion(format!(
-                    "{} slots of {} B exceed the mapping of {} B",
-                    descriptor.slots(),
-                    descriptor.slot_bytes(),
-                    mapping.len()
-                ))
-            })?;
+    /// Creates a reader of an open mapping. The first use of the lease's counters notifies the writer.
+    pub(super) fn open(mapping: Mapping, ring: RingSlots, timeout: Duration) -> Result<Self> {
+        let slots = Slots::new(mapping.range(), ring.slots(), ring.slot_bytes()).ok_or_else(|| {
+            Error::InvalidRegion(format!(
+                "{} slots of {} bytes do not lie in the {} bytes that were mapped",
+                ring.slots(),
+                ring.slot_bytes(),
+                mapping.len()
+            ))
+        })?;
         let on_host = has_no_timelines(&**mapping.held().backend(), mapping.device())?;
         let timeline = mapping.held().words()?;
-        let writer = descriptor.writer().pid;
+        let writer = mapping.descriptor().exporter().pid;
         let start = match timeline.start() {
             RingStart::At(start) => start,
             RingStart::Dismissed => return Err(Error::DismissedFromRing { pid: writer }),

@@ -22,7 +22,8 @@ use crate::sharing::import::{Keeper, OwnMemory, Tensor};
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
 use crate::transport::Deadline;
 use crate::transport::check_may_wait;
-use crate::wire::ring::RingDescriptor;
+use crate::wire::descriptor::Descriptor;
+use crate::wire::ring::RingSlots;
 
 /// The writer of a ring: memory that is shared once, in slots that are written in turn.
 ///
@@ -61,7 +62,7 @@ pub struct Ring {
     export: Export,
     /// The source of views of slots.
     memory: OwnMemory,
-    descriptor: RingDescriptor,
+    descriptor: Descriptor,
     backend: Arc<dyn DeviceIpc>,
     slots: Slots,
     members: Arc<Members>,
@@ -115,14 +116,15 @@ impl Ring {
         let members = Arc::new(Members::new(own.clone()));
         let memory = export.descriptor().clone();
         if let Some(runtime) = Runtime::existing() {
-            runtime.exports.observe(memory.export, Arc::clone(&members) as _);
+            runtime.exports.observe(memory.export(), Arc::clone(&members) as _);
         }
-        let descriptor = RingDescriptor::new(memory, slots.count(), slots.bytes());
+        let ring = RingSlots::new(slots.count(), slots.bytes(), memory.len());
+        let descriptor = memory.with(|contents| contents.ring = ring);
         Self {
             close_guard: CloseGuard { members: Arc::clone(&members), owner: Owner::current() },
             export,
             memory: OwnMemory::new(Arc::clone(&backend), slots.device(), "the ring"),
-            descriptor: descriptor.expect("the slots fit the memory"),
+            descriptor,
             backend,
             slots,
             members,
@@ -137,7 +139,7 @@ impl Ring {
     }
 
     /// Returns the descriptor with which readers open the ring. Send it over any transport.
-    pub const fn descriptor(&self) -> &RingDescriptor {
+    pub const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 

@@ -4,24 +4,39 @@ use std::sync::Arc;
 
 use crate::backend::DeviceIpc;
 use crate::model::address::{DeviceRange, Extent};
+use crate::model::one_or_many::OneOrMany;
 
-/// What borrowed memory was when it was exported.
+/// Borrowed memory as it was when it was exported.
 #[derive(Clone, Debug)]
 pub(crate) struct BorrowedMemory {
-    pub(super) backend: Arc<dyn DeviceIpc>,
+    backend: Arc<dyn DeviceIpc>,
+    pieces: OneOrMany<BorrowedPiece>,
+}
+
+/// One range of borrowed memory.
+#[derive(Clone, Debug)]
+pub(crate) struct BorrowedPiece {
     pub(super) range: DeviceRange,
     pub(super) allocation: Option<DeviceRange>,
     pub(super) extents: Vec<Extent>,
 }
 
 impl BorrowedMemory {
-    /// Is it still that? Asks the driver, so not on the poller's thread.
+    pub(super) fn new(backend: &Arc<dyn DeviceIpc>, pieces: impl IntoIterator<Item = BorrowedPiece>) -> Self {
+        Self { backend: Arc::clone(backend), pieces: pieces.into_iter().collect() }
+    }
+
+    /// Checks that the memory is unchanged. Asks the driver, so not on the poller's thread.
     pub(crate) fn check(&self) -> Result<(), String> {
-        match self.backend.extents_of(self.range, self.allocation) {
-            Ok(extents) if extents == self.extents => Ok(()),
-            Ok(extents) => Err(format!("it was {}, and is {}", describe(&self.extents), describe(&extents))),
-            Err(error) => Err(error.to_string()),
-        }
+        self.pieces.iter().try_for_each(|piece| {
+            match self.backend.extents_of(piece.range, piece.allocation) {
+                Ok(extents) if extents == piece.extents => Ok(()),
+                Ok(extents) => {
+                    Err(format!("it was {}, and is {}", describe(&piece.extents), describe(&extents)))
+                }
+                Err(error) => Err(error.to_string()),
+            }
+        })
     }
 }
 

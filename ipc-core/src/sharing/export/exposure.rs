@@ -4,11 +4,13 @@
 //! and write all of them, whatever the descriptor says. The library cannot prevent that. It can say so, refuse, or share a
 //! copy that lies alone.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::shared::Allocation;
+use super::shared::{Allocation, Handles};
 use crate::backend::interop::Region;
+use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 
 /// What to do where importers could reach more than the region.
@@ -56,6 +58,31 @@ impl Exposure {
         Self { region_bytes: bytes, allocation_bytes, reachable_bytes }
     }
 
+    /// Of named tensors, which take up `bytes` of these allocations. `owned_whole` are allocations that their owners gave as
+    /// a whole.
+    pub(super) fn of_tensors(bytes: u64, owned_whole: &[DeviceRange], parts: &[Handles]) -> Self {
+        let owned_whole: HashMap<_, _> =
+            owned_whole.iter().map(|range| ((range.device, range.ptr), range.len)).collect();
+        let mut allocation_bytes = 0_u64;
+        let mut reached = Some(Vec::new());
+        for allocation in parts.iter().flat_map(|part| part.iter()) {
+            let whole = allocation.extent().allocation;
+            let given = owned_whole.get(&(whole.device, whole.ptr)).filter(|_| allocation.kind().isolated);
+            let reach = match given {
+                Some(len) => Some(DeviceRange { len: *len, ..whole }),
+                None => {
+                    allocation.reach().map(|reach| DeviceRange { len: reach.len.max(whole.len), ..reach })
+                }
+            };
+            allocation_bytes += given.copied().unwrap_or(whole.len);
+            match (&mut reached, reach) {
+                (Some(all), Some(reach)) => all.push(reach),
+                _ => reached = None,
+            }
+        }
+        Self { region_bytes: bytes, allocation_bytes, reachable_bytes: reached.map(bytes_of_all) }
+    }
+
     /// Is the region all that can be reached?
     pub fn is_exact(&self) -> bool {
         self.reachable_bytes == Some(self.region_bytes)
@@ -81,11 +108,45 @@ impl Exposure {
     }
 }
 
+/// The bytes of all ranges, those of several counted once.
+fn bytes_of_all(mut ranges: Vec<DeviceRange>) -> u64 {
+    ranges.sort_by_key(|range| (range.device, range.ptr));
+    let mut bytes = 0_u64;
+    let mut until = None;
+    for range in ranges {
+        let end = range.ptr.get().saturating_add(range.len);
+        let start = match until {
+            Some((device, until)) if device == range.device => range.ptr.get().max(until),
+            _ => range.ptr.get(),
+        };
+        bytes = bytes.saturating_add(end.saturating_sub(start));
+        until = Some((range.device, end.max(start)));
+    }
+    bytes
+}
+
 impl fmt::Display for Exposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_exact() {
             return f.write_str("importers reach the region alone");
         }
         write!(f, "importers reach {} beside the {} bytes of the region", self.beside(), self.region_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::address::DevicePtr;
+    use crate::model::device::DeviceOrdinal;
+
+    #[test]
+    fn overlapping_ranges_are_counted_once() {
+        let range =
+            |device, start, len| DeviceRange::new(DeviceOrdinal::new(device), DevicePtr::new(start), len);
+        assert_eq!(bytes_of_all(vec![]), 0);
+        let all =
+            vec![range(0, 100, 50), range(0, 0, 20), range(0, 120, 10), range(0, 140, 20), range(1, 0, 20)];
+        assert_eq!(bytes_of_all(all), 20 + 60 + 20);
     }
 }

@@ -1,10 +1,14 @@
 //! The sender's guard.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::exposure::Exposure;
+use super::shared::Handles;
+use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::Holders;
+use crate::model::one_or_many::OneOrMany;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::timeline::Timeline;
@@ -23,19 +27,50 @@ use crate::wire::descriptor::{Descriptor, ExportId};
 #[must_use = "dropping the export ends it"]
 pub struct Export {
     descriptor: Descriptor,
-    exposure: Exposure,
-    published: Published,
+    reach: Reach,
+    /// One for each home device.
+    parts: OneOrMany<Published>,
+}
+
+/// The memory that device work of importers reaches.
+#[derive(Debug)]
+pub(super) enum Reach {
+    Known(Exposure),
+    /// Computed when it is asked for, as the vendor may have to be asked for each allocation.
+    Later(Box<LaterReach>),
+}
+
+#[derive(Debug)]
+pub(super) struct LaterReach {
+    bytes: u64,
+    owned_whole: Vec<DeviceRange>,
+    handles: Vec<Handles>,
+    known: OnceLock<Exposure>,
+}
+
+impl Reach {
+    pub(super) fn later(bytes: u64, owned_whole: Vec<DeviceRange>, handles: Vec<Handles>) -> Self {
+        Self::Later(Box::new(LaterReach { bytes, owned_whole, handles, known: OnceLock::new() }))
+    }
+
+    fn exposure(&self) -> Exposure {
+        match self {
+            Self::Known(exposure) => *exposure,
+            Self::Later(later) => *later
+                .known
+                .get_or_init(|| Exposure::of_tensors(later.bytes, &later.owned_whole, &later.handles)),
+        }
+    }
 }
 
 impl Export {
-    pub(super) fn new(descriptor: Descriptor, exposure: Exposure) -> Self {
-        let published = Published::new(descriptor.export);
-        Self { descriptor, exposure, published }
+    pub(super) fn new(descriptor: Descriptor, parts: OneOrMany<Published>, reach: Reach) -> Self {
+        Self { descriptor, reach, parts }
     }
 
     /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
-    pub const fn exposure(&self) -> Exposure {
-        self.exposure
+    pub fn exposure(&self) -> Exposure {
+        self.reach.exposure()
     }
 
     /// What an importer needs; send it by any road.
@@ -57,8 +92,12 @@ impl Export {
     /// - when the importer exits.
     ///
     /// A process that is stopped does not answer, and returns no idle lease before it continues.
+    ///
+    /// An importer of named tensors counts once for each device that the memory lives on.
     pub fn holders(&self) -> Holders {
-        self.published.holders()
+        let mut holders = Holders::default();
+        self.parts.iter().for_each(|part| holders.add(part.holders()));
+        holders
     }
 
     /// The timelines of those importers that have asked for one ([`Mapping::timeline`](crate::Mapping::timeline)), in the
@@ -69,10 +108,11 @@ impl Export {
     ///
     /// [`Error::Timeout`], which says how many there are; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn timelines(&self, count: usize, timeout: Duration) -> Result<Vec<Timeline>> {
-        self.published.owner.check()?;
+        let first = &self.parts[0];
+        first.owner.check()?;
         check_may_wait("Export::timelines", timeout)?;
         let runtime = Runtime::get()?;
-        let found = runtime.exports.timelines(self.descriptor.export, count, Deadline::after(timeout).at);
+        let found = runtime.exports.timelines(first.export, count, Deadline::after(timeout).at);
         found.map_err(|found| Error::Timeout {
             what: format!("a count of {count} timelines of the export"),
             after: timeout,
@@ -88,8 +128,14 @@ impl Export {
     /// process has opened the export; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
         check_may_wait("Export::wait_released", timeout)?;
-        let waited = self.published.wait_released(Deadline::after(timeout))?;
-        waited.map_err(|holders| Error::StillHeld { after: timeout, holders })
+        let deadline = Deadline::after(timeout);
+        let mut held = None;
+        for part in self.parts.iter() {
+            if let Err(holders) = part.wait_released(deadline)? {
+                held.get_or_insert_with(Holders::default).add(holders);
+            }
+        }
+        held.map_or(Ok(()), |holders| Err(Error::StillHeld { after: timeout, holders }))
     }
 
     /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
@@ -99,11 +145,14 @@ impl Export {
     ///
     /// [`Error::Timeout`], which says how many times it was; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
-        self.published.owner.check()?;
         check_may_wait("Export::wait_opened", timeout)?;
         let deadline = Deadline::after(timeout);
-        let waited = Runtime::get()?.exports.wait_opened(self.descriptor.export, count, deadline.at);
-        waited.map_err(|holders| Error::Timeout {
+        let wait = |part: &Published| -> Result<Result<(), Holders>> {
+            part.owner.check()?;
+            Ok(Runtime::get()?.exports.wait_opened(part.export, count, deadline.at))
+        };
+        let waited = self.parts.iter().map(wait).find(|waited| !matches!(waited, Ok(Ok(()))));
+        waited.unwrap_or(Ok(Ok(())))?.map_err(|holders| Error::Timeout {
             what: format!("{count} openings of the export"),
             after: timeout,
             detail: match holders.opened() {
@@ -121,8 +170,12 @@ impl Export {
     /// refused there ([`Error::OnWorkerThread`]). The context of the memory's device is current. A second callback replaces
     /// the first.
     pub fn on_change(&self, callback: impl Fn() + Send + Sync + 'static) {
-        if let Some(runtime) = Runtime::of_guard(&self.published.owner) {
-            runtime.exports.watch(self.descriptor.export, callback);
+        let callback = Arc::new(callback);
+        for part in self.parts.iter() {
+            if let Some(runtime) = Runtime::of_guard(&part.owner) {
+                let callback = Arc::clone(&callback);
+                runtime.exports.watch(part.export, move || callback());
+            }
         }
     }
 
@@ -144,11 +197,11 @@ impl Export {
     /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
     /// [`Error::Unsupported`], at once, for [`Hanging::FreeAnyway`] with handles whose importers pin the memory.
     pub fn close_with(self, timeout: Duration, hanging: Hanging) -> Result<()> {
-        close_all(vec![self.published], timeout, hanging)
+        close_all(self.parts, timeout, hanging)
     }
 }
 
-/// An export in the table, until this is dropped; an [`Export`] has one, a bundle one for each device.
+/// An export in the table, until this is dropped; an [`Export`] has one for each home device.
 #[derive(Debug)]
 pub(crate) struct Published {
     export: ExportId,
@@ -160,12 +213,12 @@ impl Published {
         Self { export, owner: Owner::current() }
     }
 
-    pub(crate) fn holders(&self) -> Holders {
+    fn holders(&self) -> Holders {
         Runtime::of_guard(&self.owner).map(|runtime| runtime.exports.holders(self.export)).unwrap_or_default()
     }
 
     /// Waits until somebody has opened it and nobody holds it any longer; else who does.
-    pub(crate) fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
+    fn wait_released(&self, deadline: Deadline) -> Result<Result<(), Holders>> {
         self.owner.check()?;
         Ok(Runtime::get()?.exports.wait_released(self.export, deadline.at))
     }
@@ -180,20 +233,20 @@ impl Drop for Published {
 }
 
 /// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
-pub(crate) fn close_all(published: Vec<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
+fn close_all(published: OneOrMany<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
     let deadline = Deadline::after(timeout);
     check_may_wait("closing an export", timeout)?;
     let runtime = Runtime::get()?;
-    for one in &published {
+    for one in published.iter() {
         one.owner.check()?;
         if hanging == Hanging::FreeAnyway {
             runtime.exports.check_revokes(one.export)?;
         }
     }
-    let exports: Vec<ExportId> = published.iter().map(|one| one.export).collect();
+    let exports: OneOrMany<ExportId> = published.iter().map(|one| one.export).collect();
     drop(published);
     let mut held = None;
-    for export in exports {
+    for &export in exports.iter() {
         if let Err(holders) = runtime.exports.wait_retired(export, deadline.at) {
             if hanging == Hanging::FreeAnyway {
                 runtime.exports.end_leases(export);

@@ -2,22 +2,25 @@
 
 mod borrowed;
 mod exposure;
+mod gather;
 mod guard;
+mod owners;
 mod share;
+mod share_tensors;
 mod shared;
 mod table;
+mod tensor_set;
 
 pub use exposure::{Exposing, Exposure};
+pub(crate) use guard::still_held;
 pub use guard::{Export, Hanging};
-pub(crate) use guard::{Published, close_all, still_held};
 pub use share::ShareBuilder;
+pub use tensor_set::{MemoryId, TensorSet};
 
-pub(crate) use borrowed::BorrowedMemory;
-pub(crate) use share::{
-    check_backend, check_read_only, check_region, copy_and_wait, extents_by_driver, ready_event, stand_in,
-};
-pub(crate) use shared::{Allocation, Handles, Shared};
+pub(crate) use borrowed::{BorrowedMemory, BorrowedPiece};
+pub(crate) use share::{check_backend, copy_and_wait};
+pub(crate) use shared::Shared;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use table::NewExport;
 pub(crate) use table::{Bearer, ChannelId};
-pub(crate) use table::{
-    ExportTable, Granted, Importer, LocalGrant, NewExport, OpenRequest, TimelineObserver, stale,
-};
+pub(crate) use table::{ExportTable, Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};

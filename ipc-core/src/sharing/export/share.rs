@@ -3,57 +3,98 @@
 #![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::BorrowedMemory;
 use super::exposure::{Exposing, Exposure};
-use super::guard::Export;
+use super::guard::{Export, Published, Reach};
 use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
+use super::{BorrowedMemory, BorrowedPiece};
 use crate::backend::Buffer;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
-use crate::model::address::{DeviceRange, Extent};
+use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
 use crate::os::kill::kill_point;
 use crate::sharing::{ErrorWith, Runtime, Session};
-use crate::wire::descriptor::{DescribedExtent, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
+use crate::wire::descriptor::{
+    Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, MAX_EXTENTS, Memory, Part, PartRegions,
+};
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
 #[must_use = "nothing is shared before ShareBuilder::start"]
 pub struct ShareBuilder<'a, O> {
-    ipc: &'a Session,
-    owner: DeviceBound<O>,
+    pub(super) session: &'a Session,
+    pub(super) owner: DeviceBound<O>,
+    /// Of no bytes for a set of tensors.
     region: Region,
+    start: fn(Self) -> Result<Export, ErrorWith<O>>,
     dtype: Option<Dtype>,
     shape: Option<Vec<u64>>,
     strides: Option<Vec<u64>>,
     offset: u64,
-    access: Access,
-    ready: Option<BorrowedStream<'a>>,
+    pub(super) access: Access,
+    /// At most one for each device.
+    pub(super) ready: OneOrMany<BorrowedStream<'a>>,
     borrowed: bool,
-    exposing: Exposing,
+    pub(super) exposing: Exposing,
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
-    pub(crate) fn new(ipc: &'a Session, owner: O, region: Region) -> Self {
+    pub(crate) fn new(session: &'a Session, owner: O, region: Region) -> Self {
+        let owner = DeviceBound::of_region(session.backend(), &region, owner);
+        let dtype = region.dtype;
+        Self { dtype, ..Self::with(session, owner, region, Self::start_region) }
+    }
+
+    /// For an owner of memory at more than one place.
+    pub(super) fn unplaced(
+        session: &'a Session,
+        owner: O,
+        start: fn(Self) -> Result<Export, ErrorWith<O>>,
+    ) -> Self {
+        let range = DeviceRange::new(DeviceOrdinal::new(0), DevicePtr::NULL, 0);
+        let region = Region { backend: session.backend().info().name, range, allocation: None, dtype: None };
+        Self::with(session, DeviceBound::unbound(owner), region, start)
+    }
+
+    fn with(
+        session: &'a Session,
+        owner: DeviceBound<O>,
+        region: Region,
+        start: fn(Self) -> Result<Export, ErrorWith<O>>,
+    ) -> Self {
         Self {
-            ipc,
-            owner: DeviceBound::of_region(ipc.backend(), &region, owner),
+            session,
+            owner,
             region,
-            dtype: region.dtype,
+            start,
+            dtype: None,
             shape: None,
             strides: None,
             offset: 0,
             access: Access::ReadWrite,
-            ready: None,
+            ready: OneOrMany::NONE,
             borrowed: false,
             exposing: Exposing::Allow,
         }
+    }
+
+    /// Returns whether a layout was stated for all of the memory.
+    pub(super) const fn states_layout(&self) -> bool {
+        self.dtype.is_some() || self.shape.is_some() || self.strides.is_some() || self.offset != 0
+    }
+
+    /// The stream that writes the memory on this device.
+    pub(super) fn ready_stream(&self, device: DeviceOrdinal) -> Option<BorrowedStream<'a>> {
+        let of_the_device = self.ready.iter().find(|stream| stream.device() == device);
+        of_the_device.or(self.ready.first()).copied()
     }
 
     /// The owner does not keep the memory.
@@ -103,9 +144,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// The bytes are written by what has been submitted to this stream before [`start`](Self::start): importers wait for
     /// it, on their stream where they name one.
     ///
+    /// May be called once for each device whose memory is written by a stream of its own: memory on a device is ready when the
+    /// stream of that device reaches this point, and on a device of which none was named, when the first stream does.
+    ///
     /// Where the device has no events that processes share, `start` waits for the stream on the host instead.
     pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
-        self.ready = Some(stream.as_stream());
+        self.ready.push(stream.as_stream());
         self
     }
 
@@ -120,6 +164,10 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// the element size ([`LayoutError::Unaligned`]), memory that was itself opened from another
     /// process ([`Error::SharedOn`]), or what the vendor says.
     pub fn start(self) -> Result<Export, ErrorWith<O>> {
+        (self.start)(self)
+    }
+
+    fn start_region(self) -> Result<Export, ErrorWith<O>> {
         if self.region.range.len == 0 {
             return self.start_without_bytes();
         }
@@ -147,12 +195,12 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     }
 
     fn prepare_without_bytes(&self) -> Result<(Prepared, Buffer)> {
-        check_backend("the memory", self.region.backend, self.ipc.backend().info().name)?;
+        check_backend("the memory", self.region.backend, self.session.backend().info().name)?;
         if self.layout()?.is_none() {
             return Err(no_bytes());
         }
         let alone = self.exposing != Exposing::Allow;
-        let stand_in = stand_in(self.ipc, self.region.range.device, self.access, alone)?;
+        let stand_in = stand_in(self.session, self.region.range.device, self.access, alone)?;
         Ok((self.prepare(stand_in.region())?, stand_in))
     }
 
@@ -163,14 +211,14 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
 
     /// The export of a copy that importers reach alone.
     fn prepare_copy(&self) -> Result<(Prepared, Buffer)> {
-        let copy = isolated_copy(self.ipc, self.region, self.ready)?;
+        let copy = isolated_copy(self.session, self.region, self.ready_stream(self.region.range.device))?;
         let region = Region { range: copy.range(), allocation: Some(copy.range()), ..self.region };
         Ok((self.prepare(region)?, copy))
     }
 
     fn prepare(&self, region: Region) -> Result<Prepared> {
         let runtime = Runtime::get()?;
-        let backend = self.ipc.backend();
+        let backend = self.session.backend();
         let name = backend.info().name;
         let range = region.range;
         check_region(name, &region)?;
@@ -189,45 +237,46 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         if self.exposing != Exposing::Allow {
             exposure.check_exact()?;
         }
-        let ready = self.ready.map(|stream| ready_event(self.ipc, stream)).transpose()?.flatten();
-        let broker = runtime.poller.listen(self.ipc.socket_directory())?;
+        let ready = self.ready_stream(range.device).map(|stream| ready_event(self.session, stream));
+        let ready = ready.transpose()?.flatten();
+        let broker = runtime.poller.listen(self.session.socket_directory())?;
         let token = runtime.exports.new_token()?;
-        let descriptor = Descriptor {
-            backend: name.to_owned(),
-            home: self.ipc.identity_of(range.device)?,
-            exporter: runtime.identity,
-            broker,
-            export: crate::wire::descriptor::ExportId(0),
-            token,
-            access: self.access,
-            ready: ready.is_some(),
-            offset,
-            len: range.len,
-            extents: extents.iter().map(DescribedExtent::of).collect(),
-            layout,
-        };
-        if extents.len() > MAX_EXTENTS || descriptor.encoded_len() > MAX_DESCRIPTOR_BYTES {
+        if extents.len() > MAX_EXTENTS {
             return Err(Error::InvalidRegion(format!(
                 "it lies in {} allocations, at most {MAX_EXTENTS}",
                 extents.len()
             )));
         }
-        let borrowed = self.borrowed.then(|| BorrowedMemory {
-            backend: Arc::clone(backend),
-            range,
-            allocation: region.allocation,
-            extents: extents.clone(),
+        let part = Part {
+            home: self.session.identity_of(range.device)?,
+            export: ExportId(0),
+            token,
+            ready: ready.is_some(),
+            regions: PartRegions::One(extents.iter().map(DescribedExtent::of).collect()),
+        };
+        let contents = Contents {
+            backend: Cow::Borrowed(name),
+            exporter: runtime.identity,
+            broker,
+            access: self.access,
+            parts: OneOrMany::One(part),
+            memory: Memory::Region(DescribedRegion { offset, len: range.len, layout }),
+            ring: None,
+        };
+        let borrowed = self.borrowed.then(|| {
+            let piece = BorrowedPiece { range, allocation: region.allocation, extents };
+            BorrowedMemory::new(backend, [piece])
         });
         let export = NewExport {
             borrowed,
             backend: name,
             bytes: range.len,
             access: self.access,
-            allow: self.ipc.allow_list().clone(),
+            allow: self.session.allow_list().clone(),
             token,
             shared: Shared { ready, allocations, regions: [range].into(), owner: None, keeps: false },
         };
-        Ok(Prepared { runtime, descriptor, export, exposure })
+        Ok(Prepared { runtime, contents, export, exposure })
     }
 
     fn layout(&self) -> Result<Option<TensorLayout>> {
@@ -266,7 +315,7 @@ impl<O> fmt::Debug for ShareBuilder<'_, O> {
 /// All that can fail has been done.
 struct Prepared {
     runtime: &'static Runtime,
-    descriptor: Descriptor,
+    contents: Contents,
     export: NewExport,
     exposure: Exposure,
 }
@@ -274,10 +323,13 @@ struct Prepared {
 impl Prepared {
     fn finish<O>(mut self, owner: Box<dyn Any + Send + Sync>) -> Result<Export, ErrorWith<O>> {
         self.export.shared.owner = Some(owner);
-        self.descriptor.export = self.runtime.exports.insert(self.export);
+        let bytes = self.export.bytes;
+        let export = self.runtime.exports.insert(self.export);
+        self.contents.parts[0].export = export;
         kill_point!("exporter:published");
-        tracing::debug!(export = %self.descriptor.export, bytes = self.descriptor.len, "shared");
-        Ok(Export::new(self.descriptor, self.exposure))
+        tracing::debug!(%export, bytes, "shared");
+        let published = OneOrMany::One(Published::new(export));
+        Ok(Export::new(Descriptor::new(self.contents), published, Reach::Known(self.exposure)))
     }
 }
 
@@ -296,8 +348,13 @@ fn no_bytes() -> Error {
 
 /// One byte that stands in for the memory of a tensor without elements, in memory of a kind that permits this access. `alone`
 /// asks for a kind whose handles give access to nothing else, where there is one.
-pub(crate) fn stand_in(ipc: &Session, device: DeviceOrdinal, access: Access, alone: bool) -> Result<Buffer> {
-    let backend = Arc::clone(ipc.backend());
+pub(crate) fn stand_in(
+    session: &Session,
+    device: DeviceOrdinal,
+    access: Access,
+    alone: bool,
+) -> Result<Buffer> {
+    let backend = Arc::clone(session.backend());
     let fits = |kind: &HandleKindInfo| (access.is_writable() || kind.read_only) && (!alone || kind.isolated);
     let any = access.is_writable() && !alone;
     match backend.handle_kinds().into_iter().find(|kind| !any && fits(kind)) {
@@ -371,8 +428,8 @@ pub(crate) fn extents_by_driver(
 }
 
 /// The event that importers wait for, or `None` where the stream has been waited for on the host.
-pub(crate) fn ready_event(ipc: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
-    let backend = ipc.backend();
+pub(crate) fn ready_event(session: &Session, stream: BorrowedStream<'_>) -> Result<Option<ReadyEvent>> {
+    let backend = session.backend();
     check_backend("the stream", stream.backend(), backend.info().name)?;
     if !backend.capabilities(stream.device())?.ipc_events {
         backend.memory().synchronize(stream)?;
@@ -401,8 +458,12 @@ pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocati
 
 /// A copy of the region in memory that importers reach alone: as long as the region, so that nothing lies beside it. Waits
 /// until it has been made, behind what the stream has to do before.
-fn isolated_copy(ipc: &Session, region: Region, after: Option<BorrowedStream<'_>>) -> Result<Buffer> {
-    let backend = ipc.backend();
+pub(super) fn isolated_copy(
+    session: &Session,
+    region: Region,
+    after: Option<BorrowedStream<'_>>,
+) -> Result<Buffer> {
+    let backend = session.backend();
     let kind =
         backend.handle_kinds().into_iter().find(|kind| kind.isolated).ok_or_else(|| Error::Unsupported {
             backend: backend.info().name,
@@ -410,15 +471,15 @@ fn isolated_copy(ipc: &Session, region: Region, after: Option<BorrowedStream<'_>
             why: "none of its kinds of memory is isolated".into(),
         })?;
     let copy = Buffer::allocate_as(Arc::clone(backend), region.range.device, region.range.len, kind.kind)?;
-    clear_behind(ipc, copy.range())?;
-    copy_and_wait(ipc, copy.range(), region.range, after)?;
+    clear_behind(session, copy.range())?;
+    copy_and_wait(session, copy.range(), region.range, after)?;
     Ok(copy)
 }
 
 /// What an allocation was rounded up by may hold what was there before.
-fn clear_behind(ipc: &Session, range: DeviceRange) -> Result<()> {
-    let memory = ipc.backend().memory();
-    let extents = ipc.backend().extents_of(range, None)?;
+fn clear_behind(session: &Session, range: DeviceRange) -> Result<()> {
+    let memory = session.backend().memory();
+    let extents = session.backend().extents_of(range, None)?;
     let Some(last) = extents.last().map(|extent| extent.allocation) else { return Ok(()) };
     let (Some(end), Some(ptr)) = (last.end(), range.end()) else { return Ok(()) };
     let Some(len) = end.offset_from(ptr).filter(|len| *len > 0) else { return Ok(()) };
@@ -431,12 +492,12 @@ fn clear_behind(ipc: &Session, range: DeviceRange) -> Result<()> {
 
 /// Copies on the stream, or on one of its own, and waits on the host.
 pub(crate) fn copy_and_wait(
-    ipc: &Session,
+    session: &Session,
     dst: DeviceRange,
     src: DeviceRange,
     stream: Option<BorrowedStream<'_>>,
 ) -> Result<()> {
-    let memory = ipc.backend().memory();
+    let memory = session.backend().memory();
     let own = if stream.is_none() { Some(memory.create_stream(src.device)?) } else { None };
     let Some(stream) = stream.or_else(|| own.as_ref().map(|own| own.as_borrowed())) else { return Ok(()) };
     // SAFETY: the source is kept by the caller's owner and the destination by the new buffer until the stream has been

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::keeper::check_stream_of;
-use super::table::{Described, HeldLease, KnownLease};
+use super::table::{HeldLease, KnownLease};
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc};
@@ -50,7 +50,7 @@ pub(super) struct Terms {
 /// What few have.
 #[derive(Debug, Default)]
 struct Seldom {
-    /// What it was opened by, where the lease does not say the same, or once it has been asked for.
+    /// The descriptor that it was opened by, where that states another address than the one that was reached.
     descriptor: OnceLock<Descriptor>,
     callbacks: Mutex<Vec<u64>>,
     /// The timeline where the exporter is this very process; else it is the lease's.
@@ -136,27 +136,14 @@ impl Held {
         self.hold.as_ref().expect("taken when the mapping ends")
     }
 
-    /// Notes what it was opened by, unless the lease says the same.
-    pub(super) fn describe(&self, descriptor: &Descriptor) {
-        if !self.lease().is_some_and(|lease| lease.is_described_by(descriptor)) {
-            self.seldom().descriptor.get_or_init(|| descriptor.clone());
+    /// The descriptor that it was opened by, with the address at which the exporter was reached.
+    pub(super) fn reached<'h>(&'h self, descriptor: &'h Descriptor) -> &'h Descriptor {
+        let Some(broker) = self.lease().map(|lease| lease.link.broker()) else { return descriptor };
+        if *broker == descriptor.contents().broker {
+            return descriptor;
         }
-    }
-
-    /// What it was opened by, once that was [noted](Self::describe).
-    pub(super) fn descriptor(&self) -> &Descriptor {
-        self.seldom().descriptor.get_or_init(|| {
-            let of_lease = self.lease().and_then(|lease| lease.descriptor());
-            of_lease.expect("a guard without one of its own has the lease's")
-        })
-    }
-
-    /// What the lease says of the memory, where there is no descriptor here.
-    pub(super) fn described(&self) -> Option<&Described> {
-        match self.seldom.get().and_then(|seldom| seldom.descriptor.get()) {
-            Some(_) => None,
-            None => self.lease()?.described.get(),
-        }
+        let reached = || descriptor.with(|contents| contents.broker = broker.clone());
+        self.seldom().descriptor.get_or_init(reached)
     }
 
     fn seldom(&self) -> &Seldom {

@@ -2,94 +2,118 @@
 
 use super::held::Held;
 use super::keeper::Keeper;
-use super::table::Described;
 use super::tensor::{Tensor, elements_of};
-use crate::backend::Access;
 use crate::backend::interop::{ViewStream, ViewTypes};
-use crate::backend::stream::AsStream;
-use crate::model::address::DeviceRange;
+use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::{Access, DeviceEvent};
+use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Element, LayoutError, TensorLayout, TensorTable};
 use crate::sharing::ErrorWith;
 use crate::sharing::timeline::Timeline;
-use crate::wire::descriptor::Descriptor;
+use crate::wire::descriptor::{DescribedRegion, Descriptor};
 
-/// Memory of another process, opened on a device of this one.
+/// Memory of another process, opened: one region, or any number of named tensors.
 ///
 /// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream; after a
 /// plain drop, everything submitted to the device is waited for when the lease ends, which may be later, as memory stays
 /// open for the next open. Neither makes the caller wait.
 #[derive(Debug)]
 pub struct Mapping {
-    held: Held,
+    descriptor: Descriptor,
+    /// One for each home device.
+    parts: OneOrMany<Held>,
+    /// The only region; of named tensors, no bytes.
     range: DeviceRange,
 }
 
 impl Mapping {
     /// Of the region that the descriptor names.
     #[inline]
-    pub(super) fn new(held: Held, descriptor: &Descriptor, range: DeviceRange) -> Self {
-        held.describe(descriptor);
-        Self { held, range }
+    pub(super) fn of_region(held: Held, descriptor: &Descriptor, range: DeviceRange) -> Self {
+        Self { descriptor: descriptor.clone(), parts: OneOrMany::One(held), range }
     }
 
-    pub(crate) const fn held(&self) -> &Held {
-        &self.held
+    /// Of named tensors.
+    pub(super) fn of_tensors(parts: OneOrMany<Held>, descriptor: &Descriptor) -> Self {
+        let range = DeviceRange::new(parts[0].device(), DevicePtr::NULL, 0);
+        Self { descriptor: descriptor.clone(), parts, range }
     }
 
-    /// The bytes: an address of this process, in the address space of [`device`](Self::device).
+    pub(crate) fn held(&self) -> &Held {
+        &self.parts[0]
+    }
+
+    /// Returns the bytes of the region: an address of this process, in the address space of [`device`](Self::device).
+    ///
+    /// # Panics
+    ///
+    /// For named tensors, which may lie in several regions: take [`get`](Self::get) or [`tensors`](Self::tensors).
     pub fn range(&self) -> DeviceRange {
+        assert!(
+            self.range.len > 0,
+            "a mapping of named tensors has no single range; take Mapping::get or Mapping::tensors"
+        );
         self.range
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes: of the region; of named tensors, of all allocations that they lie in.
     pub fn len(&self) -> u64 {
-        self.range().len
+        if self.range.len > 0 { self.range.len } else { self.descriptor.len() }
     }
 
-    /// Never true: a region has at least one byte.
+    /// Never true: memory that is shared has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The device in whose address space the mapping is.
+    /// Returns the device in whose address space the mapping is; the first of [`devices`](Self::devices).
     pub fn device(&self) -> DeviceOrdinal {
-        self.held.device()
+        self.held().device()
     }
 
-    /// The device where the bytes live; of a [copy](Self::is_copy), where the original does.
+    /// Returns the devices in whose address spaces the tensors are, each once.
+    pub fn devices(&self) -> Vec<DeviceOrdinal> {
+        let mut devices: Vec<_> = self.parts.iter().map(Held::device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// Returns the device where the bytes live, the first of several; of a [copy](Self::is_copy), where the original does.
     pub fn home(&self) -> DeviceIdentity {
-        self.held.described().map_or_else(|| self.descriptor().home, |described| described.home)
+        self.descriptor.home()
     }
 
-    /// Do the bytes live on the device of the mapping, so that access does not cross cards? Those of a
+    /// Returns whether the bytes live on the device of the mapping, so that access does not cross cards. Those of a
     /// [copy](Self::is_copy) do.
     pub fn is_at_home(&self) -> bool {
-        self.held.is_at_home()
+        self.parts.iter().all(Held::is_at_home)
     }
 
-    /// Is this a copy that was made when it was opened ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged),
-    /// [`OpenBuilder::staged`](crate::OpenBuilder::staged))? What either side writes from then on is not seen by the other,
-    /// and neither the end of the export nor that of its process touches it.
+    /// Returns whether any of it is a copy that was made when it was opened
+    /// ([`OpenBuilder::or_staged`](crate::OpenBuilder::or_staged), [`OpenBuilder::staged`](crate::OpenBuilder::staged)). Later
+    /// writes on either side are not seen by the other, and neither the end of the export nor that of its process affects it.
     pub fn is_copy(&self) -> bool {
-        self.held.is_copy()
+        self.parts.iter().any(Held::is_copy)
     }
 
-    /// What this process may do with the memory.
+    /// Returns the access of this process to the memory.
     pub fn access(&self) -> Access {
-        self.held.access()
+        self.held().access()
     }
 
-    /// Element type, shape and strides, where the exporter stated them.
+    /// Returns element type, shape and strides of the region, where the exporter stated them.
     pub fn layout(&self) -> Option<&TensorLayout> {
-        self.held.described().map_or_else(|| self.descriptor().layout(), Described::layout)
+        self.descriptor.layout()
     }
 
-    /// What the mapping was opened by, with the address at which the exporter was reached. Forward it to let a third process
-    /// open the memory.
+    /// Returns the descriptor that it was opened by, with the address at which the exporter was reached. Forward it to let a
+    /// third process open the memory.
     pub fn descriptor(&self) -> &Descriptor {
-        self.held.descriptor()
+        self.held().reached(&self.descriptor)
     }
 
     /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and
@@ -97,21 +121,36 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`] for a stream of another backend, else what the vendor says.
+    /// [`Error::WrongBackend`] and [`Error::WrongStream`] for a stream of a backend or a device without any of the memory, else
+    /// the vendor's.
     pub fn wait_ready<M>(&self, stream: &impl AsStream<M>) -> Result<()> {
-        self.held.check_process()?;
-        self.held.wait_ready_on(stream.as_stream())
+        let stream = stream.as_stream();
+        self.check_stream(stream)?;
+        for held in self.on_device_of(stream) {
+            held.check_process()?;
+            held.wait_ready_on(stream)?;
+        }
+        Ok(())
+    }
+
+    fn on_device_of(&self, stream: BorrowedStream<'_>) -> impl Iterator<Item = &Held> {
+        self.parts.iter().filter(move |held| held.device() == stream.device())
+    }
+
+    fn check_stream(&self, stream: BorrowedStream<'_>) -> Result<()> {
+        self.on_device_of(stream).next().unwrap_or(self.held()).check_stream(stream)
     }
 
     /// The timeline between this process and the exporter, for hand-overs that repeat without either host waiting.
-    /// Mappings that share a lease (the same export on the same device with the same access) share it.
+    /// Mappings that share a lease (the same export on the same device with the same access) share it. Named tensors on several
+    /// devices have one, which streams of all of them may use.
     ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] where the mapping's device has no timelines, and for a [copy](Self::is_copy);
     /// [`Error::ExporterGone`], [`Error::ExportDropped`], and what else a message to the exporter can meet.
     pub fn timeline(&self) -> Result<Timeline> {
-        self.held.timeline()
+        self.held().timeline()
     }
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
@@ -125,7 +164,7 @@ impl Mapping {
     /// [`Error::WrongStream`] for a stream of another device; [`Error::Layout`] for another element type than the
     /// tensor's, a tensor with gaps, or bytes that are not whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
-        Keeper::from(&self.held).view(self.viewable()?, self.layout(), stream)
+        Keeper::from(self.held()).view(self.viewable()?, self.layout(), stream)
     }
 
     /// The elements, to be read and written by work on `stream`. The stream waits until the bytes are ready.
@@ -137,42 +176,89 @@ impl Mapping {
         &self,
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'_, T>> {
-        Keeper::from(&self.held).view_mut(self.viewable()?, self.layout(), stream)
+        Keeper::from(self.held()).view_mut(self.viewable()?, self.layout(), stream)
     }
 
     /// The bytes of the tensor, where there is one, else all.
     fn viewable(&self) -> Result<DeviceRange> {
+        self.check_unnamed()?;
         self.layout().map_or(Ok(self.range), |layout| elements_of(layout, self.range))
     }
 
-    /// The tensor that the exporter stated.
-    ///
-    /// # Errors
-    ///
-    /// [`LayoutError::NoTensor`] where it stated none.
-    pub fn tensor(&self) -> Result<Tensor<'_>> {
-        Tensor::new(&self.held, self.range, self.layout().ok_or(LayoutError::NoTensor)?)
+    fn check_unnamed(&self) -> Result<()> {
+        if self.range.len > 0 { Ok(()) } else { Err(LayoutError::Named(self.tensors().len()).into()) }
     }
 
-    /// The tensor of this name in a table that came by any road: one of many that lie in the region.
+    /// Returns the tensor of a region without a name.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the region.
+    /// [`LayoutError::NoTensor`] where the exporter stated none; [`LayoutError::Named`] for named tensors.
+    pub fn tensor(&self) -> Result<Tensor<'_>> {
+        self.check_unnamed()?;
+        Tensor::new(self.held(), self.range, self.layout().ok_or(LayoutError::NoTensor)?)
+    }
+
+    /// Returns the tensor of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchTensor`].
+    pub fn get(&self, name: &str) -> Result<Tensor<'_>> {
+        match self.descriptor.contents().table() {
+            Some(table) => self.at(table.find(name)?),
+            None if name.is_empty() => self.tensor(),
+            None => {
+                let known = "there is one region, without a name (Mapping::tensor)".into();
+                Err(Error::NoSuchTensor { name: name.to_owned(), known })
+            }
+        }
+    }
+
+    /// Returns every tensor under its name, in the order in which the exporter added them. The tensor of a region without a
+    /// name has an empty one.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, Tensor<'_>)> {
+        let contents = self.descriptor.contents();
+        (0..contents.tensors()).map(|position| {
+            let found = self
+                .at(position)
+                .expect("it was checked when the mapping was opened that it lies in its region");
+            (contents.tensor(position).name, found)
+        })
+    }
+
+    fn at(&self, position: usize) -> Result<Tensor<'_>> {
+        let contents = self.descriptor.contents();
+        if contents.region().is_some() {
+            return self.tensor();
+        }
+        let (part, region) = contents.place(position);
+        let held = &self.parts[part];
+        Tensor::of(held, held.regions()[region], contents.tensor(position))
+    }
+
+    /// Returns the tensor of this name in a table that came over any transport: one of many that lie in the region.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] for one that does not fit the region; [`LayoutError::Named`] where the
+    /// tensors are named already.
     pub fn tensor_in<'m>(&'m self, table: &'m TensorTable, name: &str) -> Result<Tensor<'m>> {
-        Tensor::in_table(&self.held, self.range, table, name)
+        self.check_unnamed()?;
+        Tensor::in_table(self.held(), self.range, table, name)
     }
 
     /// Has `callback` run, once, when the exporter has ended; at once where it has already. It runs on a thread of the
     /// library, with the context of the mapping's device current, and not at all for memory of this very process, for a
     /// [copy](Self::is_copy), or once the mapping is gone. Calls that wait are refused there ([`Error::OnWorkerThread`]).
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        self.held.on_gone(callback);
+        self.held().on_gone(callback);
     }
 
     /// Ends the mapping when the stream gets here: work submitted to it so far may still use the memory.
     ///
-    /// Work on other streams must have been ordered before that, by an event. Does not wait.
+    /// Work on other streams must have been ordered before that, by an event. Named tensors that are mapped on another device than
+    /// the stream's end as by a plain drop. Does not wait.
     ///
     /// # Errors
     ///
@@ -180,27 +266,51 @@ impl Mapping {
     /// is intact as long as the mapping is kept (a plain drop waits for the device, which CUDA permits in no capture);
     /// else what the vendor says.
     pub fn release<M>(self, stream: &impl AsStream<M>) -> Result<(), ErrorWith<Self>> {
-        match self.held.released_event(stream.as_stream()) {
-            Ok(event) => self.held.end_at(event),
+        match self.released_events(stream.as_stream()) {
+            Ok(events) => self.end_at(events),
             Err(error) => return Err(ErrorWith::new(error, self)),
         }
         Ok(())
     }
 
+    /// Of each part on the stream's device, an event that the stream reaches.
+    fn released_events(&self, stream: BorrowedStream<'_>) -> Result<OneOrMany<Option<Box<dyn DeviceEvent>>>> {
+        if let OneOrMany::One(held) = &self.parts {
+            return held.released_event(stream).map(OneOrMany::One);
+        }
+        self.check_stream(stream)?;
+        let mut events = OneOrMany::NONE;
+        for held in self.parts.iter() {
+            let here = held.device() == stream.device();
+            events.push(if here { held.released_event(stream)? } else { None });
+        }
+        Ok(events)
+    }
+
+    fn end_at(self, events: OneOrMany<Option<Box<dyn DeviceEvent>>>) {
+        match (self.parts, events) {
+            (OneOrMany::One(held), OneOrMany::One(event)) => held.end_at(event),
+            (OneOrMany::Many(parts), OneOrMany::Many(events)) => {
+                parts.into_iter().zip(events).for_each(|(held, event)| held.end_at(event));
+            }
+            _ => unreachable!("there is one for each part"),
+        }
+    }
+
     /// Ends the mapping. The caller knows that device work with the memory has finished.
     pub(crate) fn end_finished(self) {
-        self.held.end_finished();
+        self.parts.for_each(Held::end_finished);
     }
 }
 
 /// From the allocations as the driver mapped them to the region that the descriptor names. In the exporting process itself,
 /// and of a copy, there is only the region.
-pub(super) fn region_of(held: &Held, descriptor: &Descriptor) -> Result<DeviceRange> {
+pub(super) fn region_of(held: &Held, region: &DescribedRegion) -> Result<DeviceRange> {
     let mapped = held.regions()[0];
     if !held.has_allocations() {
         return Ok(mapped);
     }
-    let (offset, len) = (descriptor.offset, descriptor.len);
+    let DescribedRegion { offset, len, .. } = *region;
     mapped.slice(offset, len).ok_or_else(|| {
         let mapped = mapped.len;
         Error::InvalidRegion(format!(

@@ -19,8 +19,7 @@ pub use open::OpenBuilder;
 pub use tensor::Tensor;
 
 pub(crate) use grant::HeldGrant;
-pub(crate) use held::Held;
 pub(crate) use keeper::Keeper;
-pub(crate) use open::{OpenExport, Patience, Staging, is_out_of_reach};
+pub(crate) use open::{Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
 pub(crate) use table::{ImportTable, KnownLease};

@@ -11,8 +11,9 @@ use super::mapping::{Mapping, region_of};
 use super::table::{HeldLease, Wanted};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
+use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
+use crate::model::one_or_many::OneOrMany;
 use crate::model::placement::DeviceMap;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
@@ -21,18 +22,19 @@ use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_back
 use crate::sharing::staging::{Incoming, copy_in, copy_within};
 use crate::sharing::timeline::End;
 use crate::transport::{Deadline, socket};
-use crate::wire::descriptor::{Descriptor, NamedExport};
+use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, NamedExport, Regions};
 use crate::wire::{BrokerAddress, Refusal};
 
-/// A mapping in the making; see [`Ipc::open`](crate::Ipc::open). It is made by the method that says where.
+/// Builder of a mapping; see [`Ipc::open`](crate::Ipc::open). The method that names the place opens it: all of it or nothing.
 #[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
 pub struct OpenBuilder<'a> {
-    ipc: &'a Session,
+    session: &'a Session,
     descriptor: &'a Descriptor,
     access: Option<Access>,
     timeout: Duration,
-    grant: Option<&'a HeldGrant>,
+    /// One for each part, or none.
+    grants: &'a [HeldGrant],
     alone: bool,
     staging: Staging,
 }
@@ -47,13 +49,14 @@ pub(crate) enum Staging {
 }
 
 impl<'a> OpenBuilder<'a> {
-    pub(crate) const fn new(ipc: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
-        Self { ipc, descriptor, access: None, timeout, grant: None, alone: false, staging: Staging::Never }
+    pub(crate) const fn new(session: &'a Session, descriptor: &'a Descriptor, timeout: Duration) -> Self {
+        let (access, grants, alone, staging) = (None, [].as_slice(), false, Staging::Never);
+        Self { session, descriptor, access, timeout, grants, alone, staging }
     }
 
-    /// Opens by a grant, as long as it has not been used.
-    pub(crate) const fn by_grant(mut self, grant: Option<&'a HeldGrant>) -> Self {
-        self.grant = grant;
+    /// Opens by grants, one for each part, as long as they have not been used.
+    pub(crate) const fn by_grants(mut self, grants: &'a [HeldGrant]) -> Self {
+        self.grants = grants;
         self
     }
 
@@ -95,16 +98,15 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Opens on the device where the bytes live. Waits on the host until they are ready.
+    /// Opens each tensor on the device where its bytes live. Waits on the host until all are ready.
     ///
     /// # Errors
     ///
     /// [`Error::HomeNotVisible`] where this process does not see that device; those of
     /// [`on_device`](Self::on_device).
     pub fn at_home(self) -> Result<Mapping> {
-        let devices = self.ipc.devices()?;
-        let home = self.home_among(devices).ok_or_else(|| self.home_not_visible())?;
-        self.open(home, devices, None)
+        let variable = self.session.backend().visible_devices_variable();
+        self.open(None, |home, visible| visible.ok_or(Error::HomeNotVisible { home, variable }))
     }
 
     /// Opens on the device at this position in this process's numbering, for access across cards where it is not the
@@ -113,10 +115,11 @@ impl<'a> OpenBuilder<'a> {
     /// # Errors
     ///
     /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`]; what is stale or refused ([`Error::ExporterGone`],
-    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); what the vendor says.
+    /// [`Error::ExportDropped`], [`Error::OtherHost`], [`Error::NotPermitted`], …); the vendor's. Of named tensors, errors about
+    /// memory are in an [`Error::InBundle`] that names the first tensor they concern. Nothing stays open then.
     pub fn on_device(self, device: impl Into<DeviceOrdinal>) -> Result<Mapping> {
-        let devices = self.ipc.devices()?;
-        self.open(device.into(), devices, None)
+        let device = device.into();
+        self.open(None, |_, _| Ok(device))
     }
 
     /// Opens on the stream's device. The stream waits until the bytes are ready, the host does not.
@@ -126,64 +129,118 @@ impl<'a> OpenBuilder<'a> {
     /// [`Error::WrongBackend`] for a stream of another backend; those of [`on_device`](Self::on_device).
     pub fn on<M>(self, stream: &impl AsStream<M>) -> Result<Mapping> {
         let stream = stream.as_stream();
-        check_backend("the stream", stream.backend(), self.ipc.backend().info().name)?;
-        let devices = self.ipc.devices()?;
-        self.open(stream.device(), devices, Some(stream))
+        check_backend("the stream", stream.backend(), self.session.backend().info().name)?;
+        self.open(Some(stream), |_, _| Ok(stream.device()))
     }
 
-    /// Opens on the device that the map names for the bytes' home. Waits on the host until they are ready.
+    /// Opens each tensor on the device that the map names for its home. Waits on the host until all are ready.
     ///
     /// # Errors
     ///
     /// [`Error::NotInDeviceMap`]; [`Error::InvalidDeviceMap`] for a map that names the home by a position, or a device that
     /// this process does not see; those of [`on_device`](Self::on_device).
     pub fn mapped_by(self, map: &DeviceMap) -> Result<Mapping> {
-        let device = self.ipc.mapped_device(map, self.descriptor.home)?;
-        self.on_device(device)
+        let session = self.session;
+        self.open(None, |home, _| session.mapped_device(map, home))
     }
 
-    fn open(
+    /// Opens each part where `place` says by its home, and by where this process sees that.
+    #[inline]
+    pub(crate) fn open(
         self,
-        device: DeviceOrdinal,
-        devices: &[DeviceInfo],
         stream: Option<BorrowedStream<'_>>,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+    ) -> Result<Mapping> {
+        match &self.descriptor.contents().memory {
+            Memory::Region(region) => self.open_region(region, stream, place),
+            Memory::Tensors(_) => self.open_tensors(stream, place),
+        }
+    }
+
+    #[inline]
+    fn open_region(
+        &self,
+        region: &DescribedRegion,
+        stream: Option<BorrowedStream<'_>>,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
     ) -> Result<Mapping> {
         let patience = Patience::new(self.timeout);
-        let named = self.descriptor.named();
-        let home = self.home_among(devices);
-        let access = self.access.unwrap_or(named.access);
-        let (ipc, patience, grant, alone) = (self.ipc, &patience, self.grant, self.alone);
-        let opening = OpenExport { ipc, named, device, home, access, patience, grant, alone };
+        let opening = self.part(0, place, &patience)?;
         let runtime = Runtime::get()?;
         let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
-        if let Some(lease) = known {
-            let held = opening.guard(runtime, device, Hold::Remote(lease));
-            return self.mapping(held, stream, patience);
-        }
-        let held = self.open_anew(&opening, runtime)?;
-        self.mapping(held, stream, patience)
-    }
-
-    /// The mapping of what is open, once the bytes are ready.
-    #[inline]
-    fn mapping(
-        &self,
-        held: Held,
-        stream: Option<BorrowedStream<'_>>,
-        patience: &Patience,
-    ) -> Result<Mapping> {
-        let range = region_of(&held, self.descriptor)?;
+        let held = match known {
+            Some(lease) => opening.guard(runtime, opening.device, Hold::Remote(lease)),
+            None => self.open_anew(&opening, runtime, region.len)?,
+        };
+        let range = region_of(&held, region)?;
         match stream {
             Some(stream) => held.wait_ready_on(stream)?,
             None => held.wait_ready(|| patience.left())?,
         }
-        Ok(Mapping::new(held, self.descriptor, range))
+        Ok(Mapping::of_region(held, self.descriptor, range))
+    }
+
+    fn open_tensors(
+        &self,
+        stream: Option<BorrowedStream<'_>>,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+    ) -> Result<Mapping> {
+        let patience = Patience::new(self.timeout);
+        let contents = self.descriptor.contents();
+        check_backend("the descriptor", &contents.backend, self.session.backend().info().name)?;
+        // Before anything is opened.
+        let openings: OneOrMany<_> = (0..contents.parts.len())
+            .map(|part| {
+                self.part(part, &place, &patience).map_err(|error| blame(contents, part, None, error))
+            })
+            .collect::<Result<_>>()?;
+        let mut opened = AllOrNothing { parts: OneOrMany::NONE };
+        for (part, opening) in openings.iter().enumerate() {
+            opened.parts.push(self.open_part(contents, part, opening)?);
+        }
+        for (part, held) in opened.parts.iter().enumerate() {
+            let ready = match stream {
+                Some(stream) => held.wait_ready_on(stream),
+                None => held.wait_ready(|| patience.left()),
+            };
+            ready.map_err(|error| blame(contents, part, None, error))?;
+        }
+        Ok(Mapping::of_tensors(opened.into_parts(), self.descriptor))
+    }
+
+    fn open_part(&self, contents: &Contents, part: usize, opening: &OpenExport<'_>) -> Result<Held> {
+        let blamed = |error| blame(contents, part, None, error);
+        let held = opening.held(&|region, error| blame(contents, part, Some(region), error));
+        let held = held.map_err(blamed)?;
+        match check_mapped(&held, opening.named.regions) {
+            Ok(()) => Ok(held),
+            Err((region, error)) => {
+                held.abandon();
+                Err(blame(contents, part, Some(region), error))
+            }
+        }
+    }
+
+    /// How a part is opened.
+    #[inline]
+    fn part<'b>(
+        &'b self,
+        part: usize,
+        place: impl Fn(DeviceIdentity, Option<DeviceOrdinal>) -> Result<DeviceOrdinal>,
+        patience: &'b Patience,
+    ) -> Result<OpenExport<'b>> {
+        let named = self.descriptor.contents().named(part);
+        let devices = self.session.devices()?;
+        let home = devices.iter().find(|device| device.identity == named.home).map(|device| device.ordinal);
+        let device = place(named.home, home)?;
+        let access = self.access.unwrap_or(named.access);
+        let (session, grant, alone) = (self.session, self.grants.get(part), self.alone);
+        Ok(OpenExport { session, named, device, home, access, patience, grant, alone })
     }
 
     /// Opens what is not open here, or copies it.
     #[cold]
-    fn open_anew(&self, opening: &OpenExport<'_>, runtime: &'static Runtime) -> Result<Held> {
-        let bytes = self.descriptor.len;
+    fn open_anew(&self, opening: &OpenExport<'_>, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
         if self.staging == Staging::Always {
             return opening.copied(runtime, bytes);
         }
@@ -195,14 +252,50 @@ impl<'a> OpenBuilder<'a> {
             opened => opened,
         }
     }
+}
 
-    fn home_among(&self, devices: &[DeviceInfo]) -> Option<DeviceOrdinal> {
-        devices.iter().find(|device| device.identity == self.descriptor.home).map(|device| device.ordinal)
+/// Checks that the driver mapped, or the exporter shares, what the descriptor states; the position of a region where not.
+fn check_mapped(held: &Held, regions: Regions<'_>) -> Result<(), (usize, Error)> {
+    let mapped = held.regions();
+    for (index, region) in regions.iter().enumerate() {
+        let wanted = region.iter().map(|extent| extent.size).fold(0, u64::saturating_add);
+        let found = mapped.get(index).map_or(0, |range| range.len);
+        if found < wanted || mapped.len() != regions.len() {
+            return Err((
+                index,
+                Error::InvalidRegion(format!(
+                    "the descriptor names {} regions, this one of {wanted} B, and there are {}, this one of {found} B",
+                    regions.len(),
+                    mapped.len()
+                )),
+            ));
+        }
     }
+    Ok(())
+}
 
-    fn home_not_visible(&self) -> Error {
-        let home: DeviceIdentity = self.descriptor.home;
-        Error::HomeNotVisible { home, variable: self.ipc.backend().visible_devices_variable() }
+/// The same error, about the first tensor of that region or part.
+fn blame(contents: &Contents, part: usize, region: Option<usize>, error: Error) -> Error {
+    match contents.first_tensor(part, region) {
+        Some(tensor) => error.of_tensor(tensor.name),
+        None => error,
+    }
+}
+
+/// The parts that are open so far. Where the rest fails, nothing of them stays open that no other mapping uses.
+struct AllOrNothing {
+    parts: OneOrMany<Held>,
+}
+
+impl AllOrNothing {
+    fn into_parts(mut self) -> OneOrMany<Held> {
+        std::mem::replace(&mut self.parts, OneOrMany::NONE)
+    }
+}
+
+impl Drop for AllOrNothing {
+    fn drop(&mut self) {
+        std::mem::replace(&mut self.parts, OneOrMany::NONE).for_each(Held::abandon);
     }
 }
 
@@ -230,7 +323,7 @@ impl Patience {
 
 /// An export to be opened on a device: what a mapping has one of, and a bundle one for each home device.
 pub(crate) struct OpenExport<'a> {
-    pub(crate) ipc: &'a Session,
+    pub(crate) session: &'a Session,
     pub(crate) named: NamedExport<'a>,
     pub(crate) device: DeviceOrdinal,
     /// The home among this process's devices.
@@ -256,9 +349,9 @@ impl OpenExport<'_> {
         if self.alone || !self.is_permitted() {
             return None;
         }
-        let (backend, on) = (self.ipc.backend(), (self.device, self.access));
+        let (backend, on) = (self.session.backend(), (self.device, self.access));
         let lease =
-            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.ipc.allow_list())?;
+            runtime.imports.acquire_open(&self.named, backend, on, self.grant, self.session.allow_list())?;
         kill_point!("importer:mapped");
         Some(lease)
     }
@@ -274,8 +367,8 @@ impl OpenExport<'_> {
 
     /// Opens what cannot be used at once.
     fn opened(&self, runtime: &'static Runtime, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
-        let Self { ipc, named, device, home, access, patience, grant, alone } = *self;
-        let backend = ipc.backend();
+        let Self { session, named, device, home, access, patience, grant, alone } = *self;
+        let backend = session.backend();
         if !self.is_permitted() {
             return Err(Error::AccessDenied { wanted: access, granted: named.access });
         }
@@ -289,7 +382,7 @@ impl OpenExport<'_> {
             {
                 return Err(Error::NoPeerAccess { from: device, to: named.home });
             }
-            let allow = ipc.allow_list();
+            let allow = session.allow_list();
             let (descriptor, deadline) = (named, patience.deadline());
             let wanted =
                 Wanted { backend, descriptor, device, home, access, allow, deadline, grant, alone, blame };
@@ -315,9 +408,9 @@ impl OpenExport<'_> {
 
     /// A copy of the export's only region, of so many bytes, on the device.
     fn copied(&self, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
-        let Self { ipc, named, device, access, patience, grant, .. } = *self;
+        let Self { session, named, device, access, patience, grant, .. } = *self;
         let timeout = patience.timeout;
-        let backend = ipc.backend();
+        let backend = session.backend();
         self.check(runtime)?;
         let held =
             |device, access, hold| Held::new(runtime, hold, Terms { device, access, at_home: true, timeout });
@@ -331,7 +424,7 @@ impl OpenExport<'_> {
                 copy_within(backend, original, device)?
             }
             None => {
-                let allow = ipc.allow_list();
+                let allow = session.allow_list();
                 copy_in(&Incoming { backend, named, bytes, device, grant, allow, timeout })?
             }
         };
@@ -341,15 +434,15 @@ impl OpenExport<'_> {
 
     fn local_hold(&self, granted: LocalGrant) -> Hold {
         let LocalGrant { lease, shared, .. } = granted;
-        let (backend, export) = (self.ipc.backend().clone(), self.named.export);
+        let (backend, export) = (self.session.backend().clone(), self.named.export);
         Hold::Local(Box::new(LocalHold { backend, export, lease, shared }))
     }
 
     /// What can be told before anybody is asked.
     fn check(&self, runtime: &Runtime) -> Result<()> {
-        let name = self.ipc.backend().info().name;
+        let name = self.session.backend().info().name;
         check_backend("the descriptor", self.named.backend, name)?;
-        let count = self.ipc.devices()?.len();
+        let count = self.session.devices()?.len();
         if self.device.index() >= count {
             return Err(Error::NoSuchDevice { backend: name, ordinal: self.device, count });
         }
@@ -368,7 +461,7 @@ impl OpenExport<'_> {
                 return Err(Error::ExporterGone { pid: named.exporter.pid });
             }
             return Err(Error::Unsupported {
-                backend: self.ipc.backend().info().name,
+                backend: self.session.backend().info().name,
                 what: "open memory that another copy of device-ipc shares in this very process".into(),
                 why: "drivers do not open a process's own handles; use the address that it was shared by"
                     .into(),

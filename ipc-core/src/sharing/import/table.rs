@@ -7,7 +7,6 @@
 mod alike;
 mod begin;
 mod by_thread;
-mod described;
 mod keys;
 mod lease;
 mod links;
@@ -19,7 +18,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub(super) use begin::Wanted;
-pub(super) use described::Described;
 pub(super) use lease::HeldLease;
 pub(crate) use lease::KnownLease;
 

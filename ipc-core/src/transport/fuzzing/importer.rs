@@ -69,7 +69,7 @@ impl Importer {
                 }
             }
         });
-        let descriptor = Descriptor { broker, ..plain_descriptor() };
+        let descriptor = plain_descriptor().with(|contents| contents.broker = broker);
         Self { descriptor, scripts, done }
     }
 
@@ -83,8 +83,12 @@ impl Importer {
         self.scripts.send(input.to_vec()).expect("the exporter's thread runs");
         let descriptor = &self.descriptor;
         let allow = AllowList::own_user();
-        let connected =
-            Link::connect(&descriptor.exporter, &descriptor.broker, &allow, Deadline::after(PATIENCE));
+        let connected = Link::connect(
+            descriptor.exporter(),
+            &descriptor.contents().broker,
+            &allow,
+            Deadline::after(PATIENCE),
+        );
         let link = match connected {
             Ok(link) => link,
             Err(error) => {
@@ -99,7 +103,14 @@ impl Importer {
         };
         let open = |deadline| {
             let on = (DeviceOrdinal::new(0), Vec::new());
-            link.open(descriptor.export, descriptor.token, descriptor.access, on, None, deadline)
+            link.open(
+                descriptor.export(),
+                descriptor.contents().first().token,
+                descriptor.access(),
+                on,
+                None,
+                deadline,
+            )
         };
         let mut request = 1;
         if mode & GIVE_UP_FIRST != 0 {

@@ -21,11 +21,11 @@ use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::import::CacheLimits;
 use crate::wire::BrokerAddress;
-use crate::wire::descriptor::{DescribedExtent, Descriptor};
+use crate::wire::descriptor::{DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions};
 use crate::wire::protocol::{
     AllocationId, Grant, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
 };
-use crate::wire::ring::RingDescriptor;
+use crate::wire::ring::RingSlots;
 
 /// What the importer does, by the first byte of an input.
 pub(super) const TIMELINE: u8 = 1;
@@ -61,7 +61,7 @@ pub struct ForeignHandle {
 pub struct HostileExporter {
     ipc: Ipc,
     memory: Descriptor,
-    ring: RingDescriptor,
+    ring: Descriptor,
     script: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -86,9 +86,13 @@ impl HostileExporter {
         let extents = vec![DescribedExtent { size: handle.size, generation: handle.generation }];
         let home = ipc.devices().expect("the machine has devices")[0].identity;
         let backend = ipc.backend().info().name.to_owned();
-        let memory =
-            Descriptor { backend, home, exporter, broker, len: handle.size, extents, ..plain_descriptor() };
-        let ring = RingDescriptor::new(memory.clone(), 4, memory.len() / 4).expect("four slots lie in it");
+        let memory = plain_descriptor().with(|contents| {
+            (contents.backend, contents.exporter, contents.broker) = (backend.into(), exporter, broker);
+            (contents.parts[0].home, contents.parts[0].regions) = (home, PartRegions::One(extents));
+            contents.memory = Memory::Region(DescribedRegion { offset: 0, len: handle.size, layout: None });
+        });
+        let slots = RingSlots::new(4, memory.len() / 4, memory.len()).expect("four slots lie in it");
+        let ring = memory.with(|contents| contents.ring = Some(slots));
         // Nothing of one input is kept for the next.
         set_cache_limits(CacheLimits { mappings: 0, bytes: 0 }).expect("no fork");
         let script = Arc::new(Mutex::new(Vec::new()));

@@ -1,254 +1,467 @@
-//! The binary form. `docs/spec/descriptor.md` is its specification; the two change together.
+//! The sections of a descriptor. `docs/spec/descriptor-format.md` specifies them; the two change together.
 
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
 
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::envelope::{self, ENVELOPE_BYTES, checked_sections, close};
+use super::section::{self, SECTION_HEAD_BYTES, Section, bad, check_end, take, take_head};
 use super::{
-    CHECKSUM_BYTES, DescribedExtent, Descriptor, DescriptorError, ExportId, Form, FormatVersion, Preamble,
-    close,
+    Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError, ExportId,
+    Memory, Part, PartRegions, Tensors,
 };
 use crate::backend::Access;
 use crate::model::device::{DeviceIdentity, HostId};
-use crate::model::tensor::{Dtype, MAX_DIMENSIONS, TensorLayout};
+use crate::model::layout::{Dtype, LayoutError, MAX_DIMENSIONS, TensorLayout};
+use crate::model::one_or_many::OneOrMany;
 use crate::os::process::ProcessIdentity;
-use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, Token};
+use crate::wire::ring::RingSlots;
+use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES, MAX_HANDLES, Token};
 
-/// The largest descriptor in bytes.
-pub const MAX_DESCRIPTOR_BYTES: usize = 64 * 1024;
-
-/// The most allocations that a region may lie in.
+/// Maximum number of adjacent allocations that a region lies in.
 pub const MAX_EXTENTS: usize = 2048;
 
-/// The format that this library writes.
-pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 1 };
+/// Maximum number of home devices of a descriptor.
+pub const MAX_REGIONS_SECTIONS: usize = 64;
 
-const FORM: Form = Form {
-    magic: *b"DIPC",
-    version: FORMAT_VERSION,
-    what: "descriptor",
-    most_bytes: MAX_DESCRIPTOR_BYTES,
-    known_flags: FLAG_READ_ONLY | FLAG_READY | FLAG_TENSOR | FLAG_TENSOR_OFFSET,
-    otherwise: DescriptorError::BadMagic,
-};
+/// Maximum number of allocations of a descriptor.
+pub const MAX_REGIONS_ALLOCATIONS: usize = MAX_HANDLES;
+
 const MAX_BACKEND_BYTES: usize = 32;
-
-const FLAG_READ_ONLY: u16 = 1 << 0;
-const FLAG_READY: u16 = 1 << 1;
-const FLAG_TENSOR: u16 = 1 << 2;
-/// Minor version 1. Among those that a reader must know: an older one would take the region's first elements.
-const FLAG_TENSOR_OFFSET: u16 = 1 << 3;
 
 const HOME_UUID: u8 = 1;
 const HOME_HOST_PHYSICAL: u8 = 2;
 const ADDRESS_ABSTRACT: u8 = 1;
 const ADDRESS_PATH: u8 = 2;
+const ACCESS_READ_ONLY: u8 = 1;
+const ACCESS_READ_WRITE: u8 = 2;
+const REGIONS_READY: u8 = 1 << 0;
 
-/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
+/// `IntoBytes` and `Unaligned` prove for this and the following at compile time that no byte is padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
-    preamble: Preamble,
-    home_kind: u8,
-    home: [u8; 16],
-    home_physical: U32,
+struct ExporterHead {
     host: [u8; 16],
     boot: [u8; 16],
     pid_namespace: U64,
     net_namespace: U64,
     pid: U32,
     start_time: U64,
-    export: U64,
-    token: [u8; 16],
-    offset: U64,
-    len: U64,
-    extents: U16,
+    access: u8,
     backend_bytes: u8,
     address_kind: u8,
     address_bytes: u8,
-    dtype: u8,
-    storage_format: u8,
-    dimensions: u8,
 }
 
-/// An allocation of the region.
+/// The regions on one device.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RegionsHead {
+    export: U64,
+    token: [u8; 16],
+    home_kind: u8,
+    home: [u8; 16],
+    home_physical: U32,
+    flags: u8,
+    regions: U32,
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct ExtentEntry {
+struct ExtentEntry {
     size: U64,
     generation: U64,
 }
 
-impl ExtentEntry {
-    pub(crate) fn new(extent: &DescribedExtent) -> Self {
-        Self { size: U64::new(extent.size), generation: U64::new(extent.generation) }
-    }
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RegionBody {
+    offset: U64,
+    len: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct LayoutHead {
+    dtype: u8,
+    storage_format: u8,
+    dimensions: u8,
+    offset: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RingBody {
+    slots: U32,
+    slot_bytes: U64,
 }
 
 impl Descriptor {
-    /// The binary form.
+    /// Returns the binary form.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (home_kind, home, home_physical) = home_fields(self.home);
-        let mut flags = 0;
-        flags |= if self.access.is_writable() { 0 } else { FLAG_READ_ONLY };
-        flags |= if self.ready { FLAG_READY } else { 0 };
-        flags |= if self.layout.is_some() { FLAG_TENSOR } else { 0 };
-        let offset = self.tensor_offset();
-        flags |= if offset.is_some() { FLAG_TENSOR_OFFSET } else { 0 };
-        let address = self.broker.bytes();
-        let dimensions = self.dimensions();
-        let total = self.encoded_len();
-        let head = Head {
-            preamble: FORM.preamble(flags, total),
-            home_kind,
-            home,
-            home_physical: U32::new(home_physical),
-            host: *self.exporter.host.as_bytes(),
-            boot: self.exporter.boot,
-            pid_namespace: U64::new(self.exporter.pid_namespace),
-            net_namespace: U64::new(self.exporter.net_namespace),
-            pid: U32::new(self.exporter.pid),
-            start_time: U64::new(self.exporter.start_time),
-            export: U64::new(self.export.0),
-            token: self.token.to_bytes(),
-            offset: U64::new(self.offset),
-            len: U64::new(self.len),
-            extents: U16::new(self.extents.len() as u16),
-            backend_bytes: self.backend.len() as u8,
-            address_kind: address_kind(&self.broker),
-            address_bytes: address.len() as u8,
-            dtype: self.layout.as_ref().map_or(0, |layout| layout.dtype().code()),
-            storage_format: 0,
-            dimensions: dimensions as u8,
-        };
-        let mut bytes = Vec::with_capacity(total);
-        bytes.extend_from_slice(head.as_bytes());
-        bytes.extend_from_slice(self.backend.as_bytes());
-        bytes.extend_from_slice(address);
-        for extent in &self.extents {
-            bytes.extend_from_slice(ExtentEntry::new(extent).as_bytes());
-        }
-        if let Some(layout) = &self.layout {
-            for number in layout.shape().iter().chain(layout.strides()) {
-                bytes.extend_from_slice(&number.to_le_bytes());
+        let contents = self.contents();
+        let total = encoded_bytes(contents, None);
+        let mut bytes = envelope::begin(total);
+        write_exporter(contents, &mut bytes);
+        contents.parts.iter().for_each(|part| write_regions(part, &mut bytes));
+        match &contents.memory {
+            Memory::Region(region) => {
+                section::begin(section::REGION, size_of::<RegionBody>(), &mut bytes);
+                let body = RegionBody { offset: U64::new(region.offset), len: U64::new(region.len) };
+                bytes.extend_from_slice(body.as_bytes());
+                if let Some(layout) = &region.layout {
+                    write_layout(layout, &mut bytes);
+                }
             }
+            Memory::Tensors(tensors) => tensors.write(&mut bytes),
         }
-        if let Some(offset) = offset {
-            bytes.extend_from_slice(&offset.to_le_bytes());
+        if let Some(ring) = &contents.ring {
+            section::begin(section::RING, size_of::<RingBody>(), &mut bytes);
+            let body = RingBody { slots: U32::new(ring.slots()), slot_bytes: U64::new(ring.slot_bytes()) };
+            bytes.extend_from_slice(body.as_bytes());
         }
         close(&mut bytes);
         debug_assert_eq!(bytes.len(), total);
         bytes
     }
 
-    /// How many bytes the binary form has.
-    pub(crate) fn encoded_len(&self) -> usize {
-        let body = self.backend.len()
-            + self.broker.bytes().len()
-            + self.extents.len() * size_of::<ExtentEntry>()
-            + self.dimensions() * 16
-            + self.tensor_offset().map_or(0, |_| size_of::<u64>());
-        size_of::<Head>() + body + CHECKSUM_BYTES
-    }
-
-    fn dimensions(&self) -> usize {
-        self.layout.as_ref().map_or(0, |layout| layout.shape().len())
-    }
-
-    /// Where the tensor does not begin with the region.
-    fn tensor_offset(&self) -> Option<u64> {
-        self.layout.as_ref().map(TensorLayout::offset).filter(|offset| *offset != 0)
-    }
-
-    /// Reads the binary form. The bytes may come from anybody.
+    /// Reads the binary form. The bytes may come from any process.
     ///
     /// # Errors
     ///
-    /// [`DescriptorError`] with what is wrong.
+    /// [`DescriptorError`] with the reason.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        let (head, mut body) = FORM.checked_parts::<Head>(bytes)?;
-        let backend = read_backend(take(&mut body, usize::from(head.backend_bytes))?)?;
-        let address = take(&mut body, usize::from(head.address_bytes))?;
-        let broker = read_address(head.address_kind, address)?;
-        let mut extents = Vec::new();
-        read_extents(usize::from(head.extents.get()), &mut body, &mut extents)?;
-        let layout = read_layout(head, &mut body)?;
-        let region_end = head.offset.get().checked_add(head.len.get());
-        let allocated = extents.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
-        let (Some(region_end), Some(allocated)) = (region_end, allocated) else {
-            return Err(bad("region", "its offset, length or allocations do not fit 64 bits"));
-        };
-        if head.len.get() == 0 || region_end > allocated || head.offset.get() >= extents[0].size {
-            let region = format!("{} bytes at offset {} in {allocated}", head.len, head.offset);
-            return Err(bad("region", &region));
+        let mut rest = checked_sections(bytes)?;
+        let mut sections = Sections::default();
+        let mut last = 0;
+        while let Some(section) = Section::next(&mut rest)? {
+            if !(section::EXPORTER..=section::RING).contains(&section.kind) {
+                section.skip()?;
+                continue;
+            }
+            let repeats = section.kind == last && section.kind == section::REGIONS;
+            if section.kind <= last && !repeats {
+                return Err(bad("sections", "they are not in the order of their kinds, or one is repeated"));
+            }
+            last = section.kind;
+            sections.read(&section)?;
         }
-        if let Some(layout) = &layout {
-            layout.check_fits(head.len.get())?;
-        }
-        let flags = head.preamble.flags.get();
-        Ok(Self {
-            backend,
-            home: read_home(head.home_kind, head.home, head.home_physical.get())?,
-            exporter: ProcessIdentity {
-                host: HostId::from_bytes(head.host),
-                boot: head.boot,
-                pid_namespace: head.pid_namespace.get(),
-                net_namespace: head.net_namespace.get(),
-                pid: head.pid.get(),
-                start_time: head.start_time.get(),
-            },
-            broker,
-            export: ExportId(head.export.get()),
-            token: Token::from_bytes(head.token),
-            access: if flags & FLAG_READ_ONLY == 0 { Access::ReadWrite } else { Access::ReadOnly },
-            ready: flags & FLAG_READY != 0,
-            offset: head.offset.get(),
-            len: head.len.get(),
-            extents,
-            layout,
-        })
+        sections.finish().map(Self::new)
     }
 }
 
-pub(crate) fn take<'a>(body: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DescriptorError> {
-    let (taken, rest) = body
-        .split_at_checked(bytes)
-        .ok_or_else(|| bad("length", "its fields need more bytes than there are"))?;
-    *body = rest;
-    Ok(taken)
+/// Returns the bytes of the binary form; with so many bytes of named tensors, where `tensors` states them.
+pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usize {
+    let exporter = size_of::<ExporterHead>() + contents.backend.len() + contents.broker.bytes().len();
+    let parts: usize = contents.parts.iter().map(|part| SECTION_HEAD_BYTES + regions_bytes(part)).sum();
+    let memory = match &contents.memory {
+        Memory::Region(DescribedRegion { layout, .. }) => {
+            let layout = layout.as_ref().map_or(0, |layout| SECTION_HEAD_BYTES + layout_bytes(layout));
+            size_of::<RegionBody>() + layout
+        }
+        Memory::Tensors(listed) => tensors.unwrap_or_else(|| listed.section_bytes()),
+    };
+    let ring = contents.ring.map_or(0, |_| SECTION_HEAD_BYTES + size_of::<RingBody>());
+    ENVELOPE_BYTES + SECTION_HEAD_BYTES + exporter + parts + SECTION_HEAD_BYTES + memory + ring
 }
 
-/// The kind, the identity and the physical id.
-pub(crate) fn home_fields(home: DeviceIdentity) -> (u8, [u8; 16], u32) {
-    match home {
+fn regions_bytes(part: &Part) -> usize {
+    let regions = part.regions.as_regions();
+    size_of::<RegionsHead>()
+        + regions.len() * size_of::<U32>()
+        + regions.allocations() * size_of::<ExtentEntry>()
+}
+
+fn layout_bytes(layout: &TensorLayout) -> usize {
+    size_of::<LayoutHead>() + layout.shape().len() * 16
+}
+
+fn write_exporter(contents: &Contents, bytes: &mut Vec<u8>) {
+    let Contents { backend, exporter, broker, .. } = contents;
+    let address = broker.bytes();
+    let head = ExporterHead {
+        host: *exporter.host.as_bytes(),
+        boot: exporter.boot,
+        pid_namespace: U64::new(exporter.pid_namespace),
+        net_namespace: U64::new(exporter.net_namespace),
+        pid: U32::new(exporter.pid),
+        start_time: U64::new(exporter.start_time),
+        access: if contents.access.is_writable() { ACCESS_READ_WRITE } else { ACCESS_READ_ONLY },
+        backend_bytes: backend.len() as u8,
+        address_kind: match broker {
+            BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
+            BrokerAddress::Path(_) => ADDRESS_PATH,
+        },
+        address_bytes: address.len() as u8,
+    };
+    section::begin(section::EXPORTER, size_of::<ExporterHead>() + backend.len() + address.len(), bytes);
+    bytes.extend_from_slice(head.as_bytes());
+    bytes.extend_from_slice(backend.as_bytes());
+    bytes.extend_from_slice(address);
+}
+
+fn write_regions(part: &Part, bytes: &mut Vec<u8>) {
+    let (home_kind, home, physical) = match part.home {
         DeviceIdentity::Uuid(uuid) => (HOME_UUID, uuid, 0),
         DeviceIdentity::HostPhysical { host, physical } => (HOME_HOST_PHYSICAL, *host.as_bytes(), physical),
+    };
+    let regions = part.regions.as_regions();
+    let head = RegionsHead {
+        export: U64::new(part.export.0),
+        token: part.token.to_bytes(),
+        home_kind,
+        home,
+        home_physical: U32::new(physical),
+        flags: if part.ready { REGIONS_READY } else { 0 },
+        regions: U32::new(regions.len() as u32),
+    };
+    section::begin(section::REGIONS, regions_bytes(part), bytes);
+    bytes.extend_from_slice(head.as_bytes());
+    for region in regions.iter() {
+        bytes.extend_from_slice(&(region.len() as u32).to_le_bytes());
+        for extent in region {
+            let entry = ExtentEntry { size: U64::new(extent.size), generation: U64::new(extent.generation) };
+            bytes.extend_from_slice(entry.as_bytes());
+        }
     }
 }
 
-pub(crate) fn read_home(kind: u8, home: [u8; 16], physical: u32) -> Result<DeviceIdentity, DescriptorError> {
+fn write_layout(layout: &TensorLayout, bytes: &mut Vec<u8>) {
+    let head = LayoutHead {
+        dtype: layout.dtype().code(),
+        storage_format: 0,
+        dimensions: layout.shape().len() as u8,
+        offset: U64::new(layout.offset()),
+    };
+    section::begin(section::LAYOUT, layout_bytes(layout), bytes);
+    bytes.extend_from_slice(head.as_bytes());
+    for number in layout.shape().iter().chain(layout.strides()) {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+}
+
+/// The sections that were read so far.
+#[derive(Default)]
+struct Sections {
+    exporter: Option<Exporter>,
+    parts: Parts,
+    region: Option<(u64, u64)>,
+    layout: Option<TensorLayout>,
+    tensors: Option<Arc<Tensors>>,
+    ring: Option<(u32, u64)>,
+}
+
+struct Exporter {
+    identity: ProcessIdentity,
+    access: Access,
+    backend: String,
+    broker: BrokerAddress,
+}
+
+struct Parts {
+    list: OneOrMany<Part>,
+    allocations_left: usize,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self { list: OneOrMany::NONE, allocations_left: MAX_REGIONS_ALLOCATIONS }
+    }
+}
+
+impl Sections {
+    fn read(&mut self, section: &Section<'_>) -> Result<(), DescriptorError> {
+        let mut body = section.body;
+        match section.kind {
+            section::EXPORTER => self.exporter = Some(read_exporter(&mut body)?),
+            section::REGIONS => self.parts.read(&mut body)?,
+            section::REGION => {
+                let region = take_head::<RegionBody>(&mut body)?;
+                self.region = Some((region.offset.get(), region.len.get()));
+            }
+            section::LAYOUT => self.layout = Some(read_layout(&mut body)?),
+            section::TENSORS => self.tensors = Some(Tensors::read(self.parts.region_bytes()?, &mut body)?),
+            _ => {
+                let ring = take_head::<RingBody>(&mut body)?;
+                self.ring = Some((ring.slots.get(), ring.slot_bytes.get()));
+            }
+        }
+        check_end(body)
+    }
+
+    fn finish(self) -> Result<Contents, DescriptorError> {
+        let missing = |what| bad("sections", what);
+        let exporter = self.exporter.ok_or_else(|| missing("there is no exporter"))?;
+        let parts = self.parts.list;
+        if parts.is_empty() {
+            return Err(missing("there are no regions"));
+        }
+        if parts.len() > 1 {
+            check_exports(&parts)?;
+        }
+        let memory = match (self.region, self.tensors) {
+            (Some(region), None) => Memory::Region(region_in(&parts, region, self.layout)?),
+            (None, Some(tensors)) if self.layout.is_none() => {
+                if tensors.table().is_empty() {
+                    return Err(bad("tensors", "there are none"));
+                }
+                Memory::Tensors(tensors)
+            }
+            _ => return Err(missing("there is not one of a region and a table of tensors")),
+        };
+        let ring = match (self.ring, &memory) {
+            (None, _) => None,
+            (Some(_), Memory::Tensors(_)) => return Err(missing("a ring lies in a region")),
+            (Some((slots, each)), Memory::Region(region)) => {
+                let ring = RingSlots::new(slots, each, region.len);
+                Some(ring.ok_or_else(|| {
+                    let len = region.len;
+                    bad("slots", &format!("{slots} slots of {each} B in {len} B, 256 B or a multiple each"))
+                })?)
+            }
+        };
+        let Exporter { identity, access, backend, broker } = exporter;
+        Ok(Contents { backend: backend.into(), exporter: identity, broker, access, parts, memory, ring })
+    }
+}
+
+impl Parts {
+    fn read(&mut self, body: &mut &[u8]) -> Result<(), DescriptorError> {
+        if self.list.len() == MAX_REGIONS_SECTIONS {
+            return Err(bad("regions", &format!("they are on more than {MAX_REGIONS_SECTIONS} devices")));
+        }
+        let head = take_head::<RegionsHead>(body)?;
+        if head.flags & !REGIONS_READY != 0 {
+            return Err(DescriptorError::UnknownFeatures { flags: u16::from(head.flags) });
+        }
+        let regions = match head.regions.get() {
+            0 => return Err(bad("regions", "a device has none")),
+            1 => {
+                let mut extents = Vec::new();
+                self.read_region(body, &mut extents)?;
+                PartRegions::One(extents)
+            }
+            count => {
+                let mut regions = DescribedRegions::default();
+                (0..count).try_for_each(|_| regions.add(|all| self.read_region(body, all)))?;
+                PartRegions::Many(Arc::new(regions))
+            }
+        };
+        self.list.push(Part {
+            home: read_home(head.home_kind, head.home, head.home_physical.get())?,
+            export: ExportId(head.export.get()),
+            token: Token::from_bytes(head.token),
+            ready: head.flags & REGIONS_READY != 0,
+            regions,
+        });
+        Ok(())
+    }
+
+    fn read_region(
+        &mut self,
+        body: &mut &[u8],
+        extents: &mut Vec<DescribedExtent>,
+    ) -> Result<(), DescriptorError> {
+        let count = take_head::<U32>(body)?.get() as usize;
+        if count == 0 || count > MAX_EXTENTS {
+            return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
+        }
+        self.allocations_left = self
+            .allocations_left
+            .checked_sub(count)
+            .ok_or_else(|| bad("allocations", &format!("there are more than {MAX_REGIONS_ALLOCATIONS}")))?;
+        let bytes = take(body, count * size_of::<ExtentEntry>())?;
+        let entries =
+            <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
+        if entries.iter().any(|entry| entry.size.get() == 0) {
+            return Err(bad("allocations", "one has no bytes"));
+        }
+        let described = |entry: &ExtentEntry| DescribedExtent {
+            size: entry.size.get(),
+            generation: entry.generation.get(),
+        };
+        extents.extend(entries.iter().map(described));
+        Ok(())
+    }
+
+    /// The bytes of each region, counted through all parts.
+    fn region_bytes(&self) -> Result<Vec<u64>, DescriptorError> {
+        let regions = self.list.iter().flat_map(|part| part.regions.as_regions().iter());
+        regions.map(allocated_bytes).collect()
+    }
+}
+
+fn allocated_bytes(region: &[DescribedExtent]) -> Result<u64, DescriptorError> {
+    let bytes = region.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.size));
+    bytes.ok_or_else(|| bad("region", "its allocations do not fit 64 bits"))
+}
+
+/// The range of the only region of the only part.
+fn region_in(
+    parts: &[Part],
+    (offset, len): (u64, u64),
+    layout: Option<TensorLayout>,
+) -> Result<DescribedRegion, DescriptorError> {
+    let [Part { regions, .. }] = parts else { return Err(bad("region", "it is on several devices")) };
+    let mut regions = regions.as_regions().iter();
+    let (Some(extents), None) = (regions.next(), regions.next()) else {
+        return Err(bad("region", "there are several"));
+    };
+    let allocated = allocated_bytes(extents)?;
+    let fits = offset.checked_add(len).is_some_and(|end| end <= allocated);
+    if len == 0 || !fits || offset >= extents[0].size {
+        return Err(bad("region", &format!("{len} bytes at offset {offset} in {allocated}")));
+    }
+    if let Some(layout) = &layout {
+        layout.check_fits(len)?;
+    }
+    Ok(DescribedRegion { offset, len, layout })
+}
+
+fn read_exporter(body: &mut &[u8]) -> Result<Exporter, DescriptorError> {
+    let head = take_head::<ExporterHead>(body)?;
+    let backend = read_backend(take(body, usize::from(head.backend_bytes))?)?;
+    let broker = read_address(head.address_kind, take(body, usize::from(head.address_bytes))?)?;
+    let identity = ProcessIdentity {
+        host: HostId::from_bytes(head.host),
+        boot: head.boot,
+        pid_namespace: head.pid_namespace.get(),
+        net_namespace: head.net_namespace.get(),
+        pid: head.pid.get(),
+        start_time: head.start_time.get(),
+    };
+    let access = match head.access {
+        ACCESS_READ_ONLY => Access::ReadOnly,
+        ACCESS_READ_WRITE => Access::ReadWrite,
+        other => return Err(bad("access", &format!("kind {other} is not known"))),
+    };
+    Ok(Exporter { identity, access, backend, broker })
+}
+
+fn read_home(kind: u8, home: [u8; 16], physical: u32) -> Result<DeviceIdentity, DescriptorError> {
     match kind {
+        HOME_UUID if physical != 0 => Err(bad("home device", "a UUID has no physical number")),
         HOME_UUID => Ok(DeviceIdentity::Uuid(home)),
         HOME_HOST_PHYSICAL => Ok(DeviceIdentity::HostPhysical { host: HostId::from_bytes(home), physical }),
         other => Err(bad("home device", &format!("kind {other} of identity is not known"))),
     }
 }
 
-pub(crate) const fn address_kind(address: &BrokerAddress) -> u8 {
-    match address {
-        BrokerAddress::Abstract(_) => ADDRESS_ABSTRACT,
-        BrokerAddress::Path(_) => ADDRESS_PATH,
-    }
-}
-
-pub(crate) fn read_backend(bytes: &[u8]) -> Result<String, DescriptorError> {
+fn read_backend(bytes: &[u8]) -> Result<String, DescriptorError> {
     let name = str::from_utf8(bytes).ok().filter(|name| is_backend_name(name));
     let name = name.ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))?;
     Ok(name.to_owned())
 }
 
-pub(crate) fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
+fn is_backend_name(name: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=MAX_BACKEND_BYTES).contains(&name.len()) && name.bytes().all(good)
+}
+
+fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {
     if bytes.is_empty() || bytes.len() > MAX_ADDRESS_BYTES {
         return Err(bad(
             "socket address",
@@ -265,62 +478,28 @@ pub(crate) fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, Desc
     }
 }
 
-/// The allocations of a region.
-pub(crate) fn read_extents(
-    count: usize,
-    body: &mut &[u8],
-    extents: &mut Vec<DescribedExtent>,
-) -> Result<(), DescriptorError> {
-    if count == 0 || count > MAX_EXTENTS {
-        return Err(bad("allocations", &format!("there are {count}, not 1 to {MAX_EXTENTS}")));
-    }
-    let bytes = take(body, count * size_of::<ExtentEntry>())?;
-    let entries =
-        <[ExtentEntry]>::ref_from_bytes(bytes).map_err(|_| bad("allocations", "they are cut off"))?;
-    if entries.iter().any(|entry| entry.size.get() == 0) {
-        return Err(bad("allocations", "one has no bytes"));
-    }
-    extents.extend(
-        entries
-            .iter()
-            .map(|entry| DescribedExtent { size: entry.size.get(), generation: entry.generation.get() }),
-    );
-    Ok(())
-}
-
-fn read_layout(head: &Head, body: &mut &[u8]) -> Result<Option<TensorLayout>, DescriptorError> {
-    let has_offset = head.preamble.flags.get() & FLAG_TENSOR_OFFSET != 0;
-    if head.preamble.flags.get() & FLAG_TENSOR == 0 {
-        return if has_offset { Err(bad("flags", "a tensor's offset without a tensor")) } else { Ok(None) };
-    }
+fn read_layout(body: &mut &[u8]) -> Result<TensorLayout, DescriptorError> {
+    let head = take_head::<LayoutHead>(body)?;
     let dimensions = usize::from(head.dimensions);
     if dimensions > MAX_DIMENSIONS {
-        return Err(crate::model::tensor::LayoutError::TooManyDimensions(dimensions).into());
+        return Err(LayoutError::TooManyDimensions(dimensions).into());
     }
     if head.storage_format != 0 {
         return Err(bad("storage format", &format!("format {} is not known", head.storage_format)));
     }
     let bytes = take(body, dimensions * 16)?;
     let numbers = <[U64]>::ref_from_bytes(bytes).map_err(|_| bad("tensor", "it is cut off"))?;
-    let mut numbers = numbers.iter().map(|number| number.get());
-    let shape: Vec<u64> = numbers.by_ref().take(dimensions).collect();
-    let strides: Vec<u64> = numbers.collect();
-    let layout = TensorLayout::strided(Dtype::from_code(head.dtype), shape, strides)?;
-    Ok(Some(if has_offset { layout.with_offset(read_offset(body)?)? } else { layout }))
+    let numbers = numbers.iter().map(|number| number.get());
+    let dtype = Dtype::from_code(head.dtype);
+    Ok(TensorLayout::from_numbers(dtype, dimensions, numbers, head.offset.get())?)
 }
 
-/// One that is 0 is not written, so that there is one form of each descriptor, which older readers understand.
-fn read_offset(body: &mut &[u8]) -> Result<u64, DescriptorError> {
-    let bytes = take(body, size_of::<U64>())?;
-    let offset = U64::ref_from_bytes(bytes).map_err(|_| bad("tensor", "its offset is cut off"))?.get();
-    if offset == 0 { Err(bad("tensor", "an offset of 0 is not written")) } else { Ok(offset) }
-}
-
-pub(crate) fn is_backend_name(name: &str) -> bool {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    (1..=MAX_BACKEND_BYTES).contains(&name.len()) && name.bytes().all(good)
-}
-
-pub(crate) fn bad(field: &'static str, why: &str) -> DescriptorError {
-    DescriptorError::BadField { field, why: why.to_owned() }
+/// Refuses two parts of one export.
+fn check_exports(parts: &[Part]) -> Result<(), DescriptorError> {
+    let exports: HashSet<_> = parts.iter().map(|part| part.export).collect();
+    if exports.len() < parts.len() {
+        Err(bad("regions", "two of them are of the same export"))
+    } else {
+        Ok(())
+    }
 }

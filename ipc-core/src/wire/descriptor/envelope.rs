@@ -1,5 +1,5 @@
-//! What every binary form has around its own fields: magic bytes, a version, flags and its length before them, and a checksum
-//! behind.
+//! The envelope of a descriptor: magic bytes, a version, flags and the total length before the sections, a checksum behind
+//! them.
 
 use std::mem::offset_of;
 
@@ -7,108 +7,102 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{DescriptorError, FormatVersion};
+use crate::model::tensor::MAX_TABLE_BYTES;
 
 /// The bytes behind the last field: CRC-32 of all before them.
-pub(crate) const CHECKSUM_BYTES: usize = 4;
+const CHECKSUM_BYTES: usize = 4;
 
 /// Bits that a reader must know; those above it may pass over.
 const MANDATORY_FLAGS: u16 = 0x00ff;
 
-/// The first fields of each form's fixed part.
+/// The first fields.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Preamble {
+struct Preamble {
     magic: [u8; 4],
     major: u8,
     minor: u8,
-    pub(crate) flags: U16,
+    flags: U16,
     total_bytes: U32,
 }
 
-/// A binary form, by what tells it from the others.
-pub(crate) struct Form {
-    pub(crate) magic: [u8; 4],
-    /// The version that this library writes.
-    pub(crate) version: FormatVersion,
-    /// As in [`DescriptorError::Version`].
-    pub(crate) what: &'static str,
-    pub(crate) most_bytes: usize,
-    /// The flags that this library knows.
-    pub(crate) known_flags: u16,
-    /// What is wrong with bytes that begin otherwise.
-    pub(crate) otherwise: DescriptorError,
+/// The first bytes of every descriptor and every table of tensors.
+const MAGIC: [u8; 4] = *b"DIPC";
+
+/// The format that this library writes.
+pub const FORMAT_VERSION: FormatVersion = FormatVersion { major: 1, minor: 0 };
+
+/// The largest descriptor in bytes.
+pub const MAX_DESCRIPTOR_BYTES: usize = MAX_TABLE_BYTES;
+
+/// The bytes of a descriptor beside its sections.
+pub(crate) const ENVELOPE_BYTES: usize = size_of::<Preamble>() + CHECKSUM_BYTES;
+
+/// Begins a descriptor of `total` bytes.
+pub(super) fn begin(total: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(total);
+    let preamble = Preamble {
+        magic: MAGIC,
+        major: FORMAT_VERSION.major,
+        minor: FORMAT_VERSION.minor,
+        flags: U16::new(0),
+        total_bytes: U32::new(total as u32),
+    };
+    bytes.extend_from_slice(preamble.as_bytes());
+    bytes
 }
 
-impl Form {
-    /// The first fields, for a form of so many bytes altogether.
-    pub(crate) fn preamble(&self, flags: u16, total: usize) -> Preamble {
-        Preamble {
-            magic: self.magic,
-            major: self.version.major,
-            minor: self.version.minor,
-            flags: U16::new(flags),
-            total_bytes: U32::new(total as u32),
-        }
+/// Returns the sections, once size, version, checksum and flags have been checked.
+pub(super) fn checked_sections(bytes: &[u8]) -> Result<&[u8], DescriptorError> {
+    let found = bytes.len();
+    if found > MAX_DESCRIPTOR_BYTES {
+        return Err(DescriptorError::TooLarge { found });
     }
+    if !bytes.starts_with(&MAGIC[..found.min(MAGIC.len())]) {
+        return Err(DescriptorError::BadMagic);
+    }
+    let truncated = || DescriptorError::Truncated { found, expected: ENVELOPE_BYTES };
+    // The version stands at the same place in every format, so it can be told before the rest makes sense.
+    let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
+    if major != FORMAT_VERSION.major {
+        if is_intact_with(bytes, offset_of!(Preamble, major), &[FORMAT_VERSION.major]) {
+            return Err(DescriptorError::BadChecksum);
+        }
+        let found = FormatVersion { major, minor };
+        return Err(DescriptorError::Version { found, readable: FORMAT_VERSION });
+    }
+    let (preamble, _) = Preamble::ref_from_prefix(bytes).map_err(|_| truncated())?;
+    let covered = covered(bytes, preamble.total_bytes.get())?;
+    let unknown = preamble.flags.get() & MANDATORY_FLAGS;
+    if unknown != 0 {
+        return Err(DescriptorError::UnknownFeatures { flags: unknown });
+    }
+    Ok(&covered[size_of::<Preamble>()..])
+}
 
-    /// The fixed part, which begins with a [`Preamble`], and the rest, once size, version, checksum and flags have been
-    /// checked.
-    pub(crate) fn checked_parts<'a, H>(&self, bytes: &'a [u8]) -> Result<(&'a H, &'a [u8]), DescriptorError>
-    where
-        H: FromBytes + Immutable + KnownLayout + Unaligned,
-    {
-        let found = bytes.len();
-        if found > self.most_bytes {
-            return Err(DescriptorError::TooLarge { found });
+/// The bytes that the checksum covers, once it fits. Only then, or where nothing else explains the bytes, is the total size
+/// that they state believed.
+fn covered(bytes: &[u8], total: u32) -> Result<&[u8], DescriptorError> {
+    let (found, total, least) = (bytes.len(), total as usize, ENVELOPE_BYTES);
+    if let Some(covered) = intact(bytes) {
+        if total == found && found >= least {
+            return Ok(covered);
         }
-        if !bytes.starts_with(&self.magic[..found.min(self.magic.len())]) {
-            return Err(self.otherwise.clone());
-        }
-        let least = size_of::<H>() + CHECKSUM_BYTES;
-        let truncated = || DescriptorError::Truncated { found, expected: least };
-        // The version stands at the same place in every layout, so it can be told before the rest makes sense.
-        let (Some(&major), Some(&minor)) = (bytes.get(4), bytes.get(5)) else { return Err(truncated()) };
-        if major != self.version.major {
-            if is_intact_with(bytes, offset_of!(Preamble, major), &[self.version.major]) {
-                return Err(DescriptorError::BadChecksum);
-            }
-            let found = FormatVersion { major, minor };
-            return Err(DescriptorError::Version { what: self.what, found, readable: self.version });
-        }
-        let (preamble, _) = Preamble::ref_from_prefix(bytes).map_err(|_| truncated())?;
-        let (head, _) = H::ref_from_prefix(bytes).map_err(|_| truncated())?;
-        let covered = self.covered(bytes, preamble.total_bytes.get(), least)?;
-        let unknown = preamble.flags.get() & MANDATORY_FLAGS & !self.known_flags;
-        if unknown != 0 {
-            return Err(DescriptorError::UnknownFeatures { flags: unknown });
-        }
-        Ok((head, &covered[size_of::<H>()..]))
+        let why = format!("it states {total} bytes, and has {found}");
+        return Err(DescriptorError::BadField { field: "length", why });
     }
-
-    /// The bytes that the checksum covers, once it fits. Only then, or where nothing else explains the bytes, is the total size
-    /// that they state believed.
-    fn covered<'a>(&self, bytes: &'a [u8], total: u32, least: usize) -> Result<&'a [u8], DescriptorError> {
-        let (found, total) = (bytes.len(), total as usize);
-        if let Some(covered) = intact(bytes) {
-            if total == found && found >= least {
-                return Ok(covered);
-            }
-            let why = format!("it states {total} bytes, and has {found}");
-            return Err(DescriptorError::BadField { field: "length", why });
-        }
-        if found < least {
-            return Err(DescriptorError::Truncated { found, expected: least });
-        }
-        if (least..found).contains(&total) && intact(&bytes[..total]).is_some() {
-            return Err(DescriptorError::TrailingBytes { extra: found - total });
-        }
-        let own_length = (found as u32).to_le_bytes();
-        let length_is_damaged = is_intact_with(bytes, offset_of!(Preamble, total_bytes), &own_length);
-        if total > found && total <= self.most_bytes && !length_is_damaged {
-            return Err(DescriptorError::Truncated { found, expected: total });
-        }
-        Err(DescriptorError::BadChecksum)
+    if found < least {
+        return Err(DescriptorError::Truncated { found, expected: least });
     }
+    if (least..found).contains(&total) && intact(&bytes[..total]).is_some() {
+        return Err(DescriptorError::TrailingBytes { extra: found - total });
+    }
+    let own_length = (found as u32).to_le_bytes();
+    let length_is_damaged = is_intact_with(bytes, offset_of!(Preamble, total_bytes), &own_length);
+    if total > found && total <= MAX_DESCRIPTOR_BYTES && !length_is_damaged {
+        return Err(DescriptorError::Truncated { found, expected: total });
+    }
+    Err(DescriptorError::BadChecksum)
 }
 
 /// All but the checksum, where it fits.
@@ -128,17 +122,16 @@ fn is_intact_with(bytes: &[u8], at: usize, others: &[u8]) -> bool {
 }
 
 /// Appends the checksum of all that has been written.
-pub(crate) fn close(bytes: &mut Vec<u8>) {
+pub(super) fn close(bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&crc32fast::hash(bytes).to_le_bytes());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzzing::{plain_descriptor, plain_ring, plain_tensors};
     use crate::model::tensor::{Dtype, TensorLayout, TensorTable};
-    use crate::wire::bundle::BundleDescriptor;
     use crate::wire::descriptor::Descriptor;
-    use crate::wire::ring::RingDescriptor;
 
     type Read = fn(&[u8]) -> Result<(), DescriptorError>;
 
@@ -146,15 +139,11 @@ mod tests {
     fn forms() -> Vec<(&'static str, Vec<u8>, Read)> {
         let layout = TensorLayout::contiguous(Dtype::F32, [2, 3]).unwrap();
         let table = TensorTable::new([("a", 0, layout.clone()), ("b", 24, layout)]).unwrap();
-        let ring = crate::fuzzing::ring_seeds().remove(0).1;
+        let descriptor: Read = |bytes| Descriptor::from_bytes(bytes).map(drop);
         vec![
-            ("descriptor", crate::fuzzing::plain_descriptor().to_bytes(), |bytes| {
-                Descriptor::from_bytes(bytes).map(drop)
-            }),
-            ("ring", ring, |bytes| RingDescriptor::from_bytes(bytes).map(drop)),
-            ("bundle", crate::fuzzing::plain_bundle().to_bytes(), |bytes| {
-                BundleDescriptor::from_bytes(bytes).map(drop)
-            }),
+            ("descriptor", plain_descriptor().to_bytes(), descriptor),
+            ("ring", plain_ring().to_bytes(), descriptor),
+            ("named tensors", plain_tensors().to_bytes(), descriptor),
             ("table", table.to_bytes(), |bytes| TensorTable::from_bytes(bytes).map(drop)),
         ]
     }

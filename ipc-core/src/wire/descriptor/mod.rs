@@ -1,62 +1,98 @@
-//! The descriptor: plain bytes, or one line of text, that name an export.
+//! The descriptor: plain bytes, or one line of text, that name an export: one region of memory, a ring, or any number of named
+//! tensors.
 //!
-//! It travels by any road the user has and opens nothing by itself: the vendor's handle is not in it, but comes from
-//! the exporter's broker, together with a lease. The layout is specified in `docs/spec/descriptor.md`.
+//! It travels over any transport and opens nothing by itself: the vendor's handle is not in it, but comes from the exporter's
+//! broker, together with a lease. The format is specified in `docs/spec/descriptor-format.md`.
 //!
-//! Every reader treats it as hostile: nothing is allocated from a length that was not checked, and all offsets and
-//! lengths are checked against each other here and against the driver's answer after the open.
+//! Every reader treats a descriptor as hostile: the checksum is verified first, no memory is allocated from a length that was
+//! not checked, and all offsets and lengths are checked against each other here and against the driver's answer after the open.
 
 mod binary;
 mod envelope;
 #[cfg(test)]
 pub(crate) mod properties;
 mod regions;
+mod section;
+mod tensors;
 mod text;
 mod view;
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::backend::Access;
 use crate::model::address::Extent;
 use crate::model::device::DeviceIdentity;
-use crate::model::tensor::TensorLayout;
+use crate::model::one_or_many::OneOrMany;
+use crate::model::tensor::{NamedTensor, TensorLayout, TensorTable};
 use crate::os::process::ProcessIdentity;
+use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Token};
 
 pub use crate::model::error::{DescriptorError, FormatVersion};
-pub(crate) use binary::{
-    ExtentEntry, address_kind, bad, home_fields, read_address, read_backend, read_extents, read_home, take,
-};
-pub use binary::{FORMAT_VERSION, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS};
-pub(crate) use envelope::{CHECKSUM_BYTES, Form, Preamble, close};
-pub(crate) use regions::{DescribedRegions, Regions};
+pub(crate) use binary::encoded_bytes;
+pub use binary::{MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS, MAX_REGIONS_SECTIONS};
+pub use envelope::{FORMAT_VERSION, MAX_DESCRIPTOR_BYTES};
+pub(crate) use regions::{DescribedRegions, PartRegions, Regions};
+pub(crate) use tensors::{MOST_REMEMBERED_BYTES, Tensors, encoded_bytes as encoded_tensor_bytes};
 pub use text::TEXT_PREFIX;
-pub(crate) use text::text_and_serde;
 pub use view::DescriptorView;
-pub(crate) use view::{AllocationView, ExporterView};
 
-/// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it by any road, and give it to
-/// [`Ipc::open`](crate::Ipc::open).
+/// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it over any transport, and give it to
+/// [`Ipc::open`](crate::Ipc::open); that of a ring, to [`Ipc::join`](crate::Ipc::join). Clones share their contents.
 ///
-/// `Display` and `FromStr` are the text form; it holds a secret, so it belongs where passwords may go. `Debug` and
-/// [`view`](Self::view) do not show the secret.
+/// `Display` and `FromStr` are the text form. It holds secrets, so it belongs where passwords may go. `Debug` and
+/// [`view`](Self::view) do not show the secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    pub(crate) backend: String,
-    pub(crate) home: DeviceIdentity,
+    contents: Arc<Contents>,
+}
+
+/// The checked contents of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Contents {
+    pub(crate) backend: Cow<'static, str>,
     pub(crate) exporter: ProcessIdentity,
     pub(crate) broker: BrokerAddress,
-    pub(crate) export: ExportId,
-    pub(crate) token: Token,
     pub(crate) access: Access,
-    pub(crate) ready: bool,
+    /// One for each home device; at least one.
+    pub(crate) parts: OneOrMany<Part>,
+    pub(crate) memory: Memory,
+    /// Only of a [`Memory::Region`].
+    pub(crate) ring: Option<RingSlots>,
+}
+
+/// The memory that importers get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// A range of the only region of the only part.
+    Region(DescribedRegion),
+    /// Named tensors in the regions of all parts.
+    Tensors(Arc<Tensors>),
+}
+
+/// A range of a region, and the tensor that it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DescribedRegion {
+    /// From the start of the first allocation, in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    pub(crate) extents: Vec<DescribedExtent>,
     pub(crate) layout: Option<TensorLayout>,
 }
 
-/// One allocation of the region, as the descriptor states it.
+/// The memory on one device: an export of the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) home: DeviceIdentity,
+    pub(crate) export: ExportId,
+    pub(crate) token: Token,
+    pub(crate) ready: bool,
+    /// The allocations of each region; a region is opened as one range.
+    pub(crate) regions: PartRegions,
+}
+
+/// One allocation of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescribedExtent {
     /// Size of the whole allocation in bytes.
@@ -72,7 +108,7 @@ impl DescribedExtent {
     }
 }
 
-/// What opening needs of whatever names an export: a descriptor, or a part of a bundle.
+/// A part of a descriptor with the data that opening it needs.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedExport<'a> {
     pub(crate) backend: &'a str,
@@ -104,67 +140,228 @@ impl fmt::Display for ExportId {
 }
 
 impl Descriptor {
-    /// The name of the backend that can open it.
+    pub(crate) fn new(contents: Contents) -> Self {
+        Self { contents: Arc::new(contents) }
+    }
+
+    pub(crate) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// Returns the descriptor with other contents.
+    pub(crate) fn with(&self, change: impl FnOnce(&mut Contents)) -> Self {
+        let mut contents = Contents::clone(&self.contents);
+        change(&mut contents);
+        Self::new(contents)
+    }
+
+    /// Returns the name of the backend that can open it.
     pub fn backend(&self) -> &str {
-        &self.backend
+        &self.contents.backend
     }
 
-    /// The device where the bytes live.
-    pub const fn home(&self) -> DeviceIdentity {
-        self.home
+    /// Returns the exporting process.
+    pub fn exporter(&self) -> &ProcessIdentity {
+        &self.contents.exporter
     }
 
-    /// The exporting process.
-    pub const fn exporter(&self) -> &ProcessIdentity {
-        &self.exporter
+    /// Returns the access that the exporter permits.
+    pub fn access(&self) -> Access {
+        self.contents.access
     }
 
-    /// The number of the export in that process.
-    pub const fn export(&self) -> ExportId {
-        self.export
+    /// Returns the first of the [`homes`](Self::homes), which mostly is the only one.
+    pub fn home(&self) -> DeviceIdentity {
+        self.contents.first().home
     }
 
-    /// Length of the region in bytes.
-    pub const fn len(&self) -> u64 {
-        self.len
+    /// Returns the devices where the bytes live.
+    pub fn homes(&self) -> impl ExactSizeIterator<Item = DeviceIdentity> {
+        self.contents.parts.iter().map(|part| part.home)
     }
 
-    /// Never true: a region has at least one byte.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Returns the first of the [`exports`](Self::exports), which mostly is the only one.
+    pub fn export(&self) -> ExportId {
+        self.contents.first().export
     }
 
-    /// What the exporter permits.
-    pub const fn access(&self) -> Access {
-        self.access
+    /// Returns the number in the exporting process of the export on each home device.
+    pub fn exports(&self) -> impl ExactSizeIterator<Item = ExportId> {
+        self.contents.parts.iter().map(|part| part.export)
     }
 
-    /// Element type, shape and strides, where the exporter stated them.
-    pub const fn layout(&self) -> Option<&TensorLayout> {
-        self.layout.as_ref()
-    }
-
-    pub(crate) fn named(&self) -> NamedExport<'_> {
-        NamedExport {
-            backend: &self.backend,
-            home: self.home,
-            exporter: &self.exporter,
-            broker: &self.broker,
-            export: self.export,
-            token: self.token,
-            access: self.access,
-            regions: Regions::one(&self.extents),
+    /// Returns the length in bytes: of the region; of named tensors, of all allocations that they lie in.
+    pub fn len(&self) -> u64 {
+        match &self.contents.memory {
+            Memory::Region(region) => region.len,
+            Memory::Tensors(_) => {
+                let regions = self.contents.parts.iter().flat_map(|part| part.regions.as_regions().iter());
+                regions.flatten().map(|extent| extent.size).fold(0, u64::saturating_add)
+            }
         }
     }
 
-    /// For people: everything but the secret, ready for JSON.
+    /// Never true: memory that is shared has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns how many allocations the memory lies in; each is opened once.
+    pub fn allocations(&self) -> usize {
+        self.contents.parts.iter().map(|part| part.regions.as_regions().allocations()).sum()
+    }
+
+    /// Returns whether its tensors have names.
+    pub fn is_named(&self) -> bool {
+        matches!(self.contents.memory, Memory::Tensors(_))
+    }
+
+    /// Returns element type, shape and strides of the region without a name, where the exporter stated them.
+    pub fn layout(&self) -> Option<&TensorLayout> {
+        self.contents.region()?.layout.as_ref()
+    }
+
+    /// Returns the name and the layout of every tensor, in the order in which the exporter added them. A region without a name
+    /// is one tensor with an empty name where the exporter stated its layout.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &TensorLayout)> {
+        (0..self.contents.tensors()).map(|position| {
+            let tensor = self.contents.tensor(position);
+            (tensor.name, tensor.layout)
+        })
+    }
+
+    /// Returns the layout of the tensor of this name.
+    pub fn layout_of(&self, name: &str) -> Option<&TensorLayout> {
+        Some(self.contents.tensor(self.contents.position(name)?).layout)
+    }
+
+    /// Returns the device where the tensor of this name lives.
+    pub fn home_of(&self, name: &str) -> Option<DeviceIdentity> {
+        let position = self.contents.position(name)?;
+        Some(self.contents.parts[self.contents.place(position).0].home)
+    }
+
+    /// Returns the slots, where it names a ring.
+    pub fn ring(&self) -> Option<RingSlots> {
+        self.contents.ring
+    }
+
+    /// Returns everything but the secrets, for people, ready for JSON.
     pub fn view(&self) -> DescriptorView<'_> {
-        DescriptorView::new(self)
+        DescriptorView::new(&self.contents)
+    }
+}
+
+impl Contents {
+    pub(crate) fn first(&self) -> &Part {
+        &self.parts[0]
+    }
+
+    /// The only region, where its tensors have no names.
+    pub(crate) fn region(&self) -> Option<&DescribedRegion> {
+        match &self.memory {
+            Memory::Region(region) => Some(region),
+            Memory::Tensors(_) => None,
+        }
+    }
+
+    pub(crate) fn named_tensors(&self) -> Option<&Arc<Tensors>> {
+        match &self.memory {
+            Memory::Region(_) => None,
+            Memory::Tensors(tensors) => Some(tensors),
+        }
+    }
+
+    pub(crate) fn table(&self) -> Option<&TensorTable> {
+        self.named_tensors().map(|tensors| tensors.table())
+    }
+
+    /// The number of tensors.
+    pub(crate) fn tensors(&self) -> usize {
+        match &self.memory {
+            Memory::Region(region) => usize::from(region.layout.is_some()),
+            Memory::Tensors(tensors) => tensors.table().len(),
+        }
+    }
+
+    /// The tensor at this position, which is less than [`tensors`](Self::tensors). Its offset counts from the start of its
+    /// region.
+    pub(crate) fn tensor(&self, position: usize) -> NamedTensor<'_> {
+        match &self.memory {
+            Memory::Tensors(tensors) => tensors.table().at(position),
+            Memory::Region(region) => {
+                let layout = region.layout.as_ref().expect("it is one of the tensors");
+                NamedTensor { name: "", offset: region.offset, layout }
+            }
+        }
+    }
+
+    /// The position of the tensor of this name.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        match &self.memory {
+            Memory::Tensors(tensors) => tensors.table().position(name),
+            Memory::Region(region) => (name.is_empty() && region.layout.is_some()).then_some(0),
+        }
+    }
+
+    /// The part of a tensor, and the region in it.
+    pub(crate) fn place(&self, tensor: usize) -> (usize, usize) {
+        let Memory::Tensors(tensors) = &self.memory else { return (0, 0) };
+        let mut region = tensors.regions()[tensor] as usize;
+        for (index, part) in self.parts.iter().enumerate() {
+            let regions = part.regions.as_regions().len();
+            if region < regions {
+                return (index, region);
+            }
+            region -= regions;
+        }
+        unreachable!("checked when the descriptor was read or made")
+    }
+
+    /// The first named tensor of a region, or of the part where the region has none; for errors.
+    pub(crate) fn first_tensor(&self, part: usize, region: Option<usize>) -> Option<NamedTensor<'_>> {
+        let table = self.table()?;
+        let lies_there = |position: &usize| {
+            let place = self.place(*position);
+            place.0 == part && region.is_none_or(|region| place.1 == region)
+        };
+        let found = (0..table.len()).find(lies_there).map(|position| table.at(position));
+        found.or_else(|| region.and_then(|_| self.first_tensor(part, None)))
+    }
+
+    pub(crate) fn named(&self, part: usize) -> NamedExport<'_> {
+        let part = &self.parts[part];
+        NamedExport {
+            backend: &self.backend,
+            home: part.home,
+            exporter: &self.exporter,
+            broker: &self.broker,
+            export: part.export,
+            token: part.token,
+            access: self.access,
+            regions: part.regions.as_regions(),
+        }
     }
 }
 
 impl fmt::Debug for Descriptor {
+    /// In few words, and without the secrets; [`view`](Self::view) says all.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.view().fmt(f)
+        let mut shown = f.debug_struct("Descriptor");
+        shown
+            .field("backend", &self.contents.backend)
+            .field("exporter", &self.contents.exporter.pid)
+            .field("access", &self.contents.access)
+            .field("homes", &self.homes().collect::<Vec<_>>())
+            .field("exports", &self.exports().collect::<Vec<_>>())
+            .field("allocations", &self.allocations());
+        match &self.contents.memory {
+            Memory::Region(region) => shown.field("region", region),
+            Memory::Tensors(tensors) => shown.field("tensors", &tensors.table().len()),
+        };
+        if let Some(ring) = &self.contents.ring {
+            shown.field("ring", ring);
+        }
+        shown.finish_non_exhaustive()
     }
 }

@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use data_encoding::{BASE64, BASE64_NOPAD, BASE64URL_NOPAD, HEXLOWER, HEXUPPER};
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use super::*;
 use crate::model::device::HostId;
-use crate::model::tensor::{Dtype, MAX_DIMENSIONS};
+use crate::model::tensor::{Dtype, LayoutError, MAX_DIMENSIONS};
 
 pub(crate) fn identity() -> impl Strategy<Value = ProcessIdentity> {
     (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<(u64, u64, u32, u64)>()).prop_map(
@@ -70,27 +71,90 @@ pub(crate) fn layout() -> impl Strategy<Value = TensorLayout> {
     })
 }
 
-fn descriptor() -> impl Strategy<Value = Descriptor> {
-    let names = ("[A-Za-z0-9_-]{1,32}", home(), identity(), broker());
-    let numbers = (any::<(u64, [u8; 16], bool, bool)>(), region(), proptest::option::of(layout()));
-    (names, numbers).prop_map(|((backend, home, exporter, broker), (given, region, layout))| {
-        let (export, token, writable, ready) = given;
-        let (extents, offset, len) = region;
-        Descriptor {
-            backend,
-            home,
-            exporter,
-            broker,
-            export: ExportId(export),
-            token: Token::from_bytes(token),
-            access: if writable { Access::ReadWrite } else { Access::ReadOnly },
-            ready,
-            offset,
-            len,
-            extents,
-            layout: layout.filter(|layout| layout.check_fits(len).is_ok()),
-        }
+fn part() -> impl Strategy<Value = Part> {
+    let extent = (1_u64..1 << 40, any::<u64>());
+    let extent = extent.prop_map(|(size, generation)| DescribedExtent { size, generation });
+    let regions = vec(vec(extent, 1..=3), 1..=4);
+    let regions = regions.prop_map(|regions| Arc::new(regions.into_iter().collect::<DescribedRegions>()));
+    (home(), any::<([u8; 16], bool)>(), regions).prop_map(|(home, (token, ready), regions)| Part {
+        home,
+        export: ExportId(0),
+        token: Token::from_bytes(token),
+        ready,
+        regions: PartRegions::Many(regions),
     })
+}
+
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![9 => "[a-z.0-9]{1,12}", 1 => ".{1,40}", 1 => Just("ü".repeat(512))]
+}
+
+type Memories = (OneOrMany<Part>, Memory, Option<RingSlots>);
+
+/// Named tensors in the regions of one to three devices.
+fn named() -> impl Strategy<Value = Memories> {
+    let tensors = btree_map(name(), (any::<(Index, u64)>(), layout()), 1..=12);
+    (any::<u64>(), vec(part(), 1..=3), tensors).prop_map(|(first, mut parts, named)| {
+        for (index, part) in parts.iter_mut().enumerate() {
+            part.export = ExportId(first.wrapping_add(index as u64));
+        }
+        let regions = parts.iter().flat_map(|part| part.regions.as_regions().iter());
+        let bytes: Vec<u64> = regions.map(|region| region.iter().map(|extent| extent.size).sum()).collect();
+        let mut regions = Vec::new();
+        let mut tensors = Vec::new();
+        for (name, ((region, at), layout)) in named {
+            let region = region.index(bytes.len());
+            // One that does not fit is made a scalar of one byte.
+            let fits = layout.span_bytes().is_ok_and(|span| span <= bytes[region]);
+            let layout = if fits { layout } else { TensorLayout::contiguous(Dtype::U8, []).unwrap() };
+            let room = bytes[region] - layout.span_bytes().unwrap();
+            tensors.push((name, at.checked_rem(room + 1).unwrap(), layout));
+            regions.push(region as u32);
+        }
+        let tensors = Arc::new(Tensors::new(TensorTable::new(tensors).unwrap(), regions));
+        (parts.into_iter().collect(), Memory::Tensors(tensors), None)
+    })
+}
+
+/// One region, with a tensor or a ring or neither.
+fn unnamed() -> impl Strategy<Value = Memories> {
+    let given = (home(), any::<(u64, [u8; 16], bool)>(), region());
+    (given, proptest::option::of(layout()), any::<(bool, u16)>()).prop_map(
+        |((home, (export, token, ready), (extents, offset, len)), layout, (is_ring, slots))| {
+            let (export, token) = (ExportId(export), Token::from_bytes(token));
+            let part = Part { home, export, token, ready, regions: PartRegions::One(extents) };
+            let layout = layout.filter(|layout| layout.check_fits(len).is_ok());
+            let slots = u32::from(slots).max(1);
+            let each = len / u64::from(slots) / 256 * 256;
+            let ring = if is_ring { RingSlots::new(slots, each, len) } else { None };
+            let memory = Memory::Region(DescribedRegion { offset, len, layout });
+            (OneOrMany::One(part), memory, ring)
+        },
+    )
+}
+
+fn descriptor() -> impl Strategy<Value = Descriptor> {
+    let given = ("[A-Za-z0-9_-]{1,32}", identity(), broker(), any::<bool>());
+    (given, prop_oneof![unnamed().boxed(), named().boxed()]).prop_map(
+        |((backend, exporter, broker, writable), (parts, memory, ring))| {
+            let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
+            let backend = backend.into();
+            Descriptor::new(Contents { backend, exporter, broker, access, parts, memory, ring })
+        },
+    )
+}
+
+fn tensors() -> impl Strategy<Value = Vec<(String, u64, TensorLayout)>> {
+    btree_map(name(), (0_u64..1 << 40, layout()), 0..=12)
+        .prop_map(|named| named.into_iter().map(|(name, (offset, layout))| (name, offset, layout)).collect())
+}
+
+/// With the checksum set right again.
+fn repaired(mut bytes: Vec<u8>) -> Vec<u8> {
+    let covered = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..covered]);
+    bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
 }
 
 /// A secret's bytes, as somebody might write them.
@@ -123,7 +187,7 @@ proptest! {
     #[test]
     fn the_text_form_is_read_back(descriptor in descriptor(), blanks in "[ \t\r\n]{0,3}") {
         let text = descriptor.to_string();
-        prop_assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)));
+        prop_assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_:".contains(&byte)));
         prop_assert_eq!(&text.parse::<Descriptor>().unwrap(), &descriptor);
         prop_assert_eq!(format!("{blanks}{text}{blanks}").parse::<Descriptor>().unwrap(), descriptor);
     }
@@ -139,7 +203,7 @@ proptest! {
     #[test]
     fn every_flipped_bit_is_noticed(descriptor in descriptor()) {
         let mut bytes = descriptor.to_bytes();
-        for bit in 0..bytes.len() * 8 {
+        for bit in (0..bytes.len() * 8).step_by(1 + bytes.len() / 500) {
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(Descriptor::from_bytes(&bytes).is_err(), "bit {}", bit);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -149,12 +213,12 @@ proptest! {
     #[test]
     fn every_truncation_and_every_addition_is_noticed(descriptor in descriptor(), more in vec(any::<u8>(), 1..9)) {
         let bytes = descriptor.to_bytes();
-        for len in 0..bytes.len() {
+        for len in (0..bytes.len()).step_by(1 + bytes.len() / 500) {
             prop_assert!(Descriptor::from_bytes(&bytes[..len]).is_err(), "{} bytes", len);
         }
         prop_assert!(Descriptor::from_bytes(&[bytes, more].concat()).is_err());
         let text = descriptor.to_string();
-        for len in 0..text.len() {
+        for len in (0..text.len()).step_by(1 + text.len() / 500) {
             prop_assert!(text[..len].parse::<Descriptor>().is_err(), "{} characters", len);
         }
     }
@@ -166,69 +230,319 @@ proptest! {
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
     ) {
         let mut bytes = descriptor.to_bytes();
-        let covered = bytes.len() - 4;
         for (at, byte) in damage {
-            bytes[at.index(covered)] = byte;
+            let at = at.index(bytes.len() - 4);
+            bytes[at] = byte;
         }
-        let checksum = crc32fast::hash(&bytes[..covered]);
-        bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
-        if let Ok(read) = Descriptor::from_bytes(&bytes) {
+        if let Ok(read) = Descriptor::from_bytes(&repaired(bytes)) {
+            crate::fuzzing::show(&read);
             prop_assert_eq!(Descriptor::from_bytes(&read.to_bytes()).unwrap(), read);
         }
     }
 
     #[test]
     fn arbitrary_bytes_and_texts_do_not_panic(bytes in vec(any::<u8>(), 0..400), text in ".{0,200}") {
-        prop_assert!(Descriptor::from_bytes(&bytes).is_err());
+        prop_assert!(Descriptor::from_bytes(&bytes).is_err() && TensorTable::from_bytes(&bytes).is_err());
+        let bytes = [b"DIPC\x01\x00".as_slice(), &bytes].concat();
+        prop_assert!(Descriptor::from_bytes(&bytes).is_err() && TensorTable::from_bytes(&bytes).is_err());
         prop_assert!(text.parse::<Descriptor>().is_err());
         let prefixed = TEXT_PREFIX.to_owned() + &text;
         prop_assert!(prefixed.parse::<Descriptor>().is_err());
     }
 
     #[test]
-    fn neither_the_view_nor_debug_shows_the_token(descriptor in descriptor()) {
+    fn neither_the_view_nor_debug_shows_a_token(descriptor in descriptor()) {
         let json = serde_json::to_string(&descriptor.view()).unwrap();
-        let debug = format!("{descriptor:?} {descriptor:#?} {:?}", descriptor.token);
-        for spelling in spellings(&descriptor.token.to_bytes()) {
-            prop_assert!(!json.contains(&spelling), "{spelling} in {json}");
-            prop_assert!(!debug.contains(&spelling), "{spelling} in {debug}");
+        let debug = format!("{descriptor:?} {descriptor:#?}");
+        for part in descriptor.contents().parts.iter() {
+            for spelling in spellings(&part.token.to_bytes()) {
+                prop_assert!(!json.contains(&spelling) && !debug.contains(&spelling), "{spelling} is shown");
+            }
         }
+    }
+
+    #[test]
+    fn a_table_is_read_back_and_finds_its_tensors(tensors in tensors()) {
+        let table = TensorTable::new(tensors.clone()).unwrap();
+        let bytes = table.to_bytes();
+        let read = TensorTable::from_bytes(&bytes).unwrap();
+        prop_assert_eq!(&read, &table);
+        for len in (0..bytes.len()).step_by(1 + bytes.len() / 200) {
+            prop_assert!(TensorTable::from_bytes(&bytes[..len]).is_err());
+        }
+        for ((name, offset, layout), listed) in tensors.iter().zip(read.iter()) {
+            prop_assert_eq!(read.get(name), Some((*offset, layout)));
+            prop_assert_eq!(listed, (name.as_str(), *offset, layout));
+        }
+        prop_assert_eq!(read.get("no tensor is called so"), None);
+        prop_assert!(table.check_fits(table.region_bytes()).is_ok());
+        prop_assert!(table.region_bytes() == 0 || table.check_fits(table.region_bytes() - 1).is_err());
+    }
+
+    #[test]
+    fn damaged_tables_are_refused_or_read_consistently(
+        tensors in tensors(),
+        damage in vec((any::<Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = TensorTable::new(tensors).unwrap().to_bytes();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len() - 4);
+            bytes[at] = byte;
+        }
+        if let Ok(read) = TensorTable::from_bytes(&repaired(bytes)) {
+            prop_assert!(read.check_fits(read.region_bytes()).is_ok());
+            prop_assert_eq!(TensorTable::from_bytes(&read.to_bytes()).unwrap(), read);
+        }
+    }
+
+    #[test]
+    fn packed_tensors_are_aligned_and_lie_one_behind_the_other(layouts in vec(layout(), 0..20), power in 0_u32..12) {
+        let align = 1_u64 << power;
+        let named = layouts.iter().cloned().enumerate().map(|(index, layout)| (index.to_string(), layout));
+        let table = TensorTable::packed(align, named).unwrap();
+        let mut end = 0;
+        for ((_, offset, layout), given) in table.iter().zip(&layouts) {
+            prop_assert_eq!(layout, given);
+            prop_assert!(offset >= end && offset - end < align && offset.is_multiple_of(align));
+            end = offset + layout.span_bytes().unwrap();
+        }
+        prop_assert_eq!(table.region_bytes(), table.iter().map(|(_, at, layout)| at + layout.span_bytes().unwrap()).max().unwrap_or(0));
     }
 }
 
-/// Where nothing needs a later reader, an older one reads it: the bytes differ from format 1.0 in the minor version alone.
-#[test]
-fn an_offset_is_a_feature_that_older_readers_refuse() {
-    let plain = crate::fuzzing::plain_descriptor();
-    let layout = TensorLayout::contiguous(Dtype::F32, [8]).unwrap();
-    let at = |offset| {
-        let layout = Some(layout.clone().with_offset(offset).unwrap());
-        Descriptor { layout, ..plain.clone() }.to_bytes()
-    };
-    let (without, with) = (at(0), at(3));
-    assert_eq!((without[5], without[6]), (1, 0b0100), "a reader of format 1.0 knows these flags");
-    assert_eq!((with[5], with[6]), (1, 0b1100), "and refuses this one");
-    assert_eq!(with.len(), without.len() + 8);
+fn bytes(elements: u64) -> TensorLayout {
+    TensorLayout::contiguous(Dtype::U8, [elements]).unwrap()
+}
 
-    let repaired = |mut bytes: Vec<u8>| {
-        let covered = bytes.len() - 4;
-        let checksum = crc32fast::hash(&bytes[..covered]);
-        bytes[covered..].copy_from_slice(&checksum.to_le_bytes());
-        Descriptor::from_bytes(&bytes)
+#[test]
+fn names_are_given_once_and_have_1_to_1024_bytes() {
+    let named = |names: &[&str]| {
+        let tensors = names.iter().map(|name| (*name, 0, bytes(1)));
+        TensorTable::new(tensors).map(|table| table.len()).map_err(|error| error.to_string())
     };
-    let mut of_an_older_version = without.clone();
-    of_an_older_version[5] = 0;
-    assert_eq!(repaired(of_an_older_version), Descriptor::from_bytes(&without));
-    let mut zero = with.clone();
-    let offset = zero.len() - 12;
-    zero[offset..offset + 8].fill(0);
-    assert!(matches!(repaired(zero), Err(DescriptorError::BadField { field: "tensor", .. })));
-    let mut too_far = with.clone();
-    too_far[offset + 7] = 0xff;
-    assert_eq!(repaired(too_far), Err(DescriptorError::Layout(crate::model::tensor::LayoutError::Overflow)));
-    let mut no_tensor = plain.to_bytes();
-    no_tensor[6] |= 0b1000;
-    assert!(matches!(repaired(no_tensor), Err(DescriptorError::BadField { field: "flags", .. })));
+    assert_eq!(named(&["a", "b", "aa"]), Ok(3));
+    assert!(named(&["a", "b", "a"]).unwrap_err().contains("\"a\": another tensor is called so"));
+    assert!(named(&[""]).unwrap_err().contains("at least one byte"));
+    assert_eq!(named(&[&"x".repeat(1024)]), Ok(1));
+    let refused = named(&[&"x".repeat(1025)]).unwrap_err();
+    assert!(refused.contains("at most 1024") && refused.len() < 200, "{refused}");
+}
+
+#[test]
+fn a_table_that_does_not_fit_names_the_tensor() {
+    let table = TensorTable::packed(16, [("first", bytes(3)), ("second", bytes(5))]).unwrap();
+    assert_eq!(table.get("second").map(|(offset, _)| offset), Some(16));
+    assert_eq!((table.region_bytes(), table.len(), table.is_empty()), (21, 2, false));
+    let refused = table.check_fits(20).unwrap_err().to_string();
+    assert!(refused.contains("\"second\"") && refused.contains("21 bytes"), "{refused}");
+    assert!(TensorTable::packed(12, [("a", bytes(1))]).is_err(), "12 is no power of two");
+    assert!(
+        TensorTable::packed(1, [("a", bytes(u64::MAX)), ("b", bytes(1))]).is_err(),
+        "the end does not fit"
+    );
+    assert!(
+        TensorTable::packed(2, [("a", bytes(u64::MAX)), ("b", bytes(0))]).is_err(),
+        "nor does the next place"
+    );
+}
+
+#[test]
+fn tensor_that_leaves_its_memory_is_named() {
+    let plain = crate::fuzzing::plain_tensors();
+    let of = |offset, layout: TensorLayout| {
+        let tensors = crate::fuzzing::listed([("w", offset, layout)], vec![0]);
+        let changed = plain.with(|contents| contents.memory = Memory::Tensors(tensors));
+        Descriptor::from_bytes(&changed.to_bytes()).map(|_| ())
+    };
+    let size = 1 << 20;
+    assert_eq!(of(size - 4, bytes(4)), Ok(()));
+    assert_eq!(of(size, bytes(0)), Ok(()));
+    let too_large = |needed| {
+        let cause = LayoutError::TooLarge { needed, region: size };
+        Err(DescriptorError::Tensor { name: "w".into(), cause })
+    };
+    assert_eq!(of(size - 3, bytes(4)), too_large(size + 1));
+    assert_eq!(of(size + 1, bytes(0)), too_large(size + 1));
+    assert_eq!(of(0, bytes(1).with_offset(size).unwrap()), too_large(size + 1));
+}
+
+/// Why the descriptor with these changes is refused; nothing where it is read.
+fn refused(plain: &Descriptor, change: impl FnOnce(&mut Contents)) -> String {
+    let read = Descriptor::from_bytes(&plain.with(change).to_bytes());
+    read.err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn senseless_named_tensors_are_refused() {
+    let plain = crate::fuzzing::plain_tensors();
+    assert_eq!(refused(&plain, |_| {}), "");
+    let refused = |change: &dyn Fn(&mut Contents)| refused(&plain, change);
+    assert!(refused(&|one| one.parts = OneOrMany::NONE).contains("region"), "without regions");
+    let with_regions = |regions: Vec<Vec<DescribedExtent>>| {
+        refused(&|one| {
+            one.parts[0].regions = PartRegions::Many(Arc::new(regions.iter().cloned().collect()));
+        })
+    };
+    let extent = DescribedExtent { size: 1, generation: 0 };
+    assert!(with_regions(vec![]).contains("a device has none"));
+    assert!(with_regions(vec![vec![]]).contains("allocations"));
+    assert!(with_regions(vec![vec![DescribedExtent { size: 0, ..extent }]]).contains("one has no bytes"));
+    assert!(refused(&|one| one.parts[1].export = one.parts[0].export).contains("the same export"));
+    let listed = |table: TensorTable, regions| {
+        refused(&|one| {
+            one.memory = Memory::Tensors(Arc::new(Tensors::new(table.clone(), Vec::clone(&regions))))
+        })
+    };
+    let table = plain.contents().table().unwrap();
+    assert!(listed(table.clone(), vec![99, 1, 2]).contains("region 99"));
+    assert!(listed(TensorTable::default(), vec![]).contains("there are none"));
+    let huge = DescribedExtent { size: u64::MAX, generation: 0 };
+    assert!(with_regions(vec![vec![huge; 2]]).contains("64 bits"));
+    assert!(with_regions(vec![vec![extent; 2048]; 33]).contains("more than 65536"));
+    assert!(refused(&|one| one.ring = RingSlots::new(1, 256, 256)).contains("a ring lies in a region"));
+    let many = refused(&|one| one.parts = vec![one.parts[0].clone(); 65].into_iter().collect());
+    assert!(many.contains("more than 64 devices"), "{many}");
+}
+
+#[test]
+fn senseless_regions_are_refused() {
+    let plain = crate::fuzzing::plain_descriptor();
+    let region = |offset, len| {
+        let memory = Memory::Region(DescribedRegion { offset, len, layout: None });
+        refused(&plain, |one| one.memory = memory)
+    };
+    assert_eq!(region(0, 1 << 20), "");
+    for (offset, len) in [(0, 0), (1, 1 << 20), (1 << 20, 1), (u64::MAX, 2)] {
+        assert!(region(offset, len).contains("region makes no sense"), "{len} B at {offset}");
+    }
+    let second = plain.contents().parts[0].clone();
+    let several = refused(&plain, |one| {
+        one.parts.push(Part { export: ExportId(9), ..second });
+    });
+    assert!(several.contains("several devices"), "{several}");
+}
+
+/// The bytes of a descriptor whose sections are these instead.
+fn with_sections(sections: &[u8]) -> Vec<u8> {
+    let mut bytes = crate::fuzzing::plain_descriptor().to_bytes();
+    bytes.truncate(12);
+    bytes.extend_from_slice(sections);
+    let total = (bytes.len() + 4) as u32;
+    bytes[8..12].copy_from_slice(&total.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    repaired(bytes)
+}
+
+fn sections(descriptor: &Descriptor) -> Vec<u8> {
+    let bytes = descriptor.to_bytes();
+    bytes[12..bytes.len() - 4].to_vec()
+}
+
+/// An unknown section of five bytes.
+fn unknown(kind: u16, flags: u16) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &flags.to_le_bytes(), &5_u32.to_le_bytes(), b"later"].concat()
+}
+
+#[test]
+fn unknown_section_is_skipped_unless_it_is_critical() {
+    for plain in [crate::fuzzing::plain_descriptor(), crate::fuzzing::plain_tensors()] {
+        let known = sections(&plain);
+        for kind in [0, 7, 99] {
+            for at in [0, known.len()] {
+                let with = |flags| {
+                    let all = [&known[..at], &unknown(kind, flags), &known[at..]].concat();
+                    Descriptor::from_bytes(&with_sections(&all))
+                };
+                assert_eq!(with(0), Ok(plain.clone()), "kind {kind}");
+                assert_eq!(with(1), Err(DescriptorError::UnknownSection { kind }));
+            }
+        }
+    }
+    let table = TensorTable::new([("w", 0, bytes(1))]).unwrap();
+    let known = table.to_bytes()[12..].to_vec();
+    let known = &known[..known.len() - 4];
+    let with = |flags| TensorTable::from_bytes(&with_sections(&[known, &unknown(99, flags)].concat()));
+    assert_eq!(with(0), Ok(table));
+    assert_eq!(with(1), Err(DescriptorError::UnknownSection { kind: 99 }));
+}
+
+#[test]
+fn sections_that_are_missing_repeated_or_out_of_order_are_refused() {
+    let plain = crate::fuzzing::plain_descriptor().with(|contents| {
+        let layout = Some(bytes(4));
+        contents.memory = Memory::Region(DescribedRegion { offset: 0, len: 4096, layout });
+        contents.ring = RingSlots::new(1, 256, 4096);
+    });
+    let mut rest = sections(&plain);
+    let mut each = Vec::new();
+    while !rest.is_empty() {
+        let len = 8 + u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+        each.push(rest.drain(..len).collect::<Vec<_>>());
+    }
+    assert_eq!(each.len(), 5);
+    assert_eq!(Descriptor::from_bytes(&with_sections(&each.concat())), Ok(plain));
+    for missing in 0..3 {
+        let mut some = each.clone();
+        some.remove(missing);
+        assert!(Descriptor::from_bytes(&with_sections(&some.concat())).is_err(), "without {missing}");
+    }
+    for at in 0..each.len() {
+        let mut twice = each.clone();
+        twice.insert(at, each[at].clone());
+        assert!(Descriptor::from_bytes(&with_sections(&twice.concat())).is_err(), "twice {at}");
+        let mut swapped = each.clone();
+        swapped.swap(at, (at + 1) % each.len());
+        assert!(Descriptor::from_bytes(&with_sections(&swapped.concat())).is_err(), "{at} swapped");
+        let mut longer = each.clone();
+        let grown = (longer[at].len() - 7) as u32;
+        longer[at][4..8].copy_from_slice(&grown.to_le_bytes());
+        longer[at].push(0);
+        assert!(Descriptor::from_bytes(&with_sections(&longer.concat())).is_err(), "{at} longer");
+        let mut lying = each.clone();
+        lying[at][4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(Descriptor::from_bytes(&with_sections(&lying.concat())).is_err(), "{at} lies");
+    }
+}
+
+#[test]
+fn table_and_descriptor_are_told_apart() {
+    let table = TensorTable::new([("w", 0, bytes(1))]).unwrap();
+    assert!(Descriptor::from_bytes(&table.to_bytes()).is_err());
+    let named = crate::fuzzing::plain_tensors();
+    assert!(
+        TensorTable::from_bytes(&named.to_bytes())
+            .unwrap_err()
+            .to_string()
+            .contains("a table of tensors alone")
+    );
+    let damaged = |at: usize, byte: u8| {
+        let mut changed = named.to_bytes();
+        changed[at] = byte;
+        Descriptor::from_bytes(&repaired(changed)).unwrap_err().to_string()
+    };
+    assert!(damaged(4, 2).contains("the descriptor has format 2.0") && damaged(4, 2).contains("receiving"));
+    assert!(damaged(6, 0x80).contains("features"), "a flag that this version does not know");
+    assert!(damaged(0, b'X').contains("no device-ipc descriptor"));
+    let text = "dipc.AAAA".parse::<Descriptor>().unwrap_err().to_string();
+    assert!(text.contains(TEXT_PREFIX), "{text}");
+}
+
+#[test]
+fn slots_that_do_not_fit_are_refused() {
+    for (slots, each, len) in [(1, 4096, 4096), (16, 256, 4096), (3, 1280, 4096)] {
+        assert!(RingSlots::new(slots, each, len).is_some());
+    }
+    for (slots, each) in
+        [(0, 256), (17, 256), (3, 0), (3, 255), (1, 4352), (1 << 17, 256), (2, u64::MAX), (2, 1 << 63)]
+    {
+        assert_eq!(RingSlots::new(slots, each, 4096), None, "{slots} of {each}");
+        let mut forged = crate::fuzzing::plain_ring().to_bytes();
+        let at = forged.len() - 4 - 12;
+        forged[at..at + 4].copy_from_slice(&u32::to_le_bytes(slots));
+        forged[at + 4..at + 12].copy_from_slice(&u64::to_le_bytes(each));
+        let read = Descriptor::from_bytes(&repaired(forged));
+        assert!(matches!(read, Err(DescriptorError::BadField { field: "slots", .. })), "{slots} of {each}");
+    }
 }
 
 #[test]

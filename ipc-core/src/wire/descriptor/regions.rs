@@ -1,5 +1,7 @@
 //! The allocations of an export, by the regions that they lie in.
 
+use std::sync::Arc;
+
 use super::DescribedExtent;
 
 /// The allocations of all regions side by side, so that a bundle of a thousand regions needs no thousand lists.
@@ -18,6 +20,32 @@ pub(crate) struct Regions<'a> {
     ends: Option<&'a [u32]>,
 }
 
+/// The regions of a part.
+#[derive(Clone, Debug)]
+pub(crate) enum PartRegions {
+    One(Vec<DescribedExtent>),
+    /// Shared by the exports of the same memory.
+    Many(Arc<DescribedRegions>),
+}
+
+impl PartRegions {
+    pub(crate) fn as_regions(&self) -> Regions<'_> {
+        match self {
+            Self::One(extents) => Regions::one(extents),
+            Self::Many(regions) => regions.as_regions(),
+        }
+    }
+}
+
+/// However they are kept.
+impl PartialEq for PartRegions {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_regions().iter().eq(other.as_regions().iter())
+    }
+}
+
+impl Eq for PartRegions {}
+
 impl DescribedRegions {
     /// Adds a region: what `add` adds to the allocations.
     pub(crate) fn add<E>(
@@ -31,20 +59,6 @@ impl DescribedRegions {
 
     pub(crate) fn as_regions(&self) -> Regions<'_> {
         Regions { extents: &self.extents, ends: Some(&self.ends) }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// The allocations of each region.
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &[DescribedExtent]> {
-        self.as_regions().iter()
-    }
-
-    /// How many allocations there are in all regions.
-    pub(crate) fn allocations(&self) -> usize {
-        self.extents.len()
     }
 }
 
@@ -100,11 +114,22 @@ mod tests {
         let extent = |size| DescribedExtent { size, generation: 0 };
         let nested = [vec![extent(1)], vec![extent(2), extent(3)], vec![extent(4)]];
         let regions: DescribedRegions = nested.iter().cloned().collect();
-        assert_eq!(regions.iter().map(<[_]>::to_vec).collect::<Vec<_>>(), nested);
-        assert_eq!((regions.len(), regions.allocations()), (3, 4));
+        let listed = regions.as_regions();
+        assert_eq!(listed.iter().map(<[_]>::to_vec).collect::<Vec<_>>(), nested);
+        assert_eq!((listed.len(), listed.allocations()), (3, 4));
         assert_eq!(regions.as_regions().to_owned(), regions);
         let one = Regions::one(&nested[1]);
         assert_eq!(one.iter().collect::<Vec<_>>(), [&nested[1][..]]);
         assert_eq!(one.to_owned().as_regions().iter().collect::<Vec<_>>(), [&nested[1][..]]);
+    }
+    #[test]
+    fn regions_are_equal_however_they_are_kept() {
+        let extent = DescribedExtent { size: 1, generation: 2 };
+        let one = PartRegions::One(vec![extent; 2]);
+        let many = |regions: &[&[DescribedExtent]]| {
+            PartRegions::Many(Arc::new(regions.iter().map(|region| region.iter().copied()).collect()))
+        };
+        assert_eq!(one, many(&[&[extent; 2]]));
+        assert_ne!(one, many(&[&[extent], &[extent]]));
     }
 }

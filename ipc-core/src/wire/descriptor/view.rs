@@ -1,34 +1,72 @@
-//! What a descriptor says, for people.
+//! The contents of a descriptor, for people.
 
 use serde::Serialize;
 
-use super::{DescribedExtent, Descriptor, ExportId};
+use super::{Contents, DescribedExtent, ExportId, Memory, Part};
 use crate::model::tensor::TensorLayout;
 use crate::os::process::ProcessIdentity;
 use crate::wire::BrokerAddress;
+use crate::wire::ring::RingSlots;
 
-/// Everything in a descriptor but its secret. Serialise it as JSON to read it.
+/// Everything in a descriptor but its secrets. Serialise it as JSON to read it.
 #[derive(Clone, Debug, Serialize)]
 pub struct DescriptorView<'a> {
     backend: &'a str,
+    access: String,
+    exporter: ExporterView,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    region: Option<RegionView<'a>>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    named: Option<NamedView<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ring: Option<RingSlots>,
+}
+
+/// The region of a descriptor without named tensors.
+#[derive(Clone, Debug, Serialize)]
+struct RegionView<'a> {
     home: String,
     offset_bytes: u64,
     length_bytes: u64,
-    access: String,
     carries_ready_event: bool,
     allocations: Vec<AllocationView>,
     tensor: Option<&'a TensorLayout>,
-    exporter: ExporterView,
+}
+
+/// The named tensors, and the parts that they lie in.
+#[derive(Clone, Debug, Serialize)]
+struct NamedView<'a> {
+    parts: Vec<PartView>,
+    tensors: Vec<TensorView<'a>>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct AllocationView {
+struct PartView {
+    home: String,
+    export: u64,
+    carries_ready_event: bool,
+    /// Of each region.
+    allocations: Vec<Vec<AllocationView>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct TensorView<'a> {
+    name: &'a str,
+    part: usize,
+    region: usize,
+    offset_bytes: u64,
+    #[serde(flatten)]
+    layout: &'a TensorLayout,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct AllocationView {
     size_bytes: u64,
     generation: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct ExporterView {
+struct ExporterView {
     pid: u32,
     start_time_ticks: u64,
     pid_namespace: u64,
@@ -36,20 +74,20 @@ pub(crate) struct ExporterView {
     host: String,
     boot: String,
     socket: String,
-    /// Of a bundle each part has its own.
+    /// Of named tensors each part has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     export: Option<u64>,
 }
 
 impl AllocationView {
-    pub(crate) fn new(extent: &DescribedExtent) -> Self {
+    fn new(extent: &DescribedExtent) -> Self {
         let generation = Some(extent.generation).filter(|generation| *generation != 0);
         Self { size_bytes: extent.size, generation }
     }
 }
 
 impl ExporterView {
-    pub(crate) fn new(exporter: &ProcessIdentity, broker: &BrokerAddress, export: Option<ExportId>) -> Self {
+    fn new(exporter: &ProcessIdentity, broker: &BrokerAddress, export: Option<ExportId>) -> Self {
         Self {
             pid: exporter.pid,
             start_time_ticks: exporter.start_time,
@@ -64,17 +102,53 @@ impl ExporterView {
 }
 
 impl<'a> DescriptorView<'a> {
-    pub(crate) fn new(descriptor: &'a Descriptor) -> Self {
+    pub(super) fn new(contents: &'a Contents) -> Self {
+        let first = contents.first();
+        let (region, named, export) = match &contents.memory {
+            Memory::Region(region) => {
+                let extents = first.regions.as_regions().iter().flatten();
+                let view = RegionView {
+                    home: first.home.to_string(),
+                    offset_bytes: region.offset,
+                    length_bytes: region.len,
+                    carries_ready_event: first.ready,
+                    allocations: extents.map(AllocationView::new).collect(),
+                    tensor: region.layout.as_ref(),
+                };
+                (Some(view), None, Some(first.export))
+            }
+            Memory::Tensors(_) => {
+                let tensors = (0..contents.tensors()).map(|position| TensorView::new(contents, position));
+                let parts = contents.parts.iter().map(PartView::new);
+                (None, Some(NamedView { parts: parts.collect(), tensors: tensors.collect() }), None)
+            }
+        };
         Self {
-            backend: &descriptor.backend,
-            home: descriptor.home.to_string(),
-            offset_bytes: descriptor.offset,
-            length_bytes: descriptor.len,
-            access: descriptor.access.to_string(),
-            carries_ready_event: descriptor.ready,
-            allocations: descriptor.extents.iter().map(AllocationView::new).collect(),
-            tensor: descriptor.layout.as_ref(),
-            exporter: ExporterView::new(&descriptor.exporter, &descriptor.broker, Some(descriptor.export)),
+            backend: &contents.backend,
+            access: contents.access.to_string(),
+            exporter: ExporterView::new(&contents.exporter, &contents.broker, export),
+            region,
+            named,
+            ring: contents.ring,
+        }
+    }
+}
+
+impl<'a> TensorView<'a> {
+    fn new(contents: &'a Contents, position: usize) -> Self {
+        let ((part, region), tensor) = (contents.place(position), contents.tensor(position));
+        Self { name: tensor.name, part, region, offset_bytes: tensor.offset, layout: tensor.layout }
+    }
+}
+
+impl PartView {
+    fn new(part: &Part) -> Self {
+        let regions = part.regions.as_regions().iter();
+        Self {
+            home: part.home.to_string(),
+            export: part.export.0,
+            carries_ready_event: part.ready,
+            allocations: regions.map(|region| region.iter().map(AllocationView::new).collect()).collect(),
         }
     }
 }

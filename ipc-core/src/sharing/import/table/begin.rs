@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::ImportTable;
@@ -146,7 +146,6 @@ impl ImportTable {
         Ok(Lease {
             id,
             alone: lease_key.alone != 0,
-            described: OnceLock::new(),
             seen_ready: AtomicBool::new(false),
             link: Arc::clone(link),
             notices,

@@ -1,11 +1,10 @@
 //! A lease: "this process may have this export open".
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::begin::Wanted;
-use super::described::Described;
 use super::keys::LeaseKey;
 use super::range::HeldRange;
 use super::regions::Regions;
@@ -45,8 +44,6 @@ impl PartialEq for KnownLease {
 #[derive(Debug)]
 pub(in crate::sharing::import) struct Lease {
     pub(super) id: LeaseId,
-    /// What the descriptor of the first mapping says of the memory; others share it.
-    pub(in crate::sharing::import) described: OnceLock<Described>,
     pub(in crate::sharing::import) link: Arc<Link>,
     pub(super) notices: Arc<ExportNotices>,
     /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells

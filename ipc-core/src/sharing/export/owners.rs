@@ -19,6 +19,10 @@ impl Owners {
         Self { backend: Arc::clone(backend), lists: Vec::new() }
     }
 
+    pub(super) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
     pub(super) fn add<O: Any + Send>(&mut self, region: &Region, owner: O) {
         let of_the_device = self.lists.iter_mut().filter(|list| list.is_on(region.range.device));
         let mut of_the_type = of_the_device.rev().filter_map(|list| list.get_mut()?.downcast_mut::<Vec<O>>());

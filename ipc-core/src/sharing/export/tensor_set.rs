@@ -1,29 +1,70 @@
-//! What was put into a bundle so far, and what is remembered of the last ones.
+//! Named tensors that are to be shared, and what is remembered of the last ones.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::builder::MemoryId;
-use super::gather::Gathered;
+use super::gather::{Gathered, gather};
 use super::owners::Owners;
-use crate::backend::interop::Region;
-use crate::backend::{Access, DeviceIpc};
+use super::shared::{Allocation, Handles};
+use crate::backend::interop::{DeviceOwner, Region};
+use crate::backend::{DeviceBound, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
-use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_alignment, check_name};
+use crate::model::layout::{LayoutError, TensorLayout, check_alignment};
+use crate::model::tensor::{MAX_TENSORS, NamedTensor, TensorTable, check_name};
 use crate::os::Recent;
-use crate::sharing::export::{Allocation, Handles};
-use crate::wire::bundle::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
+use crate::sharing::ErrorWith;
+use crate::wire::descriptor::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
 
-/// What was put in so far.
-pub struct Draft {
-    /// Tells the memories of one bundle from another's.
+/// Named tensors in any number of allocations on any of the devices; shared by [`Ipc::share_all`](crate::Ipc::share_all).
+pub struct TensorSet {
+    /// Tells the memories of one set from another's.
     number: u64,
-    pub(super) access: Access,
-    pub(super) memories: Vec<Region>,
-    pub(super) owners: Owners,
+    memories: Memories,
+    owners: Owners,
     list: List,
+}
+
+/// Memory that was added to a [`TensorSet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryId {
+    set: u64,
+    index: usize,
+}
+
+/// The memories that tensors lie in.
+#[derive(Debug, Default)]
+pub(super) struct Memories {
+    pub(super) regions: Vec<Region>,
+    /// The positions of those that the library does not keep, in ascending order.
+    borrowed: Vec<usize>,
+}
+
+impl Memories {
+    pub(super) const fn owned(regions: Vec<Region>) -> Self {
+        Self { regions, borrowed: Vec::new() }
+    }
+
+    pub(super) fn any_borrowed(&self) -> bool {
+        !self.borrowed.is_empty()
+    }
+
+    pub(super) fn is_borrowed(&self, index: usize) -> bool {
+        self.borrowed.binary_search(&index).is_ok()
+    }
+
+    /// The allocations that their owners gave as a whole: what the vendor rounds them up by belongs to no other block.
+    pub(super) fn owned_whole(&self) -> Vec<DeviceRange> {
+        let whole = |region: &&Region| region.allocation == Some(region.range);
+        self.regions.iter().filter(whole).map(|region| region.range).collect()
+    }
+}
+
+/// The handles of a set's parts, to be remembered with it.
+pub(super) struct Remembered<'a> {
+    pub(super) allocations: &'a [Handles],
 }
 
 /// The tensors that were put in so far, and the memory that each of them lies in.
@@ -36,7 +77,7 @@ enum List {
 
 /// What is remembered of a bundle that was made. It keeps nothing of the memory.
 #[derive(Debug)]
-pub(super) struct Made {
+struct Made {
     memories: Vec<Region>,
     gathered: Arc<Gathered>,
     /// Those of each part, as long as an export has them.
@@ -60,7 +101,7 @@ impl Made {
 
     /// Where these memories lie, and the handles of their allocations, by a bundle that was made of the same ones, while
     /// exports keep all of them allocated: what lies there and is allocated now lies in them, then.
-    pub(super) fn of_the_same(
+    fn of_the_same(
         backend: &Arc<dyn DeviceIpc>,
         memories: &[Region],
     ) -> Option<(Arc<Gathered>, Vec<Handles>)> {
@@ -157,48 +198,144 @@ impl Default for List {
     }
 }
 
-impl Draft {
-    pub(super) fn new(backend: &Arc<dyn DeviceIpc>) -> Self {
+impl TensorSet {
+    pub(crate) fn new(backend: &Arc<dyn DeviceIpc>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            access: Access::ReadWrite,
-            memories: Vec::new(),
+            memories: Memories::default(),
             owners: Owners::new(backend),
             list: List::default(),
         }
     }
 
-    pub(super) fn tensors(&self) -> usize {
+    /// Adds memory for tensors to lie in. The owner is kept until the last importer has released it.
+    ///
+    /// Memory on several devices may be added, and memory that overlaps or lies in the same allocations: importers open each
+    /// allocation once.
+    pub fn memory<M, O: DeviceOwner<M>>(&mut self, owner: O) -> MemoryId {
+        let region = owner.region();
+        self.add_memory(region, owner)
+    }
+
+    /// Adds memory whose owner the library cannot keep; see [`Ipc::share_borrowed`](crate::Ipc::share_borrowed).
+    ///
+    /// # Safety
+    ///
+    /// The region stays allocated, and is not given to any other owner, until the export has been closed
+    /// ([`Export::close`](crate::Export::close) returned without an error).
+    #[allow(unsafe_code, reason = "takes memory on trust that it does not own")]
+    pub unsafe fn memory_borrowed(&mut self, region: Region) -> MemoryId {
+        self.memories.borrowed.push(self.memories.regions.len());
+        self.add_memory(region, ())
+    }
+
+    /// Adds a tensor: its region begins `offset_bytes` behind the start of that memory, and its layout's own offset counts
+    /// from there. Tensors may overlap.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Descriptor`] that names the tensor: a name that is empty, longer than 1024 bytes or given twice, a layout that
+    /// does not fit the memory, or a first element at no multiple of the element size; [`Error::InvalidRegion`] for memory of
+    /// another set, or more tensors than a set has. The set stays as it was.
+    pub fn tensor(
+        &mut self,
+        name: impl AsRef<str>,
+        memory: MemoryId,
+        offset_bytes: u64,
+        layout: TensorLayout,
+    ) -> Result<()> {
+        self.add_in(memory, NamedTensor { name: name.as_ref(), offset: offset_bytes, layout: &layout })
+    }
+
+    /// Adds memory that is one tensor: of this layout, or of the owner's element type and one dimension.
+    ///
+    /// # Errors
+    ///
+    /// As [`tensor`](Self::tensor), and [`LayoutError::NoDtype`] where neither states the element type; in an [`ErrorWith`] that
+    /// gives the owner back.
+    pub fn owned<M, O: DeviceOwner<M>>(
+        &mut self,
+        name: impl AsRef<str>,
+        owner: O,
+        layout: Option<TensorLayout>,
+    ) -> Result<MemoryId, ErrorWith<O>> {
+        let region = owner.region();
+        let layout = layout.map_or_else(|| layout_of(&region), Ok);
+        let added = layout.and_then(|layout| {
+            let tensor = NamedTensor { name: name.as_ref(), offset: 0, layout: &layout };
+            self.add(self.memories.regions.len(), region.range, tensor)
+        });
+        match added {
+            Ok(()) => Ok(self.memory(owner)),
+            Err(error) => {
+                let owner = DeviceBound::of_region(self.backend(), &region, owner);
+                Err(ErrorWith::bound(error, owner))
+            }
+        }
+    }
+
+    /// Returns the number of tensors.
+    pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    pub(super) fn add_memory(&mut self, region: Region, owner: impl Any + Send) -> MemoryId {
-        self.memories.push(region);
+    /// Returns whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        self.owners.backend()
+    }
+
+    pub(super) const fn memories(&self) -> &Memories {
+        &self.memories
+    }
+
+    pub(super) fn take_owners(&mut self) -> Owners {
+        let none = Owners::new(self.owners.backend());
+        std::mem::replace(&mut self.owners, none)
+    }
+
+    fn add_memory(&mut self, region: Region, owner: impl Any + Send) -> MemoryId {
+        self.memories.regions.push(region);
         self.owners.add(&region, owner);
-        MemoryId { draft: self.number, index: self.memories.len() - 1 }
+        MemoryId { set: self.number, index: self.memories.regions.len() - 1 }
+    }
+
+    /// Where the memories lie, and the handles of each part's allocations: those of an earlier set of the same memories, where
+    /// that `may_be_remembered`, else found again.
+    pub(super) fn gathered(
+        &self,
+        backend: &Arc<dyn DeviceIpc>,
+        given: &Memories,
+        memories: &[Region],
+        may_be_remembered: bool,
+    ) -> Result<(Arc<Gathered>, Vec<Handles>)> {
+        if may_be_remembered && let Some(known) = Made::of_the_same(backend, memories) {
+            return Ok(known);
+        }
+        let gathered = gather(backend, memories, |index| given.is_borrowed(index));
+        let (gathered, handles) = gathered.map_err(|(memory, error)| self.blame(memory, error))?;
+        Ok((Arc::new(gathered), handles))
     }
 
     /// Adds a tensor in memory that was put in.
-    pub(super) fn add_in(&mut self, memory: MemoryId, tensor: NamedTensor<'_>) -> Result<()> {
-        let known = if memory.draft == self.number { self.memories.get(memory.index) } else { None };
+    fn add_in(&mut self, memory: MemoryId, tensor: NamedTensor<'_>) -> Result<()> {
+        let known = if memory.set == self.number { self.memories.regions.get(memory.index) } else { None };
         let region = known.ok_or_else(|| {
-            Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another bundle", tensor.name))
+            Error::InvalidRegion(format!("the memory of tensor {:?} belongs to another set", tensor.name))
         })?;
         let range = region.range;
         self.add(memory.index, range, tensor)
-    }
-
-    /// Adds a tensor in the memory that will be put in next.
-    pub(super) fn add_in_next(&mut self, region: &Region, tensor: NamedTensor<'_>) -> Result<()> {
-        self.add(self.memories.len(), region.range, tensor)
     }
 
     /// Adds a tensor in the memory of this number and range.
     fn add(&mut self, memory: usize, range: DeviceRange, tensor: NamedTensor<'_>) -> Result<()> {
         check_name(tensor.name)?;
         if self.list.len() >= MAX_TENSORS {
-            return Err(Error::InvalidRegion(format!("a bundle has at most {MAX_TENSORS} tensors")));
+            return Err(Error::InvalidRegion(format!("a set has at most {MAX_TENSORS} tensors")));
         }
         tensor.check_fits(range.len)?;
         if range.len > 0 {
@@ -208,22 +345,20 @@ impl Draft {
         self.list.add(memory, tensor)
     }
 
-    /// How many bytes the list of tensors has in the descriptor.
+    /// The bytes of the tensors in the descriptor.
     pub(super) fn encoded_bytes(&self) -> usize {
         match &self.list {
             // Or fewer, and far below the limit either way.
-            List::AsBefore(before, _) => before.tensors.bytes().len(),
+            List::AsBefore(before, _) => before.tensors.bytes().len() + size_of::<u32>(),
             List::Anew(table, _) => encoded_tensor_bytes(table),
         }
     }
 
-    /// The tensors with their places in the regions. What has to be remembered of the bundle is what is not yet; nothing, where
-    /// it has memory of its own (`may_be_known` is false).
+    /// The tensors with their places in the regions. The set is remembered unless it has memory of its own.
     pub(super) fn into_tensors(
         mut self,
         gathered: Arc<Gathered>,
-        allocations: &[Handles],
-        may_be_known: bool,
+        remembered: Option<Remembered<'_>>,
     ) -> Arc<Tensors> {
         let (tensors, lie_in) = match &self.list {
             List::AsBefore(before, count)
@@ -236,11 +371,9 @@ impl Draft {
             }
             _ => self.list.placed(&gathered),
         };
-        if !may_be_known {
-            return tensors;
-        }
-        let allocations = allocations.iter().map(Arc::downgrade).collect();
-        let memories = self.memories;
+        let Some(remembered) = remembered else { return tensors };
+        let allocations = remembered.allocations.iter().map(Arc::downgrade).collect();
+        let memories = self.memories.regions;
         Made { memories, gathered, allocations, tensors: Arc::clone(&tensors), lie_in }.remember();
         tensors
     }
@@ -271,4 +404,19 @@ impl Draft {
             None => error,
         }
     }
+}
+
+impl fmt::Debug for TensorSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorSet")
+            .field("memories", &self.memories.regions.len())
+            .field("tensors", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn layout_of(region: &Region) -> Result<TensorLayout> {
+    let dtype = region.dtype.ok_or(LayoutError::NoDtype)?;
+    let element = dtype.bytes().ok_or(LayoutError::UnknownDtype(dtype.code()))?;
+    Ok(TensorLayout::contiguous(dtype, [region.range.len / element])?)
 }

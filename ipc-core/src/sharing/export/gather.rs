@@ -8,9 +8,9 @@ use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
-use crate::sharing::export::{Allocation, Handles, check_region, extents_by_driver};
-use crate::wire::bundle::MAX_BUNDLE_ALLOCATIONS;
-use crate::wire::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS};
+use crate::sharing::export::share::{check_region, extents_by_driver};
+use crate::sharing::export::shared::{Allocation, Handles};
+use crate::wire::descriptor::{DescribedExtent, DescribedRegions, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS};
 
 /// Where all the memory of a bundle lies.
 #[derive(Debug)]
@@ -87,6 +87,18 @@ impl Gathered {
         self.places == other.places && regions(self) == regions(other)
     }
 
+    /// The allocations that a piece of memory lies in.
+    pub(super) fn extents_of(&self, memory: usize, range: DeviceRange) -> Vec<Extent> {
+        let Place { part, region, .. } = self.places[memory];
+        let extents = self.parts[part].region(region).iter();
+        let lies_in = |extent: &&Extent| {
+            let allocation = extent.allocation;
+            let (Some(end), Some(range_end)) = (allocation.end(), range.end()) else { return false };
+            range.ptr < end && allocation.ptr < range_end
+        };
+        extents.filter(lies_in).copied().collect()
+    }
+
     /// The region that a piece of memory lies in, counted through all parts.
     pub(super) fn regions(&self) -> Vec<u32> {
         let mut before = Vec::with_capacity(self.parts.len());
@@ -104,6 +116,7 @@ impl Gathered {
 pub(super) fn gather(
     backend: &Arc<dyn DeviceIpc>,
     memories: &[Region],
+    is_borrowed: impl Fn(usize) -> bool,
 ) -> Result<(Gathered, Vec<Handles>), (usize, Error)> {
     let mut order: Vec<usize> = (0..memories.len()).collect();
     order.sort_by_key(|index| (memories[*index].range.device, memories[*index].range.ptr));
@@ -124,6 +137,8 @@ pub(super) fn gather(
     {
         with_device_context(&**backend, memories[of_a_device[0]].range.device, || {
             of_a_device.iter().zip(&mut kept).try_for_each(|(index, kept)| {
+                // An export keeps no allocation of memory that it borrows.
+                let kept = kept.filter(|_| !is_borrowed(*index));
                 places[*index] = gathering.add(&memories[*index], kept).map_err(|error| (*index, error))?;
                 Ok(())
             })
@@ -192,7 +207,7 @@ impl Gathering<'_> {
                 let shared = first.map_or(0, |first| region.len() - first);
                 if shared == 0 || !region.ends_with(&extents[..shared.min(extents.len())]) {
                     return Err(Error::InvalidRegion(
-                        "its allocation is said to overlap that of other memory in the bundle".into(),
+                        "its allocation is said to overlap that of other memory in the set".into(),
                     ));
                 }
                 &extents[shared.min(extents.len())..]
@@ -221,13 +236,13 @@ impl Gathering<'_> {
 }
 
 /// Refuses more allocations than a region, or than a bundle, may have.
-fn check_counts(of_a_region: usize, of_the_bundle: usize) -> Result<()> {
-    if of_a_region <= MAX_EXTENTS && of_the_bundle <= MAX_BUNDLE_ALLOCATIONS {
+fn check_counts(of_a_region: usize, of_the_set: usize) -> Result<()> {
+    if of_a_region <= MAX_EXTENTS && of_the_set <= MAX_REGIONS_ALLOCATIONS {
         return Ok(());
     }
     Err(Error::InvalidRegion(format!(
-        "{of_a_region} adjacent allocations, of {of_the_bundle} in the bundle; a bundle has at most \
-         {MAX_BUNDLE_ALLOCATIONS} allocations, and at most {MAX_EXTENTS} of them adjacent: split it"
+        "{of_a_region} adjacent allocations, of {of_the_set} in the set; a set has at most \
+         {MAX_REGIONS_ALLOCATIONS} allocations, and at most {MAX_EXTENTS} of them adjacent: split it"
     )))
 }
 
@@ -245,18 +260,18 @@ mod tests {
     fn allocations_up_to_both_limits_are_accepted() {
         assert!(check_counts(1, 1).is_ok());
         assert!(check_counts(MAX_EXTENTS, MAX_EXTENTS).is_ok());
-        assert!(check_counts(MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS).is_ok());
+        assert!(check_counts(MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS).is_ok());
     }
 
     #[test]
     fn allocations_beyond_either_limit_are_refused() {
-        for (of_a_region, of_the_bundle) in [
+        for (of_a_region, of_the_set) in [
             (MAX_EXTENTS + 1, MAX_EXTENTS + 1),
-            (MAX_EXTENTS + 2, MAX_BUNDLE_ALLOCATIONS),
-            (1, MAX_BUNDLE_ALLOCATIONS + 1),
-            (MAX_EXTENTS, MAX_BUNDLE_ALLOCATIONS + 2),
+            (MAX_EXTENTS + 2, MAX_REGIONS_ALLOCATIONS),
+            (1, MAX_REGIONS_ALLOCATIONS + 1),
+            (MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS + 2),
         ] {
-            let refused = check_counts(of_a_region, of_the_bundle).unwrap_err().to_string();
+            let refused = check_counts(of_a_region, of_the_set).unwrap_err().to_string();
             assert!(refused.contains("at most 65536") && refused.contains("2048"), "{refused}");
         }
     }

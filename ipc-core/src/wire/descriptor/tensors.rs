@@ -1,0 +1,321 @@
+//! Named tensors, as a descriptor or a table of its own lists them.
+
+use std::sync::Arc;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::DescriptorError;
+use super::envelope::{self, ENVELOPE_BYTES, checked_sections, close};
+use super::section::{self, SECTION_HEAD_BYTES, Section, bad, check_end, take, take_head};
+use crate::model::layout::{Dtype, LayoutError, MAX_DIMENSIONS, TensorLayout};
+use crate::model::tensor::{
+    MAX_TENSORS, NamedTensor, RECORD_HEAD_BYTES, SHOWN_BYTES, TABLE_ENVELOPE_BYTES, TensorTable, check_name,
+};
+use crate::os::Recent;
+
+/// Larger lists are not remembered.
+pub(crate) const MOST_REMEMBERED_BYTES: usize = 1 << 20;
+
+/// The part of fixed size. `IntoBytes` and `Unaligned` prove at compile time that no byte of it is padding.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RecordHead {
+    /// Counted through all parts.
+    region: U32,
+    name_bytes: U16,
+    dtype: u8,
+    dimensions: u8,
+    /// In bytes.
+    place: U64,
+    /// In elements.
+    offset: U64,
+}
+
+/// The least that a tensor takes: no dimensions, and a name of one byte.
+const LEAST_RECORD_BYTES: usize = size_of::<RecordHead>() + 1;
+
+const _: () = assert!(size_of::<RecordHead>() == RECORD_HEAD_BYTES);
+
+/// A tensor as it was read: its name is a piece of the bytes.
+struct ReadTensor<'a> {
+    region: u32,
+    name: &'a str,
+    offset: u64,
+    layout: TensorLayout,
+}
+
+impl NamedTensor<'_> {
+    fn write(&self, region: u32, bytes: &mut Vec<u8>) {
+        let head = RecordHead {
+            region: U32::new(region),
+            name_bytes: U16::new(self.name.len() as u16),
+            dtype: self.layout.dtype().code(),
+            dimensions: self.layout.shape().len() as u8,
+            place: U64::new(self.offset),
+            offset: U64::new(self.layout.offset()),
+        };
+        bytes.extend_from_slice(head.as_bytes());
+        bytes.extend_from_slice(self.name.as_bytes());
+        for number in self.layout.shape().iter().chain(self.layout.strides()) {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+}
+
+impl<'a> ReadTensor<'a> {
+    /// Reads one, and passes behind it. The bytes may come from anybody.
+    fn read(body: &mut &'a [u8]) -> Result<Self, DescriptorError> {
+        let head = take_head::<RecordHead>(body)?;
+        let name = take(body, usize::from(head.name_bytes.get()))?;
+        let name = str::from_utf8(name).map_err(|_| DescriptorError::TensorName {
+            name: String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned(),
+            why: "it is no UTF-8",
+        })?;
+        check_name(name)?;
+        let senseless = |cause| DescriptorError::Tensor { name: name.to_owned(), cause };
+        let dimensions = usize::from(head.dimensions);
+        if dimensions > MAX_DIMENSIONS {
+            return Err(senseless(LayoutError::TooManyDimensions(dimensions)));
+        }
+        let numbers = take(body, dimensions * 16)?;
+        let numbers = <[U64]>::ref_from_bytes(numbers).map_err(|_| bad("tensors", "one is cut off"))?;
+        let numbers = numbers.iter().map(|number| number.get());
+        let dtype = Dtype::from_code(head.dtype);
+        let layout = TensorLayout::from_numbers(dtype, dimensions, numbers, head.offset.get());
+        Ok(Self {
+            region: head.region.get(),
+            name,
+            offset: head.place.get(),
+            layout: layout.map_err(senseless)?,
+        })
+    }
+}
+
+/// Every tensor, and the region that it lies in.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tensors {
+    /// Each tensor's place counts from the start of the first allocation of its region.
+    table: TensorTable,
+    /// The region of each, counted through all parts.
+    regions: Vec<u32>,
+    /// All of that in the binary form, which is what is compared and sent.
+    bytes: Vec<u8>,
+}
+
+/// A list that has been read, and the sizes of the regions that its tensors were found to lie in.
+struct Read {
+    tensors: Arc<Tensors>,
+    region_bytes: Vec<u64>,
+}
+
+/// What was read last. The lists hold no secrets, and who compares all of their bytes need not read them once more.
+static READ: Recent<Read> = Recent::new();
+
+impl Tensors {
+    pub(crate) fn new(table: TensorTable, regions: Vec<u32>) -> Self {
+        let mut bytes = Vec::with_capacity(record_bytes(&table));
+        for (tensor, region) in table.tensors().zip(&regions) {
+            tensor.write(*region, &mut bytes);
+        }
+        Self { table, regions, bytes }
+    }
+
+    pub(crate) const fn table(&self) -> &TensorTable {
+        &self.table
+    }
+
+    /// The region of each tensor, counted through all parts.
+    pub(crate) fn regions(&self) -> &[u32] {
+        &self.regions
+    }
+
+    /// The binary form.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of the section's body.
+    pub(super) fn section_bytes(&self) -> usize {
+        size_of::<U32>() + self.bytes.len()
+    }
+
+    /// Writes the section.
+    pub(super) fn write(&self, bytes: &mut Vec<u8>) {
+        section::begin(section::TENSORS, self.section_bytes(), bytes);
+        bytes.extend_from_slice(&(self.table.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.bytes);
+    }
+
+    /// Reads the section's body; the tensors lie in regions of these sizes.
+    pub(super) fn read(region_bytes: Vec<u64>, body: &mut &[u8]) -> Result<Arc<Self>, DescriptorError> {
+        let count = take_head::<U32>(body)?.get() as usize;
+        Self::read_or_find(&READ, count, region_bytes, body)
+    }
+
+    fn read_or_find(
+        recent: &Recent<Read>,
+        count: usize,
+        region_bytes: Vec<u64>,
+        body: &mut &[u8],
+    ) -> Result<Arc<Self>, DescriptorError> {
+        let is_it = |known: &Read| {
+            known.tensors.regions.len() == count
+                && body.starts_with(&known.tensors.bytes)
+                && known.region_bytes == region_bytes
+        };
+        if let Some(known) = recent.find(is_it) {
+            *body = &body[known.tensors.bytes.len()..];
+            return Ok(Arc::clone(&known.tensors));
+        }
+        let tensors = Arc::new(Self::read_anew(count, &region_bytes, body)?);
+        if tensors.bytes.len() <= MOST_REMEMBERED_BYTES {
+            recent.remember(Arc::new(Read { tensors: Arc::clone(&tensors), region_bytes }), |_| false);
+        }
+        Ok(tensors)
+    }
+
+    fn read_anew(count: usize, region_bytes: &[u64], body: &mut &[u8]) -> Result<Self, DescriptorError> {
+        let begin = *body;
+        let count = checked_count(count, body)?;
+        let (mut table, mut regions) = (TensorTable::with_room_for(count), Vec::with_capacity(count));
+        for _ in 0..count {
+            let ReadTensor { region, name, offset, layout } = ReadTensor::read(body)?;
+            table.push(name, offset, layout)?;
+            let tensor = table.at(table.len() - 1);
+            let bytes = *region_bytes.get(region as usize).ok_or_else(|| {
+                bad("tensors", &format!("one lies in region {region} of {}", region_bytes.len()))
+            })?;
+            tensor.check_fits(bytes)?;
+            regions.push(region);
+        }
+        Ok(Self { table, regions, bytes: begin[..begin.len() - body.len()].to_vec() })
+    }
+}
+
+/// How many bytes these tensors have in the body of their section.
+pub(crate) fn encoded_bytes(table: &TensorTable) -> usize {
+    size_of::<U32>() + record_bytes(table)
+}
+
+fn record_bytes(table: &TensorTable) -> usize {
+    table.tensors().map(|tensor| tensor.record_bytes()).sum()
+}
+
+const _: () = assert!(TABLE_ENVELOPE_BYTES == ENVELOPE_BYTES + SECTION_HEAD_BYTES + size_of::<U32>());
+
+impl TensorTable {
+    /// Returns the binary form: that of a descriptor with no section but the tensors.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let body = encoded_bytes(self);
+        let mut bytes = envelope::begin(ENVELOPE_BYTES + SECTION_HEAD_BYTES + body);
+        section::begin(section::TENSORS, body, &mut bytes);
+        bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
+        self.tensors().for_each(|tensor| tensor.write(0, &mut bytes));
+        close(&mut bytes);
+        bytes
+    }
+
+    /// Reads the binary form. The bytes may come from any process.
+    ///
+    /// # Errors
+    ///
+    /// [`DescriptorError`] with the reason.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let mut rest = checked_sections(bytes)?;
+        let mut found = None;
+        while let Some(section) = Section::next(&mut rest)? {
+            match section.kind {
+                section::TENSORS if found.is_none() => {
+                    let mut body = section.body;
+                    let count = take_head::<U32>(&mut body)?.get() as usize;
+                    found = Some(Tensors::read_anew(count, &[u64::MAX], &mut body)?.table);
+                    check_end(body)?;
+                }
+                section::EXPORTER..=section::RING => {
+                    return Err(bad("sections", "a table of tensors alone has no others"));
+                }
+                _ => section.skip()?,
+            }
+        }
+        found.ok_or_else(|| bad("sections", "there is no table of tensors"))
+    }
+}
+
+/// So many tensors, where there are bytes for them.
+fn checked_count(count: usize, body: &[u8]) -> Result<usize, DescriptorError> {
+    if count <= MAX_TENSORS && count <= body.len() / LEAST_RECORD_BYTES {
+        return Ok(count);
+    }
+    let why = format!("{count} of them do not fit {} bytes, or are more than {MAX_TENSORS}", body.len());
+    Err(DescriptorError::BadField { field: "tensors", why })
+}
+
+/// What is written is what they are.
+impl PartialEq for Tensors {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Tensors {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tensor::{Dtype, TensorLayout};
+
+    fn tensors() -> Tensors {
+        let layout = TensorLayout::contiguous(Dtype::U8, [16]).unwrap();
+        let table = TensorTable::new([("a", 0, layout.clone()), ("b", 16, layout)]).unwrap();
+        Tensors::new(table, vec![0, 1])
+    }
+
+    fn read(
+        recent: &Recent<Read>,
+        region_bytes: [u64; 2],
+        bytes: &[u8],
+    ) -> Result<Arc<Tensors>, DescriptorError> {
+        let mut body = bytes;
+        let read = Tensors::read_or_find(recent, 2, region_bytes.into(), &mut body)?;
+        assert!(body.is_empty(), "it was passed over");
+        Ok(read)
+    }
+
+    #[test]
+    fn the_same_bytes_in_regions_of_the_same_sizes_are_read_once() {
+        let (recent, written) = (Recent::new(), tensors());
+        let first = read(&recent, [16, 32], written.bytes()).unwrap();
+        assert_eq!(*first, written);
+        assert_eq!((first.table(), first.regions()), (written.table(), written.regions()));
+        let again = read(&recent, [16, 32], written.bytes()).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+    }
+
+    #[test]
+    fn what_was_read_before_is_checked_against_other_regions() {
+        let (recent, written) = (Recent::new(), tensors());
+        read(&recent, [16, 32], written.bytes()).unwrap();
+        let smaller = read(&recent, [16, 31], written.bytes());
+        assert!(matches!(smaller, Err(DescriptorError::Tensor { name, .. }) if name == "b"));
+        let larger = read(&recent, [16, 64], written.bytes()).unwrap();
+        assert_eq!(*larger, written);
+    }
+
+    #[test]
+    fn one_byte_makes_another_list() {
+        let (recent, written) = (Recent::new(), tensors());
+        let first = read(&recent, [64, 64], written.bytes()).unwrap();
+        for at in 0..written.bytes().len() {
+            let mut changed = written.bytes().to_vec();
+            changed[at] ^= 1;
+            let mut body = changed.as_slice();
+            if let Ok(read) = Tensors::read_or_find(&recent, 2, vec![64, 64], &mut body) {
+                assert!(!Arc::ptr_eq(&read, &first) && *read != *first, "byte {at}");
+            }
+        }
+        let mut one = written.bytes();
+        let fewer = Tensors::read_or_find(&recent, 1, vec![64, 64], &mut one).unwrap();
+        assert_eq!((fewer.table().len(), one.is_empty()), (1, false), "fewer tensors of the same bytes");
+    }
+}
