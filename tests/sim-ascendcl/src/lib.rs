@@ -6,7 +6,7 @@
 //! the devices of `device-ipc-mock-engine`, for several processes. It rejects what the vendor's stack rejects, and
 //! also calls whose behavior is unknown. `docs/internals/ascend-rules.md` lists the rules.
 //!
-//! [`install`] copies it to a directory as `libascendcl.so`, for `LD_LIBRARY_PATH`, `dlopen`, or the linker. It
+//! [`install()`] copies it to a directory as `libascendcl.so`, for `LD_LIBRARY_PATH`, `dlopen`, or the linker. It
 //! does not depend on the device-ipc library: programs that were built with the vendor's headers run on it.
 //!
 //! # The machine
@@ -18,7 +18,7 @@
 //! | `devices`, `memory`, `peers`, `latency` | as in the description of the mock's machine: number of devices, memory of each, peer access by physical id (`0>1,1>0`), delay of work |
 //! | `visible` | the physical devices of the container, in the order of their logic ids |
 //! | `soc` | `910`, `910b` (the default), `910_93`, `310p`, `310b`, `950` (or `950pr`), `950dt` |
-//! | `cann` | the reported version: `8.1.RC1`, `8.3.RC1`, `8.5.0`, `9.0.0`, `9.1.0`; [`install`] hides later symbols |
+//! | `cann` | the reported version: `8.1.RC1`, `8.3.RC1`, `8.5.0`, `9.0.0`, `9.1.0`; [`install()`] hides later symbols |
 //! | `stub` | the vendor's stub library: every call prints a line on the standard output and returns 100039 |
 //! | `no-driver` | no driver: counting the devices fails |
 //! | `old-driver` | a driver that requires lists of processes, and has no shared events: 207000 |

@@ -2,7 +2,7 @@
 //!
 //! Code that shares device memory fails between real processes, and CI has no two GPUs. This shared library has the
 //! driver's symbols. Unmodified programs load it in place of the driver (`LD_LIBRARY_PATH` with a link
-//! `libcuda.so.1`, see [`install`]). It behaves as the driver does, including its defects, and injects faults.
+//! `libcuda.so.1`, see [`install()`]). It behaves as the driver does, including its defects, and injects faults.
 //! Devices, memory, streams and events are those of the mock's engine (`device-ipc-mock-engine`).
 //!
 //! Where this library and a GPU differ, the GPU is right. The program `cuda-probes` prints one line for each rule

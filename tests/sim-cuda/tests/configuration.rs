@@ -135,7 +135,7 @@ fn devices_without_peer_access_reject_enable() {
 #[test]
 fn killed_processes_leave_dev_shm_empty() {
     let ours = || {
-        let names = std::fs::read_dir("/dev/shm").expect("it is there").flatten();
+        let names = std::fs::read_dir("/dev/shm").expect("/dev/shm is readable").flatten();
         names.filter(|entry| entry.file_name().to_string_lossy().contains("sim-cuda")).count()
     };
     let installed = Installed::new();

@@ -56,17 +56,18 @@ fn wrong_with(simulator: &str, gpu: &str, differences: &str, not_run: &str) -> V
             None => wrong.push(format!("{probe} was not run on the GPU, and is not in probes-not-run.txt")),
         }
     }
-    let gone = gpu.iter().filter(|(probe, _)| outcome_of(&simulator, probe).is_none());
-    wrong.extend(gone.map(|(probe, _)| format!("{probe} was run on the GPU, and is no probe any more")));
+    let removed = gpu.iter().filter(|(probe, _)| outcome_of(&simulator, probe).is_none());
+    wrong.extend(removed.map(|(probe, _)| format!("{probe} was run on the GPU, but does not exist")));
     for [probe, ours, theirs, why] in differences {
         let holds = outcome_of(&simulator, probe) == Some(ours) && outcome_of(&gpu, probe) == Some(theirs);
         if !holds || ours == theirs || why.is_empty() {
-            wrong.push(format!("gpu-differences.txt: {probe} is no such probe, or does not differ so"));
+            wrong
+                .push(format!("gpu-differences.txt: {probe} does not exist, or does not differ in this way"));
         }
     }
     for [probe, why] in not_run {
         if outcome_of(&simulator, probe).is_none() || outcome_of(&gpu, probe).is_some() || why.is_empty() {
-            wrong.push(format!("probes-not-run.txt: {probe} is no probe, or was run"));
+            wrong.push(format!("probes-not-run.txt: {probe} does not exist, or was run"));
         }
     }
     wrong

@@ -1,6 +1,6 @@
 /*
- * What the programs beside this file use of the library, declared in our own words: names, types and numbers are
- * those of CANN's acl_rt.h, so that a program that includes that one instead is the same program.
+ * Declarations of the library for the programs in this directory. Names, types and numbers are those of CANN's acl_rt.h, so
+ * that the programs also build with that header.
  */
 #ifndef DEVICE_IPC_ACL_SIM_H
 #define DEVICE_IPC_ACL_SIM_H
@@ -110,7 +110,7 @@ aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, int kind, uin
 aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device, aclrtDrvMemHandle *handle);
 aclError aclrtMemSetPidToShareableHandle(uint64_t shareable, int32_t *pids, size_t count);
 
-/* What the simulator adds. */
+/* Extensions of the simulator. */
 struct DeviceIpcSimMemory;
 aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
 aclError deviceIpcSimKernel(aclrtStream stream, int (*kernel)(struct DeviceIpcSimMemory *, void *), void *argument);

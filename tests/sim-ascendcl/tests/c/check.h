@@ -1,4 +1,4 @@
-/* What the programs beside this file share: checks that say where they failed, and a second process. */
+/* Common code of the programs in this directory: checks that print their location, and a second process. */
 #ifndef DEVICE_IPC_CHECK_H
 #define DEVICE_IPC_CHECK_H
 
@@ -30,16 +30,16 @@ static void check_at(int line, const char *text, long expected, long got)
 #define OK(call) SAME(0, call)
 #define TRUE(value) SAME(1, !!(value))
 
-/* Where the second process has its ends of the pipes; the first one's have lower numbers, or the library's. */
+/* The descriptors of the pipes in the second process, above those of the first one and of the library. */
 enum { IN = 100, OUT = 101 };
 
-/* The other process, and the two pipes between. */
+/* The second process, and the two pipes to it. */
 struct peer {
     pid_t pid;
     int from, to;
 };
 
-/* Starts this program again with one more argument: a role. */
+/* Starts this program with a role as an additional argument. */
 static inline struct peer start_peer(char **arguments, const char *role, const char *option)
 {
     int down[2], up[2];

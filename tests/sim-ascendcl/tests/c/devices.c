@@ -61,7 +61,7 @@ int main(void)
     OK(aclrtMalloc(&there, 8, ACL_MEM_MALLOC_HUGE_FIRST_P2P));
     SAME(507899, aclrtMemcpy(there, 8, here, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));
     OK(aclrtDeviceEnablePeerAccess(0, 0));
-    /* One direction alone has no effect. */
+    /* One direction has no effect without the other. */
     OK(aclrtDevicePeerAccessStatus(1, 0, &status));
     SAME(0, status);
     SAME(507899, aclrtMemcpy(there, 8, here, 8, ACL_MEMCPY_DEVICE_TO_DEVICE));

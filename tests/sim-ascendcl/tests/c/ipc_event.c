@@ -28,7 +28,7 @@ static int waiter(const char *option)
     uint64_t value;
     OK(aclrtMemcpy(&value, 8, local, 8, ACL_MEMCPY_DEVICE_TO_HOST));
     SAME(7, value);
-    /* Either side records. */
+    /* Both processes record. */
     OK(aclrtRecordEvent(event, stream));
     turn(recorder);
     OK(aclrtSynchronizeEvent(event));
@@ -60,7 +60,7 @@ static void recorder(char **arguments, const char *option)
     OK(aclrtCreateStream(&opener));
     OK(aclrtValueWait(gate, 1, 1, stream));
     OK(aclrtValueWrite(word, 7, 0, stream));
-    /* Submitted before the other process hears of it; done much later. */
+    /* Submitted before the other process is notified, and complete much later. */
     OK(aclrtRecordEvent(event, stream));
     say(peer, &handle, sizeof handle);
     say(peer, key, sizeof key);

@@ -1,4 +1,4 @@
-/* Memory by key between two processes: on one device or on two, with a list of processes or without. */
+/* Memory shared by key between two processes: on one device or two, with and without a list of processes. */
 #include "check.h"
 
 enum { BYTES = 2 << 20 };
@@ -24,7 +24,7 @@ static int importer(const char *option)
     hear(exporter, key, sizeof key);
     void *shared;
     if (across) {
-        /* Without access to the other device, only the flag helps. */
+        /* Without peer access the import requires the flag. */
         SAME(507899, aclrtIpcMemImportByKey(&shared, key, 0));
     }
     OK(aclrtIpcMemImportByKey(&shared, key, across ? 1 : 0));
@@ -37,7 +37,7 @@ static int importer(const char *option)
     OK(aclrtSynchronizeStream(stream));
     OK(aclrtMemcpy(words, 16, local, 16, ACL_MEMCPY_DEVICE_TO_HOST));
     SAME(41, words[0]);
-    /* The host reaches memory of another device only by way of one's own. */
+    /* The host accesses memory of another device only through memory of its device. */
     SAME(across ? 507899 : 0, aclrtMemcpy(words, 16, shared, 16, ACL_MEMCPY_DEVICE_TO_HOST));
     SAME(across ? 507899 : 0, aclrtMemcpy(local, 16, shared, 16, ACL_MEMCPY_DEVICE_TO_DEVICE));
     OK(deviceIpcSimKernel(stream, add_one, shared));

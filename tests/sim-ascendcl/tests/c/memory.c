@@ -14,7 +14,7 @@ int main(void)
     OK(aclrtMallocAlign32((void **)&exact, 2 << 20, ACL_MEM_MALLOC_HUGE_ONLY));
     SAME(0, (uintptr_t)large % (2 << 20));
     OK(aclrtGetMemInfo(1, &free_now, &total));
-    /* One page of 4 KiB, two of 2 MiB since 32 bytes were added, and one. */
+    /* One page of 4 KiB, two of 2 MiB because of 32 bytes of padding, and one. */
     SAME((4 << 10) + (6 << 20), free_before - free_now);
     aclrtPtrAttributes attributes;
     OK(aclrtPointerGetAttributes(large + 77, &attributes));
@@ -41,7 +41,7 @@ int main(void)
     SAME(0x55, back[49]);
     SAME(50, back[50]);
 
-    /* A stream reads pinned memory when it gets there, other memory of the host at once. */
+    /* A stream reads pinned memory when it reaches the copy, other host memory at submission. */
     aclrtStream stream;
     OK(aclrtCreateStream(&stream));
     char *pinned;

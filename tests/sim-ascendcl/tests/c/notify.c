@@ -1,4 +1,4 @@
-/* Notifies between two processes, with a list of processes or without. */
+/* Notifies between two processes, with and without a list of processes. */
 #include "check.h"
 
 static int importer(void)
@@ -48,7 +48,7 @@ static void creator(char **arguments, uint64_t flags)
     turn(peer);
     await_turn(peer);
     OK(aclrtSynchronizeStream(stream));
-    /* It was taken: the next wait is for the next record, and gives up. */
+    /* The wait has reset the notify: the next wait is for the next record, and times out. */
     OK(aclrtWaitAndResetNotify(notify, stream, 1));
     SAME(107020, aclrtSynchronizeStream(stream));
     end_peer(peer);

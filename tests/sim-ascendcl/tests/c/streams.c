@@ -62,7 +62,7 @@ int main(void)
     TRUE(milliseconds >= 0);
     SAME(107006, aclrtEventElapsedTime(&milliseconds, recent, later));
 
-    /* What fails on a stream is read once, from the stream; the work behind it runs, unless the stream is to stop there. */
+    /* A failure is returned once, by its stream. Later work runs, unless the failure mode stops the stream. */
     uint64_t word = 0;
     OK(deviceIpcSimKernel(first, traps, NULL));
     OK(aclrtValueWrite(gate, 9, 0, first));
@@ -77,7 +77,7 @@ int main(void)
     OK(aclrtMemcpy(&word, 8, gate, 8, ACL_MEMCPY_DEVICE_TO_HOST));
     SAME(9, word);
 
-    /* A stream of another context takes no work. */
+    /* A stream of another context rejects work. */
     aclrtContext context;
     OK(aclrtCreateContext(&context, 0));
     SAME(107003, aclrtRecordEvent(recent, first));

@@ -1,4 +1,4 @@
-/* Physical memory between two processes, with a list of processes or without. */
+/* Physical memory between two processes, with and without a list of processes. */
 #include "check.h"
 
 static size_t granularity(aclrtPhysicalMemProp *properties, uint32_t device)
@@ -61,7 +61,7 @@ static int importer(const char *option)
     access.location.id = (uint32_t)across;
     OK(aclrtMemSetAccess(memory, size, &access, 1));
     turn(exporter);
-    /* The exporter has let go of everything; the memory is still here. */
+    /* The exporter has released everything; the memory still exists. */
     await_turn(exporter);
     aclrtStream stream;
     OK(aclrtCreateStream(&stream));
@@ -70,13 +70,13 @@ static int importer(const char *option)
     OK(aclrtSynchronizeStream(stream));
     OK(aclrtMemcpy(text, 8, local, 8, ACL_MEMCPY_DEVICE_TO_HOST));
     OK(memcmp(text, "physical", 8));
-    /* Access is for reading and writing, and imported memory is let to no further device. */
+    /* Access is read-write, and no further device can access imported memory. */
     access.flags = 1;
     SAME(207000, aclrtMemSetAccess(memory, size, &access, 1));
     access.flags = 3;
     access.location.id = (uint32_t)!across;
     SAME(507899, aclrtMemSetAccess(memory, size, &access, 1));
-    /* One import of a handle for a device of a process. */
+    /* A handle is imported once per device of a process. */
     aclrtDrvMemHandle second;
     SAME(507899, aclrtMemImportFromShareableHandle(shareable, across, &second));
     unmap(memory);
@@ -103,7 +103,7 @@ static void exporter(char **arguments, const char *option, uint64_t flags)
     SAME(507899, aclrtMemExportToShareableHandle(handle, 0, flags, &again));
     SAME(507899, aclrtMemImportFromShareableHandle(shareable, 0, &own));
     SAME(flags == 0 ? 0 : 207006, aclrtMemSetPidToShareableHandle(shareable, &pid, 1));
-    /* Memory that was mapped has no key. */
+    /* Mapped memory has no key. */
     char key[65];
     SAME(507899, aclrtIpcMemGetExportKey(memory, size, key, 65, 1));
     say(peer, &shareable, sizeof shareable);
