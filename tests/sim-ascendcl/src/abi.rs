@@ -41,17 +41,17 @@ impl Handle {
 /// A pointer to a value that a call reads, writes, or both.
 #[repr(transparent)]
 #[derive(Debug)]
-pub struct Place<T>(*mut T);
+pub struct Pointer<T>(*mut T);
 
-impl<T> Clone for Place<T> {
+impl<T> Clone for Pointer<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Place<T> {}
+impl<T> Copy for Pointer<T> {}
 
-impl<T: Copy> Place<T> {
+impl<T: Copy> Pointer<T> {
     /// # Errors
     /// 100000 for a null pointer.
     pub(crate) fn check(self, what: &str) -> Outcome {
@@ -99,8 +99,8 @@ impl<T: Copy> Place<T> {
     }
 
     /// Casts to a pointer to another type.
-    pub(crate) fn cast<U>(self) -> Place<U> {
-        Place(self.0.cast())
+    pub(crate) fn cast<U>(self) -> Pointer<U> {
+        Pointer(self.0.cast())
     }
 
     /// Drops a value that `Box::into_raw` passed to the caller.
@@ -234,7 +234,7 @@ pub struct ServerPid {
     /// Super device.
     pub super_device: u32,
     /// The processes.
-    pub pids: Place<i32>,
+    pub pids: Pointer<i32>,
     /// The number of processes.
     pub count: usize,
 }

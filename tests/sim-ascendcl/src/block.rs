@@ -62,14 +62,14 @@ impl Block {
 
 /// The memory of one operand of a call.
 #[derive(Debug, Clone)]
-pub(crate) enum Side {
+pub(crate) enum Operand {
     /// Host memory that the library does not know.
     Unknown(u64),
     /// Known memory: one block, or adjacent mapped ones.
     Known(u64, Vec<Block>),
 }
 
-impl Side {
+impl Operand {
     pub(crate) fn address(&self) -> u64 {
         match self {
             Self::Unknown(address) | Self::Known(address, _) => *address,
@@ -112,12 +112,12 @@ impl Simulator {
     ///
     /// # Errors
     /// 107000 where the bytes begin in known memory and exceed it.
-    pub(crate) fn side(&self, address: u64, len: u64) -> Outcome<Side> {
+    pub(crate) fn operand(&self, address: u64, len: u64) -> Outcome<Operand> {
         let state = self.state();
         let Some(block) = state.block_at(address) else {
             drop(state);
             self.require_host_memory(address, len)?;
-            return Ok(Side::Unknown(address));
+            return Ok(Operand::Unknown(address));
         };
         let mut blocks = vec![*block];
         let end = address.saturating_add(len);
@@ -134,7 +134,7 @@ impl Simulator {
             blocks.push(*next);
             reached += next.size;
         }
-        Ok(Side::Known(address, blocks))
+        Ok(Operand::Known(address, blocks))
     }
 
     /// Checks that unknown memory is mapped host memory, not freed device memory.
@@ -150,9 +150,9 @@ impl Simulator {
     ///
     /// # Errors
     /// 107000.
-    pub(crate) fn device_side(&self, address: u64, len: u64) -> Outcome<Block> {
-        let side = self.side(address, len)?;
-        match side.device_memory() {
+    pub(crate) fn device_operand(&self, address: u64, len: u64) -> Outcome<Block> {
+        let operand = self.operand(address, len)?;
+        match operand.device_memory() {
             [block, ..] => Ok(*block),
             [] => {
                 refuse(Status::RT_PARAM_INVALID, format!("{address:#x} is not device memory of this process"))
@@ -169,8 +169,8 @@ impl Simulator {
     ///
     /// # Errors
     /// 507899.
-    pub(crate) fn require_reach(&self, device: usize, block: &Block) -> Outcome {
-        if block.is_host() || self.reaches(device, block.home) {
+    pub(crate) fn require_access(&self, device: usize, block: &Block) -> Outcome {
+        if block.is_host() || self.has_access(device, block.home) {
             return Ok(());
         }
         let text = format!(

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::abi::{ExceptionInfo, Handle, Place};
+use crate::abi::{ExceptionInfo, Handle, Pointer};
 use crate::call::calls;
 use crate::simulator::{Simulator, lock};
 use crate::status::{Outcome, Status, refuse};
@@ -20,7 +20,7 @@ type ExceptionFunction = unsafe extern "C" fn(*mut ExceptionInfo);
 struct Job {
     function: Function,
     argument: u64,
-    done: Arc<Done>,
+    done: Arc<Completion>,
 }
 
 impl Job {
@@ -34,12 +34,12 @@ impl Job {
 
 /// A flag that is set when a job has run.
 #[derive(Default)]
-struct Done {
+struct Completion {
     set: Mutex<bool>,
     condition: Condvar,
 }
 
-impl Done {
+impl Completion {
     fn set(&self) {
         *lock(&self.set) = true;
         self.condition.notify_all();
@@ -170,7 +170,7 @@ impl Simulator {
         };
         let argument = argument.value();
         let work = move || {
-            let done = Arc::new(Done::default());
+            let done = Arc::new(Completion::default());
             queue.push(Job { function, argument, done: done.clone() });
             if block {
                 done.wait();
@@ -185,7 +185,7 @@ impl Simulator {
         let queue = queue_of(&HOST_FUNCTIONS, target.stream.get());
         let argument = argument.value();
         let work = move || {
-            let done = Arc::new(Done::default());
+            let done = Arc::new(Completion::default());
             let job = Job { function, argument, done: done.clone() };
             match queue {
                 Some(queue) => {
@@ -254,7 +254,7 @@ calls! {
     }
 
     /// Returns the number of the work that this thread submitted last. Always 0.
-    run fn aclrtGetThreadLastTaskId(sim, task: Place<u32>) {
+    run fn aclrtGetThreadLastTaskId(sim, task: Pointer<u32>) {
         sim.current()?;
         task.put(0, "taskId")
     }
@@ -262,16 +262,16 @@ calls! {
     /// Returns the arguments of a failed kernel. Not supported.
     run fn aclrtGetArgsFromExceptionInfo(
         _sim,
-        info: Place<ExceptionInfo>,
-        _arguments: Place<Handle>,
-        _len: Place<u32>,
+        info: Pointer<ExceptionInfo>,
+        _arguments: Pointer<Handle>,
+        _len: Pointer<u32>,
     ) {
         info.check("info")?;
         refuse(Status::RT_PARAM_INVALID, "the arguments are not supported")
     }
 
     /// Returns the failed kernel. Not supported.
-    run fn aclrtGetFuncHandleFromExceptionInfo(_sim, info: Place<ExceptionInfo>, _function: Place<Handle>) {
+    run fn aclrtGetFuncHandleFromExceptionInfo(_sim, info: Pointer<ExceptionInfo>, _function: Pointer<Handle>) {
         info.check("info")?;
         refuse(Status::RT_PARAM_INVALID, "the kernel is not supported")
     }
@@ -287,7 +287,7 @@ pub(crate) fn report_exception(mut info: ExceptionInfo) {
 }
 
 /// Returns a field of the description of a failure; the maximum for a null pointer.
-fn field(info: Place<ExceptionInfo>, take: impl FnOnce(ExceptionInfo) -> u32) -> u32 {
+fn field(info: Pointer<ExceptionInfo>, take: impl FnOnce(ExceptionInfo) -> u32) -> u32 {
     info.get("info").map_or(u32::MAX, take)
 }
 
@@ -297,7 +297,7 @@ fn field(info: Place<ExceptionInfo>, take: impl FnOnce(ExceptionInfo) -> u32) ->
 ///
 /// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aclrtGetTaskIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
+pub unsafe extern "C" fn aclrtGetTaskIdFromExceptionInfo(info: Pointer<ExceptionInfo>) -> u32 {
     field(info, |info| info.task)
 }
 
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn aclrtGetTaskIdFromExceptionInfo(info: Place<ExceptionIn
 ///
 /// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aclrtGetStreamIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
+pub unsafe extern "C" fn aclrtGetStreamIdFromExceptionInfo(info: Pointer<ExceptionInfo>) -> u32 {
     field(info, |info| info.stream)
 }
 
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn aclrtGetStreamIdFromExceptionInfo(info: Place<Exception
 ///
 /// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aclrtGetThreadIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
+pub unsafe extern "C" fn aclrtGetThreadIdFromExceptionInfo(info: Pointer<ExceptionInfo>) -> u32 {
     field(info, |info| info.thread)
 }
 
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn aclrtGetThreadIdFromExceptionInfo(info: Place<Exception
 ///
 /// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aclrtGetDeviceIdFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
+pub unsafe extern "C" fn aclrtGetDeviceIdFromExceptionInfo(info: Pointer<ExceptionInfo>) -> u32 {
     field(info, |info| info.device)
 }
 
@@ -337,6 +337,6 @@ pub unsafe extern "C" fn aclrtGetDeviceIdFromExceptionInfo(info: Place<Exception
 ///
 /// The pointer is null, or the argument of the callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aclrtGetErrorCodeFromExceptionInfo(info: Place<ExceptionInfo>) -> u32 {
+pub unsafe extern "C" fn aclrtGetErrorCodeFromExceptionInfo(info: Pointer<ExceptionInfo>) -> u32 {
     field(info, |info| info.status)
 }

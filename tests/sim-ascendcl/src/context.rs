@@ -3,7 +3,7 @@
 //! A thread that never called `aclrtSetDevice` gets 107002 from every call, an error that libraries make which are
 //! called on threads of others.
 
-use crate::abi::{Handle, Place};
+use crate::abi::{Handle, Pointer};
 use crate::call::calls;
 use crate::simulator::{Context, Simulator};
 use crate::status::{Outcome, Status, refuse};
@@ -93,14 +93,14 @@ calls! {
     }
 
     /// Returns the device of the current context.
-    run fn aclrtGetDevice(sim, device: Place<i32>) {
+    run fn aclrtGetDevice(sim, device: Pointer<i32>) {
         device.check("deviceId")?;
         let current = sim.current()?;
         device.put(current.device as i32, "deviceId")
     }
 
     /// Creates a context on a device, and makes it current.
-    run fn aclrtCreateContext(sim, context: Place<Handle>, device: i32) {
+    run fn aclrtCreateContext(sim, context: Pointer<Handle>, device: i32) {
         context.check("context")?;
         let device = sim.device(device)?;
         let handle = {
@@ -141,14 +141,14 @@ calls! {
     }
 
     /// Returns the current context.
-    run fn aclrtGetCurrentContext(sim, context: Place<Handle>) {
+    run fn aclrtGetCurrentContext(sim, context: Pointer<Handle>) {
         context.check("context")?;
         let current = sim.current()?;
         context.put(Handle::new(current.context), "context")
     }
 
     /// Returns whether a device has its default context.
-    run fn aclrtGetPrimaryCtxState(sim, device: i32, flags: Place<u32>, active: Place<i32>) {
+    run fn aclrtGetPrimaryCtxState(sim, device: i32, flags: Pointer<u32>, active: Pointer<i32>) {
         let device = sim.device(device)?;
         let is_active = sim.state().devices[device].default_context.is_some();
         if !flags.is_null() {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use device_ipc_mock_engine::{Address, StreamId};
 
 use crate::abi::Handle;
-use crate::block::Side;
+use crate::block::Operand;
 use crate::call::calls;
 use crate::simulator::{Simulator, lock};
 use crate::status::{Outcome, Status, refuse};
@@ -49,8 +49,8 @@ fn host_bytes(address: u64, len: u64) -> Vec<u8> {
 
 /// The operands of a copy, and its length.
 struct Copy {
-    destination: Side,
-    source: Side,
+    destination: Operand,
+    source: Operand,
     len: u64,
 }
 
@@ -64,7 +64,7 @@ impl Simulator {
             );
         }
         let len = len as u64;
-        Ok(Copy { destination: self.side(to, len)?, source: self.side(from, len)?, len })
+        Ok(Copy { destination: self.operand(to, len)?, source: self.operand(from, len)?, len })
     }
 
     /// Returns the stream on which synchronous calls of a device run.
@@ -86,15 +86,15 @@ impl Simulator {
         Ok(self.machine.synchronize(stream)?)
     }
 
-    fn has_remote_side(&self, copy: &Copy) -> bool {
-        let is_remote = |side: &Side| side.device_memory().iter().any(|block| self.is_remote(block));
+    fn has_remote_operand(&self, copy: &Copy) -> bool {
+        let is_remote = |operand: &Operand| operand.device_memory().iter().any(|block| self.is_remote(block));
         is_remote(&copy.destination) || is_remote(&copy.source)
     }
 
     /// Submits a copy.
     fn queue(&self, copy: &Copy, target: Target) -> Outcome {
-        for side in [&copy.destination, &copy.source] {
-            side.device_memory().iter().try_for_each(|block| self.require_reach(target.device, block))?;
+        for operand in [&copy.destination, &copy.source] {
+            operand.device_memory().iter().try_for_each(|block| self.require_access(target.device, block))?;
         }
         let (to, from) = (copy.destination.address(), copy.source.address());
         match (copy.destination.is_known(), copy.source.is_known()) {
@@ -118,7 +118,7 @@ impl Simulator {
     }
 
     fn copy_synchronously(&self, copy: &Copy) -> Outcome {
-        if self.has_remote_side(copy) {
+        if self.has_remote_operand(copy) {
             let text =
                 "memory imported from another device supports only asynchronous copies between devices";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
@@ -128,7 +128,7 @@ impl Simulator {
 
     fn copy_on_stream(&self, copy: &Copy, kind: i32, stream: Handle) -> Outcome {
         let target = self.target(stream)?;
-        let is_device = |side: &Side| !side.device_memory().is_empty();
+        let is_device = |operand: &Operand| !operand.device_memory().is_empty();
         let fits = match (kind, is_device(&copy.destination), is_device(&copy.source)) {
             (0, to, from) => !to && !from,
             (HOST_TO_DEVICE | HOST_TO_BUFFER_TO_DEVICE, to, from) => to && !from,
@@ -139,7 +139,7 @@ impl Simulator {
         if !fits {
             return refuse(Status::RT_PARAM_INVALID, format!("kind {kind} does not match the two addresses"));
         }
-        if self.has_remote_side(copy) && !matches!(kind, DEVICE_TO_DEVICE | BETWEEN_DEVICES) {
+        if self.has_remote_operand(copy) && !matches!(kind, DEVICE_TO_DEVICE | BETWEEN_DEVICES) {
             let text = "memory imported from another device supports only copies of kind 3";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
         }
@@ -178,20 +178,20 @@ impl Simulator {
             );
         }
         let byte = value as u8;
-        let side = self.side(address, count as u64)?;
-        for block in side.device_memory() {
+        let operand = self.operand(address, count as u64)?;
+        for block in operand.device_memory() {
             if self.is_remote(block) {
                 let text =
                     "memory imported from another device supports only asynchronous copies between devices";
                 return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
             }
-            self.require_reach(target.map_or(self.current()?.device, |target| target.device), block)?;
+            self.require_access(target.map_or(self.current()?.device, |target| target.device), block)?;
         }
-        let queue = |target: Target| match side {
-            Side::Known(..) => {
+        let queue = |target: Target| match operand {
+            Operand::Known(..) => {
                 Ok(self.machine.fill(Address::new(address), count as u64, byte, target.stream)?)
             }
-            Side::Unknown(_) => {
+            Operand::Unknown(_) => {
                 let place = HostDestination(address as *mut u8);
                 let write = move || place.write(&vec![byte; count]);
                 Ok(self.machine.host_fn(Box::new(write), target.stream)?)

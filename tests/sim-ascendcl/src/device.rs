@@ -6,7 +6,7 @@
 //! Calls that enumerate devices work before `aclInit`: the vendor's calls do not check it (hicann/runtime,
 //! `src/acl`, where only the dump of operators returns 100001).
 
-use crate::abi::{Place, Utilization, Uuid};
+use crate::abi::{Pointer, Utilization, Uuid};
 use crate::call::calls;
 use crate::simulator::Simulator;
 use crate::soc::Feature;
@@ -48,7 +48,7 @@ impl Simulator {
 
 calls! {
     /// Returns the number of visible devices.
-    run_always fn aclrtGetDeviceCount(sim, count: Place<u32>) {
+    run_always fn aclrtGetDeviceCount(sim, count: Pointer<u32>) {
         count.check("count")?;
         if sim.config.no_driver {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, "the driver is not loaded");
@@ -57,18 +57,18 @@ calls! {
     }
 
     /// Returns the status of a device. Always normal.
-    run fn aclrtQueryDeviceStatus(sim, device: i32, status: Place<i32>) {
+    run fn aclrtQueryDeviceStatus(sim, device: i32, status: Pointer<i32>) {
         sim.device(device)?;
         status.put(0, "deviceStatus")
     }
 
     /// Returns the run mode. Always 1: the program runs on the host.
-    run fn aclrtGetRunMode(_sim, mode: Place<i32>) {
+    run fn aclrtGetRunMode(_sim, mode: Pointer<i32>) {
         mode.put(1, "runMode")
     }
 
     /// Returns whether a device can access the memory of another one, both by user id.
-    run_always fn aclrtDeviceCanAccessPeer(sim, can: Place<i32>, device: i32, peer: i32) {
+    run_always fn aclrtDeviceCanAccessPeer(sim, can: Pointer<i32>, device: i32, peer: i32) {
         let peer = sim.other(device, peer)?;
         let device = sim.device(device)?;
         can.check("canAccessPeer")?;
@@ -76,8 +76,8 @@ calls! {
         // (hicann/driver, `devdrv_cloud_v2_is_p2p_access_cap`).
         let is_second_die =
             |device: usize| sim.config.dies_share_a_link() && !sim.physical(device).is_multiple_of(2);
-        let reaches = !is_second_die(device) && !is_second_die(peer) && sim.machine.peer_access(device, peer)?;
-        can.put(i32::from(reaches), "canAccessPeer")
+        let has_access = !is_second_die(device) && !is_second_die(peer) && sim.machine.peer_access(device, peer)?;
+        can.put(i32::from(has_access), "canAccessPeer")
     }
 
     /// Enables access of the current device to the memory of another one, in this direction, for the whole process.
@@ -104,7 +104,7 @@ calls! {
     /// Returns whether peer access is in effect. The device is a user id, and the peer a physical one: the runtime
     /// passes it on unchanged (hicann/runtime, `memory.cpp`). For unknown devices the driver returns 0 and no error
     /// (hicann/driver, `DmsGetP2PStatus`).
-    run fn aclrtDevicePeerAccessStatus(sim, device: i32, peer: i32, status: Place<i32>) {
+    run fn aclrtDevicePeerAccessStatus(sim, device: i32, peer: i32, status: Pointer<i32>) {
         status.check("status")?;
         let own = sim.physical(sim.device(device)?);
         let Some(peer) = usize::try_from(peer).ok().filter(|&peer| peer < DEVICES) else {
@@ -114,12 +114,12 @@ calls! {
     }
 
     /// Returns the pid by which other processes identify this process.
-    run fn aclrtDeviceGetBareTgid(_sim, pid: Place<i32>) {
+    run fn aclrtDeviceGetBareTgid(_sim, pid: Pointer<i32>) {
         pid.put(std::process::id().cast_signed(), "pid")
     }
 
     /// Returns a property of a device.
-    run_always fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Place<i64>) {
+    run_always fn aclrtGetDeviceInfo(sim, device: u32, attribute: i32, value: Pointer<i64>) {
         value.check("value")?;
         let device = sim.device(i32::try_from(device).unwrap_or(-1))?;
         let physical = sim.physical(device) as i64;
@@ -138,7 +138,7 @@ calls! {
     }
 
     /// Returns whether a device has a feature. Always no.
-    run fn aclrtGetDeviceCapability(sim, device: i32, feature: i32, value: Place<i32>) {
+    run fn aclrtGetDeviceCapability(sim, device: i32, feature: i32, value: Pointer<i32>) {
         sim.device(device)?;
         if !matches!(feature, 1 | 21) {
             return refuse(Status::RT_PARAM_INVALID, format!("no feature {feature}"));
@@ -147,7 +147,7 @@ calls! {
     }
 
     /// Returns the identity of a device, equal in every process.
-    run_always fn aclrtDeviceGetUuid(sim, device: i32, uuid: Place<Uuid>) {
+    run_always fn aclrtDeviceGetUuid(sim, device: i32, uuid: Pointer<Uuid>) {
         uuid.check("uuid")?;
         let device = sim.device(device)?;
         sim.require(Feature::Uuid)?;
@@ -155,46 +155,46 @@ calls! {
     }
 
     /// Returns the logic id of a user id.
-    run_always fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Place<i32>) {
+    run_always fn aclrtGetLogicDevIdByUserDevId(sim, user: i32, logic: Pointer<i32>) {
         logic.put(sim.logic_of_user(user)? as i32, "logicDevId")
     }
 
     /// Returns the user id of a logic id.
-    run_always fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Place<i32>) {
+    run_always fn aclrtGetUserDevIdByLogicDevId(sim, logic: i32, user: Pointer<i32>) {
         user.put(sim.position(&sim.config.visible, logic, "logic")?, "userDevid")
     }
 
     /// Returns the logic id of a physical id.
-    run_always fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Place<i32>) {
+    run_always fn aclrtGetLogicDevIdByPhyDevId(sim, physical: i32, logic: Pointer<i32>) {
         logic.put(sim.position(&sim.config.container, physical, "physical")?, "logicDevId")
     }
 
     /// Returns the physical id of a "logic" id, which is in fact a user id.
-    run_always fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Place<i32>) {
+    run_always fn aclrtGetPhyDevIdByLogicDevId(sim, user: i32, physical: Pointer<i32>) {
         let logic = sim.logic_of_user(user)?;
         physical.put(sim.element(&sim.config.container, logic as i32, "logic")?, "phyDevId")
     }
 
     /// Returns the physical id of a user id.
-    run_always fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Place<i32>) {
+    run_always fn aclrtGetPhyDevIdByUserDevId(sim, user: i32, physical: Pointer<i32>) {
         physical.put(sim.physical(sim.device(user)?) as i32, "phyDevId")
     }
 
     /// Returns the user id of a physical id.
-    run_always fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Place<i32>) {
+    run_always fn aclrtGetUserDevIdByPhyDevId(sim, physical: i32, user: Pointer<i32>) {
         let logic = sim.position(&sim.config.container, physical, "physical")?;
         user.put(sim.position(&sim.config.visible, logic, "visible")?, "userDevId")
     }
 
     /// Returns the utilization of a device. Always idle.
-    run fn aclrtGetDeviceUtilizationRate(sim, device: i32, info: Place<Utilization>) {
+    run fn aclrtGetDeviceUtilizationRate(sim, device: i32, info: Pointer<Utilization>) {
         sim.device(device)?;
         let extend = info.get("utilizationInfo")?.extend;
         info.put(Utilization { percent: [0; 4], extend }, "utilizationInfo")
     }
 
     /// Returns the range of stream priorities.
-    run fn aclrtDeviceGetStreamPriorityRange(_sim, least: Place<i32>, greatest: Place<i32>) {
+    run fn aclrtDeviceGetStreamPriorityRange(_sim, least: Pointer<i32>, greatest: Pointer<i32>) {
         if !least.is_null() {
             least.put(7, "leastPriority")?;
         }
@@ -205,7 +205,7 @@ calls! {
     }
 
     /// Returns the number of cores that kernels may use. A limit has no effect.
-    run fn aclrtGetDeviceResLimit(sim, device: i32, kind: i32, value: Place<u32>) {
+    run fn aclrtGetDeviceResLimit(sim, device: i32, kind: i32, value: Pointer<u32>) {
         sim.device(device)?;
         value.put(if kind == 0 { 24 } else { 48 }, "value")
     }
@@ -223,7 +223,7 @@ calls! {
     }
 
     /// Returns the number of cores that kernels of this thread may use.
-    run fn aclrtGetResInCurrentThread(sim, kind: i32, value: Place<u32>) {
+    run fn aclrtGetResInCurrentThread(sim, kind: i32, value: Pointer<u32>) {
         sim.current()?;
         value.put(if kind == 0 { 24 } else { 48 }, "value")
     }
@@ -242,13 +242,13 @@ calls! {
     }
 
     /// Returns the number of streams that can still be created. Always large.
-    run fn aclrtGetStreamAvailableNum(sim, count: Place<u32>) {
+    run fn aclrtGetStreamAvailableNum(sim, count: Pointer<u32>) {
         sim.current()?;
         count.put(1024, "streamCount")
     }
 
     /// Returns the number of events that can still be created. Always large.
-    run fn aclrtGetEventAvailNum(sim, count: Place<u32>) {
+    run fn aclrtGetEventAvailNum(sim, count: Pointer<u32>) {
         sim.current()?;
         count.put(1024, "eventCount")
     }

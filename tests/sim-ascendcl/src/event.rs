@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_mock_engine::EventId;
 
-use crate::abi::{Handle, Place};
+use crate::abi::{Handle, Pointer};
 use crate::call::calls;
 use crate::cann::Cann;
 use crate::node::Node;
@@ -61,7 +61,7 @@ fn now() -> u64 {
 }
 
 impl Simulator {
-    fn new_event(&self, event: Place<Handle>, flags: u32, new: bool) -> Outcome {
+    fn new_event(&self, event: Pointer<Handle>, flags: u32, new: bool) -> Outcome {
         event.check("event")?;
         let shared = flags == IPC;
         let current = self.current()?;
@@ -168,12 +168,12 @@ impl Simulator {
 
 calls! {
     /// Creates an event with timing.
-    run fn aclrtCreateEvent(sim, event: Place<Handle>) {
+    run fn aclrtCreateEvent(sim, event: Pointer<Handle>) {
         sim.new_event(event, SYNC | CAPTURE_STREAM_PROGRESS | TIME_LINE, false)
     }
 
     /// Creates an event of the old kind.
-    run fn aclrtCreateEventWithFlag(sim, event: Place<Handle>, flags: u32) {
+    run fn aclrtCreateEventWithFlag(sim, event: Pointer<Handle>, flags: u32) {
         let known = SYNC | CAPTURE_STREAM_PROGRESS | TIME_LINE | DEVICE_USE_ONLY | EXTERNAL;
         let alone = [DEVICE_USE_ONLY, EXTERNAL].iter().any(|&flag| flags & flag != 0 && flags != flag);
         if flags == 0 || flags & !known != 0 || alone {
@@ -183,7 +183,7 @@ calls! {
     }
 
     /// Creates an event of the new kind; with only flag 0x40, one that is shared between processes.
-    run fn aclrtCreateEventExWithFlag(sim, event: Place<Handle>, flags: u32) {
+    run fn aclrtCreateEventExWithFlag(sim, event: Pointer<Handle>, flags: u32) {
         // This call rejects 0x10 and 0x20 (hicann/runtime, `ApiErrorDecorator::EventCreateEx`).
         let known = SYNC | CAPTURE_STREAM_PROGRESS | OLD_SYNC | TIME_LINE | IPC;
         if flags == 0 || flags & !known != 0 || (flags & IPC != 0 && flags != IPC) {
@@ -228,20 +228,20 @@ calls! {
     }
 
     /// Returns 1 if the last record is complete, else 0.
-    run fn aclrtQueryEventStatus(sim, event: Handle, status: Place<i32>) {
+    run fn aclrtQueryEventStatus(sim, event: Handle, status: Pointer<i32>) {
         status.check("status")?;
         status.put(i32::from(sim.is_complete(event)?), "status")
     }
 
     /// Returns 0 if the last record is complete, else 1: the reverse of `aclrtQueryEventStatus`.
-    run fn aclrtQueryEvent(sim, event: Handle, status: Place<i32>) {
+    run fn aclrtQueryEvent(sim, event: Handle, status: Pointer<i32>) {
         status.check("status")?;
         sim.with_plain_event(event, |_| Ok(()))?;
         status.put(i32::from(!sim.is_complete(event)?), "status")
     }
 
     /// Returns 0 if the last record is complete, else 1.
-    run fn aclrtQueryEventWaitStatus(sim, event: Handle, status: Place<i32>) {
+    run fn aclrtQueryEventWaitStatus(sim, event: Handle, status: Pointer<i32>) {
         status.check("status")?;
         sim.with_plain_event(event, |_| Ok(()))?;
         status.put(i32::from(!sim.is_complete(event)?), "status")
@@ -269,20 +269,20 @@ calls! {
     }
 
     /// Returns the milliseconds between the records of two events.
-    run fn aclrtEventElapsedTime(sim, milliseconds: Place<f32>, start: Handle, end: Handle) {
+    run fn aclrtEventElapsedTime(sim, milliseconds: Pointer<f32>, start: Handle, end: Handle) {
         milliseconds.check("ms")?;
         let (start, end) = (sim.stamp_of(start)?, sim.stamp_of(end)?);
         milliseconds.put((end as f64 - start as f64) as f32 / 1000.0, "ms")
     }
 
     /// Returns the time of the last record in microseconds.
-    run fn aclrtEventGetTimestamp(sim, event: Handle, stamp: Place<u64>) {
+    run fn aclrtEventGetTimestamp(sim, event: Handle, stamp: Pointer<u64>) {
         stamp.check("timestamp")?;
         stamp.put(sim.stamp_of(event)?, "timestamp")
     }
 
     /// Returns the number of an event.
-    run fn aclrtGetEventId(sim, event: Handle, id: Place<u32>) {
+    run fn aclrtGetEventId(sim, event: Handle, id: Pointer<u32>) {
         let number = sim.with_plain_event(event, |found| Ok(found.id.get() as u32))?;
         id.put(number, "eventId")
     }

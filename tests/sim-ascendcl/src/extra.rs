@@ -8,23 +8,23 @@ use std::ffi::c_void;
 
 use device_ipc_mock_engine::{Address, EngineError, KernelMemory, Operation};
 
-use crate::abi::{ExceptionInfo, Handle, Place, Text};
+use crate::abi::{ExceptionInfo, Handle, Pointer, Text};
 use crate::call::{arm, calls, calls_of};
 use crate::callback::report_exception;
 use crate::simulator::Simulator;
 use crate::status::{Status, refuse};
 
 /// `int (*)(struct DeviceIpcSimMemory *, void *)`: returns 0, or traps.
-type Kernel = unsafe extern "C" fn(*mut Running, *mut c_void) -> i32;
+type Kernel = unsafe extern "C" fn(*mut RunningKernel, *mut c_void) -> i32;
 
 /// A running kernel, the argument of `deviceIpcSimLoad` and `deviceIpcSimStore`.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningKernel {
     memory: *mut KernelMemory,
     failed: Option<EngineError>,
 }
 
-impl Running {
+impl RunningKernel {
     fn access(&mut self, address: u64, len: u64, value: Option<u64>) -> Option<u64> {
         let result = self.try_access(address, len, value);
         result.map_err(|error| self.failed.get_or_insert(error).clone()).ok()
@@ -36,8 +36,8 @@ impl Running {
         let device = memory.device();
         let illegal = EngineError::IllegalAddress { address: Address::new(address), device };
         let simulator = Simulator::get().map_err(|_| illegal.clone())?;
-        let block = simulator.device_side(address, len).map_err(|_| illegal.clone())?;
-        simulator.require_reach(device, &block).map_err(|_| illegal)?;
+        let block = simulator.device_operand(address, len).map_err(|_| illegal.clone())?;
+        simulator.require_access(device, &block).map_err(|_| illegal)?;
         match value {
             Some(value) => memory.store(Address::new(address), len, value).map(|()| value),
             None => memory.load(Address::new(address), len),
@@ -54,7 +54,7 @@ unsafe impl Send for Argument {}
 impl Argument {
     fn run(&self, kernel: Kernel, memory: &mut KernelMemory, stream: u64) -> Result<(), EngineError> {
         let device = memory.device() as u32;
-        let mut running = Running { memory, failed: None };
+        let mut running = RunningKernel { memory, failed: None };
         // SAFETY: the caller of `deviceIpcSimKernel` guarantees the function and its argument; `running` lives
         // until it returns.
         let trapped = unsafe { kernel(&raw mut running, self.0) } != 0;
@@ -87,7 +87,7 @@ calls! {
     }
 
     /// Returns the number of calls of a name.
-    run_always fn deviceIpcSimCalls(_sim, name: Text, count: Place<u64>) {
+    run_always fn deviceIpcSimCalls(_sim, name: Text, count: Pointer<u64>) {
         let name = String::from_utf8_lossy(name.bytes("name")?);
         count.put(calls_of(&name), "count")
     }
@@ -100,10 +100,10 @@ calls! {
 /// `running` is the argument of the kernel; `value` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn deviceIpcSimLoad(
-    running: *mut Running,
+    running: *mut RunningKernel,
     address: u64,
     len: u64,
-    value: Place<u64>,
+    value: Pointer<u64>,
 ) -> i32 {
     // SAFETY: guaranteed by the caller.
     let loaded = unsafe { &mut *running }.access(address, len, None);
@@ -117,7 +117,12 @@ pub unsafe extern "C" fn deviceIpcSimLoad(
 ///
 /// `running` is the argument of the kernel.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn deviceIpcSimStore(running: *mut Running, address: u64, len: u64, value: u64) -> i32 {
+pub unsafe extern "C" fn deviceIpcSimStore(
+    running: *mut RunningKernel,
+    address: u64,
+    len: u64,
+    value: u64,
+) -> i32 {
     // SAFETY: guaranteed by the caller.
     unsafe { &mut *running }.access(address, len, Some(value)).map_or(-1, |_| 0)
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use device_ipc_mock_engine::Address;
 
-use crate::abi::{Handle, Place};
+use crate::abi::{Handle, Pointer};
 use crate::block::{Block, Origin};
 use crate::call::calls;
 use crate::simulator::Simulator;
@@ -40,7 +40,7 @@ fn host_block(base: u64, size: u64, origin: Origin) -> Block {
 }
 
 impl Simulator {
-    fn allocate_host(&self, pointer: Place<Handle>, size: usize) -> Outcome {
+    fn allocate_host(&self, pointer: Pointer<Handle>, size: usize) -> Outcome {
         pointer.check("hostPtr")?;
         self.current()?;
         let layout = layout_of(size)?;
@@ -158,7 +158,7 @@ impl Simulator {
 
 calls! {
     /// Allocates host memory for asynchronous copies.
-    run fn aclrtMallocHost(sim, pointer: Place<Handle>, size: usize) {
+    run fn aclrtMallocHost(sim, pointer: Pointer<Handle>, size: usize) {
         sim.allocate_host(pointer, size)
     }
 
@@ -173,7 +173,7 @@ calls! {
     }
 
     /// Registers host memory for the devices, at its own address.
-    run fn aclrtHostRegister(sim, pointer: Handle, size: u64, kind: i32, device: Place<Handle>) {
+    run fn aclrtHostRegister(sim, pointer: Handle, size: u64, kind: i32, device: Pointer<Handle>) {
         device.check("devPtr")?;
         if !matches!(kind, 0 | 4 | 8) {
             return refuse(Status::RT_PARAM_INVALID, format!("invalid kind of registration {kind}"));
@@ -196,7 +196,7 @@ calls! {
     }
 
     /// Returns the device address of registered memory, which is its host address.
-    run fn aclrtHostGetDevicePointer(sim, pointer: Handle, device: Place<Handle>, flags: u32) {
+    run fn aclrtHostGetDevicePointer(sim, pointer: Handle, device: Pointer<Handle>, flags: u32) {
         let address = pointer.required("pHost")?;
         device.check("pDevice")?;
         if flags != 0 {

@@ -2,11 +2,11 @@
 
 use device_ipc_mock_engine::HANDLE_BYTES;
 
-use crate::abi::{Handle, IpcEventHandle, Place};
+use crate::abi::{Handle, IpcEventHandle, Pointer};
 use crate::call::calls;
 use crate::event::Event;
 use crate::key::{from_number, to_number};
-use crate::node::{Found, Kind, Node, Record};
+use crate::node::{FoundNode, Kind, Node, Record};
 use crate::simulator::Simulator;
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
@@ -42,7 +42,7 @@ impl Simulator {
         let current = self.current()?;
         let number = u64::from_le_bytes(std::array::from_fn(|index| handle.0[index]));
         let (pid, reference) = from_number(number);
-        let Some(found) = Found::look_up(pid, reference, Kind::Event) else {
+        let Some(found) = FoundNode::look_up(pid, reference, Kind::Event) else {
             return refuse(
                 Status::RT_DRV_INTERNAL_ERROR,
                 "the handle is invalid, or the event was destroyed",
@@ -71,7 +71,7 @@ pub(crate) fn publish(record: &Record) -> Outcome<Node> {
 
 calls! {
     /// Returns the handle of an event. Only the first 8 of its 64 bytes are written.
-    run fn aclrtIpcGetEventHandle(sim, event: Handle, handle: Place<IpcEventHandle>) {
+    run fn aclrtIpcGetEventHandle(sim, event: Handle, handle: Pointer<IpcEventHandle>) {
         handle.check("handle")?;
         event.required("event")?;
         sim.require(Feature::IpcEvent)?;
@@ -80,7 +80,7 @@ calls! {
     }
 
     /// Opens an event of another process on the current device, and enables peer access between the two devices.
-    run fn aclrtIpcOpenEventHandle(sim, handle: IpcEventHandle, event: Place<Handle>) {
+    run fn aclrtIpcOpenEventHandle(sim, handle: IpcEventHandle, event: Pointer<Handle>) {
         event.check("event")?;
         sim.require(Feature::IpcEvent)?;
         let opened = sim.open_event(handle)?;

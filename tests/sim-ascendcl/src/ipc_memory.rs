@@ -8,12 +8,12 @@ use std::collections::HashSet;
 
 use device_ipc_mock_engine::{Access, Address};
 
-use crate::abi::{Handle, Place, ServerPid, Text};
+use crate::abi::{Handle, Pointer, ServerPid, Text};
 use crate::block::{Block, Origin};
 use crate::call::calls;
 use crate::ipc_event::publish;
 use crate::key::{KEY_BYTES, Key};
-use crate::node::{Found, Kind, Node, Record};
+use crate::node::{FoundNode, Kind, Node, Record};
 use crate::simulator::Simulator;
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
@@ -230,9 +230,9 @@ impl Simulator {
     ///
     /// # Errors
     /// 507899.
-    pub(crate) fn look_up(&self, key: &[u8], kind: Kind) -> Outcome<(Key, Found)> {
+    pub(crate) fn look_up(&self, key: &[u8], kind: Kind) -> Outcome<(Key, FoundNode)> {
         let name = Key::decode(key);
-        let found = name.and_then(|name| Some((name, Found::look_up(name.pid, name.reference, kind)?)));
+        let found = name.and_then(|name| Some((name, FoundNode::look_up(name.pid, name.reference, kind)?)));
         match found {
             Some(found) => Ok(found),
             None => driver_refuses("the key is invalid or stale"),
@@ -273,7 +273,7 @@ impl Simulator {
         if !found.permits_this_process() {
             return driver_refuses("this process is not on the list, or started after its pid was listed");
         }
-        if !self.reaches(device, home) {
+        if !self.has_access(device, home) {
             return driver_refuses(
                 "the two devices have no peer access: call aclrtDeviceEnablePeerAccess, or pass flag 1",
             );
@@ -333,7 +333,7 @@ impl Simulator {
 }
 
 /// Writes a key and its NUL.
-pub(crate) fn put_key(place: Place<u8>, key: &[u8]) -> Outcome {
+pub(crate) fn put_key(place: Pointer<u8>, key: &[u8]) -> Outcome {
     let mut buffer = [0; KEY_BYTES];
     buffer[..key.len()].copy_from_slice(key);
     place.put_list(&buffer, "key")
@@ -341,7 +341,7 @@ pub(crate) fn put_key(place: Place<u8>, key: &[u8]) -> Outcome {
 
 calls! {
     /// Creates a key of memory of this process.
-    run fn aclrtIpcMemGetExportKey(sim, pointer: Handle, size: usize, key: Place<u8>, len: usize, flags: u64) {
+    run fn aclrtIpcMemGetExportKey(sim, pointer: Handle, size: usize, key: Pointer<u8>, len: usize, flags: u64) {
         pointer.required("devPtr")?;
         key.check("key")?;
         let made = sim.export(pointer, size, len, flags)?;
@@ -349,7 +349,7 @@ calls! {
     }
 
     /// Permits processes to open a key.
-    run fn aclrtIpcMemSetImportPid(sim, key: Text, pids: Place<i32>, count: usize) {
+    run fn aclrtIpcMemSetImportPid(sim, key: Text, pids: Pointer<i32>, count: usize) {
         let key = key.key()?;
         pids.check("pid")?;
         sim.current()?;
@@ -360,7 +360,7 @@ calls! {
     }
 
     /// Permits processes of other servers of a super pod to open a key. There is one server.
-    run fn aclrtIpcMemImportPidInterServer(sim, key: Text, servers: Place<ServerPid>, count: usize) {
+    run fn aclrtIpcMemImportPidInterServer(sim, key: Text, servers: Pointer<ServerPid>, count: usize) {
         let key = key.key()?;
         servers.check("serverPids")?;
         sim.current()?;
@@ -373,7 +373,7 @@ calls! {
     }
 
     /// Opens a key on the current device.
-    run fn aclrtIpcMemImportByKey(sim, pointer: Place<Handle>, key: Text, flags: u64) {
+    run fn aclrtIpcMemImportByKey(sim, pointer: Pointer<Handle>, key: Text, flags: u64) {
         pointer.check("devPtr")?;
         let key = key.key()?;
         let base = sim.import(&key, flags)?;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use device_ipc_mock_engine::Address;
 
-use crate::abi::{Handle, MemLocation, Place, PtrAttributes};
+use crate::abi::{Handle, MemLocation, Pointer, PtrAttributes};
 use crate::block::{Block, Origin};
 use crate::call::calls;
 use crate::simulator::Simulator;
@@ -58,7 +58,7 @@ fn in_pages(base: u64) -> u64 {
 }
 
 impl Simulator {
-    fn allocate(&self, pointer: Place<Handle>, size: usize, policy: i32, pad: bool) -> Outcome {
+    fn allocate(&self, pointer: Pointer<Handle>, size: usize, policy: i32, pad: bool) -> Outcome {
         pointer.check("devPtr")?;
         if size == 0 {
             return refuse(Status::INVALID_PARAM, "size is 0");
@@ -138,22 +138,22 @@ impl Simulator {
 
 calls! {
     /// Allocates memory on the current device; rounds up to 32 bytes, and adds 32 on most chips.
-    run fn aclrtMalloc(sim, pointer: Place<Handle>, size: usize, policy: i32) {
+    run fn aclrtMalloc(sim, pointer: Pointer<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, true)
     }
 
     /// Allocates memory; rounds up to 32 bytes without padding.
-    run fn aclrtMallocAlign32(sim, pointer: Place<Handle>, size: usize, policy: i32) {
+    run fn aclrtMallocAlign32(sim, pointer: Pointer<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, false)
     }
 
     /// Allocates memory as `aclrtMalloc` does: there are no caches.
-    run fn aclrtMallocCached(sim, pointer: Place<Handle>, size: usize, policy: i32) {
+    run fn aclrtMallocCached(sim, pointer: Pointer<Handle>, size: usize, policy: i32) {
         sim.allocate(pointer, size, policy, true)
     }
 
     /// Allocates memory as `aclrtMallocAlign32` does. The configuration is ignored.
-    run fn aclrtMallocWithCfg(sim, pointer: Place<Handle>, size: usize, policy: i32, _config: *const c_void) {
+    run fn aclrtMallocWithCfg(sim, pointer: Pointer<Handle>, size: usize, policy: i32, _config: *const c_void) {
         sim.allocate(pointer, size, policy, false)
     }
 
@@ -168,7 +168,7 @@ calls! {
     }
 
     /// Returns the free and the total bytes of the current device, equal for all kinds of memory.
-    run fn aclrtGetMemInfo(sim, attribute: i32, free: Place<usize>, total: Place<usize>) {
+    run fn aclrtGetMemInfo(sim, attribute: i32, free: Pointer<usize>, total: Pointer<usize>) {
         free.check("free")?;
         total.check("total")?;
         if !(0..=17).contains(&attribute) {
@@ -181,7 +181,7 @@ calls! {
     }
 
     /// Returns the location of an address and its page size.
-    run fn aclrtPointerGetAttributes(sim, pointer: Handle, attributes: Place<PtrAttributes>) {
+    run fn aclrtPointerGetAttributes(sim, pointer: Handle, attributes: Pointer<PtrAttributes>) {
         let address = pointer.required("ptr")?;
         attributes.check("attributes")?;
         let state = sim.state();
@@ -198,8 +198,8 @@ calls! {
     }
 
     /// Returns the first address and the size of the memory that contains an address.
-    run fn aclrtMemGetAddressRange(sim, pointer: Handle, base: Place<Handle>, size: Place<usize>) {
-        let block = sim.device_side(pointer.required("ptr")?, 1)?;
+    run fn aclrtMemGetAddressRange(sim, pointer: Handle, base: Pointer<Handle>, size: Pointer<usize>) {
+        let block = sim.device_operand(pointer.required("ptr")?, 1)?;
         if !base.is_null() {
             base.put(Handle::new(block.base), "pbase")?;
         }
@@ -211,12 +211,12 @@ calls! {
 
     /// Flushes caches. No effect: host and devices share their caches.
     run fn aclrtMemFlush(sim, pointer: Handle, size: usize) {
-        sim.device_side(pointer.required("devPtr")?, size as u64).map(|_| ())
+        sim.device_operand(pointer.required("devPtr")?, size as u64).map(|_| ())
     }
 
     /// Invalidates caches. No effect.
     run fn aclrtMemInvalidate(sim, pointer: Handle, size: usize) {
-        sim.device_side(pointer.required("devPtr")?, size as u64).map(|_| ())
+        sim.device_operand(pointer.required("devPtr")?, size as u64).map(|_| ())
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Node {
 
 /// An export, as another process finds it.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundNode {
     pub(crate) record: Record,
     listed: Vec<(i32, u64)>,
 }
@@ -113,7 +113,7 @@ impl Node {
     }
 }
 
-impl Found {
+impl FoundNode {
     /// Looks up an export. `None` if it does not exist, is of another kind, or belongs to another user.
     pub(crate) fn look_up(pid: u32, reference: u64, kind: Kind) -> Option<Self> {
         let slot = reference & ((1 << SLOT_BITS) - 1);
@@ -191,14 +191,14 @@ mod tests {
     fn export_is_found_by_number_and_kind_until_destroyed() {
         let node = Node::publish(&record(false)).expect("published");
         let (pid, reference) = (std::process::id(), node.reference);
-        let found = Found::look_up(pid, reference, Kind::Memory).expect("the export exists");
+        let found = FoundNode::look_up(pid, reference, Kind::Memory).expect("the export exists");
         let record = found.record;
         assert_eq!((record.physical, record.size, record.page, record.handle[63]), (3, 77, 4096, 63));
         assert!(found.permits_this_process());
-        assert!(Found::look_up(pid, reference, Kind::Event).is_none(), "of another kind");
-        assert!(Found::look_up(pid, reference + (1 << SLOT_BITS), Kind::Memory).is_none(), "a later one");
+        assert!(FoundNode::look_up(pid, reference, Kind::Event).is_none(), "of another kind");
+        assert!(FoundNode::look_up(pid, reference + (1 << SLOT_BITS), Kind::Memory).is_none(), "a later one");
         drop(node);
-        assert!(Found::look_up(pid, reference, Kind::Memory).is_none());
+        assert!(FoundNode::look_up(pid, reference, Kind::Memory).is_none());
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         let mut node = Node::publish(&record(true)).expect("published");
         let pid = std::process::id();
         let look =
-            |node: &Node| Found::look_up(pid, node.reference, Kind::Memory).expect("the export exists");
+            |node: &Node| FoundNode::look_up(pid, node.reference, Kind::Memory).expect("the export exists");
         assert!(!look(&node).permits_this_process());
         node.list(pid.cast_signed() + 1).expect("listed");
         assert!(!look(&node).permits_this_process());

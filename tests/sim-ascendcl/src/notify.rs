@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_mock_engine::{Access, Address};
 
-use crate::abi::{Handle, Place, ServerPid, Text};
+use crate::abi::{Handle, Pointer, ServerPid, Text};
 use crate::call::calls;
 use crate::ipc_event::publish;
 use crate::ipc_memory::{check_count, list, listable, put_key};
@@ -123,7 +123,7 @@ impl Simulator {
         if flags & ENABLE_PEER_ACCESS != 0 {
             self.enable_for_import(device, home)?;
         }
-        if !self.reaches(device, home) {
+        if !self.has_access(device, home) {
             let text =
                 "the two devices have no peer access: call aclrtDeviceEnablePeerAccess, or pass flag 2";
             return refuse(Status::RT_DRV_INTERNAL_ERROR, text);
@@ -138,7 +138,7 @@ impl Simulator {
 
 calls! {
     /// Creates a notify on the current device.
-    run fn aclrtCreateNotify(sim, notify: Place<Handle>, flags: u64) {
+    run fn aclrtCreateNotify(sim, notify: Pointer<Handle>, flags: u64) {
         notify.check("notify")?;
         if flags > 1 {
             return refuse(Status::RT_PARAM_INVALID, "flags are 0 or 1");
@@ -165,7 +165,7 @@ calls! {
     run fn aclrtRecordNotify(sim, notify: Handle, stream: Handle) {
         let (word, home) = sim.with_notify(notify, |found| Ok((found.word, found.home)))?;
         let target = sim.target(stream)?;
-        if !sim.reaches(target.device, home) {
+        if !sim.has_access(target.device, home) {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, "the stream's device has no access to the notify's device");
         }
         Ok(sim.machine.write_value64(target.stream, word, 1)?)
@@ -187,7 +187,7 @@ calls! {
     }
 
     /// Resets notifies of this process at once.
-    run fn aclrtNotifyBatchReset(sim, notifies: Place<Handle>, count: usize) {
+    run fn aclrtNotifyBatchReset(sim, notifies: Pointer<Handle>, count: usize) {
         sim.current()?;
         for notify in notifies.list(count, "notifies")? {
             let (word, device) = sim.with_notify(notify, |found| Ok((found.word, found.device)))?;
@@ -201,13 +201,13 @@ calls! {
     }
 
     /// Returns the number of a notify.
-    run fn aclrtGetNotifyId(sim, notify: Handle, id: Place<u32>) {
+    run fn aclrtGetNotifyId(sim, notify: Handle, id: Pointer<u32>) {
         sim.with_notify(notify, |_| Ok(()))?;
         id.put((notify.value() & 0xffff_ffff) as u32, "notifyId")
     }
 
     /// Creates a key of a notify.
-    run fn aclrtNotifyGetExportKey(sim, notify: Handle, key: Place<u8>, len: usize, flags: u64) {
+    run fn aclrtNotifyGetExportKey(sim, notify: Handle, key: Pointer<u8>, len: usize, flags: u64) {
         notify.required("notify")?;
         key.check("key")?;
         let made = sim.export_notify(notify, len, flags)?;
@@ -215,7 +215,7 @@ calls! {
     }
 
     /// Opens a key on the current device.
-    run fn aclrtNotifyImportByKey(sim, notify: Place<Handle>, key: Text, flags: u64) {
+    run fn aclrtNotifyImportByKey(sim, notify: Pointer<Handle>, key: Text, flags: u64) {
         notify.check("notify")?;
         let key = key.key()?;
         let handle = sim.import_notify(&key, flags)?;
@@ -223,7 +223,7 @@ calls! {
     }
 
     /// Permits processes to open the key of a notify.
-    run fn aclrtNotifySetImportPid(sim, notify: Handle, pids: Place<i32>, count: usize) {
+    run fn aclrtNotifySetImportPid(sim, notify: Handle, pids: Pointer<i32>, count: usize) {
         notify.required("notify")?;
         pids.check("pid")?;
         check_count(count)?;
@@ -232,7 +232,7 @@ calls! {
     }
 
     /// Permits processes of other servers of a super pod to open the key of a notify. There is one server.
-    run fn aclrtNotifySetImportPidInterServer(sim, notify: Handle, servers: Place<ServerPid>, count: usize) {
+    run fn aclrtNotifySetImportPidInterServer(sim, notify: Handle, servers: Pointer<ServerPid>, count: usize) {
         notify.required("notify")?;
         servers.check("serverPids")?;
         sim.require(Feature::MemoryLink)?;

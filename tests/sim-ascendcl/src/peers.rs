@@ -15,9 +15,9 @@ const PREFIX: &str = "device-ipc-sim-ascendcl-peers-";
 
 /// The directions that this process has enabled, readable for other processes.
 #[derive(Debug)]
-pub(crate) struct Published(File);
+pub(crate) struct PublishedPeers(File);
 
-impl Published {
+impl PublishedPeers {
     /// # Errors
     /// 507899 if the memory file cannot be created.
     pub(crate) fn new(machine: &str) -> Outcome<Self> {

@@ -12,11 +12,11 @@ use crate::config::Config;
 use crate::event::Event;
 use crate::ipc_memory::{DriverKeyTable, Export, Import};
 use crate::notify::Notify;
-use crate::peers::{Published, is_enabled_by_any};
+use crate::peers::{PublishedPeers, is_enabled_by_any};
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
 use crate::stream::Stream;
-use crate::vmm::Physical;
+use crate::vmm::PhysicalMemory;
 
 thread_local! {
     /// The calling thread's context.
@@ -55,7 +55,7 @@ pub(crate) struct Context {
 
 /// The current context of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Current {
+pub(crate) struct CurrentContext {
     pub(crate) context: u64,
     /// User id of its device.
     pub(crate) device: usize,
@@ -69,7 +69,7 @@ pub(crate) struct State {
     /// Counts of peer access, by the physical ids of the accessing device and of the home device.
     pub(crate) peers: HashMap<(usize, usize), u64>,
     /// The counts of peer access, for the other processes of the machine.
-    pub(crate) published_peers: Option<Published>,
+    pub(crate) published_peers: Option<PublishedPeers>,
     pub(crate) contexts: HashMap<u64, Context>,
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
@@ -79,7 +79,7 @@ pub(crate) struct State {
     pub(crate) exports: HashMap<Vec<u8>, Export>,
     pub(crate) driver_keys: DriverKeyTable,
     pub(crate) imports: HashMap<Vec<u8>, Import>,
-    pub(crate) physical: HashMap<u64, Physical>,
+    pub(crate) physical: HashMap<u64, PhysicalMemory>,
     /// The devices for which host memory was registered, by first address.
     pub(crate) registrations: HashMap<u64, HashSet<usize>>,
     handles: u64,
@@ -147,11 +147,11 @@ impl Simulator {
     ///
     /// # Errors
     /// 107002 without a context, and for a destroyed one.
-    pub(crate) fn current(&self) -> Outcome<Current> {
+    pub(crate) fn current(&self) -> Outcome<CurrentContext> {
         let state = self.state();
         let found = CURRENT.get().and_then(|id| state.contexts.get(&id).map(|context| (id, context.device)));
         match found {
-            Some((context, device)) => Ok(Current { context, device }),
+            Some((context, device)) => Ok(CurrentContext { context, device }),
             None => refuse(Status::RT_CONTEXT_NULL, "this thread has no context: call aclrtSetDevice on it"),
         }
     }
@@ -192,7 +192,7 @@ impl Simulator {
     }
 
     /// Returns whether streams of a device have access to memory of a physical device.
-    pub(crate) fn reaches(&self, device: usize, home: usize) -> bool {
+    pub(crate) fn has_access(&self, device: usize, home: usize) -> bool {
         let own = self.physical(device);
         own == home || self.is_one_chip(own, home) || self.has_peer_access(own, home)
     }
@@ -223,7 +223,7 @@ impl Simulator {
         let changed = change(&mut state.peers);
         if let Some(name) = &self.config.shared_peers {
             if state.published_peers.is_none() {
-                state.published_peers = Some(Published::new(name)?);
+                state.published_peers = Some(PublishedPeers::new(name)?);
             }
             if let Some(published) = &state.published_peers {
                 published.set(state.peers.iter().filter(|(_, count)| **count > 0).map(|(pair, _)| *pair))?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use device_ipc_mock_engine::StreamId;
 
-use crate::abi::{Handle, Place, StreamConfig, Text};
+use crate::abi::{Handle, Pointer, StreamConfig, Text};
 use crate::call::{calls, value_of};
-use crate::simulator::{Current, Simulator, lock};
+use crate::simulator::{CurrentContext, Simulator, lock};
 use crate::status::{Outcome, Status, refuse};
 
 /// A stream.
@@ -65,7 +65,7 @@ impl Simulator {
         self.known_stream(handle, current)
     }
 
-    fn known_stream(&self, handle: Handle, current: Current) -> Outcome<StreamId> {
+    fn known_stream(&self, handle: Handle, current: CurrentContext) -> Outcome<StreamId> {
         if handle.is_null() {
             return self.default_stream(current);
         }
@@ -75,7 +75,7 @@ impl Simulator {
         Ok(StreamId::new(handle.value()))
     }
 
-    fn default_stream(&self, current: Current) -> Outcome<StreamId> {
+    fn default_stream(&self, current: CurrentContext) -> Outcome<StreamId> {
         if let Some(stream) =
             self.state().contexts.get(&current.context).and_then(|found| found.default_stream)
         {
@@ -87,10 +87,16 @@ impl Simulator {
         Ok(stream)
     }
 
-    fn new_stream(&self, current: Current, priority: u32, flags: u32, is_default: bool) -> Outcome<StreamId> {
+    fn new_stream(
+        &self,
+        current: CurrentContext,
+        priority: u32,
+        flags: u32,
+        is_default: bool,
+    ) -> Outcome<StreamId> {
         let stream = self.machine.create_stream(current.device)?;
         self.machine.continue_on_failure(stream, true)?;
-        let Current { context, device } = current;
+        let CurrentContext { context, device } = current;
         let has_failure_mode = false;
         let entry = Stream { context, device, flags, priority, is_default, has_failure_mode };
         self.state().streams.insert(stream.get(), entry);
@@ -126,7 +132,7 @@ impl Simulator {
         Ok(())
     }
 
-    fn create(&self, stream: Place<Handle>, priority: u32, flags: u32) -> Outcome {
+    fn create(&self, stream: Pointer<Handle>, priority: u32, flags: u32) -> Outcome {
         stream.check("stream")?;
         if priority > 7 {
             return refuse(Status::RT_PARAM_INVALID, "a priority must be from 0 to 7");
@@ -161,17 +167,17 @@ pub(crate) fn limit_of(milliseconds: i32) -> Outcome<Option<Duration>> {
 
 calls! {
     /// Creates a stream in the current context.
-    run fn aclrtCreateStream(sim, stream: Place<Handle>) {
+    run fn aclrtCreateStream(sim, stream: Pointer<Handle>) {
         sim.create(stream, 0, 0)
     }
 
     /// Creates a stream with a priority from 0, the highest, to 7.
-    run fn aclrtCreateStreamWithConfig(sim, stream: Place<Handle>, priority: u32, flags: u32) {
+    run fn aclrtCreateStreamWithConfig(sim, stream: Pointer<Handle>, priority: u32, flags: u32) {
         sim.create(stream, priority, flags)
     }
 
     /// Creates a stream with a configuration.
-    run fn aclrtCreateStreamV2(sim, stream: Place<Handle>, config: Place<StreamConfig>) {
+    run fn aclrtCreateStreamV2(sim, stream: Pointer<Handle>, config: Pointer<StreamConfig>) {
         if config.is_null() {
             return sim.create(stream, 0, 0);
         }
@@ -180,10 +186,10 @@ calls! {
     }
 
     /// Sets an option of a configuration: 2 flags, 3 priority; 0 and 1 are work memory of the stream.
-    run fn aclrtSetStreamConfigOpt(_sim, config: Place<StreamConfig>, attribute: i32, value: Place<u64>, size: usize) {
+    run fn aclrtSetStreamConfigOpt(_sim, config: Pointer<StreamConfig>, attribute: i32, value: Pointer<u64>, size: usize) {
         let mut changed = config.get("handle")?;
         value.check("attrValue")?;
-        let bytes = Place::<u8>::list(value.cast(), size.min(8), "attrValue")?;
+        let bytes = Pointer::<u8>::list(value.cast(), size.min(8), "attrValue")?;
         let number = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
         match attribute {
             0 => changed.work = Handle::new(number),
@@ -196,7 +202,7 @@ calls! {
     }
 
     /// Destroys a configuration.
-    run fn aclrtDestroyStreamConfigHandle(_sim, config: Place<StreamConfig>) {
+    run fn aclrtDestroyStreamConfigHandle(_sim, config: Pointer<StreamConfig>) {
         config.check("handle")?;
         config.give_back();
         Ok(())
@@ -231,25 +237,25 @@ calls! {
     }
 
     /// Returns 0 if all work of a stream is complete, else 1.
-    run fn aclrtStreamQuery(sim, stream: Handle, status: Place<i32>) {
+    run fn aclrtStreamQuery(sim, stream: Handle, status: Pointer<i32>) {
         status.check("status")?;
         let stream = sim.any_stream(stream)?;
         status.put(i32::from(!sim.machine.query(stream)?), "status")
     }
 
     /// Returns the number of a stream.
-    run fn aclrtStreamGetId(sim, stream: Handle, id: Place<i32>) {
+    run fn aclrtStreamGetId(sim, stream: Handle, id: Pointer<i32>) {
         let stream = sim.any_stream(stream)?;
         id.put(stream.get() as i32, "streamId")
     }
 
     /// Returns the flags of a stream.
-    run fn aclrtStreamGetFlags(sim, stream: Handle, flags: Place<u32>) {
+    run fn aclrtStreamGetFlags(sim, stream: Handle, flags: Pointer<u32>) {
         flags.put(sim.describe(stream)?.flags, "flags")
     }
 
     /// Returns the priority of a stream.
-    run fn aclrtStreamGetPriority(sim, stream: Handle, priority: Place<u32>) {
+    run fn aclrtStreamGetPriority(sim, stream: Handle, priority: Pointer<u32>) {
         priority.put(sim.describe(stream)?.priority, "priority")
     }
 
@@ -269,7 +275,7 @@ calls! {
     }
 
     /// Returns the default stream of the current context.
-    run fn aclrtCtxGetCurrentDefaultStream(sim, stream: Place<Handle>) {
+    run fn aclrtCtxGetCurrentDefaultStream(sim, stream: Pointer<Handle>) {
         stream.check("stream")?;
         let current = sim.current()?;
         stream.put(Handle::new(sim.default_stream(current)?.get()), "stream")

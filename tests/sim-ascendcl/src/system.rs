@@ -4,7 +4,7 @@ use std::ffi::{OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::abi::{ErrorInfo, Place, Text};
+use crate::abi::{ErrorInfo, Pointer, Text};
 use crate::call::{calls, last_status, take_message, value_of};
 use crate::status::{Status, refuse};
 
@@ -52,7 +52,7 @@ calls! {
     }
 
     /// Releases one `aclInit`; the last release finalizes the library.
-    run_always fn aclFinalizeReference(sim, count: Place<u64>) {
+    run_always fn aclFinalizeReference(sim, count: Pointer<u64>) {
         let left = {
             let mut state = sim.state();
             if state.init.count == 0 {
@@ -66,14 +66,14 @@ calls! {
     }
 
     /// Returns the version of the interface.
-    run_always fn aclrtGetVersion(sim, major: Place<i32>, minor: Place<i32>, patch: Place<i32>) {
+    run_always fn aclrtGetVersion(sim, major: Pointer<i32>, minor: Pointer<i32>, patch: Pointer<i32>) {
         major.put(1, "majorVersion")?;
         minor.put(sim.config.cann.interface(), "minorVersion")?;
         patch.put(0, "patchVersion")
     }
 
     /// Returns the version of a package as text, in a buffer of 128 bytes.
-    run_always fn aclsysGetVersionStr(sim, package: Text, version: Place<u8>) {
+    run_always fn aclsysGetVersionStr(sim, package: Text, version: Pointer<u8>) {
         package.bytes("pkgName")?;
         let mut text = [0; VERSION_BYTES];
         let name = sim.config.cann.name().as_bytes();
@@ -82,13 +82,13 @@ calls! {
     }
 
     /// Returns the version of a package as a number.
-    run_always fn aclsysGetVersionNum(sim, package: Text, version: Place<i32>) {
+    run_always fn aclsysGetVersionNum(sim, package: Text, version: Pointer<i32>) {
         package.bytes("pkgName")?;
         version.put(sim.config.cann.number(), "versionNum")
     }
 
     /// Returns details of an error. There are none.
-    run fn aclrtGetErrorVerbose(sim, device: i32, info: Place<ErrorInfo>) {
+    run fn aclrtGetErrorVerbose(sim, device: i32, info: Pointer<ErrorInfo>) {
         sim.device(device)?;
         info.put(ErrorInfo { try_repair: 0, has_detail: 0, reserved: [0; 2], kind: 0 }, "errorInfo")
     }

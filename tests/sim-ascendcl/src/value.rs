@@ -3,7 +3,7 @@
 use device_ipc_mock_engine::Address;
 
 use crate::abi::Handle;
-use crate::block::{Block, Side};
+use crate::block::{Block, Operand};
 use crate::call::calls;
 use crate::simulator::Simulator;
 use crate::soc::Feature;
@@ -27,9 +27,9 @@ fn comparison(flag: u32, value: u64) -> impl Fn(u64) -> bool + Send + 'static {
 impl Simulator {
     /// Returns the memory of a word that streams may access.
     fn word_at(&self, address: u64) -> Outcome<Block> {
-        match self.side(address, 8)? {
-            Side::Known(_, blocks) if self.config.host_words && blocks[0].is_registered() => Ok(blocks[0]),
-            _ => self.device_side(address, 8),
+        match self.operand(address, 8)? {
+            Operand::Known(_, blocks) if self.config.host_words && blocks[0].is_registered() => Ok(blocks[0]),
+            _ => self.device_operand(address, 8),
         }
     }
 }
@@ -44,7 +44,7 @@ calls! {
         }
         let block = sim.word_at(address)?;
         let target = sim.target(stream)?;
-        sim.require_reach(target.device, &block)?;
+        sim.require_access(target.device, &block)?;
         Ok(sim.machine.write_value64(target.stream, Address::new(address), value)?)
     }
 
@@ -57,7 +57,7 @@ calls! {
         }
         let block = sim.word_at(address)?;
         let target = sim.target(stream)?;
-        sim.require_reach(target.device, &block)?;
+        sim.require_access(target.device, &block)?;
         let ready = comparison(flag, value);
         Ok(sim.machine.wait_word(target.stream, Address::new(address), ready, None, None)?)
     }

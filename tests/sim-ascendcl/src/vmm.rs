@@ -4,13 +4,13 @@
 
 use device_ipc_mock_engine::{Access, Address, BlockId};
 
-use crate::abi::{Handle, MemAccessDesc, MemLocation, PhysicalMemProp, Place};
+use crate::abi::{Handle, MemAccessDesc, MemLocation, PhysicalMemProp, Pointer};
 use crate::block::{Block, Origin};
 use crate::call::calls;
 use crate::ipc_event::publish;
 use crate::ipc_memory::{list, listable};
 use crate::key::{from_number, to_number};
-use crate::node::{Found, Kind, Node, Record};
+use crate::node::{FoundNode, Kind, Node, Record};
 use crate::simulator::Simulator;
 use crate::soc::Feature;
 use crate::status::{Outcome, Status, refuse};
@@ -32,7 +32,7 @@ const FABRIC_TAG: [u8; 8] = *b"SIMFABR1";
 
 /// A handle of physical memory.
 #[derive(Debug)]
-pub(crate) struct Physical {
+pub(crate) struct PhysicalMemory {
     block: BlockId,
     size: u64,
     page: u64,
@@ -43,11 +43,11 @@ pub(crate) struct Physical {
     properties: PhysicalMemProp,
     /// The shareable handle by which it was imported.
     imported_by: Option<u64>,
-    shared: Option<Shared>,
+    shared: Option<SharedBlock>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedBlock {
     number: u64,
     node: Node,
     listed_only: bool,
@@ -84,14 +84,19 @@ impl Simulator {
         let device = self.device(properties.location.id.cast_signed())?;
         let block = self.machine.create_block(device, size)?;
         let home = self.physical(device);
-        let made = Physical { block, size, page, device, home, properties, imported_by: None, shared: None };
+        let made =
+            PhysicalMemory { block, size, page, device, home, properties, imported_by: None, shared: None };
         let mut state = self.state();
         let handle = state.new_handle();
         state.physical.insert(handle, made);
         Ok(handle)
     }
 
-    fn with_physical<T>(&self, handle: Handle, look: impl FnOnce(&mut Physical) -> Outcome<T>) -> Outcome<T> {
+    fn with_physical<T>(
+        &self,
+        handle: Handle,
+        look: impl FnOnce(&mut PhysicalMemory) -> Outcome<T>,
+    ) -> Outcome<T> {
         let value = handle.required("handle")?;
         match self.state().physical.get_mut(&value) {
             Some(found) => look(found),
@@ -107,7 +112,7 @@ impl Simulator {
             let text = format!("the physical memory must be mapped as a whole, {whole} bytes");
             return refuse(Status::RT_PARAM_INVALID, text);
         }
-        if !self.reaches(device, home) {
+        if !self.has_access(device, home) {
             let text = format!(
                 "device {device} has no access to physical device {home}: call aclrtDeviceEnablePeerAccess"
             );
@@ -190,7 +195,7 @@ impl Simulator {
             };
             let node = publish(&record)?;
             let number = to_number(std::process::id(), node.reference);
-            found.shared = Some(Shared { number, node, listed_only });
+            found.shared = Some(SharedBlock { number, node, listed_only });
             Ok(number)
         })
     }
@@ -215,7 +220,7 @@ impl Simulator {
 
     fn import_shared(&self, number: u64, device: usize) -> Outcome<u64> {
         let (pid, reference) = from_number(number);
-        let Some(found) = Found::look_up(pid, reference, Kind::Block) else {
+        let Some(found) = FoundNode::look_up(pid, reference, Kind::Block) else {
             return refuse(Status::RT_DRV_INTERNAL_ERROR, "the handle is invalid or stale");
         };
         if pid == std::process::id() {
@@ -245,7 +250,7 @@ impl Simulator {
         let location = MemLocation { id: device as u32, kind: MemLocation::DEVICE };
         let properties = PhysicalMemProp { location, ..PhysicalMemProp::default() };
         let imported_by = Some(number);
-        let made = Physical { block, size, page, device, home, properties, imported_by, shared: None };
+        let made = PhysicalMemory { block, size, page, device, home, properties, imported_by, shared: None };
         let mut state = self.state();
         let handle = state.new_handle();
         state.physical.insert(handle, made);
@@ -256,10 +261,10 @@ impl Simulator {
     fn number_in(&self, shareable: Handle, kind: i32) -> Outcome<u64> {
         shareable.required("shareableHandle")?;
         match kind {
-            SHARE_BY_NUMBER => Place::<u64>::at(shareable).get("shareableHandle"),
+            SHARE_BY_NUMBER => Pointer::<u64>::at(shareable).get("shareableHandle"),
             SHARE_BY_FABRIC => {
                 self.require(Feature::FabricHandles)?;
-                let bytes = Place::<u8>::at(shareable).list(FABRIC_BYTES, "shareableHandle")?;
+                let bytes = Pointer::<u8>::at(shareable).list(FABRIC_BYTES, "shareableHandle")?;
                 if bytes[..8] != FABRIC_TAG {
                     return refuse(Status::RT_DRV_INTERNAL_ERROR, "the bytes are not a fabric handle");
                 }
@@ -272,7 +277,7 @@ impl Simulator {
 
 calls! {
     /// Returns the unit of sizes of physical memory.
-    run fn aclrtMemGetAllocationGranularity(sim, properties: Place<PhysicalMemProp>, option: i32, size: Place<usize>) {
+    run fn aclrtMemGetAllocationGranularity(sim, properties: Pointer<PhysicalMemProp>, option: i32, size: Pointer<usize>) {
         let properties = properties.get("prop")?;
         size.check("granularity")?;
         if !matches!(option, 0 | 1) {
@@ -285,9 +290,9 @@ calls! {
     /// Creates physical memory.
     run fn aclrtMallocPhysical(
         sim,
-        handle: Place<Handle>,
+        handle: Pointer<Handle>,
         size: usize,
-        properties: Place<PhysicalMemProp>,
+        properties: Pointer<PhysicalMemProp>,
         flags: u64,
     ) {
         handle.check("handle")?;
@@ -312,7 +317,7 @@ calls! {
     /// Reserves addresses.
     run fn aclrtReserveMemAddress(
         sim,
-        pointer: Place<Handle>,
+        pointer: Pointer<Handle>,
         size: usize,
         alignment: usize,
         _expected: Handle,
@@ -355,7 +360,7 @@ calls! {
     /// Gives devices, by logic id, read-write access to a mapping: 3. The driver has no other access
     /// (hicann/driver, `devmm_access_desc_check`), and gives no further device access to imported memory
     /// (`devmm_prefetch_para_check`).
-    run fn aclrtMemSetAccess(sim, pointer: Handle, size: usize, access: Place<MemAccessDesc>, count: usize) {
+    run fn aclrtMemSetAccess(sim, pointer: Handle, size: usize, access: Pointer<MemAccessDesc>, count: usize) {
         let address = pointer.required("virPtr")?;
         let block = sim.mapped(address)?;
         if size as u64 != block.size || count == 0 {
@@ -376,14 +381,14 @@ calls! {
             if device != block.device && block.imported_by.is_some() {
                 return refuse(Status::RT_DRV_INTERNAL_ERROR, "no further device can access imported memory");
             }
-            sim.require_reach(device, &block)?;
+            sim.require_access(device, &block)?;
             sim.machine.set_access(Address::new(address), block.size, device, Some(Access::ReadWrite))?;
         }
         Ok(())
     }
 
     /// Returns the access of a device to a mapping.
-    run fn aclrtMemGetAccess(sim, pointer: Handle, location: Place<MemLocation>, flags: Place<u64>) {
+    run fn aclrtMemGetAccess(sim, pointer: Handle, location: Pointer<MemLocation>, flags: Pointer<u64>) {
         let block = sim.mapped(pointer.required("virPtr")?)?;
         let device = sim.device_of_location(location.get("location")?)?;
         let access = sim.machine.access_of(Address::new(block.base), device)?;
@@ -391,7 +396,7 @@ calls! {
     }
 
     /// Exports physical memory as a number, once.
-    run fn aclrtMemExportToShareableHandle(sim, handle: Handle, kind: i32, flags: u64, shareable: Place<u64>) {
+    run fn aclrtMemExportToShareableHandle(sim, handle: Handle, kind: i32, flags: u64, shareable: Pointer<u64>) {
         shareable.check("shareableHandle")?;
         if kind != 0 {
             return refuse(Status::RT_PARAM_INVALID, "handleType must be 0");
@@ -404,20 +409,20 @@ calls! {
     run fn aclrtMemExportToShareableHandleV2(sim, handle: Handle, flags: u64, kind: i32, shareable: Handle) {
         shareable.required("shareableHandle")?;
         match kind {
-            SHARE_BY_NUMBER => Place::<u64>::at(shareable).put(sim.share(handle, flags)?, "shareableHandle"),
+            SHARE_BY_NUMBER => Pointer::<u64>::at(shareable).put(sim.share(handle, flags)?, "shareableHandle"),
             SHARE_BY_FABRIC => {
                 sim.require(Feature::FabricHandles)?;
                 let mut bytes = [0; FABRIC_BYTES];
                 bytes[..8].copy_from_slice(&FABRIC_TAG);
                 bytes[8..16].copy_from_slice(&sim.share(handle, flags)?.to_le_bytes());
-                Place::<u8>::at(shareable).put_list(&bytes, "shareableHandle")
+                Pointer::<u8>::at(shareable).put_list(&bytes, "shareableHandle")
             }
             other => refuse(Status::RT_PARAM_INVALID, format!("invalid kind of shareable handle {other}")),
         }
     }
 
     /// Imports shared physical memory for a device.
-    run fn aclrtMemImportFromShareableHandle(sim, shareable: u64, device: i32, handle: Place<Handle>) {
+    run fn aclrtMemImportFromShareableHandle(sim, shareable: u64, device: i32, handle: Pointer<Handle>) {
         handle.check("handle")?;
         let device = sim.device(device)?;
         sim.current()?;
@@ -431,7 +436,7 @@ calls! {
         shareable: Handle,
         kind: i32,
         flags: u64,
-        handle: Place<Handle>,
+        handle: Pointer<Handle>,
     ) {
         handle.check("handle")?;
         if flags != 0 {
@@ -444,7 +449,7 @@ calls! {
     }
 
     /// Permits processes to import shared memory.
-    run fn aclrtMemSetPidToShareableHandle(sim, shareable: u64, pids: Place<i32>, count: usize) {
+    run fn aclrtMemSetPidToShareableHandle(sim, shareable: u64, pids: Pointer<i32>, count: usize) {
         let pids = pids.list(count, "pid")?;
         sim.list_for_shared(shareable, &pids)
     }
@@ -454,7 +459,7 @@ calls! {
         sim,
         shareable: Handle,
         kind: i32,
-        pids: Place<i32>,
+        pids: Pointer<i32>,
         count: usize,
     ) {
         let number = sim.number_in(shareable, kind)?;
@@ -463,17 +468,17 @@ calls! {
     }
 
     /// Returns an additional handle of the memory that is mapped at an address.
-    run fn aclrtMemRetainAllocationHandle(sim, pointer: Handle, handle: Place<Handle>) {
+    run fn aclrtMemRetainAllocationHandle(sim, pointer: Handle, handle: Pointer<Handle>) {
         let address = pointer.required("virPtr")?;
         handle.check("handle")?;
-        let block = sim.device_side(address, 1)?;
+        let block = sim.device_operand(address, 1)?;
         if block.origin != Origin::Mapped {
             return refuse(Status::RT_PARAM_INVALID, "no physical memory is mapped at the address");
         }
         let retained = sim.machine.retain_block_at(Address::new(address))?;
         let info = sim.machine.block_info(retained)?;
         let location = MemLocation { id: block.device as u32, kind: MemLocation::DEVICE };
-        let made = Physical {
+        let made = PhysicalMemory {
             block: retained,
             size: info.size,
             page: block.page,
@@ -490,7 +495,7 @@ calls! {
     }
 
     /// Returns the properties with which physical memory was created.
-    run fn aclrtMemGetAllocationPropertiesFromHandle(sim, handle: Handle, properties: Place<PhysicalMemProp>) {
+    run fn aclrtMemGetAllocationPropertiesFromHandle(sim, handle: Handle, properties: Pointer<PhysicalMemProp>) {
         let found = sim.with_physical(handle, |found| Ok(found.properties))?;
         properties.put(found, "prop")
     }

@@ -12,7 +12,7 @@ use device_ipc_mock_engine::{EngineError, StreamId};
 
 use crate::entry::driver;
 use crate::ffi::Out;
-use crate::simulator::{Gone, Objects, lock, next_handle, simulator};
+use crate::simulator::{Objects, ResetObject, lock, next_handle, simulator};
 use crate::status::{Result, Status, sticky};
 
 /// A context. A primary context that was reset is the same context when it is retained again.
@@ -62,7 +62,7 @@ impl Context {
     }
 
     /// Waits while another thread's call blocks the context, and fails if the context has failed or was destroyed.
-    pub(crate) fn usable(&self) -> Result {
+    pub(crate) fn check_usable(&self) -> Result {
         let own = std::thread::current().id();
         let mut holder = lock(&self.holder);
         while holder.is_some_and(|holder| holder != own) {
@@ -145,14 +145,14 @@ impl Context {
 }
 
 /// The primary context of a device, and its reference count.
-pub(crate) struct Primary {
+pub(crate) struct PrimaryContext {
     device: usize,
     context: Option<Arc<Context>>,
     retained: u32,
     flags: u32,
 }
 
-impl Primary {
+impl PrimaryContext {
     pub(crate) fn new(device: usize) -> Self {
         Self { device, context: None, retained: 0, flags: 0 }
     }
@@ -174,7 +174,7 @@ pub(crate) fn current_unchecked() -> Result<Arc<Context>> {
 /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, and the status of failed work of the context.
 pub(crate) fn current() -> Result<Arc<Context>> {
     let context = current_unchecked()?;
-    context.usable()?;
+    context.check_usable()?;
     Ok(context)
 }
 
@@ -198,13 +198,14 @@ fn deactivate(context: &Arc<Context>) -> Result {
     let mut streams: Vec<StreamId> =
         std::mem::take(&mut *lock(&context.defaults)).into_iter().flatten().collect();
     let mut objects = simulator.objects();
-    let Objects { streams: table, events, modules, functions, memory, pools, directory, gone, .. } =
-        &mut *objects;
+    let Objects {
+        streams: table, events, modules, functions, memory, pools, directory, reset_objects, ..
+    } = &mut *objects;
     table.retain(|handle, stream| {
         let own = stream.context.handle == context.handle;
         if own {
             streams.push(stream.engine);
-            gone.insert(*handle, Gone::Stream);
+            reset_objects.insert(*handle, ResetObject::Stream);
         }
         !own
     });
@@ -212,7 +213,8 @@ fn deactivate(context: &Arc<Context>) -> Result {
         let own = event.context.handle == context.handle;
         if own {
             event.retire(simulator, directory.as_mut());
-            gone.insert(*handle, Gone::Event { interprocess: event.interprocess, freed: false });
+            reset_objects
+                .insert(*handle, ResetObject::Event { interprocess: event.interprocess, freed: false });
         }
         !own
     });

@@ -159,15 +159,15 @@ driver! {
 
     /// Copies between the memory of two contexts, which need no peer access.
     fn cuMemcpyPeer(to: u64, to_context: u64, from: u64, from_context: u64, len: usize) {
-        context(to_context)?.usable()?;
-        context(from_context)?.usable()?;
+        context(to_context)?.check_usable()?;
+        context(from_context)?.check_usable()?;
         copy_and_wait(to, from, len, [true, true])
     }
 
     /// Copies between the memory of two contexts, on a stream.
     fn cuMemcpyPeerAsync(to: u64, to_context: u64, from: u64, from_context: u64, len: usize, stream: u64) {
-        context(to_context)?.usable()?;
-        context(from_context)?.usable()?;
+        context(to_context)?.check_usable()?;
+        context(from_context)?.check_usable()?;
         copy(&target(stream)?, to, from, len, [true, true])
     }
 

@@ -80,7 +80,7 @@ impl Directory {
     }
 
     /// Marks the slot of a new block as not exported, in case an earlier block at its address was.
-    pub(crate) fn arrived(&mut self, address: u64) {
+    pub(crate) fn clear_slot(&mut self, address: u64) {
         if let Some(&slot) = self.by_address.get(&address) {
             self.write(slot, Entry::Private);
         }

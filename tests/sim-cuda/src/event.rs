@@ -11,7 +11,7 @@ use crate::context::{Context, current};
 use crate::directory::Directory;
 use crate::entry::driver;
 use crate::ffi::Out;
-use crate::simulator::{Gone, Simulator, crash, lock, next_handle, simulator};
+use crate::simulator::{ResetObject, Simulator, crash, lock, next_handle, simulator};
 use crate::status::{Result, Status};
 use crate::stream::target;
 
@@ -82,13 +82,13 @@ impl Event {
 
 /// Returns the event of a handle, whose context must be usable.
 pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
-    let (found, gone) = {
+    let (found, reset_objects) = {
         let objects = simulator()?.objects();
-        (objects.events.get(&handle).cloned(), objects.gone.get(&handle).copied())
+        (objects.events.get(&handle).cloned(), objects.reset_objects.get(&handle).copied())
     };
-    match (found, gone) {
-        (Some(event), _) => event.context.usable().map(|()| event),
-        (None, Some(Gone::Event { interprocess, freed })) => {
+    match (found, reset_objects) {
+        (Some(event), _) => event.context.check_usable().map(|()| event),
+        (None, Some(ResetObject::Event { interprocess, freed })) => {
             // As measured: while the reset context is current, every use of the event is rejected.
             current()?;
             if interprocess {
@@ -107,7 +107,7 @@ pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
 /// context is current, the driver does not reach this point.
 fn free_reset_event(simulator: &Simulator, handle: u64) {
     if current().is_ok()
-        && let Some(Gone::Event { freed, .. }) = simulator.objects().gone.get_mut(&handle)
+        && let Some(ResetObject::Event { freed, .. }) = simulator.objects().reset_objects.get_mut(&handle)
     {
         *freed = true;
     }

@@ -15,7 +15,7 @@ use crate::status::{Result, Status};
 
 /// A block of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostBlock {
     pub(crate) registered: bool,
     pub(crate) managed: bool,
     pub(crate) flags: c_uint,
@@ -56,12 +56,12 @@ fn host_memory(simulator: &Simulator, len: usize, flags: c_uint, managed: bool) 
     let base = memory.map_err(|_| Status::OUT_OF_MEMORY)? as u64;
     // SAFETY: mapped above, and unmapped only after it was unregistered.
     unsafe { simulator.machine.register_host(Address::new(base), len as u64) }?;
-    let host = Host { registered: false, managed, flags, mapped };
+    let host = HostBlock { registered: false, managed, flags, mapped };
     add_host(simulator, &context, base, len, host);
     Ok(base)
 }
 
-fn add_host(simulator: &Simulator, context: &Context, base: u64, len: usize, host: Host) {
+fn add_host(simulator: &Simulator, context: &Context, base: u64, len: usize, host: HostBlock) {
     let mut objects = simulator.objects();
     let id = objects.memory.next_id();
     let (device, size) = (context.device, len as u64);
@@ -132,7 +132,7 @@ driver! {
         }
         // SAFETY: the caller keeps the memory until it unregisters it, as `cuda.h` requires.
         unsafe { simulator.machine.register_host(Address::new(address), size as u64) }?;
-        let host = Host { registered: true, managed: false, flags, mapped: 0 };
+        let host = HostBlock { registered: true, managed: false, flags, mapped: 0 };
         add_host(simulator, &context, address, size, host);
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::event::{Event, add, event};
 use crate::ffi::{IpcHandle, Out};
 use crate::handle::{Handle, HandleKind, Place, shared_memory};
 use crate::memory::{Block, Chunk, Kind, MemoryTable, PAGE, give_all_devices_access};
-use crate::portal::{Question, ask};
+use crate::portal::{Request, ask};
 use crate::simulator::{Objects, lock, simulator};
 use crate::status::{Result, Status};
 
@@ -20,7 +20,7 @@ const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// Memory that was opened.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedMemory {
     /// The slot in the handle.
     place: Place,
     /// Opens of this context that were not closed yet.
@@ -30,7 +30,7 @@ pub(crate) struct Opened {
     pub(crate) range: (u64, u64),
 }
 
-impl Opened {
+impl OpenedMemory {
     /// Unmaps the memory.
     pub(crate) fn close(self, machine: &Machine) {
         let (base, size) = self.range;
@@ -77,7 +77,7 @@ fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Optio
     let Ok(Entry::Event { engine }) = exporter.entry(&handle.place) else { return Ok(None) };
     let opened = if exporter.over_socket {
         let fd =
-            ask(handle.place.nonce, Question::event(handle.place.slot)).map_err(|_| Status::MAP_FAILED)?;
+            ask(handle.place.nonce, Request::event(handle.place.slot)).map_err(|_| Status::MAP_FAILED)?;
         machine.open_event_fd(fd, device)
     } else {
         machine.open_event(&engine, device)
@@ -94,7 +94,7 @@ fn open_event(machine: &Machine, handle: &Handle, device: usize) -> Result<Optio
 fn import(machine: &Machine, exporter: &Exporter, place: &Place, number: u64) -> Result<BlockId> {
     // Freed since the table was read: the number of the block is stale.
     if exporter.over_socket {
-        let fd = ask(place.nonce, Question::block(number)).map_err(|_| Status::INVALID_VALUE)?;
+        let fd = ask(place.nonce, Request::block(number)).map_err(|_| Status::INVALID_VALUE)?;
         return machine.import_block_fd(fd).map_err(Status::from);
     }
     machine.import_block_number(number).map_err(Status::from)
@@ -158,7 +158,7 @@ driver! {
         })?;
         let mut objects = simulator.objects();
         let id = objects.memory.next_id();
-        let opened = Opened { place: named, opens: 1, block, range: (base, whole) };
+        let opened = OpenedMemory { place: named, opens: 1, block, range: (base, whole) };
         objects.memory.insert(Block {
             base: base + offset,
             size,

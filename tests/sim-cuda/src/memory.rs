@@ -14,8 +14,8 @@ use crate::directory::Directory;
 use crate::entry::driver;
 use crate::ffi::{AllocationProp, Out};
 use crate::gaps::Gaps;
-use crate::host::{Host, RetiredHostMemory};
-use crate::ipc::Opened;
+use crate::host::{HostBlock, RetiredHostMemory};
+use crate::ipc::OpenedMemory;
 use crate::pool::PoolTable;
 use crate::simulator::{Objects, simulator};
 use crate::status::{Result, Status};
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     /// `cuMemAlloc`, in this chunk.
     Plain { chunk: u64 },
     /// `cuIpcOpenMemHandle`.
-    Opened(Opened),
+    Opened(OpenedMemory),
     /// `cuMemAllocAsync` and similar calls, in this pool at this offset.
     Pooled { pool: u64, offset: u64 },
     /// `cuMemPoolImportPointer`.
@@ -57,7 +57,7 @@ pub(crate) enum Kind {
     /// `cuMemMap`.
     Virtual,
     /// `cuMemHostAlloc`, `cuMemHostRegister` or `cuMemAllocManaged`.
-    Host(Host),
+    Host(HostBlock),
 }
 
 impl Block {
@@ -302,7 +302,7 @@ driver! {
         let kind = Kind::Plain { chunk };
         memory.insert(Block { base, size, device: context.device, context: context.handle, id, kind });
         if let Some(directory) = directory {
-            directory.arrived(base);
+            directory.clear_slot(base);
         }
         out.put(base)
     }

@@ -31,14 +31,14 @@ pub(crate) struct Function {
 const THREADS_PER_BLOCK: u64 = 1024;
 
 /// The engine's memory, with the context's access to the memory of peers.
-struct Seen<'a> {
+struct ContextMemory<'a> {
     memory: &'a mut KernelMemory,
     context: &'a Context,
     /// The range for which the access was checked last.
     asked: Option<(u64, u64)>,
 }
 
-impl Seen<'_> {
+impl ContextMemory<'_> {
     fn check(&mut self, address: u64) -> std::result::Result<Address, EngineError> {
         let at = Address::new(address);
         if self.asked.is_some_and(|(first, end)| (first..end).contains(&address)) {
@@ -55,7 +55,7 @@ impl Seen<'_> {
     }
 }
 
-impl Memory for Seen<'_> {
+impl Memory for ContextMemory<'_> {
     type Error = EngineError;
 
     fn load(&mut self, address: u64, len: u64) -> std::result::Result<u64, EngineError> {
@@ -151,7 +151,7 @@ driver! {
         }
         let context = target.context.clone();
         let kernel = move |memory: &mut KernelMemory| {
-            let mut seen = Seen { memory, context: &context, asked: None };
+            let mut seen = ContextMemory { memory, context: &context, asked: None };
             let ran = module.program.run(entry, &values, grid, &mut seen);
             // Set before the stream drops later work, so that this failure is the first one.
             ran.inspect_err(|error| context.fail(error))

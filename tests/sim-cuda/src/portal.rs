@@ -21,19 +21,19 @@ use crate::simulator::simulator;
 use crate::status::{Result, Status};
 
 /// The request for the exporter's directory.
-pub(crate) const DIRECTORY: Question = Question { what: 0, number: 0 };
+pub(crate) const DIRECTORY: Request = Request { what: 0, number: 0 };
 
 /// Time limit of both sides.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A request of one process to another.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Question {
+pub(crate) struct Request {
     what: u64,
     number: u64,
 }
 
-impl Question {
+impl Request {
     /// Creates the request for the physical memory with this number.
     pub(crate) fn block(number: u64) -> Self {
         Self { what: 1, number }
@@ -71,9 +71,9 @@ fn answer(mut stream: &UnixStream, directory: &OwnedFd) -> std::io::Result<()> {
     if sockopt::socket_peercred(stream)?.uid != own {
         return Ok(());
     }
-    let mut question = [0; 16];
-    stream.read_exact(&mut question)?;
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| question[at + index]));
+    let mut request = [0; 16];
+    stream.read_exact(&mut request)?;
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| request[at + index]));
     let found = match word(0) {
         0 => directory.try_clone().ok(),
         1 => block(word(8)),
@@ -106,14 +106,14 @@ fn event(slot: u64) -> Option<OwnedFd> {
 ///
 /// # Errors
 /// `INVALID_HANDLE` if the exporter has exited, or does not have the object any more.
-pub(crate) fn ask(nonce: u64, question: Question) -> Result<OwnedFd> {
-    let gone = |_| Status::INVALID_HANDLE;
-    let mut stream = UnixStream::connect_addr(&address(nonce)?).map_err(gone)?;
-    stream.set_read_timeout(Some(TIMEOUT)).map_err(gone)?;
+pub(crate) fn ask(nonce: u64, request: Request) -> Result<OwnedFd> {
+    let reset_objects = |_| Status::INVALID_HANDLE;
+    let mut stream = UnixStream::connect_addr(&address(nonce)?).map_err(reset_objects)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(reset_objects)?;
     let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&question.what.to_le_bytes());
-    bytes[8..].copy_from_slice(&question.number.to_le_bytes());
-    stream.write_all(&bytes).map_err(gone)?;
+    bytes[..8].copy_from_slice(&request.what.to_le_bytes());
+    bytes[8..].copy_from_slice(&request.number.to_le_bytes());
+    stream.write_all(&bytes).map_err(reset_objects)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];

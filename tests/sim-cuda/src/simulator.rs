@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use device_ipc_mock_engine::Machine;
 
 use crate::config::Config;
-use crate::context::{Context, Primary};
+use crate::context::{Context, PrimaryContext};
 use crate::directory::Directory;
 use crate::event::Event;
 use crate::memory::MemoryTable;
@@ -34,7 +34,7 @@ pub(crate) struct Simulator {
 /// All objects that handles and addresses name.
 #[derive(Default)]
 pub(crate) struct Objects {
-    pub(crate) primaries: Vec<Primary>,
+    pub(crate) primaries: Vec<PrimaryContext>,
     pub(crate) contexts: HashMap<u64, Arc<Context>>,
     pub(crate) streams: HashMap<u64, Arc<Stream>>,
     pub(crate) events: HashMap<u64, Arc<Event>>,
@@ -42,7 +42,7 @@ pub(crate) struct Objects {
     pub(crate) functions: HashMap<u64, Function>,
     pub(crate) graphs: BTreeMap<u64, usize>,
     /// Streams and events of reset contexts.
-    pub(crate) gone: HashMap<u64, Gone>,
+    pub(crate) reset_objects: HashMap<u64, ResetObject>,
     pub(crate) memory: MemoryTable,
     pub(crate) pools: PoolTable,
     pub(crate) directory: Option<Directory>,
@@ -50,7 +50,7 @@ pub(crate) struct Objects {
 
 /// The state of a handle whose context was reset: the driver does not always reject it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gone {
+pub(crate) enum ResetObject {
     Stream,
     /// `freed`: a later destroy was rejected, but has freed the object.
     Event {
@@ -98,7 +98,7 @@ pub(crate) fn initialise() -> Result {
         return Err(Status::NO_DEVICE);
     }
     let objects = Objects {
-        primaries: (0..devices).map(Primary::new).collect(),
+        primaries: (0..devices).map(PrimaryContext::new).collect(),
         memory: MemoryTable::new(devices),
         pools: PoolTable::new(devices),
         ..Objects::default()

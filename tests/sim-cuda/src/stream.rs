@@ -55,18 +55,18 @@ pub(crate) fn target(handle: u64) -> Result<Target> {
         drop(defaults);
         return Ok(Target { context, engine, stream: None, legacy });
     }
-    let (stream, gone) = {
+    let (stream, reset_objects) = {
         let objects = simulator.objects();
-        (objects.streams.get(&handle).cloned(), objects.gone.get(&handle).copied())
+        (objects.streams.get(&handle).cloned(), objects.reset_objects.get(&handle).copied())
     };
     let Some(stream) = stream else {
-        if gone.is_some() {
+        if reset_objects.is_some() {
             current()?;
             crash("use of a stream whose context was reset");
         }
         return Err(Status::INVALID_HANDLE);
     };
-    stream.context.usable()?;
+    stream.context.check_usable()?;
     Ok(Target { context: stream.context.clone(), engine: stream.engine, stream: Some(stream), legacy: false })
 }
 

@@ -7,7 +7,7 @@ use super::{
 
 /// The position of a thread.
 #[derive(Clone, Copy)]
-struct Place {
+struct ThreadPosition {
     grid: Grid,
     block: [u32; 3],
     thread: [u32; 3],
@@ -30,7 +30,7 @@ impl Program {
         for block in positions(grid.blocks) {
             for thread in positions(grid.threads) {
                 registers.fill(0);
-                entry.run(&mut registers, parameters, Place { grid, block, thread }, memory)?;
+                entry.run(&mut registers, parameters, ThreadPosition { grid, block, thread }, memory)?;
             }
         }
         Ok(())
@@ -47,7 +47,7 @@ impl Entry {
         &self,
         registers: &mut [u64],
         parameters: &[u64],
-        place: Place,
+        place: ThreadPosition,
         memory: &mut M,
     ) -> Result<(), M::Error> {
         let mut next = 0;
@@ -99,7 +99,7 @@ impl Entry {
     }
 }
 
-impl Place {
+impl ThreadPosition {
     fn value(&self, special: Special) -> u64 {
         u64::from(match special {
             Special::Thread(axis) => self.thread[axis],
