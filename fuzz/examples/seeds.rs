@@ -15,17 +15,11 @@ use device_ipc_core::fuzzing;
 fn main() -> Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let targets = [
-        ("descriptor_binary", fuzzing::descriptor_seeds()),
-        ("descriptor_text", fuzzing::descriptor_text_seeds()),
-        ("protocol_request", fuzzing::request_seeds()),
-        ("protocol_reply", fuzzing::reply_seeds()),
-        ("channel", fuzzing::channel_seeds()),
-        ("bundle_binary", fuzzing::bundle_seeds()),
-        ("bundle_text", fuzzing::bundle_text_seeds()),
-        ("tensor_table", fuzzing::tensor_table_seeds()),
-        ("ring_binary", fuzzing::ring_seeds()),
-        ("ring_text", fuzzing::ring_text_seeds()),
-        ("hostile_exporter", fuzzing::page_seeds()),
+        ("descriptor", fuzzing::descriptor_seeds()),
+        ("protocol_request", named(fuzzing::request_seeds())),
+        ("protocol_reply", named(fuzzing::reply_seeds())),
+        ("channel", named(fuzzing::channel_seeds())),
+        ("hostile_exporter", named(fuzzing::page_seeds())),
     ];
     for (target, seeds) in targets {
         let folder = corpus.join(target);
@@ -38,4 +32,8 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn named(seeds: Vec<fuzzing::Seed>) -> Vec<(String, Vec<u8>)> {
+    seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
 }

@@ -11,8 +11,8 @@ use crate::model::one_or_many::OneOrMany;
 use crate::model::tensor::{Dtype, TensorLayout, TensorTable};
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::{
-    Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, Memory, Part, PartRegions, TEXT_PREFIX,
-    Tensors,
+    BackendName, Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, Memory, Part, PartRegions,
+    TEXT_PREFIX, Tensors,
 };
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Token};
@@ -155,7 +155,7 @@ pub(crate) const SOMEBODY: ProcessIdentity = ProcessIdentity {
 /// The contents of [`plain_descriptor`].
 pub(crate) fn plain_contents() -> Contents {
     Contents {
-        backend: "mock".into(),
+        backend: BackendName::new("mock").expect("it is short"),
         exporter: SOMEBODY,
         broker: BrokerAddress::Abstract(b"device-ipc-4711-0123456789abcdef".to_vec()),
         access: Access::ReadWrite,
@@ -284,7 +284,7 @@ fn regions() -> Vec<(&'static str, Descriptor)> {
         (
             "host-and-physical-id",
             plain.with(|contents| {
-                contents.backend = "ascend".into();
+                contents.backend = BackendName::new("ascend").expect("it is short");
                 contents.parts[0].home = DeviceIdentity::HostPhysical { host: SOMEBODY.host, physical: 3 };
             }),
         ),

@@ -115,9 +115,9 @@ fn cost_of_open() {
     // The link.
     let link = ipc.open(&exports[EXPORTS - 1]).at_home().expect("opened");
     let (first, mapping) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
-    assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 27), "the first open of an allocation");
+    assert_eq!(first, cost(&[("range_of", 1), ("open", 1)], 1, 26), "the first open of an allocation");
     let (second, other) = counted.cost(|| ipc.open(&exports[1]).at_home().expect("opened"));
-    assert_eq!(second, cost(&[], 1, 10), "another export of an allocation that is open");
+    assert_eq!(second, cost(&[], 1, 9), "another export of an allocation that is open");
     let (again, third) = counted.cost(|| ipc.open(&exports[0]).at_home().expect("opened"));
     assert_eq!(again, cost(&[], 0, 0), "an export that is open");
     let (released, ()) = counted.cost(|| drop(third));

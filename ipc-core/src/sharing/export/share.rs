@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "copies memory while its owner and the new buffer keep both ranges")]
 
 use std::any::Any;
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -24,7 +23,8 @@ use crate::model::tensor::{Dtype, LayoutError, TensorLayout, check_alignment};
 use crate::os::kill::kill_point;
 use crate::sharing::{ErrorWith, Runtime, Session};
 use crate::wire::descriptor::{
-    Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, MAX_EXTENTS, Memory, Part, PartRegions,
+    BackendName, Contents, DescribedExtent, DescribedRegion, Descriptor, ExportId, MAX_EXTENTS, Memory, Part,
+    PartRegions,
 };
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
@@ -255,7 +255,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             regions: PartRegions::One(extents.iter().map(DescribedExtent::of).collect()),
         };
         let contents = Contents {
-            backend: Cow::Borrowed(name),
+            backend: BackendName::new(name)?,
             exporter: runtime.identity,
             broker,
             access: self.access,

@@ -20,7 +20,8 @@ use crate::model::one_or_many::OneOrMany;
 use crate::os::kill::kill_point;
 use crate::sharing::{ErrorWith, Runtime, Session};
 use crate::wire::descriptor::{
-    Contents, Descriptor, ExportId, MAX_DESCRIPTOR_BYTES, Memory, Part, PartRegions, Tensors, encoded_bytes,
+    BackendName, Contents, Descriptor, ExportId, MAX_DESCRIPTOR_BYTES, Memory, Part, PartRegions, Tensors,
+    encoded_bytes,
 };
 
 impl<'a> ShareBuilder<'a, TensorSet> {
@@ -82,7 +83,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
             exports.push(export);
         }
         let contents = Contents {
-            backend: Cow::Borrowed(backend.info().name),
+            backend: BackendName::new(backend.info().name)?,
             exporter: runtime.identity,
             broker: runtime.poller.listen(session.socket_directory())?,
             access: self.access,

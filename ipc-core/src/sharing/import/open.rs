@@ -187,7 +187,14 @@ impl<'a> OpenBuilder<'a> {
     ) -> Result<Mapping> {
         let patience = Patience::new(self.timeout);
         let contents = self.descriptor.contents();
-        check_backend("the descriptor", &contents.backend, self.session.backend().info().name)?;
+        check_backend("the descriptor", contents.backend.as_str(), self.session.backend().info().name)?;
+        if self.staging != Staging::Never {
+            return Err(Error::Unsupported {
+                backend: self.session.backend().info().name,
+                what: "copy named tensors through the host".into(),
+                why: "only one region is copied; share the tensor alone (Ipc::share)".into(),
+            });
+        }
         // Before anything is opened.
         let openings: OneOrMany<_> = (0..contents.parts.len())
             .map(|part| {

@@ -21,7 +21,9 @@ use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::import::CacheLimits;
 use crate::wire::BrokerAddress;
-use crate::wire::descriptor::{DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions};
+use crate::wire::descriptor::{
+    BackendName, DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions,
+};
 use crate::wire::protocol::{
     AllocationId, Grant, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
 };
@@ -85,9 +87,9 @@ impl HostileExporter {
         let exporter = ProcessIdentity { pid_namespace: own.pid_namespace ^ 1, pid: 4711, ..own };
         let extents = vec![DescribedExtent { size: handle.size, generation: handle.generation }];
         let home = ipc.devices().expect("the machine has devices")[0].identity;
-        let backend = ipc.backend().info().name.to_owned();
+        let name = BackendName::new(ipc.backend().info().name).expect("a descriptor holds it");
         let memory = plain_descriptor().with(|contents| {
-            (contents.backend, contents.exporter, contents.broker) = (backend.into(), exporter, broker);
+            (contents.backend, contents.exporter, contents.broker) = (name, exporter, broker);
             (contents.parts[0].home, contents.parts[0].regions) = (home, PartRegions::One(extents));
             contents.memory = Memory::Region(DescribedRegion { offset: 0, len: handle.size, layout: None });
         });

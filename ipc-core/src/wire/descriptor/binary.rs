@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::envelope::{self, ENVELOPE_BYTES, checked_sections, close};
 use super::section::{self, SECTION_HEAD_BYTES, Section, bad, check_end, take, take_head};
 use super::{
-    Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError, ExportId,
-    Memory, Part, PartRegions, Tensors,
+    BackendName, Contents, DescribedExtent, DescribedRegion, DescribedRegions, Descriptor, DescriptorError,
+    ExportId, Memory, Part, PartRegions, Tensors,
 };
 use crate::backend::Access;
 use crate::model::device::{DeviceIdentity, HostId};
@@ -29,8 +29,6 @@ pub const MAX_REGIONS_SECTIONS: usize = 64;
 
 /// Maximum number of allocations of a descriptor.
 pub const MAX_REGIONS_ALLOCATIONS: usize = MAX_HANDLES;
-
-const MAX_BACKEND_BYTES: usize = 32;
 
 const HOME_UUID: u8 = 1;
 const HOME_HOST_PHYSICAL: u8 = 2;
@@ -155,7 +153,8 @@ impl Descriptor {
 
 /// Returns the bytes of the binary form; with so many bytes of named tensors, where `tensors` states them.
 pub(crate) fn encoded_bytes(contents: &Contents, tensors: Option<usize>) -> usize {
-    let exporter = size_of::<ExporterHead>() + contents.backend.len() + contents.broker.bytes().len();
+    let exporter =
+        size_of::<ExporterHead>() + contents.backend.as_str().len() + contents.broker.bytes().len();
     let parts: usize = contents.parts.iter().map(|part| SECTION_HEAD_BYTES + regions_bytes(part)).sum();
     let memory = match &contents.memory {
         Memory::Region(DescribedRegion { layout, .. }) => {
@@ -181,7 +180,7 @@ fn layout_bytes(layout: &TensorLayout) -> usize {
 
 fn write_exporter(contents: &Contents, bytes: &mut Vec<u8>) {
     let Contents { backend, exporter, broker, .. } = contents;
-    let address = broker.bytes();
+    let (backend, address) = (backend.as_str(), broker.bytes());
     let head = ExporterHead {
         host: *exporter.host.as_bytes(),
         boot: exporter.boot,
@@ -257,7 +256,7 @@ struct Sections {
 struct Exporter {
     identity: ProcessIdentity,
     access: Access,
-    backend: String,
+    backend: BackendName,
     broker: BrokerAddress,
 }
 
@@ -324,7 +323,7 @@ impl Sections {
             }
         };
         let Exporter { identity, access, backend, broker } = exporter;
-        Ok(Contents { backend: backend.into(), exporter: identity, broker, access, parts, memory, ring })
+        Ok(Contents { backend, exporter: identity, broker, access, parts, memory, ring })
     }
 }
 
@@ -450,15 +449,8 @@ fn read_home(kind: u8, home: [u8; 16], physical: u32) -> Result<DeviceIdentity, 
     }
 }
 
-fn read_backend(bytes: &[u8]) -> Result<String, DescriptorError> {
-    let name = str::from_utf8(bytes).ok().filter(|name| is_backend_name(name));
-    let name = name.ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))?;
-    Ok(name.to_owned())
-}
-
-fn is_backend_name(name: &str) -> bool {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    (1..=MAX_BACKEND_BYTES).contains(&name.len()) && name.bytes().all(good)
+fn read_backend(bytes: &[u8]) -> Result<BackendName, DescriptorError> {
+    BackendName::read(bytes).ok_or_else(|| bad("backend", "a name is 1 to 32 letters, digits, '-' or '_'"))
 }
 
 fn read_address(kind: u8, bytes: &[u8]) -> Result<BrokerAddress, DescriptorError> {

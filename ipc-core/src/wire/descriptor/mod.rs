@@ -7,6 +7,7 @@
 //! Every reader treats a descriptor as hostile: the checksum is verified first, no memory is allocated from a length that was
 //! not checked, and all offsets and lengths are checked against each other here and against the driver's answer after the open.
 
+mod backend_name;
 mod binary;
 mod envelope;
 #[cfg(test)]
@@ -17,7 +18,6 @@ mod tensors;
 mod text;
 mod view;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -31,6 +31,7 @@ use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Token};
 
 pub use crate::model::error::{DescriptorError, FormatVersion};
+pub(crate) use backend_name::BackendName;
 pub(crate) use binary::encoded_bytes;
 pub use binary::{MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS, MAX_REGIONS_SECTIONS};
 pub use envelope::{FORMAT_VERSION, MAX_DESCRIPTOR_BYTES};
@@ -52,7 +53,7 @@ pub struct Descriptor {
 /// The checked contents of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
-    pub(crate) backend: Cow<'static, str>,
+    pub(crate) backend: BackendName,
     pub(crate) exporter: ProcessIdentity,
     pub(crate) broker: BrokerAddress,
     pub(crate) access: Access,
@@ -157,7 +158,7 @@ impl Descriptor {
 
     /// Returns the name of the backend that can open it.
     pub fn backend(&self) -> &str {
-        &self.contents.backend
+        self.contents.backend.as_str()
     }
 
     /// Returns the exporting process.
@@ -332,7 +333,7 @@ impl Contents {
     pub(crate) fn named(&self, part: usize) -> NamedExport<'_> {
         let part = &self.parts[part];
         NamedExport {
-            backend: &self.backend,
+            backend: self.backend.as_str(),
             home: part.home,
             exporter: &self.exporter,
             broker: &self.broker,

@@ -138,7 +138,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
     (given, prop_oneof![unnamed().boxed(), named().boxed()]).prop_map(
         |((backend, exporter, broker, writable), (parts, memory, ring))| {
             let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
-            let backend = backend.into();
+            let backend = BackendName::read(backend.as_bytes()).unwrap();
             Descriptor::new(Contents { backend, exporter, broker, access, parts, memory, ring })
         },
     )

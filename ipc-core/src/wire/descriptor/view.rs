@@ -124,7 +124,7 @@ impl<'a> DescriptorView<'a> {
             }
         };
         Self {
-            backend: &contents.backend,
+            backend: contents.backend.as_str(),
             access: contents.access.to_string(),
             exporter: ExporterView::new(&contents.exporter, &contents.broker, export),
             region,

@@ -1,6 +1,0 @@
-//! A table of tensors, from anybody.
-#![no_main]
-
-use device_ipc_core::fuzzing;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzzing::tensor_table(bytes));
