@@ -1,11 +1,11 @@
-//! The end that looks for a name.
+//! The connecting end.
 
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Agreed, Connection};
+use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
 use crate::model::error::{Error, Result};
@@ -18,11 +18,28 @@ use crate::transport::socket::{Packet, PeerSocket, peer_credentials};
 use crate::transport::{Deadline, PeerCredentials, UserName, socket};
 use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 
-/// How often it is looked whether somebody listens: a name that comes into being wakes nobody. From this, doubling.
-const LOOK: Duration = Duration::from_millis(1);
-const SELDOM: Duration = Duration::from_millis(32);
+/// The pause before the second attempt to connect, doubled for each later one. The start of a listener wakes no process.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// Maximum pause between attempts to connect.
+const MAX_PAUSE: Duration = Duration::from_millis(32);
 
-/// A channel in the making; see [`Ipc::connect`](crate::Ipc::connect).
+/// A builder for the connecting end of a [`Channel`]; see [`Ipc::connect`](crate::Ipc::connect).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// use std::time::Duration;
+///
+/// # let listener = ipc.listen("example-connect").start()?;
+/// # let accepting = std::thread::spawn(move || listener.accept(Duration::from_secs(10)));
+/// let channel = ipc.connect("example-connect").timeout(Duration::from_secs(10)).start()?;
+/// assert_eq!(channel.message_limit(), 64 << 20);
+/// # drop(accepting.join());
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing is connected before ConnectBuilder::start"]
 #[derive(Debug)]
 pub struct ConnectBuilder<'a> {
@@ -39,39 +56,42 @@ impl<'a> ConnectBuilder<'a> {
         Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT, timeout, user: None }
     }
 
-    /// On which devices of the listener memory is opened that this process sends. What comes from the listener takes the
-    /// listener's map, or the inverse of this one where it has none.
+    /// Sets the devices on which the listener opens memory of this process.
+    ///
+    /// Memory from the listener uses the listener's map, or the inverse of this map if the listener has none.
     pub fn device_map(mut self, map: DeviceMap) -> Self {
         self.map = map;
         self
     }
 
-    /// The largest message in bytes, 64 MiB unless said otherwise. A channel takes the smaller limit of its two ends.
+    /// Sets the maximum size of a message in bytes, by default 64 MiB. A channel uses the smaller limit of its two ends.
     pub const fn message_limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// How long to wait for somebody who listens and accepts; the timeout of the [`Ipc`] unless said otherwise.
+    /// Sets the timeout for a listener to exist and accept, by default the timeout of the [`Ipc`](crate::Ipc).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The listener is a process of this user, who has to be allowed ([`IpcBuilder::allow`](crate::IpcBuilder::allow)); this
-    /// process's own user unless said otherwise.
+    /// Sets the user of the listener's process, by default the user of this process.
+    ///
+    /// Another user must be allowed with [`IpcBuilder::allow`](crate::IpcBuilder::allow).
     pub const fn user(mut self, uid: u32) -> Self {
         self.user = Some(uid);
         self
     }
 
-    /// Connects, and waits until the listener has accepted.
+    /// Connects and waits until the listener has accepted.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::NobodyListens`]; [`Error::Timeout`] where somebody listens and does not
-    /// accept; [`Error::NotPermitted`] where the listener is of another user, or does not allow this one;
-    /// [`Error::InvalidDeviceMap`], [`Error::WrongBackend`], [`Error::Protocol`] for another version; [`Error::Forked`].
+    /// [`Error::InvalidChannelName`]; [`Error::NobodyListens`]; [`Error::Timeout`] if a listener exists but does not
+    /// accept; [`Error::NotPermitted`] if the listener belongs to another user, or does not allow this user;
+    /// [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version;
+    /// [`Error::Forked`].
     pub fn start(self) -> Result<Channel> {
         let runtime = Runtime::get()?;
         let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
@@ -79,25 +99,25 @@ impl<'a> ConnectBuilder<'a> {
         let directory = self.ipc.socket_directory();
         let address = name::address(self.name, uid, directory.as_deref())?;
         let deadline = Deadline::after(self.timeout);
-        let mut pause = LOOK;
+        let mut pause = FIRST_PAUSE;
         loop {
-            if let Some(socket) = self.reach(&address)? {
-                // A listener that goes before it has accepted may be followed by another one.
-                if let Some(channel) = self.greet(runtime, socket, &address, &own, deadline)? {
+            if let Some(socket) = self.try_connect(&address)? {
+                // A listener that closes before it accepts may be followed by another one.
+                if let Some(channel) = self.exchange_hello(runtime, socket, &address, &own, deadline)? {
                     return Ok(channel);
                 }
             }
             let left = deadline.left();
             if left.is_zero() {
-                return Err(self.nobody(&address));
+                return Err(self.no_listener(&address));
             }
             std::thread::sleep(pause.min(left));
-            pause = (pause * 2).min(SELDOM);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
-    /// A connected socket, or `None` where nobody listens, or too many wait to be accepted.
-    fn reach(&self, address: &BrokerAddress) -> Result<Option<PeerSocket>> {
+    /// Returns a connected socket, or `None` if there is no listener or its queue is full.
+    fn try_connect(&self, address: &BrokerAddress) -> Result<Option<PeerSocket>> {
         let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
         loop {
             return match rustix::net::connect(&socket, &address.to_socket_address()?) {
@@ -109,25 +129,27 @@ impl<'a> ConnectBuilder<'a> {
         }
     }
 
-    fn nobody(&self, address: &BrokerAddress) -> Error {
+    fn no_listener(&self, address: &BrokerAddress) -> Error {
         let detail = match address {
             BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => {
-                format!("there is no directory for {address}; it must be mounted at the same path here")
+                format!(
+                    "the directory of {address} does not exist; mount it at the same path in this process"
+                )
             }
             BrokerAddress::Path(_) => format!(
-                "{address} is where it was looked; a listener without {SOCKET_DIR_VARIABLE}, of another user or with another \
-                 name is elsewhere"
+                "tried {address}; a listener without {SOCKET_DIR_VARIABLE}, of another user or with another name has another \
+                 address"
             ),
             BrokerAddress::Abstract(_) => format!(
-                "{address} is where it was looked; a listener with {SOCKET_DIR_VARIABLE}, of another user, in another \
-                 network namespace or with another name is elsewhere"
+                "tried {address}; a listener with {SOCKET_DIR_VARIABLE}, of another user, in another network namespace or with \
+                 another name has another address"
             ),
         };
         Error::NobodyListens { name: self.name.to_owned(), after: self.timeout, detail }
     }
 
-    /// Says hello. `None` where the listener has gone meanwhile.
-    fn greet(
+    /// Exchanges the first packets with a listener. `None` if it has closed meanwhile.
+    fn exchange_hello(
         &self,
         runtime: &Runtime,
         socket: PeerSocket,
@@ -136,29 +158,30 @@ impl<'a> ConnectBuilder<'a> {
         deadline: Deadline,
     ) -> Result<Option<Channel>> {
         kill_point!("connector:channel-connected");
-        let credentials = peer_credentials(socket.owned())
-            .map_err(|error| Error::io(format!("asking who listens at {address}"), error))?;
+        let credentials = peer_credentials(socket.owned()).map_err(|error| {
+            Error::io(format!("reading the credentials of the listener at {address}"), error)
+        })?;
         if !self.ipc.allow_list().permits(&credentials) {
             return Err(Error::NotPermitted(format!(
-                "{address} is listened at by {} (process {}), who is not this process's user; allow it with \
-                 IpcBuilder::allow if that is meant",
+                "the listener at {address} belongs to {} (process {}), not to the user of this process; allow that user with \
+                 IpcBuilder::allow",
                 UserName(credentials.uid),
                 credentials.pid
             )));
         }
         let hello = Greeting::Hello(own.clone()).encode()?;
         match socket::send(socket.fd(), &hello, &[]) {
-            // A listener that refuses has said so before it closed.
+            // A listener that refuses this process has sent its refusal before it closed.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
-            Err(error) => return Err(Error::io(format!("saying hello to {:?}", self.name), error)),
+            Err(error) => return Err(Error::io(format!("sending hello to {:?}", self.name), error)),
         }
         kill_point!("connector:channel-said-hello");
-        let Some(packet) = answer(&socket, &credentials, deadline)? else { return Ok(None) };
+        let Some(packet) = receive_answer(&socket, &credentials, deadline)? else { return Ok(None) };
         let peer = match Greeting::decode(&packet.bytes)? {
             Greeting::Hello(peer) => peer,
             Greeting::NotAllowed { uid } => {
                 return Err(Error::NotPermitted(format!(
-                    "process {}, which listens as {:?}, does not allow {}; allow it there with IpcBuilder::allow",
+                    "process {}, which listens as {:?}, does not allow {}; allow that user there with IpcBuilder::allow",
                     credentials.pid,
                     self.name,
                     UserName(uid)
@@ -170,29 +193,33 @@ impl<'a> ConnectBuilder<'a> {
         let sent = packet.fds.len();
         let page = packet.fds.take_first().filter(|_| sent == 1).ok_or_else(|| {
             Error::Protocol(format!(
-                "its hello came with {sent} descriptors instead of a page (this process may have none left; raise its \
-                 limit, ulimit -n)"
+                "its hello contained {sent} file descriptors instead of 1; this process may have reached its limit of open files \
+                 (ulimit -n)"
             ))
         })?;
         let page = WordPage::open(page)?;
         kill_point!("connector:channel-welcomed");
-        let agreed = Agreed { own: own.clone(), peer, maps, page, side: Side::Importer };
-        let connection = Connection::begin(self.ipc, socket, credentials.pid, agreed)?;
+        let agreement = Agreement { own: own.clone(), peer, maps, page, side: Side::Importer };
+        let connection = Connection::begin(self.ipc, socket, credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }
 }
 
-/// What the listener answers. `None` where it has gone.
-fn answer(socket: &PeerSocket, listener: &PeerCredentials, deadline: Deadline) -> Result<Option<Packet>> {
+/// Receives the listener's answer. `None` if it has closed the connection.
+fn receive_answer(
+    socket: &PeerSocket,
+    listener: &PeerCredentials,
+    deadline: Deadline,
+) -> Result<Option<Packet>> {
     loop {
         match socket::receive(socket.fd(), &mut Vec::new()) {
             Ok(packet) => return Ok(packet),
-            // It has closed over our hello. What it had said before is still there.
+            // It has closed without reading the hello. Its earlier packets can still be received.
             Err(Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => {
                 let waited = socket::wait_until(socket.fd(), PollFlags::IN, deadline.at);
                 if !waited.map_err(|error| Error::io("waiting for the listener", error))? {
-                    let detail = format!("; process {} listens, and has not called accept", listener.pid);
+                    let detail = format!("; process {} listens but has not called accept", listener.pid);
                     return Err(deadline.passed("the accepting of the channel", &detail));
                 }
             }

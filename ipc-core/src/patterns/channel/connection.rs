@@ -1,4 +1,4 @@
-//! One end of a channel: the socket, the page of words beside it, and what is known of the other end.
+//! One end of a channel: the socket, the shared counter page, and the state of the peer.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use rustix::net::Shutdown;
 use super::handshake::Hello;
 use super::inbox::{self, Inbox};
 use super::maps::Maps;
-use super::receive::Receiving;
-use super::send::Sending;
+use super::receive::ReceiveState;
+use super::send::SendState;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
@@ -24,46 +24,46 @@ use crate::sharing::timeline::{ENDED, End, OwnCounter, Place, Side, Timeline, Wo
 use crate::transport::socket::{self, PeerSocket};
 use crate::transport::{Deadline, Gate, Poison, WatchedSocket};
 
-/// What is run when the other end has gone.
+/// A callback for the termination of the peer.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
 
-/// The longest sleep of a wait for a word, which looks again and again before it begins to sleep.
+/// Maximum sleep of a wait for a shared word, which spins before it sleeps.
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
-/// How long a receive sleeps at the socket at a time.
+/// Maximum time of one sleep of a receive at the socket.
 pub(super) const LONGEST_RECEIVE: Duration = Duration::from_secs(1);
 
-/// What the slots of the page are for. In each, either end has a word of its own.
+/// The slots of the counter page. Each contains one word for either end.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(super) enum Slot {
-    /// The counters that streams signal: the tensors of a message are ready.
+    /// The counter that streams signal when the tensors of a message are ready.
     Ready = 0,
-    /// 1 when the end has been closed; stored before its socket is.
+    /// 1 after the end was closed; stored before the socket is closed.
     Closed = 1,
-    /// How many messages the end has received.
+    /// The number of messages that the end has received.
     Received = 2,
-    /// How many tensors of messages the end has opened or discarded.
+    /// The number of tensors that the end has opened or discarded.
     Settled = 3,
-    /// How many messages the end has sent by its socket, a moment after that has them: for an end that spins.
+    /// The number of messages that the end has sent by its socket, stored after sending, for a peer that spins.
     Sent = 4,
-    /// The number of the last message that the end has taken out of its inbox.
+    /// The number of the last message that the end has taken from its inbox.
     Taken = 5,
-    /// 1 while the end is awake: it looks into its inbox before it sleeps, and before it takes anything from its socket.
+    /// 1 while the end is awake: it polls its inbox before it sleeps, and before it receives from its socket.
     Awake = 6,
 }
 
-/// Who is at the other end.
+/// The process at the other end.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) process: ProcessIdentity,
-    /// As the kernel tells it here, or as it says itself where it is of another pid namespace.
+    /// The process id reported by the kernel, or stated by the peer if it belongs to another pid namespace.
     pub(super) pid: u32,
     pub(super) program: String,
 }
 
-/// What both ends agreed on.
-pub(super) struct Agreed {
+/// The result of the handshake.
+pub(super) struct Agreement {
     pub(super) own: Hello,
     pub(super) peer: Hello,
     pub(super) maps: Maps,
@@ -71,45 +71,50 @@ pub(super) struct Agreed {
     pub(super) side: Side,
 }
 
-/// One end of a channel. The guard, and what was received and has not been opened, hold it together.
+/// One end of a channel. The guard and unopened received memory keep it alive.
 pub(super) struct Connection {
     pub(super) id: ChannelId,
     pub(super) ipc: Session,
     pub(super) socket: PeerSocket,
     pub(super) peer: Peer,
-    /// The same for the table of exports.
+    /// The peer as the bearer of grants in the export table.
     pub(super) bearer: Bearer,
     pub(super) devices: Vec<DeviceIdentity>,
     pub(super) maps: Maps,
-    /// The largest message that both ends take, in bytes.
+    /// The maximum size of a message in bytes.
     pub(super) limit: u64,
-    pub(super) sending: Gate<Sending>,
-    pub(super) receiving: Gate<Receiving>,
-    /// May a receiver look again and again before it sleeps?
+    pub(super) sending: Gate<SendState>,
+    pub(super) receiving: Gate<ReceiveState>,
+    /// Whether a receiver may spin before it sleeps.
     pub(super) may_spin: AtomicBool,
-    /// Did the other end sleep when the last message was sent to it?
+    /// Whether the peer was asleep when the last message was sent to it.
     pub(super) has_woken: AtomicBool,
     side: Side,
     page: Arc<WordPage>,
-    /// Made when a stream first has to do with it: pages that devices know are dear.
+    /// The timeline of `Slot::Ready`, created on its first use by a stream: registering pages with devices is expensive.
     words: Mutex<Option<Timeline>>,
-    /// Counts which of its own signals have arrived: the other end can write the words.
+    /// Counts the arrived signals of this end. The shared words cannot be trusted, because the peer can write them.
     pub(super) order: OnceLock<Arc<OwnCounter>>,
-    /// The other end's process, or its socket, has ended.
+    /// Whether the peer's process or its socket has terminated.
     gone: AtomicBool,
-    /// What its counter had reached by then.
+    /// The value of the peer's counter at that time.
     reached: AtomicU64,
-    /// It broke the rules, and how.
-    broken: OnceLock<String>,
+    /// The peer's protocol violation.
+    violation: OnceLock<String>,
     callbacks: Mutex<Vec<GoneCallback>>,
     pub(super) owner: Owner,
 }
 
 impl Connection {
-    /// A channel of which both ends have said hello.
-    pub(super) fn begin(ipc: &Session, socket: PeerSocket, pid: u32, agreed: Agreed) -> Result<Arc<Self>> {
+    /// Creates the connection after the handshake.
+    pub(super) fn begin(
+        ipc: &Session,
+        socket: PeerSocket,
+        pid: u32,
+        agreement: Agreement,
+    ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let Agreed { own, peer, maps, page, side } = agreed;
+        let Agreement { own, peer, maps, page, side } = agreement;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
@@ -121,8 +126,8 @@ impl Connection {
             devices: own.devices,
             maps,
             limit: own.limit.min(peer.limit),
-            sending: Gate::new(Sending::default()),
-            receiving: Gate::new(Receiving::default()),
+            sending: Gate::new(SendState::default()),
+            receiving: Gate::new(ReceiveState::default()),
             may_spin: AtomicBool::new(true),
             has_woken: AtomicBool::new(false),
             side,
@@ -131,7 +136,7 @@ impl Connection {
             order: OnceLock::new(),
             gone: AtomicBool::new(false),
             reached: AtomicU64::new(0),
-            broken: OnceLock::new(),
+            violation: OnceLock::new(),
             callbacks: Mutex::default(),
             owner: Owner::current(),
         });
@@ -142,59 +147,59 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What the other end writes and this one reads.
+    /// Returns the inbox that the peer writes and this end reads.
     pub(super) fn inbox(&self) -> Inbox<'_> {
         let words = self.page.words(inbox::first_slot(self.side == Side::Exporter), inbox::WORDS);
         Inbox { taken: self.own_word(Slot::Taken), awake: self.own_word(Slot::Awake), words }
     }
 
-    /// What this end writes and the other one reads.
+    /// Returns the inbox that this end writes and the peer reads.
     pub(super) fn outbox(&self) -> Inbox<'_> {
         let words = self.page.words(inbox::first_slot(self.side != Side::Exporter), inbox::WORDS);
         Inbox { taken: self.peers_word(Slot::Taken), awake: self.peers_word(Slot::Awake), words }
     }
 
-    /// The word that this end writes.
+    /// Returns the word of a slot that this end writes.
     pub(super) fn own_word(&self, slot: Slot) -> &AtomicU64 {
         let own = if self.side == Side::Exporter { Word::FromExporter } else { Word::FromImporter };
         self.page.word(slot as u32, own)
     }
 
-    /// The word that the other end writes.
+    /// Returns the word of a slot that the peer writes.
     pub(super) fn peers_word(&self, slot: Slot) -> &AtomicU64 {
         let peers = if self.side == Side::Exporter { Word::FromImporter } else { Word::FromExporter };
         self.page.word(slot as u32, peers)
     }
 
-    /// Has the other end been closed? What it had sent before may still be there to be received.
+    /// Returns whether the peer has closed the channel. Its earlier messages can still be received.
     pub(super) fn peer_has_closed(&self) -> bool {
         self.peers_word(Slot::Closed).load(Ordering::Acquire) != 0
     }
 
-    /// Does nothing more come, and does nobody take anything?
+    /// Returns an error if the channel has ended.
     pub(super) fn check(&self) -> Result<()> {
         self.owner.check()?;
         let closed_here = self.own_word(Slot::Closed).load(Ordering::Acquire) != 0;
-        let over = closed_here
+        let has_ended = closed_here
             || self.peer_has_closed()
             || self.gone.load(Ordering::Acquire)
-            || self.broken.get().is_some();
-        if over { Err(self.why_over()) } else { Ok(()) }
+            || self.violation.get().is_some();
+        if has_ended { Err(self.close_reason()) } else { Ok(()) }
     }
 
-    /// Has the other end's process, or its socket, ended?
+    /// Returns whether the peer's process or its socket has terminated.
     pub(super) fn has_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Did it break the rules?
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.get().is_some()
+    /// Returns whether the peer has violated the protocol.
+    pub(super) fn is_violated(&self) -> bool {
+        self.violation.get().is_some()
     }
 
-    /// Why nothing more comes.
-    pub(super) fn why_over(&self) -> Error {
-        if let Some(how) = self.broken.get() {
+    /// Returns the error of a channel that has ended.
+    pub(super) fn close_reason(&self) -> Error {
+        if let Some(how) = self.violation.get() {
             return Error::Protocol(how.clone());
         }
         let (pid, program) = (self.peer.pid, self.peer.program.clone());
@@ -206,15 +211,20 @@ impl Connection {
         }
     }
 
-    /// The other end does not keep to the protocol: there is no more to be had from it, or to be said to it.
-    pub(super) fn break_off(&self, how: String) -> Error {
-        tracing::warn!(pid = self.peer.pid, program = self.peer.program, how, "a channel is broken off");
-        let how = self.broken.get_or_init(|| how).clone();
+    /// Ends the channel because of a protocol violation of the peer.
+    pub(super) fn reject_peer(&self, how: String) -> Error {
+        tracing::warn!(
+            pid = self.peer.pid,
+            program = self.peer.program,
+            how,
+            "closing a channel: protocol violation"
+        );
+        let how = self.violation.get_or_init(|| how).clone();
         let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Both);
         Error::Protocol(how)
     }
 
-    /// The counters that streams signal.
+    /// Returns the timeline that streams signal and wait for.
     pub(super) fn words(&self) -> Timeline {
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = &*words {
@@ -222,23 +232,23 @@ impl Connection {
         }
         let place = Place::first(Arc::clone(&self.page), Slot::Ready as u32);
         let begun = Timeline::new(place, self.side, Arc::clone(self.ipc.backend()), self.peer.pid);
-        // Under the lock, so that it is ended here or by who notes the other end's death.
+        // Under the lock, so that either this thread or the poller ends the timeline.
         if self.gone.load(Ordering::Acquire) {
             begun.ends().end(End::Died);
         }
         words.insert(begun).clone()
     }
 
-    /// The order of this end's own signals.
+    /// Returns the counter that orders the signals of this end.
     pub(super) fn order(&self) -> Result<&Arc<OwnCounter>> {
         if self.order.get().is_none() {
-            // By the one that sends; another thread only looks.
+            // Only the sending thread creates it; other threads only read it.
             let _ = self.order.set(OwnCounter::new(self.ipc.backend())?);
         }
-        Ok(self.order.get().expect("it was just set"))
+        Ok(self.order.get().expect("the counter was just set"))
     }
 
-    /// Has the other end's counter reached this value? An error where it never will.
+    /// Returns whether the peer's counter has reached a value. Fails if it never will.
     pub(super) fn is_ready(&self, value: u64) -> Result<bool> {
         self.owner.check()?;
         if value == 0 {
@@ -256,20 +266,22 @@ impl Connection {
         Error::PeerGone { pid: self.peer.pid, program: self.peer.program.clone() }
     }
 
-    /// The host waits until the other end's counter has reached this value.
+    /// Waits on the host until the peer's counter has reached a value.
     pub(super) fn wait_ready(&self, value: u64, deadline: Deadline) -> Result<()> {
-        let what = "the end of the work that the message's tensors wait for";
+        let what = "the completion of the work on the message's tensors";
         wait_until(
             deadline,
             || self.is_ready(value),
             || {
-                deadline
-                    .passed(what, &format!("; the stream of process {} has not got there yet", self.peer.pid))
+                deadline.passed(
+                    what,
+                    &format!("; the stream of process {} has not reached its signal yet", self.peer.pid),
+                )
             },
         )
     }
 
-    /// The stream waits until the other end's counter has reached this value; the host does where the device has no words.
+    /// Makes the stream wait until the peer's counter has reached a value; the host waits if the device has no timelines.
     pub(super) fn wait_ready_on(
         &self,
         value: u64,
@@ -284,7 +296,7 @@ impl Connection {
         }
         match self.words().wait(value, &stream) {
             Ok(()) => Ok(()),
-            // It may have been reached, or the other end may have gone, in between.
+            // The counter may have reached the value, or the peer may have terminated, meanwhile.
             Err(error) => {
                 if self.is_ready(value)? {
                     Ok(())
@@ -295,7 +307,7 @@ impl Connection {
         }
     }
 
-    /// Has something run when the other end goes without closing the channel, or at once when it has.
+    /// Registers a callback for the termination of the peer without closing the channel; runs it now if that has happened.
     pub(super) fn on_gone(&self, callback: GoneCallback) {
         let mut callbacks = self.lock_callbacks();
         if self.gone.load(Ordering::Acquire) {
@@ -328,11 +340,11 @@ impl WatchedSocket for Connection {
         self.socket.fd()
     }
 
-    /// The other end has nothing of ours any longer: while it had, it kept its socket.
+    /// Ends the connection. The peer no longer uses memory of its grants, because it keeps the socket while it does.
     fn hung_up(&self) {
         let words = {
             let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-            // Its process and its socket both end.
+            // The poller reports both the process and the socket.
             if self.has_gone() {
                 return;
             }
@@ -349,7 +361,7 @@ impl WatchedSocket for Connection {
                 runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.ends())));
             }
         }
-        // A forked child of the other end may keep the socket open: whoever waits here is woken all the same.
+        // A forked child of the peer may keep the socket open: the shutdown wakes waiting threads of this process nevertheless.
         let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Both);
         if let Some(runtime) = Runtime::existing() {
             runtime.exports.end_grants_of(self.id);
@@ -374,7 +386,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// Looks until it holds: for words of shared memory, which wake nobody.
+/// Polls a condition on shared words until it holds. A store to shared memory wakes no thread.
 pub(super) fn wait_until(
     deadline: Deadline,
     mut holds: impl FnMut() -> Result<bool>,

@@ -1,4 +1,4 @@
-//! Fuzzing of what an end of a channel reads.
+//! Fuzz entry points of the packets that an end of a channel reads.
 
 use std::borrow::Cow;
 
@@ -13,54 +13,54 @@ use crate::wire::channel::{
 };
 use crate::wire::descriptor::ExportId;
 
-/// The limit that both ends agreed on.
+/// The message limit of the channel.
 const LIMIT: u64 = 1 << 20;
 
-/// A packet of a message, by itself, and as the file that a packet brings.
+/// Reads the bytes as a packet, as the contents of an inbox, and as the file of a packet.
 pub(crate) fn packet(bytes: &[u8]) {
     message(bytes.to_vec(), ReceivedFds::default());
-    // What an inbox holds.
     let _ = read_message(bytes.to_vec());
     if let Ok(Outgoing { packet, file: Some(file), .. }) = Outgoing::raw_file(bytes) {
         message(packet, [file].into_iter().collect());
     }
 }
 
-/// What can be read is written so that it reads the same.
+/// Checks that a valid message round-trips.
 fn message(packet: Vec<u8>, fds: ReceivedFds) {
     let Ok(Incoming::Message { head, bytes }) = read(packet, fds, LIMIT) else { return };
     assert!(
         head.items.len() <= crate::wire::channel::MAX_MESSAGE_TENSORS && bytes.bytes().len() as u64 <= LIMIT
     );
     let Ok(outgoing) = Outgoing::of(&head, bytes.bytes(), LIMIT, Vec::new()) else {
-        panic!("what was read is no larger than it may be");
+        panic!("a message that was read exceeds the limit");
     };
     assert!(outgoing.packet.len() <= MAX_PACKET_BYTES);
-    let by_itself =
-        outgoing.message().map(|message| read_message(message.to_vec()).expect("it was just written"));
+    let standalone = outgoing
+        .message()
+        .map(|message| read_message(message.to_vec()).expect("the message was just written"));
     let Outgoing { packet, file, .. } = outgoing;
     let again = read(packet, file.into_iter().collect::<ReceivedFds>(), LIMIT).expect("it was just written");
     let Incoming::Message { head: again, bytes: again_bytes } = again else { panic!("it was a message") };
     assert_eq!(again_bytes.bytes(), bytes.bytes());
     assert_eq!(written(&again), written(&head));
-    if let Some(Incoming::Message { head: by_itself, bytes }) = by_itself {
-        assert_eq!((written(&by_itself), bytes.bytes()), (written(&head), again_bytes.bytes()));
+    if let Some(Incoming::Message { head: standalone, bytes }) = standalone {
+        assert_eq!((written(&standalone), bytes.bytes()), (written(&head), again_bytes.bytes()));
     }
 }
 
 fn written(head: &Head<'_>) -> Vec<u8> {
-    postcard::to_stdvec(head).expect("it was read from as many bytes")
+    postcard::to_stdvec(head).expect("the value was read from bytes")
 }
 
-/// What an end says first; what can be read is written so that it reads the same.
+/// Checks that a valid greeting round-trips.
 pub(crate) fn greeting(bytes: &[u8]) {
     let Ok(read) = Greeting::decode(bytes) else { return };
-    let written = read.encode().expect("it was read from as many bytes");
-    let again = Greeting::decode(&written).expect("it was just written");
-    assert_eq!(again.encode().expect("it was just written"), written);
+    let written = read.encode().expect("the value was read from bytes");
+    let again = Greeting::decode(&written).expect("the message was just written");
+    assert_eq!(again.encode().expect("the message was just written"), written);
 }
 
-/// A message of so many tensors.
+/// Returns the head of a message with `tensors` tensors.
 pub(super) fn head(tensors: usize, grants: bool) -> Head<'static> {
     let grant = grants.then(|| Token::from_bytes([0x77; 16]));
     let item = || Item {
@@ -76,7 +76,7 @@ pub(super) fn head(tensors: usize, grants: bool) -> Head<'static> {
     }
 }
 
-/// A message of a bundle with so many grants, beside a tensor.
+/// Returns the head of a message with one tensor and one bundle with `grants` grants.
 fn bundle_head(grants: usize) -> Head<'static> {
     let mut head = head(1, true);
     let grants = Grants((0..grants).map(|part| Token::from_bytes([part as u8; 16])).collect());
@@ -84,11 +84,11 @@ fn bundle_head(grants: usize) -> Head<'static> {
     head
 }
 
-/// An end with two devices.
+/// Returns the hello of an end with two devices.
 pub(super) fn hello() -> Hello {
     let devices = [1, 2].map(|byte| DeviceIdentity::Uuid([byte; 16])).to_vec();
     let map = DeviceMap::new().insert(0, devices[1]).and_then(|map| map.insert(devices[1], 0));
-    let mut hello = Hello::new("mock", SOMEBODY, devices, &map.expect("it is one to one"), LIMIT);
+    let mut hello = Hello::new("mock", SOMEBODY, devices, &map.expect("the map is one to one"), LIMIT);
     hello.program = "fuzzer".into();
     hello
 }
@@ -111,10 +111,10 @@ pub(crate) fn seeds() -> Vec<Seed> {
         ("bundle-without-grants", bundle(0)),
         (
             "in-a-file",
-            Outgoing::of(&head(0, false), &[5; 70_000], LIMIT, Vec::new()).expect("it fits").packet,
+            Outgoing::of(&head(0, false), &[5; 70_000], LIMIT, Vec::new()).expect("the message fits").packet,
         ),
-        ("end", Outgoing::end().expect("it is short").packet),
-        ("look", Outgoing::look().expect("it is short").packet),
+        ("end", Outgoing::end().expect("the packet is short").packet),
+        ("look", Outgoing::look().expect("the packet is short").packet),
         ("hello", greeting(Greeting::Hello(hello()))),
         ("not-allowed", greeting(Greeting::NotAllowed { uid: 1000 })),
     ]

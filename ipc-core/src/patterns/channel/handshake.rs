@@ -1,8 +1,8 @@
-//! What both ends say first: who they are, and which devices they have.
+//! The first packets of both ends: identities, devices and limits.
 
 use serde::{Deserialize, Serialize};
 
-use super::maps::{End, Maps};
+use super::maps::{Endpoint, Maps};
 use crate::model::device::DeviceIdentity;
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
@@ -11,48 +11,48 @@ use crate::sharing::Session;
 use crate::transport::{PeerCredentials, program_name};
 use crate::wire::short_name;
 
-/// The version of channels that this library speaks. An end of another version is told so, and the connection is closed.
+/// The version of the channel protocol. An end with another version receives this version, and the connection is closed.
 pub(super) const CHANNEL_VERSION: u16 = 1;
 
-/// What every first packet begins with, whatever the version; the version follows, little-endian.
+/// The first bytes of the first packet in every protocol version, followed by the version in little-endian order.
 const MAGIC: [u8; 8] = *b"dipcchan";
 
-/// How many devices an end may have.
+/// Maximum number of devices of one end.
 const MAX_DEVICES: usize = 1024;
 
-/// An end of a channel, as it describes itself.
+/// The self-description of one end of a channel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) program: String,
     pub(super) backend: String,
     pub(super) process: ProcessIdentity,
-    /// In the order of its numbering.
+    /// The devices, indexed by ordinal.
     pub(super) devices: Vec<DeviceIdentity>,
-    /// For what it sends.
+    /// The device map of memory that this end sends.
     map: Vec<(WireName, WireName)>,
-    /// The largest message that it takes, in bytes.
+    /// The maximum size of a message in bytes.
     pub(super) limit: u64,
 }
 
-/// A device of a map.
+/// A device in an encoded map.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum WireName {
     Ordinal(u32),
     Identity(DeviceIdentity),
 }
 
-/// What is said first.
+/// The first packet of an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Greeting {
     Hello(Hello),
-    /// The connection is refused to this user.
+    /// A refusal: the listener does not allow this user.
     NotAllowed {
         uid: u32,
     },
 }
 
 impl Hello {
-    /// This process.
+    /// Describes this process.
     pub(super) fn own(ipc: &Session, process: ProcessIdentity, map: &DeviceMap, limit: u64) -> Result<Self> {
         let devices = ipc.devices()?.iter().map(|device| device.identity).collect();
         Ok(Self::new(ipc.backend().info().name, process, devices, map, limit))
@@ -87,7 +87,7 @@ impl Hello {
         DeviceMap::of_pairs(self.map.iter().map(|(from, to)| (name(from), name(to))).collect())
     }
 
-    /// Does the other end fit? Both ends ask, and come to the same answer.
+    /// Checks that the peer is compatible and resolves the device maps. Both ends get the same result.
     pub(super) fn agree_with(&self, peer: &Self) -> Result<Maps> {
         if peer.backend != self.backend {
             return Err(Error::WrongBackend {
@@ -97,8 +97,8 @@ impl Hello {
             });
         }
         let (own_map, peer_map) = (self.map(), peer.map());
-        let own = End { devices: &self.devices, map: &own_map };
-        Maps::of(own, End { devices: &peer.devices, map: &peer_map })
+        let own = Endpoint { devices: &self.devices, map: &own_map };
+        Maps::resolve(own, Endpoint { devices: &peer.devices, map: &peer_map })
     }
 }
 
@@ -111,27 +111,29 @@ impl Greeting {
         Ok(packet)
     }
 
-    /// Reads what an end says first.
+    /// Decodes a first packet.
     pub(super) fn decode(packet: &[u8]) -> Result<Self> {
-        let garbage = |why: String| Error::Protocol(format!("its first packet is no channel's: {why}"));
-        let body = packet.strip_prefix(&MAGIC).ok_or_else(|| garbage("it begins otherwise".into()))?;
-        let (version, body) = body.split_first_chunk().ok_or_else(|| garbage("it is cut off".into()))?;
+        let garbage =
+            |why: String| Error::Protocol(format!("its first packet is not a channel greeting: {why}"));
+        let body =
+            packet.strip_prefix(&MAGIC).ok_or_else(|| garbage("the magic number is missing".into()))?;
+        let (version, body) = body.split_first_chunk().ok_or_else(|| garbage("it is truncated".into()))?;
         let version = u16::from_le_bytes(*version);
         if version != CHANNEL_VERSION {
             return Err(Error::Protocol(format!(
-                "it speaks version {version} of channels and this process version {CHANNEL_VERSION}; update device-ipc in \
-                 {}",
-                if version > CHANNEL_VERSION { "this process" } else { "the other one" }
+                "the peer uses version {version} of the channel protocol, but this process uses version {CHANNEL_VERSION}; \
+                 update device-ipc in {}",
+                if version > CHANNEL_VERSION { "this process" } else { "the peer" }
             )));
         }
         let mut greeting: Self = match postcard::take_from_bytes(body) {
             Ok((greeting, [])) => greeting,
-            Ok(_) => return Err(garbage("something follows it".into())),
+            Ok(_) => return Err(garbage("it has trailing bytes".into())),
             Err(error) => return Err(garbage(error.to_string())),
         };
         if let Self::Hello(hello) = &mut greeting {
             if hello.devices.len() > MAX_DEVICES || hello.map.len() > MAX_DEVICES {
-                return Err(garbage(format!("it speaks of more than {MAX_DEVICES} devices")));
+                return Err(garbage(format!("it lists more than {MAX_DEVICES} devices")));
             }
             hello.program = short_name(&hello.program);
             hello.backend = short_name(&hello.backend);
@@ -140,7 +142,7 @@ impl Greeting {
     }
 }
 
-/// An end says who it is, and in one pid namespace the kernel says it too.
+/// Checks the identity that a peer states against the kernel's credentials, within one pid namespace.
 pub(super) fn check_identity(
     hello: &Hello,
     local: &ProcessIdentity,
@@ -148,7 +150,7 @@ pub(super) fn check_identity(
 ) -> Result<()> {
     if hello.process.pid_namespace == local.pid_namespace && hello.process.pid != credentials.pid {
         return Err(Error::Protocol(format!(
-            "it says that it is process {}, and the kernel says that it is process {}",
+            "the peer claims to be process {}, but the kernel reports process {}",
             hello.process.pid, credentials.pid
         )));
     }

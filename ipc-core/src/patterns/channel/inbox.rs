@@ -1,42 +1,43 @@
-//! A place for one small message in the page that both ends have mapped, so that to send and to receive it takes no system
-//! call.
+//! An inbox: shared memory for one small message, which is sent and received without a system call.
 //!
-//! Each end has one, which the other end writes. A message is put there when the one before has been taken out, and its
-//! receiver is not asleep: one that sleeps waits at the socket, which everything else goes by. The messages of a channel are
-//! counted from 1, and the one in the inbox bears its number, so the receiver knows whether the next one is there or comes by the
-//! socket.
+//! Each end has one inbox, which the peer writes. The sender puts a message into the inbox if the receiver has taken the previous
+//! one and is not asleep. A sleeping receiver waits at the socket, which carries all other messages. The messages of a channel
+//! are numbered from 1, and the message in the inbox has its number, so the receiver knows whether the next message is in the
+//! inbox or arrives by the socket.
 //!
-//! A receiver says that it sleeps and then looks once more; a sender puts the message there and then looks whether the
-//! receiver sleeps. Behind a fence on either side one of the two sees what the other has done.
+//! A receiver stores that it sleeps and then polls the inbox once more; a sender stores the message and then checks whether the
+//! receiver sleeps. Because of the fence on either side, at least one of them observes the store of the other.
 //!
-//! The other end may write at any time. So what is read is copied first, word by word, and then looked at.
+//! The peer may write at any time. Therefore the receiver first copies a message, word by word, and then parses the copy.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::os::kill::kill_point;
 
-/// The slots of the page that an inbox takes up, and the first of them: those before are words.
+/// The number of slots of the counter page that an inbox occupies.
 const SLOTS: u32 = 16;
-const LISTENING_ENDS: u32 = 128;
+/// The first slot of the listening end's inbox. Earlier slots contain counters.
+const LISTENER_SLOT: u32 = 128;
 
-/// All words of an inbox, and those before the message: they are looked at again and again, in a cache line of their own.
+/// The number of words of an inbox.
 pub(super) const WORDS: usize = 512;
+/// The number of words before the message. They are polled, and occupy a separate cache line.
 const HEAD_WORDS: usize = 8;
 const NUMBER: usize = 0;
 const LENGTH: usize = 1;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// Where an inbox begins: the one that the listening end reads, or the connecting end's.
-pub(super) const fn first_slot(listening_ends: bool) -> u32 {
-    if listening_ends { LISTENING_ENDS } else { LISTENING_ENDS + SLOTS }
+/// Returns the first slot of the inbox that the listening end reads, or of the connecting end's.
+pub(super) const fn first_slot(is_listener: bool) -> u32 {
+    if is_listener { LISTENER_SLOT } else { LISTENER_SLOT + SLOTS }
 }
 
-/// A word of shared memory; another kind for the model checker.
+/// A word of shared memory, abstract for the model checker.
 pub(super) trait SharedWord {
     fn load(&self, ordering: Ordering) -> u64;
     fn store(&self, value: u64, ordering: Ordering);
-    /// One order of everything before and behind it, on all sides.
+    /// Issues a sequentially consistent fence.
     fn fence();
 }
 
@@ -54,35 +55,36 @@ impl SharedWord for AtomicU64 {
     }
 }
 
-/// An inbox, seen by either end.
+/// An inbox from the view of either end.
 #[derive(Debug)]
 pub(super) struct Inbox<'a, W = AtomicU64> {
-    /// Its owner's: the number of the last message that it has taken out.
+    /// The number of the last taken message, written by the receiver.
     pub(super) taken: &'a W,
-    /// Its owner's: 1 while it is awake.
+    /// 1 while the receiver is awake, written by the receiver.
     pub(super) awake: &'a W,
-    /// The other end's: [`WORDS`] of them.
+    /// The [`WORDS`] words of the message and its head, written by the sender.
     pub(super) words: &'a [W],
 }
 
-/// What has become of a message.
+/// The result of putting a message into an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
-    /// It has to go by the socket: it is too long, there is another one, or the receiver sleeps.
+pub(super) enum PutResult {
+    /// The message must be sent by the socket: it is too long, the inbox is full, or the receiver sleeps.
     Refused,
+    /// The receiver will find the message.
     Done,
-    /// It is there, and the receiver may have gone to sleep without having seen it.
-    Unseen,
+    /// The message is in the inbox, but the receiver may have fallen asleep without noticing it.
+    Unnoticed,
 }
 
 impl<W: SharedWord> Inbox<'_, W> {
-    /// For the end that sends: puts a message there. `last` is the number of the one before.
-    pub(super) fn put(&self, (last, number): (u64, u64), message: &[u8]) -> Put {
-        if message.len() > self.most_bytes()
+    /// Puts a message into the inbox, for the sender. `last` is the number of the previous message in this inbox.
+    pub(super) fn put(&self, (last, number): (u64, u64), message: &[u8]) -> PutResult {
+        if message.len() > self.capacity_bytes()
             || self.taken.load(Ordering::Acquire) != last
-            || !self.has_awake_owner()
+            || !self.has_awake_receiver()
         {
-            return Put::Refused;
+            return PutResult::Refused;
         }
         for (word, bytes) in self.words[HEAD_WORDS..].iter().zip(message.chunks(WORD_BYTES)) {
             let mut whole = [0; WORD_BYTES];
@@ -93,20 +95,20 @@ impl<W: SharedWord> Inbox<'_, W> {
         self.words[NUMBER].store(number, Ordering::Release);
         kill_point!("sender:channel-put");
         W::fence();
-        if self.has_awake_owner() { Put::Done } else { Put::Unseen }
+        if self.has_awake_receiver() { PutResult::Done } else { PutResult::Unnoticed }
     }
 
-    /// For the end that sends: does the other one look here before it sleeps?
-    pub(super) fn has_awake_owner(&self) -> bool {
+    /// Returns whether the receiver is awake and polls the inbox before it sleeps, for the sender.
+    pub(super) fn has_awake_receiver(&self) -> bool {
         self.awake.load(Ordering::Relaxed) == 1
     }
 
-    /// For the end that receives: from now on it looks here.
+    /// Marks the receiver as awake.
     pub(super) fn wake_up(&self) {
         self.awake.store(1, Ordering::Relaxed);
     }
 
-    /// For the end that receives: from now on it looks at the socket alone. False where the message of this number is here.
+    /// Marks the receiver as asleep. Returns `false`, with the receiver awake, if the message `next` is in the inbox.
     pub(super) fn fall_asleep(&self, next: u64) -> bool {
         self.awake.store(0, Ordering::Relaxed);
         W::fence();
@@ -117,12 +119,12 @@ impl<W: SharedWord> Inbox<'_, W> {
         sleeps
     }
 
-    /// Is the message of this number there?
+    /// Returns whether the inbox contains the message with this number.
     pub(super) fn has(&self, number: u64) -> bool {
         self.words[NUMBER].load(Ordering::Acquire) == number
     }
 
-    /// Takes the message of this number out, which is there: a copy of it, or `None` where it has a length that none has.
+    /// Takes the message with this number, which the inbox contains. `None` if its length is invalid.
     pub(super) fn take(&self, number: u64) -> Option<Vec<u8>> {
         let message = self.copy();
         self.taken.store(number, Ordering::Release);
@@ -131,7 +133,7 @@ impl<W: SharedWord> Inbox<'_, W> {
 
     fn copy(&self) -> Option<Vec<u8>> {
         let length = usize::try_from(self.words[LENGTH].load(Ordering::Relaxed)).ok()?;
-        if length > self.most_bytes() {
+        if length > self.capacity_bytes() {
             return None;
         }
         let mut message = vec![0; length.next_multiple_of(WORD_BYTES)];
@@ -142,7 +144,7 @@ impl<W: SharedWord> Inbox<'_, W> {
         Some(message)
     }
 
-    fn most_bytes(&self) -> usize {
+    fn capacity_bytes(&self) -> usize {
         (self.words.len() - HEAD_WORDS) * WORD_BYTES
     }
 }

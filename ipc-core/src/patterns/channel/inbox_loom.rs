@@ -1,12 +1,12 @@
-//! The model of an inbox and a socket, under every order in which two ends can run: messages come in their order, each once, and
-//! nobody sleeps over one that is there.
+//! A model of an inbox and a socket in every interleaving of two ends: messages arrive in order, each exactly once, and no receiver
+//! sleeps while a message is available.
 
 use std::sync::atomic::Ordering;
 
 use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
-use super::inbox::{Inbox, Put, SharedWord};
+use super::inbox::{Inbox, PutResult, SharedWord};
 
 impl SharedWord for AtomicU64 {
     fn load(&self, ordering: Ordering) -> u64 {
@@ -22,13 +22,13 @@ impl SharedWord for AtomicU64 {
     }
 }
 
-/// What goes by the socket.
+/// A packet of the socket.
 enum Packet {
     Message(u64),
-    Look,
+    Wake,
 }
 
-/// What the two ends share. The inbox has room for one word.
+/// The state shared by the two ends. The inbox has room for one word.
 struct Model {
     taken: AtomicU64,
     awake: AtomicU64,
@@ -53,22 +53,22 @@ impl Model {
         Inbox { taken: &self.taken, awake: &self.awake, words: &self.words }
     }
 
-    /// As `Connection::send`.
+    /// Sends as `Connection::send` does.
     fn send(&self, number: u64, last: &mut u64) {
         let put = self.inbox().put((*last, number), &[number as u8]);
-        if put != Put::Refused {
+        if put != PutResult::Refused {
             *last = number;
         }
         let packet = match put {
-            Put::Refused => Packet::Message(number),
-            Put::Unseen => Packet::Look,
-            Put::Done => return,
+            PutResult::Refused => Packet::Message(number),
+            PutResult::Unnoticed => Packet::Wake,
+            PutResult::Done => return,
         };
         self.socket.lock().unwrap().push(packet);
         self.arrived.notify_one();
     }
 
-    /// As `Connection::receive`: out of the inbox, or by a packet behind which the inbox is looked at once more.
+    /// Receives as `Connection::receive` does: from the inbox, or from a packet after which it polls the inbox once more.
     fn receive(&self, next: u64, early: &mut Option<Packet>) {
         loop {
             let inbox = self.inbox();
@@ -85,8 +85,8 @@ impl Model {
                 continue;
             }
             match packet {
-                Packet::Message(number) => return assert_eq!(number, next, "in its order"),
-                Packet::Look => {}
+                Packet::Message(number) => return assert_eq!(number, next, "messages arrive in order"),
+                Packet::Wake => {}
             }
         }
     }
@@ -101,7 +101,7 @@ impl Model {
 }
 
 #[test]
-fn messages_come_in_their_order_and_nobody_sleeps_over_one() {
+fn messages_arrive_in_order_and_wake_the_receiver() {
     loom::model(|| {
         let model = Model::new();
         let sender = loom::thread::spawn({

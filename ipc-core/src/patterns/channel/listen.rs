@@ -1,4 +1,4 @@
-//! The end that waits under a name.
+//! The listening end.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::connection::{Agreed, Connection};
+use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
-use super::name::{self, Listening};
+use super::name::{self, ListeningSocket};
 use super::{Channel, DEFAULT_MESSAGE_LIMIT};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
@@ -24,15 +24,31 @@ use crate::transport::socket_file::SocketFile;
 use crate::transport::{Deadline, Gate, PeerCredentials, socket};
 use crate::wire::BrokerAddress;
 
-/// How long a process may stay connected without having said hello, and how many may.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-const MAX_SILENT: usize = 64;
+/// Maximum time for which a process may stay connected without sending hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of connections that have not sent hello.
+const MAX_PENDING: usize = 64;
 
-/// Maximum number of connections accepted before those that have spoken are answered.
-const ACCEPTED_PER_TURN: usize = 16;
+/// Maximum number of connections accepted before received hellos are answered.
+const MAX_ACCEPTS: usize = 16;
 
-/// A listener in the making; see [`Ipc::listen`](crate::Ipc::listen).
-#[must_use = "nobody listens before ListenBuilder::start"]
+/// A builder for [`Listener`]s; see [`Ipc::listen`](crate::Ipc::listen).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=2")?);
+/// use device_ipc_core::DeviceMap;
+///
+/// // Memory on device 0 of this process is opened on device 1 of the peer.
+/// let map = DeviceMap::new().insert(0, 1)?;
+/// let listener = ipc.listen("example-builder").device_map(map).message_limit(1 << 20).start()?;
+/// assert_eq!(listener.name(), "example-builder");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "no socket listens before ListenBuilder::start"]
 #[derive(Debug)]
 pub struct ListenBuilder<'a> {
     ipc: &'a Session,
@@ -46,24 +62,25 @@ impl<'a> ListenBuilder<'a> {
         Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT }
     }
 
-    /// On which devices of a peer memory is opened that this process sends. What comes from the peer takes the peer's map,
-    /// or the inverse of this one where it has none.
+    /// Sets the devices on which a peer opens memory of this process.
+    ///
+    /// Memory from the peer uses the peer's map, or the inverse of this map if the peer has none.
     pub fn device_map(mut self, map: DeviceMap) -> Self {
         self.map = map;
         self
     }
 
-    /// The largest message in bytes, 64 MiB unless said otherwise. A channel takes the smaller limit of its two ends.
+    /// Sets the maximum size of a message in bytes, by default 64 MiB. A channel uses the smaller limit of its two ends.
     pub const fn message_limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Listens.
+    /// Starts to listen.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which says who listens; [`Error::Forked`].
+    /// [`Error::InvalidChannelName`]; [`Error::ChannelNameInUse`], which names the process that listens; [`Error::Forked`].
     pub fn start(self) -> Result<Listener> {
         let runtime = Runtime::get()?;
         let own = Hello::own(self.ipc, runtime.identity, &self.map, self.limit)?;
@@ -78,87 +95,109 @@ impl<'a> ListenBuilder<'a> {
             address,
             listening,
             file,
-            silent: Gate::new(Vec::new()),
+            pending: Gate::new(Vec::new()),
             owner: Owner::current(),
         })
     }
 }
 
-/// Where other processes of this machine connect to, by a name. Each of them gets a [`Channel`] of its own. Dropping it gives
-/// the name free; channels that were accepted go on.
+/// A listener that accepts [`Channel`]s from other processes of this machine under a name.
+///
+/// Dropping it frees the name; accepted channels stay open.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// use std::time::Duration;
+///
+/// let listener = ipc.listen("example-listener").start()?;
+/// # let peer = ipc.clone();
+/// # let connecting = std::thread::spawn(move || peer.connect("example-listener").start());
+/// let channel = listener.accept(Duration::from_secs(10))?;
+/// println!("process {} ({}) has connected", channel.peer().pid, channel.program());
+/// # drop(connecting.join());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     ipc: Session,
     name: String,
     own: Hello,
     address: BrokerAddress,
-    listening: Listening,
+    listening: ListeningSocket,
     file: Option<SocketFile>,
-    /// Those that are connected and have not said hello.
-    silent: Gate<Vec<Silent>>,
+    /// The connections that have not sent hello.
+    pending: Gate<Vec<PendingConnection>>,
     owner: Owner,
 }
 
+/// A connection that has not sent hello.
 #[derive(Debug)]
-struct Silent {
+struct PendingConnection {
     socket: PeerSocket,
     credentials: PeerCredentials,
     until: Instant,
 }
 
 impl Listener {
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it listens, for messages to people.
+    /// Returns the socket address, for messages to users.
     pub const fn address(&self) -> &BrokerAddress {
         &self.address
     }
 
-    /// The next process that connects. One that does not speak is waited for beside the others, for five seconds, and a user
-    /// who is not allowed ([`IpcBuilder::allow`](crate::IpcBuilder::allow)) is told so and not let in.
+    /// Accepts the next process that connects.
+    ///
+    /// A process that connects without sending hello does not delay others, and is disconnected after 5 s. A process of a user who
+    /// is not [allowed](crate::IpcBuilder::allow) is refused.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback. And where one of them cannot be accepted, which concerns no other one:
-    /// [`Error::InvalidDeviceMap`], [`Error::WrongBackend`], [`Error::Protocol`] for another version or no hello at all.
+    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback. If one process cannot be accepted, the next call may accept
+    /// others: [`Error::InvalidDeviceMap`]; [`Error::WrongBackend`]; [`Error::Protocol`] for another protocol version or an
+    /// invalid hello.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         self.owner.check()?;
         check_may_wait("Listener::accept", timeout)?;
         Runtime::get()?;
         let deadline = Deadline::after(timeout);
-        let silent = self.silent.enter(deadline);
-        let mut silent = silent.ok_or_else(|| self.nobody(deadline))?;
+        let pending = self.pending.enter(deadline);
+        let mut pending = pending.ok_or_else(|| self.timed_out(deadline))?;
         loop {
-            self.let_in(&mut silent)?;
-            let spoken = silent.iter().position(Silent::can_be_read);
-            if let Some(index) = spoken {
-                if let Some(channel) = self.welcome(silent.remove(index))? {
+            self.accept_pending(&mut pending)?;
+            let readable = pending.iter().position(PendingConnection::is_readable);
+            if let Some(index) = readable {
+                if let Some(channel) = self.answer_hello(pending.remove(index))? {
                     return Ok(channel);
                 }
                 if deadline.left().is_zero() {
-                    return Err(self.nobody(deadline));
+                    return Err(self.timed_out(deadline));
                 }
                 continue;
             }
             let now = Instant::now();
-            silent.retain(|one| one.until > now);
-            if !self.wait(&silent, deadline)? {
-                return Err(self.nobody(deadline));
+            pending.retain(|one| one.until > now);
+            if !self.wait(&pending, deadline)? {
+                return Err(self.timed_out(deadline));
             }
         }
     }
 
-    fn nobody(&self, deadline: Deadline) -> Error {
-        let detail = format!("; nobody has connected to {:?} at {}", self.name, self.address);
+    fn timed_out(&self, deadline: Deadline) -> Error {
+        let detail = format!("; no process has connected to {:?} at {}", self.name, self.address);
         deadline.passed("the accepting of a channel", &detail)
     }
 
-    /// Accepts a number of connections at most: there may always be one more.
-    fn let_in(&self, silent: &mut Vec<Silent>) -> Result<()> {
-        for _ in 0..ACCEPTED_PER_TURN {
+    /// Accepts at most [`MAX_ACCEPTS`] connections, because further ones may arrive all the time.
+    fn accept_pending(&self, pending: &mut Vec<PendingConnection>) -> Result<()> {
+        for _ in 0..MAX_ACCEPTS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let accepted = match rustix::net::accept_with(self.listening.socket.fd(), flags) {
                 Ok(accepted) => PeerSocket::new(accepted, !self.listening.refuses_fds),
@@ -170,35 +209,36 @@ impl Listener {
             };
             kill_point!("acceptor:channel-accepted");
             let credentials = socket::peer_credentials(accepted.owned())
-                .map_err(|error| Error::io("asking who connects", error))?;
+                .map_err(|error| Error::io("reading the credentials of a connecting process", error))?;
             if !self.ipc.allow_list().permits(&credentials) {
                 tracing::warn!(
                     pid = credentials.pid,
                     uid = credentials.uid,
-                    "a channel is refused to this user"
+                    "refusing a channel to this user"
                 );
                 let refusal = Greeting::NotAllowed { uid: credentials.uid }.encode()?;
                 let _ = socket::send(accepted.fd(), &refusal, &[]);
                 continue;
             }
-            if silent.len() >= MAX_SILENT {
-                silent.remove(0);
+            if pending.len() >= MAX_PENDING {
+                pending.remove(0);
             }
-            silent.push(Silent { socket: accepted, credentials, until: Instant::now() + HELLO_DEADLINE });
+            let until = Instant::now() + HELLO_TIMEOUT;
+            pending.push(PendingConnection { socket: accepted, credentials, until });
         }
         Ok(())
     }
 
-    /// Waits for somebody to connect or to speak. False when the time is over.
-    fn wait(&self, silent: &[Silent], deadline: Deadline) -> Result<bool> {
+    /// Waits for a new connection or a hello. Returns `false` after the deadline.
+    fn wait(&self, pending: &[PendingConnection], deadline: Deadline) -> Result<bool> {
         let sockets =
-            std::iter::once(self.listening.socket.fd()).chain(silent.iter().map(|one| one.socket.fd()));
+            std::iter::once(self.listening.socket.fd()).chain(pending.iter().map(|one| one.socket.fd()));
         let mut fds: Vec<_> = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
         let left = deadline.left();
         if left.is_zero() {
             return Ok(false);
         }
-        let next = silent.iter().map(|one| one.until.saturating_duration_since(Instant::now())).min();
+        let next = pending.iter().map(|one| one.until.saturating_duration_since(Instant::now())).min();
         let wait = next.map_or(left, |next| next.min(left));
         match poll(&mut fds, Some(&socket::timespec(wait))) {
             Ok(_) | Err(Errno::INTR) => Ok(true),
@@ -206,42 +246,42 @@ impl Listener {
         }
     }
 
-    /// Answers a hello. `None` for who has gone without one: somebody who only looks who listens here.
-    fn welcome(&self, mut silent: Silent) -> Result<Option<Channel>> {
-        if silent.socket.next_brings_fds() {
-            return Err(Error::Protocol("its first packet brings descriptors".into()));
+    /// Answers a hello. `None` if the process has closed the connection without one, to query the listener's identity.
+    fn answer_hello(&self, mut pending: PendingConnection) -> Result<Option<Channel>> {
+        if pending.socket.next_brings_fds() {
+            return Err(Error::Protocol("its first packet contains file descriptors".into()));
         }
         let mut buffer = Vec::new();
-        let hello = match socket::take_bytes(silent.socket.fd(), &mut buffer) {
+        let hello = match socket::take_bytes(pending.socket.fd(), &mut buffer) {
             Ok(Some(len)) => &buffer[..len],
             Ok(None) | Err(_) => return Ok(None),
         };
         let runtime = Runtime::get()?;
         let own = self.own.clone();
-        // Also where it is of another version, which it learns from this.
+        // A peer of another protocol version learns this version from the answer.
         let answer = Greeting::Hello(own.clone()).encode()?;
         let peer = match Greeting::decode(hello) {
             Ok(Greeting::Hello(peer)) => peer,
             Ok(Greeting::NotAllowed { .. }) => {
-                return Err(Error::Protocol("its first packet is no hello".into()));
+                return Err(Error::Protocol("its first packet is not a hello".into()));
             }
             Err(error) => {
-                let _ = socket::send(silent.socket.fd(), &answer, &[]);
+                let _ = socket::send(pending.socket.fd(), &answer, &[]);
                 return Err(error);
             }
         };
-        check_identity(&peer, &runtime.identity, &silent.credentials)?;
-        // A message that is too long for a packet travels in a memory file.
-        silent.socket.accept_fds();
+        check_identity(&peer, &runtime.identity, &pending.credentials)?;
+        // A message that is too long for a packet is sent in a memory file.
+        pending.socket.accept_fds();
         let (page, file) = WordPage::create()?;
-        let sent = send_answer(silent.socket.fd(), &answer, file.as_fd());
+        let sent = send_answer(pending.socket.fd(), &answer, file.as_fd());
         let maps = own.agree_with(&peer)?;
         if sent.is_err() {
             return Ok(None);
         }
         kill_point!("acceptor:channel-welcomed");
-        let agreed = Agreed { own, peer, maps, page, side: Side::Exporter };
-        let connection = Connection::begin(&self.ipc, silent.socket, silent.credentials.pid, agreed)?;
+        let agreement = Agreement { own, peer, maps, page, side: Side::Exporter };
+        let connection = Connection::begin(&self.ipc, pending.socket, pending.credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }
 }
@@ -250,8 +290,8 @@ fn send_answer(to: BorrowedFd<'_>, answer: &[u8], page: BorrowedFd<'_>) -> rusti
     socket::send(to, answer, &[page])
 }
 
-impl Silent {
-    fn can_be_read(&self) -> bool {
+impl PendingConnection {
+    fn is_readable(&self) -> bool {
         socket::wait_until(self.socket.fd(), PollFlags::IN, Instant::now()).unwrap_or(true)
     }
 }

@@ -1,24 +1,24 @@
-//! Device maps in force: what both ends have said, as identities.
+//! Device maps of a channel, resolved to device identities.
 
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
 use crate::model::error::{Error, Result};
 use crate::model::placement::{DeviceMap, DeviceName};
 
-/// The devices of one end, in the order of its numbering, and the map for what it sends.
+/// The devices of one end, indexed by ordinal, and the map of memory that it sends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End<'a> {
+pub(super) struct Endpoint<'a> {
     pub(super) devices: &'a [DeviceIdentity],
     pub(super) map: &'a DeviceMap,
 }
 
-/// A map between devices that both ends have: the sender's, the receiver's.
+/// A map from devices of the sender to devices of the receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ResolvedMap {
     pairs: Vec<(DeviceIdentity, DeviceIdentity)>,
 }
 
 impl ResolvedMap {
-    /// The receiver's device for memory that lives on this one.
+    /// Returns the receiver's device for memory on a home device.
     pub(super) fn get(&self, home: DeviceIdentity) -> Option<DeviceIdentity> {
         self.pairs.iter().find(|(from, _)| *from == home).map(|(_, to)| *to)
     }
@@ -28,21 +28,21 @@ impl ResolvedMap {
     }
 }
 
-/// The maps of a channel, seen from one end. `None` where neither end has said one.
+/// The maps of a channel from the view of one end; `None` if neither end has stated a map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Maps {
     pub(super) outgoing: Option<ResolvedMap>,
     pub(super) incoming: Option<ResolvedMap>,
-    /// For answers that are sent: the inverse of what they answer came by.
+    /// The map of sent replies: the inverse of the map of the message that they answer.
     pub(super) replying: Option<ResolvedMap>,
-    /// For answers that come.
+    /// The map of received replies.
     pub(super) replied: Option<ResolvedMap>,
 }
 
 impl Maps {
-    /// Resolves what both ends have said. An end without a map sends by the inverse of the other's.
-    pub(super) fn of(own: End<'_>, peer: End<'_>) -> Result<Self> {
-        let resolve = |from: End<'_>, to: End<'_>, whose: &'static str| {
+    /// Resolves the maps of both ends. An end without a map sends by the inverse of the other end's map.
+    pub(super) fn resolve(own: Endpoint<'_>, peer: Endpoint<'_>) -> Result<Self> {
+        let resolve = |from: Endpoint<'_>, to: Endpoint<'_>, whose: &'static str| {
             (!from.map.pairs().is_empty()).then(|| resolve(from, to.devices, whose)).transpose()
         };
         let own_map = resolve(own, peer, "this process's")?;
@@ -54,7 +54,7 @@ impl Maps {
     }
 }
 
-fn resolve(from: End<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
+fn resolve(from: Endpoint<'_>, to: &[DeviceIdentity], whose: &str) -> Result<ResolvedMap> {
     let mut resolved: Vec<(DeviceIdentity, DeviceIdentity)> = Vec::new();
     for (one, other) in from.map.pairs() {
         let find = |name: &DeviceName, devices: &[DeviceIdentity], side: &str| {
@@ -73,8 +73,8 @@ fn resolve(from: End<'_>, to: &[DeviceIdentity], whose: &str) -> Result<Resolved
         let pair = (find(one, from.devices, "sender")?, find(other, to, "receiver")?);
         if resolved.iter().any(|known| known.0 == pair.0 || known.1 == pair.1) {
             return Err(Error::InvalidDeviceMap(format!(
-                "device {one} to {other} of {whose} map names a device by its position that another pair names by its \
-                 identity; each may stand in it once on its side"
+                "device {one} to {other} of {whose} map names a device by its ordinal that another pair names by its identity; \
+                 each device may occur only once per side"
             )));
         }
         resolved.push(pair);
@@ -82,7 +82,7 @@ fn resolve(from: End<'_>, to: &[DeviceIdentity], whose: &str) -> Result<Resolved
     Ok(ResolvedMap { pairs: resolved })
 }
 
-/// Where this process sees a device.
+/// Returns the ordinal of a device identity.
 pub(super) fn position(devices: &[DeviceIdentity], identity: DeviceIdentity) -> Option<DeviceOrdinal> {
     devices.iter().position(|device| *device == identity).map(|position| DeviceOrdinal::new(position as u32))
 }

@@ -1,20 +1,20 @@
-//! Channels: ordered messages between two processes of a machine, of bytes and of device memory.
+//! Channels: ordered messages of bytes and device memory between two processes of one machine.
 //!
-//! Whoever puts tensors into a queue means them to arrive: the sender may drop what it has sent, the receiver may take its
-//! time, and either may die. A message therefore holds a *grant* of each export in it, which keeps the memory until the
-//! receiver has opened it, discarded it, or gone; a kernel socket keeps the order and pushes back; and the ends tell a
-//! channel that was closed from a process that died.
+//! The sender may drop the memory of a message after sending it, the receiver may open it much later, and either process may
+//! die. A message therefore contains a *grant* for each of its exports, which keeps the memory allocated until the receiver has
+//! opened it, discarded it or terminated. A kernel socket keeps the order and applies back-pressure. Each end distinguishes a
+//! closed channel from a peer that died.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `listen`, `connect`, `name`, `handshake` | how two ends find each other and agree |
-//! | `connection` | one end, and what it knows of the other |
-//! | `message`, `send`, `wire` | what is sent |
-//! | `inbox` | by which way small messages go |
-//! | `receive`, `received`, `received_bundle`, `arrival` | what is received, and how it is opened |
-//! | `maps` | on which device |
+//! | `listen`, `connect`, `name`, `handshake` | connection setup |
+//! | `connection` | the state of one end |
+//! | `message`, `send` | sending |
+//! | `inbox` | the shared-memory path of small messages |
+//! | `receive`, `received`, `received_bundle`, `arrival` | receiving and opening |
+//! | `maps` | device maps |
 //!
-//! `docs/spec/channel.md` specifies what travels.
+//! `docs/spec/channel.md` specifies the protocol.
 
 mod arrival;
 mod connect;
@@ -50,19 +50,20 @@ use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use connection::Connection;
 
-/// The largest message in bytes, unless said otherwise.
+/// Default maximum size of a message in bytes.
 const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 
-/// One end of a channel between two processes of this machine, or within one.
+/// One end of a channel between two processes of this machine, or within one process.
 ///
-/// Messages come in the order in which they were sent, each once. One thread may send while another receives; the thread that
-/// receives does the reading. A receiver that does not read makes [`send`](Self::send) wait.
+/// Messages arrive in the order in which they were sent, each exactly once. One thread may send while another receives; the
+/// receiving thread reads the socket itself. If the receiver does not read, [`send`](Self::send) waits.
 ///
-/// Dropping it closes the channel: what has been sent can still be received, and what has been received can still be opened.
+/// Dropping an end closes the channel: the peer can still receive the messages sent before, and received memory can still be
+/// opened.
 ///
 /// # Examples
 ///
-/// Both ends in one process, on the mock; they are the same between two.
+/// Both ends in one process on the mock; two processes use the same calls.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -82,8 +83,8 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 ///         let message = channel.receive(timeout)?;
 ///         assert_eq!(message.bytes(), b"weights");
 ///         let weights = message.tensors()[0].open().on(&stream)?; // the stream waits until they are written
-///         let read = weights.view::<f32, _>(&stream)?.to_vec()?;
-///         message.check()?; // the sender did not die over it
+///         let read = weights.view(&stream)?.to_vec()?;
+///         message.check()?; // the sender did not die before writing them
 ///         message.reply(Message::new().bytes(b"thanks"), timeout)?;
 ///         Ok(read)
 ///     }
@@ -92,10 +93,10 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 /// let channel = listener.accept(timeout)?;
 /// let stream = ipc.create_stream(0)?;
 /// let memory = ipc.allocate(0, 16)?;
-/// memory.view_mut::<f32>(&stream)?.copy_from(&[1.0, 2.0, 3.0, 4.0])?;
+/// memory.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0])?;
 /// let weights = ipc.share(memory).shape([4]).dtype(device_ipc_core::Dtype::F32).start()?;
 /// channel.send(Message::new().bytes(b"weights").tensor(&weights).ready_on(&stream), timeout)?;
-/// drop(weights); // the message keeps them
+/// drop(weights); // the message keeps the memory allocated
 /// assert_eq!(channel.receive(timeout)?.bytes(), b"thanks");
 /// channel.close(timeout)?;
 /// assert_eq!(reader.join().expect("no panic")?, [1.0, 2.0, 3.0, 4.0]);
@@ -112,71 +113,76 @@ impl Channel {
         Self { connection }
     }
 
-    /// Sends a message, waiting for room in the queue. When this returns, the message is in the hands of the kernel, or in
-    /// memory that the receiver has mapped: it arrives also where the channel is dropped then. What its tensors name lives in this process, and ends with it: call
-    /// [`close`](Self::close) before the process ends.
+    /// Sends a message. Waits if the queue is full.
+    ///
+    /// When the call returns, the message is in the kernel or in memory that the receiver has mapped, and arrives even if the
+    /// channel is dropped. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close) before
+    /// the process exits.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] where the receiver does not read; [`Error::MessageTooLarge`]; [`Error::NotInDeviceMap`], with the
-    /// device and the call that helps; [`Error::ExportDropped`] for an export that has been shut down;
-    /// [`Error::ChannelClosed`] or [`Error::PeerGone`] where nobody receives any longer; [`Error::Forked`]. In all cases
-    /// nothing of the message has been sent, and the next send is as good as this one would have been.
+    /// [`Error::Timeout`] if the receiver does not read; [`Error::MessageTooLarge`]; [`Error::NotInDeviceMap`] with the device
+    /// and a remedy; [`Error::ExportDropped`] for an export that was shut down; [`Error::ChannelClosed`] or [`Error::PeerGone`]
+    /// if the peer no longer receives; [`Error::Forked`]. After an error, no part of the message has been sent, and the channel
+    /// can send further messages.
     pub fn send(&self, message: Message<'_>, timeout: Duration) -> Result<()> {
         self.connection.send(&message, false, Deadline::after(timeout))
     }
 
-    /// The next message, waiting for one.
+    /// Waits for the next message and returns it.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`]; once everything has been received that was sent before, [`Error::ChannelClosed`] where the other
-    /// end was closed, and [`Error::PeerGone`] where its process has ended without; [`Error::Protocol`] where it sends what
-    /// is no message, and then the channel has ended; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::Timeout`]; after the last message, [`Error::ChannelClosed`] if the peer closed the channel, or
+    /// [`Error::PeerGone`] if its process terminated without closing it; [`Error::Protocol`] if the peer sends an invalid message,
+    /// which ends the channel; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn receive(&self, timeout: Duration) -> Result<Received> {
         check_may_wait("Channel::receive", timeout)?;
         self.connection.receive(Deadline::after(timeout))
     }
 
-    /// Waits until the other end has received every message, and opened or discarded every tensor in them, and closes the
-    /// channel. After that this process may end.
+    /// Closes the channel after the peer has received every message, and opened or discarded every tensor in them.
+    ///
+    /// After that this process may exit.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how much was taken; [`Error::OnWorkerThread`] in a callback; [`Error::PeerGone`] or [`Error::ChannelClosed`] where it will not
-    /// take the rest. The channel is closed all the same.
+    /// [`Error::Timeout`], which states how much was received; [`Error::OnWorkerThread`] in a callback; [`Error::PeerGone`] or
+    /// [`Error::ChannelClosed`] if the peer will not receive the rest. The channel is closed nevertheless.
     pub fn close(self, timeout: Duration) -> Result<()> {
         check_may_wait("Channel::close", timeout)?;
-        self.connection.wait_taken(Deadline::after(timeout))
+        self.connection.wait_settled(Deadline::after(timeout))
     }
 
-    /// Has `callback` run, once, when the other process ends without having closed the channel; at once where it has already.
-    /// It runs on a thread of the library, without a device's context, and not at all once this end has been closed. Calls that
-    /// wait are refused there ([`Error::OnWorkerThread`]).
+    /// Registers a callback that runs once if the peer's process terminates without closing the channel.
+    ///
+    /// If the process has already terminated, the callback runs immediately. It runs on a thread of the library without a device
+    /// context, and does not run after this end was closed. In the callback, calls that wait return [`Error::OnWorkerThread`].
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         if self.connection.owner.is_here() {
             self.connection.on_gone(Box::new(callback));
         }
     }
 
-    /// May [`receive`](Self::receive) spin before it sleeps, for some tens of microseconds, or for two hundred where the other
-    /// end has to wake first? It may unless said otherwise, and does so seldom where that is in vain. A thread that is woken by
-    /// the kernel has the message later, and the processor is free until then.
+    /// Sets whether [`receive`](Self::receive) may spin before it sleeps, by default `true`.
+    ///
+    /// It spins for 50 µs, or for 200 µs if the peer must wake up first, and rarely if spinning is not successful. Without
+    /// spinning, the kernel wakes the thread, which receives the message later but leaves the processor to other threads.
     pub fn set_spinning(&self, spins: bool) {
         self.connection.may_spin.store(spins, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// The process at the other end.
+    /// Returns the identity of the peer's process.
     pub fn peer(&self) -> &ProcessIdentity {
         &self.connection.peer.process
     }
 
-    /// The program at the other end, as it calls itself.
+    /// Returns the peer's program name, as the peer states it.
     pub fn program(&self) -> &str {
         &self.connection.peer.program
     }
 
-    /// The largest message that both ends take, in bytes.
+    /// Returns the maximum size of a message in bytes, the smaller limit of the two ends.
     pub fn message_limit(&self) -> u64 {
         self.connection.limit
     }

@@ -1,4 +1,4 @@
-//! Names of channels, and the sockets behind them.
+//! Names of channels and their sockets.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -15,32 +15,32 @@ use crate::transport::socket_file::{SocketFile, is_own_socket, refuses_connectio
 use crate::transport::{Deadline, UserName, is_own_user, program_of};
 use crate::wire::{BrokerAddress, MAX_ADDRESS_BYTES};
 
-/// What the names of all sockets of channels begin with. Brokers' begin otherwise, so that a list of exports asks no channel.
+/// The prefix of the socket names of channels. Brokers use another one, so that listing exports does not contact channels.
 const PREFIX: &str = "device-ipc.";
 
-/// The longest name in bytes.
+/// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// How long another process of this user may have a name locked, which it does for less than a millisecond.
-const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+/// Maximum time to wait for the lock of a name. Other processes of this user hold it for less than 1 ms.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait before a lock is tried again.
+/// The pause between attempts to lock a name.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 
-/// Where the listener of this user and name is to be found.
+/// Returns the socket address of the listener with this user and name.
 pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<BrokerAddress> {
     let invalid = |why| Error::InvalidChannelName { name: name.to_owned(), why };
     if name.is_empty() {
         return Err(invalid("it is empty"));
     }
     if name.len() > MAX_NAME_BYTES {
-        return Err(invalid("it has more than 64 bytes"));
+        return Err(invalid("it is longer than 64 B"));
     }
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
-        return Err(invalid("names are made of letters, digits, dots, hyphens and underscores"));
+        return Err(invalid("it may contain only ASCII letters, digits, dots, hyphens and underscores"));
     }
     let socket = format!("{PREFIX}{uid}.{name}");
     let address = match directory {
@@ -59,14 +59,14 @@ pub(super) fn address(name: &str, uid: u32, directory: Option<&Path>) -> Result<
 
 /// A listening socket.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct ListeningSocket {
     pub(super) socket: PeerSocket,
-    /// Does the kernel refuse descriptors that others send before they are accepted?
+    /// Whether the kernel refuses file descriptors that peers send before they are accepted.
     pub(super) refuses_fds: bool,
 }
 
-/// Creates the socket that is connected to under this name.
-pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(Listening, Option<SocketFile>)> {
+/// Creates the listening socket of a name.
+pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(ListeningSocket, Option<SocketFile>)> {
     let failed = |error: io::Error| Error::io(format!("listening at {address}"), error);
     let target = address.to_socket_address()?;
     let _lock = match address {
@@ -77,7 +77,7 @@ pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(Listening, 
     let mut bound = rustix::net::bind(&socket, &target);
     if bound == Err(Errno::ADDRINUSE)
         && let BrokerAddress::Path(path) = address
-        && remove_left_behind(path)?
+        && remove_stale(path)?
     {
         bound = rustix::net::bind(&socket, &target);
     }
@@ -91,23 +91,24 @@ pub(super) fn listen(name: &str, address: &BrokerAddress) -> Result<(Listening, 
         BrokerAddress::Path(path) => Some(SocketFile::of(path).map_err(failed)?),
         BrokerAddress::Abstract(_) => None,
     };
-    // Nothing is ever queued in a listening socket itself.
-    Ok((Listening { socket: PeerSocket::new(socket, false), refuses_fds }, file))
+    // A listening socket itself receives no packets.
+    Ok((ListeningSocket { socket: PeerSocket::new(socket, false), refuses_fds }, file))
 }
 
-/// Removes the socket of a process of this user that was killed. False where a process listens there. The caller has the
-/// lock of the name: without it a listener could remove a socket that another one has just bound.
-fn remove_left_behind(path: &Path) -> Result<bool> {
+/// Removes the stale socket of a process of this user that was killed. Returns `false` if a process listens there.
+///
+/// The caller holds the lock of the name: without it, a listener could remove a socket that another one has just bound.
+fn remove_stale(path: &Path) -> Result<bool> {
     let failed = |error: io::Error| Error::io(format!("listening at {}", path.display()), error);
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
-        // Its listener has just removed it.
+        // The listener has just removed it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         Err(error) => return Err(failed(error)),
     };
     if !metadata.file_type().is_socket() {
         let what =
-            "the path is in use by a file that is no socket; move it away, or listen under another name";
+            "the path is in use by a file that is not a socket; move the file, or listen under another name";
         return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
     }
     if !refuses_connections(path) {
@@ -116,7 +117,7 @@ fn remove_left_behind(path: &Path) -> Result<bool> {
     if !is_own_socket(&metadata) {
         let owner = UserName(metadata.uid());
         let what = format!(
-            "the path is in use by a socket of {owner} that no process listens at; have it removed, or listen under another name"
+            "the path is in use by a stale socket of {owner}; have it removed, or listen under another name"
         );
         return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, what)));
     }
@@ -124,9 +125,9 @@ fn remove_left_behind(path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The right to look at the socket of a name and to replace it, among the processes of this user.
+/// A lock among the processes of this user for inspecting and replacing the socket of a name.
 ///
-/// A file of this user's alone is locked, not the directory: every user who may read the directory could lock that.
+/// It locks a file that only this user can open, not the directory, which every user with read permission could lock.
 #[derive(Debug)]
 struct NameLock {
     path: PathBuf,
@@ -137,7 +138,7 @@ impl NameLock {
     fn acquire(socket: &Path) -> Result<Self> {
         let path = lock_path(socket);
         let failed = |error: io::Error| Error::io(format!("locking {}", path.display()), error);
-        let deadline = Deadline::after(LOCK_DEADLINE);
+        let deadline = Deadline::after(LOCK_TIMEOUT);
         loop {
             let file = fs::OpenOptions::new()
                 .write(true)
@@ -149,12 +150,12 @@ impl NameLock {
                 .map_err(failed)?;
             let metadata = file.metadata().map_err(failed)?;
             if !metadata.is_file() || !is_own_user(metadata.uid()) {
-                let what = "it is no regular file of this user; remove it";
+                let what = "it is not a regular file of this user; remove it";
                 return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, what)));
             }
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The process that had the lock before may have removed the file.
-                Ok(()) if is_still(&path, &metadata) => return Ok(Self { path, _file: file }),
+                // The previous holder of the lock may have removed the file.
+                Ok(()) if is_same_file(&path, &metadata) => return Ok(Self { path, _file: file }),
                 Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(failed(error.into())),
             }
@@ -169,16 +170,17 @@ impl NameLock {
 
 impl Drop for NameLock {
     fn drop(&mut self) {
-        // Before the lock goes, so that no process locks a file that is about to be removed and takes it for the name's.
+        // The file is removed before the unlock, so that no process locks a file that is about to be removed.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-fn is_still(path: &Path, metadata: &fs::Metadata) -> bool {
+/// Returns whether the path still refers to the opened file.
+fn is_same_file(path: &Path, metadata: &fs::Metadata) -> bool {
     fs::symlink_metadata(path).is_ok_and(|now| now.dev() == metadata.dev() && now.ino() == metadata.ino())
 }
 
-/// No name of a socket begins with a dot.
+/// Returns the path of the lock file. No socket name begins with a dot.
 fn lock_path(socket: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(socket.file_name().unwrap_or_default());
@@ -186,7 +188,7 @@ fn lock_path(socket: &Path) -> PathBuf {
     socket.with_file_name(name)
 }
 
-/// The kernel tells who listens to whoever connects; nothing is said.
+/// Returns the error for a name in use, with the listener's process as the kernel reports it to a connection.
 fn in_use(name: &str, address: &BrokerAddress) -> Error {
     let listener = socket::connect_to(address).ok().and_then(|socket| peer_credentials(&socket).ok());
     let pid = listener.map_or(0, |credentials| credentials.pid);
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_be_a_path_or_cannot_be_written_is_none() {
+    fn invalid_name_is_rejected_with_reason() {
         for (name, why) in
             [("", "empty"), ("a/b", "letters"), ("ä", "letters"), ("a b", "letters"), ("\0", "letters")]
         {
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_too_deep_is_refused() {
+    fn too_long_directory_is_rejected() {
         let deep = PathBuf::from(format!("/{}", "d".repeat(100)));
         assert!(matches!(address("x", 7, Some(&deep)), Err(Error::Io { .. })));
     }

@@ -1,4 +1,4 @@
-//! What holds for everything that travels over a channel, tried on arbitrary messages and bytes.
+//! Property tests of the packets of channels, on arbitrary messages and bytes.
 
 use std::borrow::Cow;
 
@@ -55,7 +55,7 @@ fn encoded(head: &Head<'_>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_message_is_read_back_whether_it_fits_a_packet_or_not(
+    fn message_round_trips_in_packet_or_file(
         head in heads(),
         bytes in prop_oneof![vec(any::<u8>(), 0..200), vec(any::<u8>(), 60_000..80_000)],
     ) {
@@ -70,14 +70,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_do_any_harm(bytes in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_are_harmless(bytes in vec(any::<u8>(), 0..300)) {
         fuzzing::packet(&bytes);
         fuzzing::greeting(&bytes);
     }
 
-    /// Everything that is read is one flipped bit away from something that was written.
+    /// Reads a valid packet with one flipped bit.
     #[test]
-    fn a_flipped_bit_does_no_harm(tensors in 0_usize..3, at in any::<prop::sample::Index>(), bit in 0..8) {
+    fn flipped_bit_is_harmless(tensors in 0_usize..3, at in any::<prop::sample::Index>(), bit in 0..8) {
         let message = Outgoing::of(&head(tensors, true), b"bytes", 1 << 20, Vec::new()).unwrap().packet;
         for mut packet in [message, Greeting::Hello(hello()).encode().unwrap()] {
             let at = at.index(packet.len());
@@ -89,11 +89,11 @@ proptest! {
 }
 
 #[test]
-fn every_seed_is_what_it_is_called() {
+fn every_seed_is_valid() {
     for (name, bytes) in fuzzing::seeds() {
         let greets = Greeting::decode(&bytes).is_ok();
         let speaks = read(bytes.clone(), ReceivedFds::default(), 1 << 20).is_ok();
-        // A packet that speaks of a file needs one.
+        // A packet that refers to a file is invalid without it.
         assert!(greets || speaks || name == "in-a-file", "{name}");
         fuzzing::packet(&bytes);
         fuzzing::greeting(&bytes);
@@ -101,7 +101,7 @@ fn every_seed_is_what_it_is_called() {
 }
 
 #[test]
-fn a_list_has_no_more_elements_than_it_may() {
+fn too_long_lists_are_rejected() {
     let most = encoded(&head(MAX_MESSAGE_TENSORS, false));
     assert!(postcard::from_bytes::<Head<'_>>(&most).is_ok());
     let more = encoded(&head(MAX_MESSAGE_TENSORS + 1, false));
@@ -116,7 +116,7 @@ fn a_list_has_no_more_elements_than_it_may() {
 }
 
 #[test]
-fn the_limit_is_that_of_the_head_and_the_bytes() {
+fn message_limit_counts_head_and_bytes() {
     let size = encoded(&head(1, true)).len() as u64 + 5;
     assert!(Outgoing::of(&head(1, true), b"bytes", size, Vec::new()).is_ok());
     let refused = Outgoing::of(&head(1, true), b"bytes", size - 1, Vec::new());
@@ -124,7 +124,7 @@ fn the_limit_is_that_of_the_head_and_the_bytes() {
 }
 
 #[test]
-fn an_end_of_another_version_is_told_both() {
+fn other_version_error_names_both_versions() {
     let mut packet = Greeting::Hello(hello()).encode().unwrap();
     packet[8..10].copy_from_slice(&7_u16.to_le_bytes());
     packet.truncate(10);

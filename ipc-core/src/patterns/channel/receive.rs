@@ -1,4 +1,4 @@
-//! Receiving, by the caller's thread.
+//! Receiving on the caller's thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,62 +25,62 @@ use crate::wire::Token;
 use crate::wire::channel::{Head, Incoming, Item, Payload, read, read_message};
 use crate::wire::descriptor::{Descriptor, NamedExport};
 
-/// How long a receiver spins where the other end slept when it was sent to: that has to wake before it can answer.
-const WAKING: Duration = Duration::from_micros(200);
+/// The duration of a spin if the peer was asleep when the last message was sent: it must wake up before it can answer.
+const SPIN_AFTER_WAKE: Duration = Duration::from_micros(200);
 
-/// So many packets that only wake are read though the time is over: a few may stand before a message.
-const MOST_LOOKS: u32 = 64;
+/// Maximum number of wake-up packets read after the deadline: a few may precede a message.
+const MAX_WAKE_PACKETS: u32 = 64;
 
-/// How long a channel that is dropped discards messages that were not received.
-const DISCARDING: Duration = Duration::from_millis(500);
+/// Maximum time for which a dropped channel discards unreceived messages.
+const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often a spinning receiver looks at a word before it looks at the time.
-const LOOKS: u32 = 16;
+/// The number of polls of a spinning receiver between two reads of the clock.
+const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// Whoever holds it receives.
+/// The state of the receiving thread.
 #[derive(Debug, Default)]
-pub(super) struct Receiving {
+pub(super) struct ReceiveState {
     buffer: Vec<u8>,
     messages: u64,
-    /// Messages that have been taken, also those that could not be read.
+    /// The number of taken messages, including invalid ones.
     taken: u64,
-    /// Packets of the socket that were messages.
+    /// The number of messages that arrived by the socket.
     by_socket: u64,
-    /// A packet that came while the message before it lay in the inbox, or while this end slept.
+    /// A packet that arrived while the previous message was in the inbox, or while this end slept.
     early: Option<Packet>,
     pace: Pace,
-    /// The kernel has said that there is something.
+    /// Whether the kernel has reported a packet.
     polled: bool,
-    /// The other end has said that nothing more comes, or its socket has.
+    /// Whether the peer or its socket has reported the end of messages.
     ended: bool,
 }
 
-/// How what a message brings may be opened.
-struct At<'a> {
+/// The context for opening the memory of a message.
+struct OpenContext<'a> {
     runtime: &'a Runtime,
     map: Option<&'a ResolvedMap>,
     ready: u64,
 }
 
 impl Connection {
-    /// The next message, waiting for one.
+    /// Waits for the next message and returns it.
     pub(super) fn receive(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
         Runtime::get()?;
         self.owner.check()?;
         let receiving = self.receiving.enter(deadline);
         let mut receiving =
-            receiving.ok_or_else(|| deadline.passed("the receiving of another thread", ""))?;
-        let mut looks = 0;
+            receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
+        let mut wakes = 0;
         loop {
-            // Looked at before the queue, which it speaks of.
+            // Loaded before the queue: the peer stores it after its last message.
             let closed = self.peer_has_closed();
             match self.next(&mut receiving, closed)? {
                 Some(Incoming::End) => receiving.ended = true,
-                // A peer that says nothing else does not keep this end busy for longer than it wants to wait.
-                Some(Incoming::Look) if looks == MOST_LOOKS && deadline.left().is_zero() => {
-                    return Err(self.nothing_came(deadline));
+                // A peer that sends only wake-up packets cannot extend the wait beyond the deadline.
+                Some(Incoming::Look) if wakes == MAX_WAKE_PACKETS && deadline.left().is_zero() => {
+                    return Err(self.timed_out(deadline));
                 }
-                Some(Incoming::Look) => looks = MOST_LOOKS.min(looks + 1),
+                Some(Incoming::Look) => wakes = MAX_WAKE_PACKETS.min(wakes + 1),
                 Some(Incoming::Message { head, bytes }) => {
                     receiving.messages += 1;
                     let received = self.take(head, bytes)?;
@@ -90,57 +90,58 @@ impl Connection {
                 }
                 None if closed || receiving.ended => {
                     receiving.ended = true;
-                    return Err(self.why_over());
+                    return Err(self.close_reason());
                 }
                 None => self.wait_for_message(&mut receiving, deadline)?,
             }
         }
     }
 
-    /// Has the other end sent what has not been taken, or is there something else to look for in the queue? It is only what
-    /// that end says; [`sleep`](Self::sleep) asks the kernel.
-    fn has_sent(&self, receiving: &Receiving) -> bool {
+    /// Returns whether the shared words show an untaken message, or the channel has ended.
+    ///
+    /// The words are claims of the peer; [`sleep`](Self::sleep) queries the kernel.
+    fn has_sent(&self, receiving: &ReceiveState) -> bool {
         self.inbox().has(receiving.taken + 1)
             || self.peers_word(Slot::Sent).load(Ordering::Acquire) != receiving.by_socket
             || receiving.ended
             || self.has_gone()
-            || self.is_broken()
+            || self.is_violated()
     }
 
-    /// Waits until there is something to be taken, or the connection has ended.
-    fn wait_for_message(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
-        // What has been said to be sent and is not there is nothing to spin for.
+    /// Waits until a message is available or the connection has ended.
+    fn wait_for_message(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
+        // If the peer claims a message that has not arrived, spinning would not help.
         let spins =
             self.may_spin.load(Ordering::Relaxed) && receiving.pace.spins() && !self.has_sent(receiving);
         if !spins {
             receiving.pace.slept();
             return self.sleep(receiving, deadline);
         }
-        let patience = if self.has_woken.swap(false, Ordering::Relaxed) { WAKING } else { SPIN };
-        let came = self.spin(receiving, patience, deadline);
-        receiving.pace.spun(came);
-        if came { Ok(()) } else { self.sleep(receiving, deadline) }
+        let limit = if self.has_woken.swap(false, Ordering::Relaxed) { SPIN_AFTER_WAKE } else { SPIN };
+        let arrived = self.spin(receiving, limit, deadline);
+        receiving.pace.spun(arrived);
+        if arrived { Ok(()) } else { self.sleep(receiving, deadline) }
     }
 
-    /// Looks again and again. False where nothing came in time; the clock is read when it has not come at once.
-    fn spin(&self, receiving: &Receiving, patience: Duration, deadline: Deadline) -> bool {
+    /// Spins for at most `limit` and returns whether a message arrived. Reads the clock only after the first polls.
+    fn spin(&self, receiving: &ReceiveState, limit: Duration, deadline: Deadline) -> bool {
         let mut until = None;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS_PER_CLOCK_READ {
                 if self.has_sent(receiving) || self.peer_has_closed() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
             let now = Instant::now();
-            if now >= *until.get_or_insert_with(|| deadline.at.min(now + patience)) {
+            if now >= *until.get_or_insert_with(|| deadline.at.min(now + limit)) {
                 return false;
             }
         }
     }
 
-    /// Sleeps at the socket: whoever sends from now on wakes it.
-    fn sleep(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
+    /// Sleeps at the socket. Every later message wakes this end.
+    fn sleep(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
         kill_point!("receiver:channel-sleeping");
         let inbox = self.inbox();
         if !inbox.fall_asleep(receiving.taken + 1) {
@@ -151,47 +152,48 @@ impl Connection {
         slept
     }
 
-    fn wait_at_socket(&self, receiving: &mut Receiving, deadline: Deadline) -> Result<()> {
+    fn wait_at_socket(&self, receiving: &mut ReceiveState, deadline: Deadline) -> Result<()> {
         if receiving.early.is_none() && deadline.left() > LONGEST_RECEIVE {
             match socket::receive_asleep(self.socket.fd(), &mut receiving.buffer) {
                 Ok(Some(packet)) => receiving.early = Some(packet),
                 Err(Errno::MSGSIZE) => return Err(self.too_large()),
-                // Whatever else it is, it is met again.
+                // Any other result occurs again at the next receive.
                 Ok(None) | Err(_) => receiving.polled = true,
             }
             return Ok(());
         }
         let waited = socket::wait_until(self.socket.fd(), PollFlags::IN, deadline.at);
-        if !waited.map_err(|error| Error::io("waiting for the other end of the channel", error))? {
-            return Err(self.nothing_came(deadline));
+        if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
+            return Err(self.timed_out(deadline));
         }
-        // The word may come a moment later, or not at all.
+        // The peer stores the word after it sends the packet, or never.
         receiving.polled = true;
         Ok(())
     }
 
-    fn nothing_came(&self, deadline: Deadline) -> Error {
-        let detail = format!("; process {} ({}) is still there", self.peer.pid, self.peer.program);
-        deadline.passed("the receiving of a message", &detail)
+    fn timed_out(&self, deadline: Deadline) -> Error {
+        let detail = format!("; process {} ({}) is still connected", self.peer.pid, self.peer.program);
+        deadline.passed("the receipt of a message", &detail)
     }
 
-    /// The next message, or what else is said, if there is something: out of the inbox, or by the socket where there is a
-    /// reason to look there, which is a system call.
-    fn next(&self, receiving: &mut Receiving, closed: bool) -> Result<Option<Incoming>> {
-        if self.is_broken() {
-            return Err(self.why_over());
+    /// Returns the next message or control packet, if there is one, from the inbox or the socket.
+    ///
+    /// It polls the socket, which is a system call, only if there is a reason to.
+    fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<Incoming>> {
+        if self.is_violated() {
+            return Err(self.close_reason());
         }
-        if let Some(message) = self.out_of_inbox(receiving)? {
+        if let Some(message) = self.take_from_inbox(receiving)? {
             return Ok(Some(message));
         }
-        let look = closed || std::mem::take(&mut receiving.polled) || receiving.early.is_some();
-        if !look && !self.has_sent(receiving) {
+        let poll_socket = closed || std::mem::take(&mut receiving.polled) || receiving.early.is_some();
+        if !poll_socket && !self.has_sent(receiving) {
             return Ok(None);
         }
         kill_point!("receiver:channel-looked");
-        let packet = self.packet(receiving)?;
-        // What came behind a message in the inbox, also the end: that was there before it.
-        if let Some(message) = self.out_of_inbox(receiving)? {
+        let packet = self.next_packet(receiving)?;
+        // A message in the inbox precedes the packet, also if the packet is the end.
+        if let Some(message) = self.take_from_inbox(receiving)? {
             receiving.early = packet;
             return Ok(Some(message));
         }
@@ -201,11 +203,11 @@ impl Connection {
             receiving.by_socket += 1;
             receiving.taken += 1;
         }
-        self.accepted(read).map(Some)
+        self.check_read(read).map(Some)
     }
 
-    /// The next message, if it lies in the inbox.
-    fn out_of_inbox(&self, receiving: &mut Receiving) -> Result<Option<Incoming>> {
+    /// Takes the next message from the inbox, if it is there.
+    fn take_from_inbox(&self, receiving: &mut ReceiveState) -> Result<Option<Incoming>> {
         let inbox = self.inbox();
         if !inbox.has(receiving.taken + 1) {
             return Ok(None);
@@ -213,18 +215,19 @@ impl Connection {
         receiving.taken += 1;
         let message = inbox.take(receiving.taken);
         let message = message.ok_or_else(|| Error::Protocol("its message is longer than an inbox".into()));
-        self.accepted(message.and_then(read_message)).map(Some)
+        self.check_read(message.and_then(read_message)).map(Some)
     }
 
-    fn accepted(&self, read: Result<Incoming>) -> Result<Incoming> {
+    /// Ends the channel if a message is invalid.
+    fn check_read(&self, read: Result<Incoming>) -> Result<Incoming> {
         match read {
-            Err(Error::Protocol(how)) => Err(self.break_off(how)),
+            Err(Error::Protocol(how)) => Err(self.reject_peer(how)),
             read => read,
         }
     }
 
-    /// The next packet of the socket, if there is one. Notes the end of the connection.
-    fn packet(&self, receiving: &mut Receiving) -> Result<Option<Packet>> {
+    /// Receives the next packet of the socket, if there is one. Records the end of the connection.
+    fn next_packet(&self, receiving: &mut ReceiveState) -> Result<Option<Packet>> {
         if let Some(packet) = receiving.early.take() {
             return Ok(Some(packet));
         }
@@ -234,7 +237,7 @@ impl Connection {
         loop {
             match socket::receive(self.socket.fd(), &mut receiving.buffer) {
                 Ok(Some(packet)) => return Ok(Some(packet)),
-                // The other end has gone with something unread. What it had sent is still there.
+                // The peer has closed its socket with unread packets. Its own packets can still be received.
                 Err(Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::MSGSIZE) => return Err(self.too_large()),
@@ -248,22 +251,22 @@ impl Connection {
     }
 
     fn too_large(&self) -> Error {
-        self.break_off("its packet is larger than packets are".into())
+        self.reject_peer("its packet is larger than packets may be".into())
     }
 
     fn take(self: &Arc<Self>, head: Head<'_>, bytes: Payload) -> Result<Received> {
         let runtime = Runtime::get()?;
         if head.ready >= TIMELINE_END {
-            return Err(self.break_off("its message waits for a value that no word has".into()));
+            return Err(self.reject_peer("its message waits for an invalid counter value".into()));
         }
         for (export, token) in head.ended {
             runtime.exports.end_grant(export, token);
         }
         let map = if head.reply { &self.maps.replied } else { &self.maps.incoming };
         let mut received = Received::new(Arc::clone(self), bytes, head.ready);
-        let at = At { runtime, map: map.as_ref(), ready: head.ready };
+        let context = OpenContext { runtime, map: map.as_ref(), ready: head.ready };
         for Item { descriptor, grants } in head.items {
-            received.exports.push(self.export(&at, descriptor.0.into_owned(), &grants.0)?);
+            received.exports.push(self.export(&context, descriptor.0.into_owned(), &grants.0)?);
         }
         received.put_named_last();
         Ok(received)
@@ -271,7 +274,7 @@ impl Connection {
 
     fn export(
         self: &Arc<Self>,
-        at: &At<'_>,
+        context: &OpenContext<'_>,
         descriptor: Descriptor,
         grants: &[Token],
     ) -> Result<ReceivedExport> {
@@ -279,32 +282,34 @@ impl Connection {
         if !grants.is_empty() {
             self.check_granted(&contents.exporter)?;
             if grants.len() != contents.parts.len() {
-                return Err(self.break_off("its message grants other than all of an export".into()));
+                return Err(
+                    self.reject_peer("its message contains a wrong number of grants for an export".into())
+                );
             }
         }
         let held = grants.iter().enumerate().map(|(part, token)| self.held(&contents.named(part), *token));
         let held = held.collect();
-        let places = descriptor.homes().map(|home| self.place(at, &contents.exporter, home)).collect();
-        Ok(ReceivedExport::new(Arrival::new(self, at.ready), descriptor, held, places))
+        let places = descriptor.homes().map(|home| self.place(context, &contents.exporter, home)).collect();
+        Ok(ReceivedExport::new(Arrival::new(self, context.ready), descriptor, held, places))
     }
 
-    /// A token shown to a process that does not know it counts as a guess there.
+    /// Checks that granted memory belongs to the peer. An exporter would count the unknown token of another process as a guess.
     fn check_granted(&self, exporter: &ProcessIdentity) -> Result<()> {
         if *exporter == self.peer.process {
             return Ok(());
         }
-        Err(self.break_off("its message grants what another process shares".into()))
+        Err(self.reject_peer("its message grants access to memory that another process shares".into()))
     }
 
     fn held(&self, named: &NamedExport<'_>, token: Token) -> HeldGrant {
         HeldGrant::new(named, token, self.id, self.ipc.allow_list().clone())
     }
 
-    fn place(&self, at: &At<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {
-        match at.map {
+    fn place(&self, context: &OpenContext<'_>, exporter: &ProcessIdentity, home: DeviceIdentity) -> Place {
+        match context.map {
             None => Place::Anywhere,
-            // One's own memory is at home.
-            Some(_) if *exporter == at.runtime.identity => Place::Anywhere,
+            // Memory of this process opens on its home device.
+            Some(_) if *exporter == context.runtime.identity => Place::Anywhere,
             Some(map) => {
                 let device = map.get(home).and_then(|device| position(&self.devices, device));
                 device.map_or(Place::Nowhere, Place::On)
@@ -312,11 +317,12 @@ impl Connection {
         }
     }
 
-    /// Discards messages that no caller will receive, so that their grants go back now, and not when the connection goes. Not for
-    /// ever: the other end may go on to send.
+    /// Discards unreceived messages, so that their grants end now and not when the connection ends.
+    ///
+    /// The time is limited, because the peer may continue to send.
     pub(super) fn discard_unread(self: &Arc<Self>) {
         let Some(mut receiving) = self.receiving.try_enter() else { return };
-        let until = Instant::now() + DISCARDING;
+        let until = Instant::now() + DISCARD_TIMEOUT;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),

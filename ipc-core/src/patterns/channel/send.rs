@@ -1,4 +1,4 @@
-//! Sending: everything that can fail is done before the packet goes, and taken back where it does not.
+//! Sending. Every step that can fail precedes the packet and is reverted if the packet is not sent.
 
 use std::borrow::Cow;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::connection::{Connection, Slot, wait_until};
-use super::inbox::Put;
+use super::inbox::PutResult;
 use super::message::{Message, Part};
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
@@ -24,35 +24,37 @@ use crate::wire::channel::MAX_MESSAGE_TENSORS;
 use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, Outgoing};
 use crate::wire::descriptor::ExportId;
 
-/// What has been sent. Whoever holds it sends.
+/// The state of the sending thread.
 #[derive(Debug, Default)]
-pub(super) struct Sending {
+pub(super) struct SendState {
     messages: u64,
-    /// Those of them that went by the socket, and the number of the last that did not.
+    /// The number of messages sent by the socket.
     by_socket: u64,
+    /// The number of the last message put into the peer's inbox.
     last_put: u64,
     tensors: u64,
-    /// The last value of the own counter that was submitted to a stream.
+    /// The last value of this end's counter that was submitted to a stream.
     signalled: u64,
-    /// What the last packet was written in.
+    /// The buffer of the last packet, for reuse.
     buffer: Vec<u8>,
 }
 
-/// What ends where a message is not sent.
-struct Unsent<'a> {
+/// Grants and ended grants of a message, reverted on drop unless the message was sent.
+struct PendingGrants<'a> {
     runtime: &'static Runtime,
     connection: &'a Connection,
     grants: Vec<(ExportId, Token)>,
     ended: Vec<(ExportId, Token)>,
 }
 
-impl Unsent<'_> {
-    fn has_been_sent(&mut self) {
+impl PendingGrants<'_> {
+    /// Keeps the grants because the message was sent.
+    fn commit(&mut self) {
         self.grants.clear();
         self.ended.clear();
     }
 
-    /// A part of the message, with its grants.
+    /// Encodes a part of the message with its grants.
     fn item<'p>(&mut self, part: &Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
         let descriptor = part.descriptor();
         let grants = match part {
@@ -71,7 +73,7 @@ impl Unsent<'_> {
     }
 }
 
-impl Drop for Unsent<'_> {
+impl Drop for PendingGrants<'_> {
     fn drop(&mut self) {
         for (export, token) in self.grants.drain(..) {
             self.runtime.exports.end_grant(export, token);
@@ -82,36 +84,36 @@ impl Drop for Unsent<'_> {
 }
 
 impl Connection {
-    /// Sends a message, waiting for a receiver that does not read.
+    /// Sends a message. Waits if the receiver does not read.
     pub(super) fn send(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<()> {
         let runtime = Runtime::get()?;
         self.owner.check()?;
         let sending = self.sending.enter(deadline);
-        let mut sending = sending.ok_or_else(|| deadline.passed("the sending of another thread", ""))?;
+        let mut sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         self.check()?;
         self.check_devices(message, reply)?;
-        let mut unsent = Unsent { runtime, connection: self, grants: Vec::new(), ended: Vec::new() };
-        let items = self.items(message, &mut unsent)?;
+        let mut pending = PendingGrants { runtime, connection: self, grants: Vec::new(), ended: Vec::new() };
+        let items = self.items(message, &mut pending)?;
         kill_point!("sender:channel-granted");
         let ready = self.signal_ready(message, &mut sending)?;
         kill_point!("sender:channel-signalled");
-        unsent.ended = runtime.imports.take_ended(&self.peer.process, self.id);
-        let ended = unsent.ended.iter().take(crate::wire::channel::MAX_ENDED_GRANTS).copied().collect();
-        // Those beyond are few, and told another time.
-        let later = unsent.ended.split_off(unsent.ended.len().min(crate::wire::channel::MAX_ENDED_GRANTS));
+        pending.ended = runtime.imports.take_ended(&self.peer.process, self.id);
+        let ended = pending.ended.iter().take(crate::wire::channel::MAX_ENDED_GRANTS).copied().collect();
+        // A later message reports the remaining few.
+        let later = pending.ended.split_off(pending.ended.len().min(crate::wire::channel::MAX_ENDED_GRANTS));
         runtime.imports.put_back_ended(&self.peer.process, self.id, later);
         let tensors = items.len() as u64;
         let (head, buffer) = (Head { reply, ready, ended, items }, std::mem::take(&mut sending.buffer));
         let outgoing = Outgoing::of(&head, message.payload(), self.limit, buffer)?;
-        // An end that has been closed takes nothing more, though its inbox may be empty.
+        // A closed peer takes no messages, although its inbox may be empty.
         self.check()?;
         if !self.put(&outgoing, &mut sending) {
-            self.has_woken.store(!self.outbox().has_awake_owner(), Ordering::Relaxed);
+            self.has_woken.store(!self.outbox().has_awake_receiver(), Ordering::Relaxed);
             self.send_packet(&outgoing, deadline)?;
             sending.by_socket += 1;
             self.own_word(Slot::Sent).store(sending.by_socket, Ordering::Release);
         }
-        unsent.has_been_sent();
+        pending.commit();
         sending.messages += 1;
         sending.buffer = outgoing.packet;
         sending.tensors += tensors;
@@ -119,17 +121,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Puts the message into the other end's inbox. False where it has to go by the socket.
-    fn put(&self, outgoing: &Outgoing, sending: &mut Sending) -> bool {
+    /// Puts the message into the peer's inbox. Returns `false` if it must be sent by the socket.
+    fn put(&self, outgoing: &Outgoing, sending: &mut SendState) -> bool {
         let Some(message) = outgoing.message() else { return false };
         let numbers = (sending.last_put, sending.messages + 1);
         let put = self.outbox().put(numbers, message);
-        if put == Put::Refused {
+        if put == PutResult::Refused {
             return false;
         }
         sending.last_put = numbers.1;
-        // Where there is no room for this the receiver has something to wake it.
-        if put == Put::Unseen
+        // If the socket is full, its packets wake the receiver.
+        if put == PutResult::Unnoticed
             && let Ok(look) = Outgoing::look()
         {
             let _ = socket::send(self.socket.fd(), &look.packet, &[]);
@@ -140,21 +142,19 @@ impl Connection {
     fn send_packet(&self, outgoing: &Outgoing, deadline: Deadline) -> Result<()> {
         let file = outgoing.file.as_ref().map(AsFd::as_fd);
         loop {
-            // An end that has been closed reads nothing more, though its socket may still be there.
+            // A closed peer reads no packets, although its socket may still be open.
             self.check()?;
             match socket::send(self.socket.fd(), &outgoing.packet, file.as_slice()) {
                 Ok(()) => return Ok(()),
-                // The other end has gone with something unread: what it is has to be asked a second time.
+                // The peer has closed its socket with unread packets. The next attempt returns the reason.
                 Err(Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => {
                     let waited = socket::wait_until(self.socket.fd(), PollFlags::OUT, deadline.at);
-                    if !waited
-                        .map_err(|error| Error::io("waiting for the other end of the channel", error))?
-                    {
+                    if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
                         return Err(self.does_not_read(deadline));
                     }
                 }
-                Err(Errno::PIPE | Errno::NOTCONN | Errno::CONNREFUSED) => return Err(self.why_over()),
+                Err(Errno::PIPE | Errno::NOTCONN | Errno::CONNREFUSED) => return Err(self.close_reason()),
                 Err(error) => return Err(Error::io("sending a message", error)),
             }
         }
@@ -168,12 +168,12 @@ impl Connection {
         deadline.passed("the sending of a message", &detail)
     }
 
-    /// Memory on a device that the map does not name is no use to the receiver.
+    /// Checks that the map names the home devices of all memory; the receiver could not open other memory.
     fn check_devices(&self, message: &Message<'_>, reply: bool) -> Result<()> {
         let map = if reply { &self.maps.replying } else { &self.maps.outgoing };
         let Some(map) = map else { return Ok(()) };
         for part in &message.parts {
-            // What the receiver shares itself is at home there.
+            // Memory of the receiver itself opens on its home device there.
             let descriptor = part.descriptor();
             if *descriptor.exporter() == self.peer.process {
                 continue;
@@ -186,21 +186,21 @@ impl Connection {
         Ok(())
     }
 
-    fn items<'a>(&self, message: &Message<'a>, unsent: &mut Unsent<'_>) -> Result<Vec<Item<'a>>> {
+    fn items<'a>(&self, message: &Message<'a>, pending: &mut PendingGrants<'_>) -> Result<Vec<Item<'a>>> {
         let size = message.parts.len();
         if size > MAX_MESSAGE_TENSORS {
             let (size, limit) = (size as u64, MAX_MESSAGE_TENSORS as u64);
             return Err(Error::MessageTooLarge { of: "tensors", size, limit });
         }
         let items =
-            message.parts.iter().map(|part| unsent.item(part, &self.bearer)).collect::<Result<_>>()?;
-        // It may have gone in between, and its grants have ended: these would stay.
+            message.parts.iter().map(|part| pending.item(part, &self.bearer)).collect::<Result<_>>()?;
+        // If the peer has terminated meanwhile, its grants have ended already, and the new ones would stay.
         self.check()?;
         Ok(items)
     }
 
-    /// Has the streams signal, one after the other; the value that the receiver waits for.
-    fn signal_ready(&self, message: &Message<'_>, sending: &mut Sending) -> Result<u64> {
+    /// Makes the streams signal in order, and returns the value that the receiver waits for.
+    fn signal_ready(&self, message: &Message<'_>, sending: &mut SendState) -> Result<u64> {
         let before = sending.signalled;
         for stream in &message.ready {
             self.signal_ready_on(*stream, sending)?;
@@ -208,7 +208,7 @@ impl Connection {
         Ok(if sending.signalled > before { sending.signalled } else { 0 })
     }
 
-    fn signal_ready_on(&self, stream: BorrowedStream<'_>, sending: &mut Sending) -> Result<()> {
+    fn signal_ready_on(&self, stream: BorrowedStream<'_>, sending: &mut SendState) -> Result<()> {
         let backend = self.ipc.backend();
         check_backend("the stream", stream.backend(), backend.info().name)?;
         if timelines_of(&**backend, stream.device()).is_err() {
@@ -221,23 +221,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until the other end has received every message, and opened or discarded every tensor of them.
-    pub(super) fn wait_taken(&self, deadline: Deadline) -> Result<()> {
+    /// Waits until the peer has received every message, and opened or discarded every tensor in them.
+    pub(super) fn wait_settled(&self, deadline: Deadline) -> Result<()> {
         self.owner.check()?;
         let sending = self.sending.enter(deadline);
-        let sending = sending.ok_or_else(|| deadline.passed("the sending of another thread", ""))?;
+        let sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         let taken = || {
             let [received, settled] = [Slot::Received, Slot::Settled].map(|slot| self.peers_word(slot));
             (received.load(Ordering::Acquire), settled.load(Ordering::Acquire))
         };
         let holds = || {
-            let over = self.check();
+            let state = self.check();
             let (received, settled) = taken();
-            // What it has received it may open also after it has closed its end, as long as it lives.
-            let goes_on = received >= sending.messages && matches!(over, Err(Error::ChannelClosed { .. }));
-            match over {
+            // A peer that has closed its end may still open received memory while its process lives.
+            let may_settle =
+                received >= sending.messages && matches!(state, Err(Error::ChannelClosed { .. }));
+            match state {
                 _ if received >= sending.messages && settled >= sending.tensors => Ok(true),
-                Err(error) if !goes_on || self.has_gone() => Err(error),
+                Err(error) if !may_settle || self.has_gone() => Err(error),
                 _ => Ok(false),
             }
         };
@@ -247,20 +248,20 @@ impl Connection {
                 "; process {} ({}) has received {received} of {} messages, and opened or discarded {settled} of {} tensors",
                 self.peer.pid, self.peer.program, sending.messages, sending.tensors
             );
-            deadline.passed("the receiving of what was sent", &detail)
+            deadline.passed("the receipt of the sent messages", &detail)
         })?;
-        // Each of them is a lease by now, or has gone back.
+        // Each grant is a lease or has ended by now.
         Runtime::get()?.exports.end_grants_of(self.id);
         Ok(())
     }
 
-    /// Tells the other end that nothing more comes, and that nobody reads any longer.
+    /// Notifies the peer that this end neither sends nor receives any longer.
     pub(super) fn close(self: &Arc<Self>) {
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
         self.own_word(Slot::Closed).store(1, Ordering::Release);
         kill_point!("closer:channel-ending");
         self.discard_unread();
-        // Wakes an end that waits. Where there is no room it has something to read, and looks at the word before it waits.
+        // Wakes a waiting peer. If the socket is full, the peer has packets to read, and polls the word before it waits.
         if let Ok(end) = Outgoing::end() {
             let _ = socket::send(self.socket.fd(), &end.packet, &[]);
         }

@@ -9,24 +9,24 @@ fn map(pairs: &[(DeviceName, DeviceName)]) -> DeviceMap {
 }
 
 fn maps(own: (&[DeviceIdentity], &DeviceMap), peer: (&[DeviceIdentity], &DeviceMap)) -> Result<Maps> {
-    let end = |(devices, map)| End { devices, map };
-    Maps::of(end(own), end(peer))
+    let end = |(devices, map)| Endpoint { devices, map };
+    Maps::resolve(end(own), end(peer))
 }
 
 #[test]
-fn an_end_without_a_map_takes_the_inverse_of_the_others() {
+fn end_without_map_uses_inverse_of_peer_map() {
     let own = map(&[(0.into(), 1.into()), (1.into(), A.into())]);
     let found = maps((&[A, B], &own), (&[A, C], &DeviceMap::new())).unwrap();
     let (outgoing, incoming) = (found.outgoing.unwrap(), found.incoming.unwrap());
     assert_eq!([outgoing.get(A), outgoing.get(B), outgoing.get(C)], [Some(C), Some(A), None]);
     assert_eq!([incoming.get(C), incoming.get(A), incoming.get(B)], [Some(A), Some(B), None]);
-    // The other end comes to the same.
+    // The other end gets the same result.
     let far = maps((&[A, C], &DeviceMap::new()), (&[A, B], &own)).unwrap();
     assert_eq!((far.incoming, far.outgoing), (Some(outgoing), Some(incoming)));
 }
 
 #[test]
-fn each_end_may_have_a_map_of_its_own_and_none_is_none() {
+fn both_maps_apply_and_no_map_resolves_to_none() {
     let (own, peer) = (map(&[(0.into(), 0.into())]), map(&[(0.into(), 1.into())]));
     let found = maps((&[A, B], &own), (&[C], &peer)).unwrap();
     assert_eq!(found.outgoing.unwrap().get(A), Some(C));
@@ -36,13 +36,13 @@ fn each_end_may_have_a_map_of_its_own_and_none_is_none() {
 }
 
 #[test]
-fn what_an_end_does_not_have_is_refused_with_the_pair_and_the_side() {
+fn unknown_device_error_names_pair_and_side() {
     let none = DeviceMap::new();
     let cases: [(&[(DeviceName, DeviceName)], &str); 4] = [
         (&[(2.into(), 0.into())], "device 2 to 0 of this process's map: the sender sees no device 2"),
         (&[(0.into(), 7.into())], "the receiver sees no device 7, it sees 1 device(s), numbered from 0"),
         (&[(0.into(), B.into())], "the receiver sees no device 02020202"),
-        (&[(0.into(), A.into()), (A.into(), 0.into())], "by its position that another pair names"),
+        (&[(0.into(), A.into()), (A.into(), 0.into())], "by its ordinal that another pair names"),
     ];
     for (pairs, phrase) in cases {
         let text = maps((&[A, B], &map(pairs)), (&[A], &none)).unwrap_err().to_string();
