@@ -1,5 +1,8 @@
 //! The guards of a ring's writer.
 
+mod readers;
+mod write_slot;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,23 +10,22 @@ use std::time::{Duration, Instant};
 use super::members::{Member, Members, ReaderPosition, describe_readers};
 use super::slots::{Slots, count_host_wait};
 use crate::backend::DeviceIpc;
-use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holders, LeaseId};
-use crate::model::tensor::{Element, TensorTable};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::export::{Export, check_backend};
-use crate::sharing::import::{Keeper, OwnMemory, Tensor};
+use crate::sharing::import::OwnMemory;
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
-use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
+
+pub use readers::RingReaders;
+pub use write_slot::RingWriteSlot;
 
 /// The writer of a ring: memory that is shared once, in slots that are written in turn.
 ///
@@ -474,147 +476,5 @@ impl fmt::Debug for Ring {
             .field("next", &self.next)
             .field("readers", &self.known.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// A guard of a slot for writing.
-///
-/// Dropping the guard without publishing returns the slot: the next [`Ring::write`] returns the same sequence, and readers are
-/// not notified.
-///
-/// # Examples
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
-/// # let mut ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
-/// # let stream = ipc.create_stream(0)?;
-/// let mut slot = ring.write(&stream)?;
-/// slot.view_mut(&stream)?.copy_from(&[1_u8; 256])?;
-/// slot.publish(&stream)?; // readers are notified when the stream reaches this point
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "no reader receives the slot before RingWriteSlot::publish"]
-pub struct RingWriteSlot<'r> {
-    ring: &'r mut Ring,
-    sequence: u64,
-}
-
-impl RingWriteSlot<'_> {
-    /// Returns the sequence that the slot will have when it is published.
-    pub const fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
-    /// Returns the address range.
-    pub fn range(&self) -> DeviceRange {
-        self.ring.slots.of(self.sequence)
-    }
-
-    /// Returns a view of the elements for writing by work on `stream`.
-    ///
-    /// Pass the stream of [`Ring::write`], or a stream ordered after it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] if the slot does not consist of
-    /// whole, aligned elements.
-    pub fn view_mut<T: Element, M: ViewTypes>(
-        &mut self,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::ViewMut<'_, T>> {
-        Keeper::from(&self.ring.memory).view_mut(self.range(), None, stream)
-    }
-
-    /// Returns a tensor of the slot by name.
-    ///
-    /// The table states the layout of each slot. Pass to [`view_mut`](Tensor::view_mut) the stream of [`Ring::write`], or a stream
-    /// ordered after it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSuchTensor`]; [`Error::Descriptor`] if the tensor exceeds the slot.
-    pub fn tensor<'s>(&'s self, table: &'s TensorTable, name: &str) -> Result<Tensor<'s>> {
-        Tensor::in_table(&self.ring.memory, self.range(), table, name)
-    }
-
-    /// Publishes the slot when the stream reaches this point: every reader then sees the written bytes. Does not wait.
-    ///
-    /// The stream may differ from the stream that writes, if it is ordered after that one. Publications on different streams are
-    /// signalled in the order of their sequences: the stream waits for the previous publication. Streams are distinguished by
-    /// their handles, so do not replace a stream by a new one before its publication has arrived.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::WrongBackend`], [`Error::StreamCapturing`], [`Error::Unsupported`] for a stream of a device without
-    /// timelines; otherwise the vendor's error. The slot is then unpublished and returned to the ring.
-    pub fn publish<M>(self, stream: &impl AsStream<M>) -> Result<()> {
-        self.ring.publish(self.sequence, stream.as_stream())
-    }
-
-    /// Publishes the slot immediately. Does not wait, call the driver or the system, or allocate.
-    ///
-    /// The caller states that all work that writes the slot has finished on all streams. A publication from the host never
-    /// overtakes a publication on a stream: the streams must have reached all earlier publications already, unless the ring
-    /// [waits on the host](Ring::waits_on_host); then the publication is signalled after the earlier ones.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RingNotYet`] if a stream has not reached an earlier publication, or a reader has not released the slot
-    /// ([`Ring::wait_writable`] waits for that); [`Error::Forked`]. The slot is then unpublished and returned to the ring with the
-    /// written bytes.
-    pub fn publish_now(self) -> Result<()> {
-        self.ring.publish_now(self.sequence)
-    }
-}
-
-impl fmt::Debug for RingWriteSlot<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingWriteSlot").field("sequence", &self.sequence).finish_non_exhaustive()
-    }
-}
-
-/// A handle to the readers of a ring, for any thread. It keeps neither the ring nor its memory alive.
-#[derive(Clone, Debug)]
-pub struct RingReaders {
-    members: Arc<Members>,
-    slots: u32,
-    owner: Owner,
-}
-
-impl RingReaders {
-    /// Returns the number of readers.
-    pub fn count(&self) -> usize {
-        if self.owner.is_here() { self.members.count() } else { 0 }
-    }
-
-    /// Waits for readers; see [`Ring::wait_readers`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Ring::wait_readers`].
-    pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
-        self.owner.check()?;
-        check_may_wait("Ring::wait_readers", timeout)?;
-        self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
-            what: format!("a count of {count} readers of the ring"),
-            after: timeout,
-            detail: format!("; {found} have opened it (Ipc::open_ring)"),
-        })
-    }
-
-    /// Returns the readers that the next write waits for; see [`Ring::readers_behind`].
-    pub fn readers_behind(&self) -> Vec<ReaderPosition> {
-        if !self.owner.is_here() {
-            return Vec::new();
-        }
-        let previous = self.members.next_to_be_released(self.slots);
-        previous.map(|previous| self.members.behind(previous)).unwrap_or_default()
-    }
-
-    /// Dismisses a reader; see [`Ring::dismiss`].
-    pub fn dismiss(&self, reader: LeaseId) -> bool {
-        self.owner.is_here() && self.members.dismiss(reader)
     }
 }

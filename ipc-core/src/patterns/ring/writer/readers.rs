@@ -1,0 +1,56 @@
+//! A handle to the readers of a ring.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use super::Ring;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::process::Owner;
+use crate::patterns::ring::members::{Members, ReaderPosition};
+use crate::transport::{Deadline, check_may_wait};
+
+/// A handle to the readers of a ring, for any thread. It keeps neither the ring nor its memory alive.
+#[derive(Clone, Debug)]
+pub struct RingReaders {
+    pub(super) members: Arc<Members>,
+    pub(super) slots: u32,
+    pub(super) owner: Owner,
+}
+
+impl RingReaders {
+    /// Returns the number of readers.
+    pub fn count(&self) -> usize {
+        if self.owner.is_here() { self.members.count() } else { 0 }
+    }
+
+    /// Waits for readers; see [`Ring::wait_readers`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Ring::wait_readers`].
+    pub fn wait_readers(&self, count: usize, timeout: Duration) -> Result<()> {
+        self.owner.check()?;
+        check_may_wait("Ring::wait_readers", timeout)?;
+        self.members.wait(count, Deadline::after(timeout).at).map_err(|found| Error::Timeout {
+            what: format!("a count of {count} readers of the ring"),
+            after: timeout,
+            detail: format!("; {found} have opened it (Ipc::open_ring)"),
+        })
+    }
+
+    /// Returns the readers that the next write waits for; see [`Ring::readers_behind`].
+    pub fn readers_behind(&self) -> Vec<ReaderPosition> {
+        if !self.owner.is_here() {
+            return Vec::new();
+        }
+        let previous = self.members.next_to_be_released(self.slots);
+        previous.map(|previous| self.members.behind(previous)).unwrap_or_default()
+    }
+
+    /// Dismisses a reader; see [`Ring::dismiss`].
+    pub fn dismiss(&self, reader: LeaseId) -> bool {
+        self.owner.is_here() && self.members.dismiss(reader)
+    }
+}
