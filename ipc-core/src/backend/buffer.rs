@@ -320,6 +320,22 @@ impl<T: Element> View<'_, T> {
 }
 
 /// A view of elements in device memory for reading and writing by work on one stream.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// # let stream = ipc.create_stream(0)?;
+/// let buffer = ipc.allocate(0, 8)?;
+/// let mut elements = buffer.view_mut::<f32>(&stream)?;
+/// elements.copy_from(&[1.0, 2.0])?;
+/// elements.add(0.5)?; // a kernel, ordered after the copy by the stream
+/// assert_eq!(elements.to_vec()?, [1.5, 2.5]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ViewMut<'m, T> {
     view: View<'m, T>,

@@ -13,8 +13,8 @@ pub struct HandleKindInfo {
     pub kind: HandleKind,
     /// The vendor's name of the kind, unique among the kinds of a backend.
     pub name: &'static str,
-    /// Whether the hardware can protect a mapping as read-only. This is a property of the importer's mapping, not of the handle:
-    /// the driver also opens the handle of a read-only share read-write.
+    /// Whether the hardware can protect a mapping as read-only. This is a property of the importer's mapping, not of the
+    /// handle: the driver also opens the handle of a read-only share read-write.
     pub read_only: bool,
     /// Whether the handle consists of file descriptors in addition to its bytes.
     pub carries_fds: bool,

@@ -87,8 +87,8 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
 
     /// Submits a write of host bytes to `dst`, which has the same length.
     ///
-    /// **The caller may change or free the bytes as soon as the call returns**, before the stream reaches the write. The backend
-    /// copies them first, or waits for the stream if there are too many bytes to copy.
+    /// **The caller may change or free the bytes as soon as the call returns**, before the stream reaches the write. The
+    /// backend copies them first, or waits for the stream if there are too many bytes to copy.
     ///
     /// # Safety
     ///

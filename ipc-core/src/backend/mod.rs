@@ -100,7 +100,8 @@
 //!
 //! # Access and trust
 //!
-//! [`export`](DeviceIpc::export) does not receive the access of the share, because no vendor has read-only handles: `cuMemExportToShareableHandle`, `cuIpcGetMemHandle`, `cuMemPoolExportPointer`, `aclrtIpcMemGetExportKey` and
+//! [`export`](DeviceIpc::export) does not receive the access of the share, because no vendor has read-only handles:
+//! `cuMemExportToShareableHandle`, `cuIpcGetMemHandle`, `cuMemPoolExportPointer`, `aclrtIpcMemGetExportKey` and
 //! `aclrtMemExportToShareableHandle` take no access. Read-only is a property of the importer's mapping: `open` with
 //! [`Access::ReadOnly`] makes a mapping that the hardware protects, or fails. It protects against errors in the importer, not
 //! against a hostile importer: a process that has received the handle of a read-only share can pass it to the driver itself
@@ -203,9 +204,10 @@ pub trait DeviceIpc: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory) for null, host memory and addresses unknown to the
-    /// vendor; [`Error::InvalidRegion`](crate::Error::InvalidRegion) if the range exceeds the allocations or the address
-    /// space, if `range.device` is not the memory's device, or if `stated_base` is wrong or missing; [`Error::SharedOn`](crate::Error::SharedOn) for memory that [`open`](Self::open) returned;
+    /// [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory) for null, host memory and addresses unknown to the vendor;
+    /// [`Error::InvalidRegion`](crate::Error::InvalidRegion) if the range exceeds the allocations or the address space, if
+    /// `range.device` is not the memory's device, or if `stated_base` is wrong or missing;
+    /// [`Error::SharedOn`](crate::Error::SharedOn) for memory that [`open`](Self::open) returned;
     /// [`Error::NotShareable`](crate::Error::NotShareable) for other memory that has no handle, with the remedy.
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>>;
 

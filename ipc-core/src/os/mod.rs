@@ -11,7 +11,7 @@ mod recent;
 mod thread;
 
 pub(crate) use condvar::Condvar;
-pub(crate) use fork::{ClosedByFork, generation};
+pub(crate) use fork::{ClosedByFork, process_epoch};
 pub(crate) use pace::{Pace, PollMode, SPIN};
 pub(crate) use recent::Recent;
 pub(crate) use thread::spawn_without_signals;

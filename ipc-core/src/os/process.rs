@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::device::HostId;
 use crate::model::error::{Error, Result};
-use crate::os::generation;
+use crate::os::process_epoch;
 
 /// The identity of a process, different from that of any other process on any host at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,8 +76,8 @@ impl ProcessIdentity {
     /// Returns whether the process is known to have exited.
     ///
     /// False if this process cannot determine it and must rely on the socket: the process belongs to another pid namespace,
-    /// `/proc` hides it (`hidepid`), or its time namespace shows another start time, which distinguishes it from a later process
-    /// with the same id (time_namespaces(7)).
+    /// `/proc` hides it (`hidepid`), or its time namespace shows another start time, which distinguishes it from a later
+    /// process with the same id (time_namespaces(7)).
     pub(crate) fn has_exited(&self, local: &Self) -> bool {
         if self.boot != local.boot || self.pid_namespace != local.pid_namespace {
             return false;
@@ -138,12 +138,12 @@ pub(crate) struct Owner(u32);
 
 impl Owner {
     pub(crate) fn current() -> Self {
-        Self(generation())
+        Self(process_epoch())
     }
 
     /// Returns whether this process owns the guard; false in a forked child of the owner.
     pub(crate) fn is_here(&self) -> bool {
-        self.0 == generation()
+        self.0 == process_epoch()
     }
 
     pub(crate) fn check(&self) -> Result<()> {

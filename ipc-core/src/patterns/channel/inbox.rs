@@ -1,9 +1,9 @@
 //! An inbox: shared memory for one small message, which is sent and received without a system call.
 //!
-//! Each end has one inbox, which the peer writes. The sender puts a message into the inbox if the receiver has taken the previous
-//! one and is not asleep. A sleeping receiver waits at the socket, which carries all other messages. The messages of a channel
-//! are numbered from 1, and the message in the inbox has its number, so the receiver knows whether the next message is in the
-//! inbox or arrives by the socket.
+//! Each end has one inbox, which the peer writes. The sender puts a message into the inbox if the receiver has taken the
+//! previous one and is not asleep. A sleeping receiver waits at the socket, which carries all other messages. The messages of
+//! a channel are numbered from 1, and the message in the inbox has its number, so the receiver knows whether the next message
+//! is in the inbox or arrives by the socket.
 //!
 //! A receiver stores that it sleeps and then polls the inbox once more; a sender stores the message and then checks whether the
 //! receiver sleeps. Because of the fence on either side, at least one of them observes the store of the other.

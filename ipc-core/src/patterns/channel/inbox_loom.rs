@@ -1,5 +1,5 @@
-//! A model of an inbox and a socket in every interleaving of two ends: messages arrive in order, each exactly once, and no receiver
-//! sleeps while a message is available.
+//! A model of an inbox and a socket in every interleaving of two ends: messages arrive in order, each exactly once, and no
+//! receiver sleeps while a message is available.
 
 use std::sync::atomic::Ordering;
 

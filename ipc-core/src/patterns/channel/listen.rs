@@ -155,8 +155,8 @@ impl Listener {
 
     /// Accepts the next process that connects.
     ///
-    /// A process that connects without sending hello does not delay others, and is disconnected after 5 s. A process of a user who
-    /// is not [allowed](crate::IpcBuilder::allow) is refused.
+    /// A process that connects without sending hello does not delay others, and is disconnected after 5 s. A process of a
+    /// user who is not [allowed](crate::IpcBuilder::allow) is refused.
     ///
     /// # Errors
     ///

@@ -116,8 +116,8 @@ impl Channel {
     /// Sends a message. Waits if the queue is full.
     ///
     /// When the call returns, the message is in the kernel or in memory that the receiver has mapped, and arrives even if the
-    /// channel is dropped. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close) before
-    /// the process exits.
+    /// channel is dropped. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close)
+    /// before the process exits.
     ///
     /// # Errors
     ///
@@ -134,8 +134,8 @@ impl Channel {
     /// # Errors
     ///
     /// [`Error::Timeout`]; after the last message, [`Error::ChannelClosed`] if the peer closed the channel, or
-    /// [`Error::PeerGone`] if its process terminated without closing it; [`Error::Protocol`] if the peer sends an invalid message,
-    /// which ends the channel; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::PeerGone`] if its process terminated without closing it; [`Error::Protocol`] if the peer sends an invalid
+    /// message, which ends the channel; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn receive(&self, timeout: Duration) -> Result<Received> {
         check_may_wait("Channel::receive", timeout)?;
         self.connection.receive(Deadline::after(timeout))
@@ -156,8 +156,9 @@ impl Channel {
 
     /// Registers a callback that runs once if the peer's process terminates without closing the channel.
     ///
-    /// If the process has already terminated, the callback runs immediately. It runs on a thread of the library without a device
-    /// context, and does not run after this end was closed. In the callback, calls that wait return [`Error::OnWorkerThread`].
+    /// If the process has already terminated, the callback runs immediately. It runs on a thread of the library without a
+    /// device context, and does not run after this end was closed. In the callback, calls that wait return
+    /// [`Error::OnWorkerThread`].
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
         if self.connection.owner.is_here() {
             self.connection.on_gone(Box::new(callback));

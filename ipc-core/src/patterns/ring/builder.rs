@@ -59,7 +59,8 @@ impl<'a, O: Send + 'static> RingBuilder<'a, O> {
 
     /// Sets the number of slots, by default 2.
     ///
-    /// All slots have the same size: the size of the memory divided by the number of slots, rounded down to a multiple of 256 B.
+    /// All slots have the same size: the size of the memory divided by the number of slots, rounded down to a multiple of
+    /// 256 B.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
         self

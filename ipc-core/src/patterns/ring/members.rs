@@ -112,7 +112,8 @@ impl Member {
         }
     }
 
-    /// Returns whether the reader's shared counter says that all earlier publications have arrived. The reader can write it too.
+    /// Returns whether the reader's shared counter says that all earlier publications have arrived. The reader can write it
+    /// too.
     pub(super) fn has_been_notified(&self, sequence: u64) -> bool {
         self.timeline.last_signalled() == sequence && self.timeline.has_arrived()
     }

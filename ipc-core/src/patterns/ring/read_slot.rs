@@ -98,8 +98,8 @@ impl RingReadSlot {
     ///
     /// # Errors
     ///
-    /// As for [`check`](Self::check); [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device than the reader's; [`Error::Layout`](crate::Error::Layout)
-    /// if the slot does not consist of whole, aligned elements.
+    /// As for [`check`](Self::check); [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device than the reader's;
+    /// [`Error::Layout`](crate::Error::Layout) if the slot does not consist of whole, aligned elements.
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
         Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
@@ -120,11 +120,11 @@ impl RingReadSlot {
 
     /// Lets the writer reuse the slot when the stream reaches this point. Does not wait.
     ///
-    /// Work submitted to the stream before this call may still read the slot. Work on other streams must be ordered before this
-    /// point, by an event. The writer is notified when all older slots are released too. Releases on different streams are
-    /// signalled in order: a stream waits for the previous release. Streams are distinguished by their handles, so do not replace
-    /// a stream by a new one before its release has arrived. If the writer has terminated, this only checks that the slot was
-    /// published.
+    /// Work submitted to the stream before this call may still read the slot. Work on other streams must be ordered before
+    /// this point, by an event. The writer is notified when all older slots are released too. Releases on different streams
+    /// are signalled in order: a stream waits for the previous release. Streams are distinguished by their handles, so do not
+    /// replace a stream by a new one before its release has arrived. If the writer has terminated, this only checks that the
+    /// slot was published.
     ///
     /// # Errors
     ///

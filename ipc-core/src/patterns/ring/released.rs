@@ -1,7 +1,7 @@
 //! The slots that a reader has taken and released, in the order of sequences.
 //!
-//! The reader signals one number to the writer: all sequences below it are released. The release of a slot is therefore signalled
-//! together with those of all older slots, after the streams of all of them.
+//! The reader signals one number to the writer: all sequences below it are released. The release of a slot is therefore
+//! signalled together with those of all older slots, after the streams of all of them.
 
 use std::collections::VecDeque;
 

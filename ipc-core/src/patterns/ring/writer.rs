@@ -31,8 +31,8 @@ pub use write_slot::RingWriteSlot;
 ///
 /// [`write`](Self::write) returns the next slot; its stream waits until every reader has released the slot.
 /// [`RingWriteSlot::publish`] notifies the readers when the stream reaches that point. If the device has timelines, no host
-/// waits. Readers open ([`Ipc::open_ring`](crate::Ipc::open_ring)) and close the ring at any time. A reader that dies leaves the
-/// ring, and streams that wait for it continue.
+/// waits. Readers open ([`Ipc::open_ring`](crate::Ipc::open_ring)) and close the ring at any time. A reader that dies leaves
+/// the ring, and streams that wait for it continue.
 ///
 /// Dropping the ring closes it without waiting: readers receive all publications, then [`Error::RingClosed`].
 ///
@@ -252,7 +252,8 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which names the readers that have not released it; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::Timeout`], which names the readers that have not released it; [`Error::OnWorkerThread`] in a callback;
+    /// [`Error::Forked`].
     pub fn wait_writable(&self, timeout: Duration) -> Result<()> {
         self.owner.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
@@ -329,8 +330,8 @@ impl Ring {
 
     /// Checks that the streams have reached all earlier publications.
     ///
-    /// The check uses the writer's own counter, which streams write after the readers' counters. The readers' counters cannot be
-    /// trusted, because the readers can write them.
+    /// The check uses the writer's own counter, which streams write after the readers' counters. The readers' counters cannot
+    /// be trusted, because the readers can write them.
     fn check_arrived(&self, sequence: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
         let notified =

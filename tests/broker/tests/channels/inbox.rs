@@ -136,7 +136,7 @@ fn messages_by_inbox_and_socket_arrive_in_order() {
     }
     // A number that is not the next one says nothing; a receiver that sleeps is woken by the socket.
     put(7, &[0]);
-    assert!(child.fails("receive c m 50", "Timeout").contains("still there"));
+    assert!(child.fails("receive c m 50", "Timeout").contains("still connected"));
     child.send("receive c m 20000");
     eventually("it sleeps", 0, || page.number(AWAKE * 256 + 64));
     put(5, &[]);

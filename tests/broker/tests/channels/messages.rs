@@ -23,7 +23,7 @@ fn invalid_greetings_are_named_and_delay_no_other_peer() {
     let silent: Vec<_> = (0..3).map(|_| Connection::to(&address(&under)).expect("it listens")).collect();
     let raw = Connection::to(&address(&under)).expect("it listens");
     raw.send_bytes(b"GET / HTTP/1.1", &[]).expect("it reads");
-    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("no channel's"));
+    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("not a channel greeting"));
     let newer = Connection::to(&address(&under)).expect("it listens");
     newer.send_bytes(&greeting(2, &hello()), &[]).expect("it reads");
     let text = child.fails(&format!("accept {under} c 20000"), "Protocol");
@@ -40,7 +40,7 @@ fn invalid_greetings_are_named_and_delay_no_other_peer() {
     let mut other = hello();
     other.process.pid = 1;
     liar.send_bytes(&greeting(1, &other), &[]).expect("it reads");
-    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("the kernel says"));
+    assert!(child.fails(&format!("accept {under} c 20000"), "Protocol").contains("the kernel reports"));
     let (raw, _page) = greeted(&mut child, &under);
     raw.send_bytes(&[0, 0, 0, 0, 0, 0, 1], &[]).expect("it reads");
     assert_eq!(child.ok("receive c m 20000"), "2 0");
@@ -83,12 +83,12 @@ fn malformed_messages_close_the_channel() {
         (head(1025), vec![], "no head"),
         (granted, vec![], "another process shares"),
         (bundle_with(&bundle.to_bytes(), 2), vec![], "another process shares"),
-        (bundle_with(&own, 0), vec![], "other than all of a bundle"),
-        (bundle_with(&own, 1), vec![], "other than all of a bundle"),
-        (bundle_with(&own, 3), vec![], "other than all of a bundle"),
+        (bundle_with(&own, 0), vec![], "wrong number of grants"),
+        (bundle_with(&own, 1), vec![], "wrong number of grants"),
+        (bundle_with(&own, 3), vec![], "wrong number of grants"),
         (bundle_with(&own, 65), vec![], "no head"),
         (bundle_with(&own[..own.len() - 1], 2), vec![], "no head"),
-        ([vec![0, 0], varint(1 << 62), vec![0, 0]].concat(), vec![], "value that no word has"),
+        ([vec![0, 0], varint(1 << 62), vec![0, 0]].concat(), vec![], "invalid counter value"),
         (head(0), vec![file(b"x", SEALS)], "does not speak of"),
         (in_file(1 << 40), vec![file(b"x", SEALS)], "agreed on"),
         (in_file(4), vec![file(&empty, SealFlags::SHRINK)], "no sealed memory file"),

@@ -12,6 +12,23 @@ use crate::patterns::ring::members::{Members, ReaderPosition};
 use crate::transport::{Deadline, check_may_wait};
 
 /// A handle to the readers of a ring, for any thread. It keeps neither the ring nor its memory alive.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
+/// # let ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
+/// let readers = ring.watch();
+/// let watchdog = std::thread::spawn(move || {
+///     for reader in readers.readers_behind() {
+///         eprintln!("{reader}"); // readers.dismiss(reader.lease) would continue without it
+///     }
+/// });
+/// # watchdog.join().expect("no panic");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct RingReaders {
     pub(super) members: Arc<Members>,

@@ -6,9 +6,9 @@ use super::Ring;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
-use crate::model::error::Result;
 #[cfg(doc)]
 use crate::model::error::Error;
+use crate::model::error::Result;
 use crate::model::tensor::{Element, TensorTable};
 use crate::sharing::import::{Keeper, Tensor};
 
@@ -53,8 +53,8 @@ impl RingWriteSlot<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] if the slot does not consist of
-    /// whole, aligned elements.
+    /// [`Error::WrongStream`] for a stream of another device than the memory's; [`Error::Layout`] if the slot does not
+    /// consist of whole, aligned elements.
     pub fn view_mut<T: Element, M: ViewTypes>(
         &mut self,
         stream: &impl ViewStream<M>,
@@ -64,8 +64,8 @@ impl RingWriteSlot<'_> {
 
     /// Returns a tensor of the slot by name.
     ///
-    /// The table states the layout of each slot. Pass to [`view_mut`](Tensor::view_mut) the stream of [`Ring::write`], or a stream
-    /// ordered after it.
+    /// The table states the layout of each slot. Pass to [`view_mut`](Tensor::view_mut) the stream of [`Ring::write`], or a
+    /// stream ordered after it.
     ///
     /// # Errors
     ///
@@ -76,9 +76,9 @@ impl RingWriteSlot<'_> {
 
     /// Publishes the slot when the stream reaches this point: every reader then sees the written bytes. Does not wait.
     ///
-    /// The stream may differ from the stream that writes, if it is ordered after that one. Publications on different streams are
-    /// signalled in the order of their sequences: the stream waits for the previous publication. Streams are distinguished by
-    /// their handles, so do not replace a stream by a new one before its publication has arrived.
+    /// The stream may differ from the stream that writes, if it is ordered after that one. Publications on different streams
+    /// are signalled in the order of their sequences: the stream waits for the previous publication. Streams are
+    /// distinguished by their handles, so do not replace a stream by a new one before its publication has arrived.
     ///
     /// # Errors
     ///
@@ -97,8 +97,8 @@ impl RingWriteSlot<'_> {
     /// # Errors
     ///
     /// [`Error::RingNotYet`] if a stream has not reached an earlier publication, or a reader has not released the slot
-    /// ([`Ring::wait_writable`] waits for that); [`Error::Forked`]. The slot is then unpublished and returned to the ring with the
-    /// written bytes.
+    /// ([`Ring::wait_writable`] waits for that); [`Error::Forked`]. The slot is then unpublished and returned to the ring
+    /// with the written bytes.
     pub fn publish_now(self) -> Result<()> {
         self.ring.publish_now(self.sequence)
     }
