@@ -17,7 +17,7 @@ use crate::wire::descriptor::{
 use crate::wire::ring::RingSlots;
 use crate::wire::{BrokerAddress, Token};
 
-pub use crate::transport::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
+pub use crate::sharing::fuzzing::{Exporter, ForeignHandle, HostileExporter, Importer, reply, request};
 
 /// Bytes that a target starts from, under a name.
 pub type Seed = (&'static str, Vec<u8>);
@@ -129,17 +129,17 @@ pub fn descriptor_seeds() -> Vec<(String, Vec<u8>)> {
 
 /// Seeds of [`Exporter::serve`].
 pub fn request_seeds() -> Vec<Seed> {
-    crate::transport::fuzzing::request_seeds()
+    crate::sharing::fuzzing::request_seeds()
 }
 
 /// Seeds of [`Importer::open`].
 pub fn reply_seeds() -> Vec<Seed> {
-    crate::transport::fuzzing::reply_seeds()
+    crate::sharing::fuzzing::reply_seeds()
 }
 
 /// Seeds of [`HostileExporter::run`].
 pub fn page_seeds() -> Vec<Seed> {
-    crate::transport::fuzzing::page_seeds()
+    crate::sharing::fuzzing::page_seeds()
 }
 
 /// A process that does not exist.

@@ -62,7 +62,7 @@ impl Process {
                 let stream = self.backend.memory().create_stream(base.device)?;
                 let range = DeviceRange::new(base.device, ptr, 4);
                 // SAFETY: the parent ensures that the bytes there may be changed, or that this process may fail.
-                unsafe { self.backend.memory().add_f32(range, 1.0, stream.as_borrowed())? };
+                unsafe { self.backend.add_f32(range, 1.0, stream.as_borrowed())? };
                 self.backend.memory().synchronize(stream.as_borrowed())?;
                 Ok("added".into())
             }

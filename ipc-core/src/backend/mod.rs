@@ -117,6 +117,7 @@
 mod bound;
 mod buffer;
 mod capabilities;
+mod check;
 mod event;
 pub(crate) mod interop;
 pub mod library;
@@ -134,6 +135,7 @@ pub use crate::model::access::Access;
 pub(crate) use bound::DeviceBound;
 pub use buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
+pub(crate) use check::check_backend;
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
 pub use test_kernels::TestKernels;

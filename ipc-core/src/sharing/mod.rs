@@ -1,7 +1,10 @@
 //! Exports, leases, the import cache, ready events, timelines and copies through the host; and the one process-wide state.
 
+pub(crate) mod broker;
 mod error_with;
 pub(crate) mod export;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub(crate) mod host_pages;
 pub(crate) mod import;
 mod runtime;

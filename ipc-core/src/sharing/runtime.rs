@@ -5,10 +5,11 @@
 //! ([`crate::transport`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
 //! system starts no thread, the export or the open fails.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::model::error::Result;
 use crate::os::process::{Owner, ProcessIdentity};
+use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
 use crate::sharing::import::ImportTable;
 use crate::sharing::staging::Stagings;
@@ -21,9 +22,9 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 pub(crate) struct Runtime {
     pub(crate) owner: Owner,
     pub(crate) identity: ProcessIdentity,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) worker: Worker,
-    pub(crate) poller: Poller,
+    pub(crate) poller: Poller<Broker>,
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
     pub(crate) stagings: Stagings,
@@ -41,12 +42,14 @@ impl Runtime {
             runtime.owner.check()?;
             return Ok(runtime);
         }
+        let metrics = Arc::<Metrics>::default();
+        let (identity, worker) = (ProcessIdentity::current()?, Worker::start(Arc::clone(&metrics))?);
         let made = Self {
             owner: Owner::current(),
-            identity: ProcessIdentity::current()?,
-            metrics: Metrics::default(),
-            worker: Worker::start()?,
-            poller: Poller::default(),
+            identity,
+            poller: Poller::new(worker.clone(), Arc::clone(&metrics), Broker::of_process),
+            metrics,
+            worker,
             exports: ExportTable::default(),
             imports: ImportTable::default(),
             stagings: Stagings::default(),

@@ -49,12 +49,12 @@ impl Epoch {
     }
 
     /// Lets importers know when this thread, the poller's, has ended. The page is kept until the process ends.
-    pub(super) fn tie_to_this_thread(&'static self) {
+    pub(crate) fn tie_to_this_thread(&'static self) {
         alive::tie_to_this_thread(self.page.alive());
     }
 
     /// What importers map.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }

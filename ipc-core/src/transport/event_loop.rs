@@ -2,7 +2,6 @@
 
 mod admission;
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -12,55 +11,34 @@ use admission::Refusals;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::ConnectionId;
-use super::link::Link;
-use super::poller::{Command, Finish, LINK_BIT, Notice, Poison, SOCKET_BIT, Shared, WAKE, WatchedSocket};
-use super::served::{Next, Served};
+use super::connection::Served;
+use super::poller::{CLIENT_BIT, Command, Queue, SOCKET_BIT, WAKE, WatchedClient, WatchedSocket};
+use super::service::{ConnectionId, Next, Service, Session};
 use super::socket::timespec;
 use super::socket_file::SocketFile;
+use super::{Metrics, Worker};
 use crate::os::{ClosedByFork, Pace, PollMode};
-use crate::sharing::Runtime;
-use crate::sharing::timeline::{End, OwnCounter, Side, Timeline, return_own_slot};
-use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::Reply;
 
-/// When the words of a peer that has gone are ended again, in case a signal that it had submitted has come after; how
-/// often, with pauses that double: for two minutes. The driver takes down a killed process's queues within seconds.
-const POISON_AGAIN: Duration = Duration::from_millis(2);
-const POISON_TIMES: u32 = 16;
-
-/// The same for words of which no timeline is left, though a stream may still wait for them: for half a second.
-const POISON_UNUSED_TIMES: u32 = 8;
-
-/// Maximum number of timelines and pages whose words are ended repeatedly.
-const MAX_POISONED: usize = 1024;
-
-/// How often it is looked whether signals within this process have arrived.
-const ARRIVAL: Duration = Duration::from_millis(1);
-
-/// How often it is looked whether copies that others wait behind go on.
-const STAGINGS: Duration = Duration::from_secs(1);
-
-/// How long the loop looks for the next request before it sleeps, while importers ask one thing after the other: a driver's
-/// open in between is no reason to be woken.
+/// How long the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
+/// open in between is no reason to sleep and be woken.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// What the loop waits on, beside links.
-enum Source {
+/// A descriptor that the loop waits on, beside those of clients and watched sockets.
+enum Source<S: Service> {
     Listener(Listener),
-    Served(Box<Served>),
-    /// The process behind a connection.
+    Served(Box<Served<S::Session>>),
+    /// The process of a connection's peer.
     ServedProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
-    /// The process behind a link.
-    LinkProcess(Arc<Link>, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
-    /// The process at the other end of a socket that is only watched.
+    /// The process that a client is connected to.
+    ClientProcess(Arc<dyn WatchedClient>, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
+    /// The process of a watched socket's peer.
     SocketProcess(u64, #[allow(dead_code, reason = "keeps the descriptor open")] OwnedFd),
 }
 
 struct Listener {
     _closed_by_fork: ClosedByFork,
     socket: OwnedFd,
-    /// Does the kernel refuse descriptors that others send to it?
+    /// The kernel refuses descriptors that peers send to it.
     refuses_fds: bool,
     file: Option<SocketFile>,
 }
@@ -73,75 +51,58 @@ impl Drop for Listener {
     }
 }
 
-/// What is done at a certain time, unless its source has gone.
+/// An action at a certain time, for a source that still exists then.
 #[derive(Clone, Copy, Debug)]
 enum Timer {
-    /// Closes a connection that has not said hello.
+    /// Closes a connection whose peer has not said hello.
     Hello,
-    /// Reads again from a connection that had sent too much.
+    /// Reads again from a connection whose peer had sent too much.
     Resume,
-    /// Lets importers in again.
+    /// Accepts connections again.
     Listen,
-    /// Ends the words of a peer that has gone once more, for the so many-th time.
-    Poison(u32),
-    /// Looks whether the signals of a timeline have arrived.
-    Arrival,
-    /// The same, to end this side's counter then.
-    Finish,
-    /// Looks whether importers take the chunks of copies that others wait behind.
-    Stagings,
 }
 
+/// A watched item, and the id of the source that is its process.
+type Watched<T> = (T, Option<u64>);
+
 /// The state of the poller's thread.
-pub(super) struct EventLoop {
-    shared: Arc<Shared>,
-    sources: HashMap<u64, Source>,
-    /// Links by their watch id, with the id of the source that is their process.
-    links: HashMap<u64, (Arc<Link>, Option<u64>)>,
-    /// The process of a connection, by the connection.
+pub(super) struct EventLoop<S: Service> {
+    service: S,
+    queue: Arc<Queue<S>>,
+    worker: Worker,
+    metrics: Arc<Metrics>,
+    sources: HashMap<u64, Source<S>>,
+    /// Clients by their watch id.
+    clients: HashMap<u64, Watched<Arc<dyn WatchedClient>>>,
+    /// Sockets that are only watched.
+    sockets: HashMap<u64, Watched<Weak<dyn WatchedSocket>>>,
+    /// The source that is the process of a connection's peer, by the connection.
     processes: HashMap<u64, u64>,
     timers: BTreeMap<(Instant, u64), Timer>,
     connections: usize,
     refusals: Refusals,
-    /// Has the page that importers read been tied to this thread's life?
-    tied: bool,
-    /// Words that have been ended: what the peer had submitted to its device may still arrive.
-    ended: BTreeMap<u64, Poison>,
-    /// Timelines within this process that end when what was submitted has arrived.
-    arriving: HashMap<u64, (Timeline, Option<Timeline>)>,
-    /// Timelines whose own counter ends when it has come so far.
-    finishing: HashMap<u64, Finish>,
-    /// Is there a [`Timer::Stagings`]?
-    watches_stagings: bool,
-    /// Sockets that are only watched, with the id of the source that is the process at their other end.
-    sockets: HashMap<u64, (Weak<dyn WatchedSocket>, Option<u64>)>,
-    /// What is kept until the signals of a timeline have arrived.
-    kept: HashMap<u64, (Arc<OwnCounter>, Arc<dyn Any + Send + Sync>)>,
     next: u64,
     buffer: Vec<u8>,
-    /// How requests have been coming.
+    /// The rhythm of recent requests.
     pace: Pace,
-    /// Has a request been read since the loop last waited?
+    /// A request has been read since the loop last waited.
     was_asked: bool,
 }
 
-impl EventLoop {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+impl<S: Service> EventLoop<S> {
+    pub(super) fn new(service: S, queue: Arc<Queue<S>>, worker: Worker, metrics: Arc<Metrics>) -> Self {
         Self {
-            shared,
+            service,
+            queue,
+            worker,
+            metrics,
             sources: HashMap::new(),
-            links: HashMap::new(),
+            clients: HashMap::new(),
+            sockets: HashMap::new(),
             processes: HashMap::new(),
             timers: BTreeMap::new(),
             connections: 0,
             refusals: Refusals::default(),
-            tied: false,
-            ended: BTreeMap::new(),
-            arriving: HashMap::new(),
-            finishing: HashMap::new(),
-            watches_stagings: false,
-            sockets: HashMap::new(),
-            kept: HashMap::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
             pace: Pace::within(SPIN),
@@ -163,13 +124,14 @@ impl EventLoop {
         }
     }
 
-    /// Waits until there is something to do, or it is time for a timer. Where importers ask one thing after the other it looks
-    /// again and again before it sleeps.
+    /// Waits for the next event or timer. While importers send one request after the other, the loop polls repeatedly before it
+    /// sleeps.
     fn wait(&mut self, events: &mut Vec<Event>) -> rustix::io::Result<()> {
         events.clear();
-        let next_timer = self.timers.first_key_value().map(|((at, _), _)| *at);
+        let own = self.timers.first_key_value().map(|((at, _), _)| *at);
+        let next_timer = own.into_iter().chain(self.service.next_timer()).min();
         let left = || next_timer.map(|at| at.saturating_duration_since(Instant::now()));
-        let epoll = &self.shared.epoll;
+        let epoll = self.queue.epoll.fd();
         if !std::mem::take(&mut self.was_asked) {
             return poll(epoll, events, left());
         }
@@ -186,12 +148,12 @@ impl EventLoop {
         let flags = event.flags;
         if id == WAKE {
             self.run_commands();
-        } else if id & LINK_BIT != 0 {
-            if let Some((link, _)) = self.links.get(&id) {
-                let link = Arc::clone(link);
-                // A caller that reads just now lets us look again when it is done.
-                if link.on_readable() && !link.is_gone() {
-                    self.shared.arm(&link, true);
+        } else if id & CLIENT_BIT != 0 {
+            if let Some((client, _)) = self.clients.get(&id) {
+                let client = Arc::clone(client);
+                // A caller that is reading lets the poller look again when it has finished.
+                if client.on_readable() && !client.is_gone() {
+                    self.queue.epoll.arm(id, client.socket(), true);
                 }
             }
         } else if id & SOCKET_BIT != 0 {
@@ -201,8 +163,8 @@ impl EventLoop {
                 Some(Source::Listener(_)) => self.accept(id),
                 Some(Source::Served(_)) => self.serve(id, flags),
                 Some(Source::ServedProcess(connection, _)) => self.close(*connection),
-                Some(Source::LinkProcess(link, _)) => {
-                    link.mark_gone();
+                Some(Source::ClientProcess(client, _)) => {
+                    client.mark_gone();
                     self.sources.remove(&id);
                 }
                 Some(Source::SocketProcess(socket, _)) => self.hung_up(*socket),
@@ -212,7 +174,7 @@ impl EventLoop {
     }
 
     fn run_commands(&mut self) {
-        for command in self.shared.take_commands() {
+        for command in self.queue.take_commands() {
             match command {
                 Command::Listen { listener, refuses_fds, file } => {
                     let id = self.take_id();
@@ -226,48 +188,11 @@ impl EventLoop {
                         self.sources.insert(id, Source::Listener(listener));
                     }
                 }
-                Command::Watch(link, process) => self.watch(link, process),
+                Command::Watch(client, process) => self.watch(client, process),
                 Command::Unwatch(id) => {
-                    if let Some((_, Some(process))) = self.links.remove(&id) {
+                    if let Some((_, Some(process))) = self.clients.remove(&id) {
                         self.sources.remove(&process);
                     }
-                }
-                Command::Checked(ConnectionId(id), check, result) => {
-                    let Ok(runtime) = Runtime::get() else { continue };
-                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-                        let next = served.checked(check, result, &runtime.exports);
-                        self.after(id, next);
-                    }
-                }
-                Command::Answer(ConnectionId(id), reply, file) => {
-                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-                        let next = served.send(&reply, &file.iter().map(AsFd::as_fd).collect::<Vec<_>>());
-                        self.after(id, next);
-                    }
-                }
-                Command::StagingRefused(ConnectionId(id), refused) => {
-                    let Ok(runtime) = Runtime::get() else { continue };
-                    if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-                        let next = served.staging_refused(refused, &runtime.exports);
-                        self.after(id, next);
-                    }
-                }
-                Command::WatchStagings => {
-                    if !std::mem::replace(&mut self.watches_stagings, true) {
-                        let id = self.take_id();
-                        self.timers.insert((Instant::now() + STAGINGS, id), Timer::Stagings);
-                    }
-                }
-                Command::Notify(notice, export, connections) => self.notify(notice, export, connections),
-                Command::EndOnceArrived(near, far) => {
-                    let id = self.take_id();
-                    self.arriving.insert(id, (near, far));
-                    self.look_for_arrival(Instant::now(), id);
-                }
-                Command::FinishOnceArrived(finish) => {
-                    let id = self.take_id();
-                    self.finishing.insert(id, finish);
-                    self.look_for_finish(Instant::now(), id);
                 }
                 Command::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
                 Command::UnwatchSocket(id) => {
@@ -275,51 +200,50 @@ impl EventLoop {
                         self.sources.remove(&process);
                     }
                 }
-                Command::KeepUntilArrived(order, kept) => {
-                    let id = self.take_id();
-                    self.kept.insert(id, (order, kept));
-                    self.look_for_arrival(Instant::now(), id);
+                Command::Send(connections, message) => {
+                    for ConnectionId(id) in connections {
+                        self.step(id, |served| served.connection.send(&message, &[]));
+                    }
                 }
-                Command::Poison(words) => self.begin_poison(words),
+                Command::Event(ConnectionId(id), event) => {
+                    self.step(id, |served| served.session.handle(event, &mut served.connection));
+                }
+                Command::Service(command) => self.service.run(command),
             }
         }
     }
 
-    fn notify(&mut self, notice: Notice, export: ExportId, connections: Vec<ConnectionId>) {
-        let message = match notice {
-            Notice::Dropped => Reply::Dropped { export },
-            Notice::Recall => Reply::Recall { export },
-        };
-        for ConnectionId(id) in connections {
-            if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
-                let next = served.send(&message, &[]);
-                self.after(id, next);
-            }
+    /// Does something with a connection, unless it has closed.
+    fn step(&mut self, id: u64, act: impl FnOnce(&mut Served<S::Session>) -> Next) {
+        if let Some(Source::Served(served)) = self.sources.get_mut(&id) {
+            let next = act(served);
+            self.after(id, next);
         }
     }
 
-    fn watch(&mut self, link: Arc<Link>, process: Option<OwnedFd>) {
-        let data = EventData::new_u64(link.watch_id());
-        let added = epoll::add(&self.shared.epoll, link.socket(), data, EventFlags::IN | EventFlags::ONESHOT);
+    fn watch(&mut self, client: Arc<dyn WatchedClient>, process: Option<OwnedFd>) {
+        let data = EventData::new_u64(client.watch_id());
+        let added =
+            epoll::add(self.queue.epoll.fd(), client.socket(), data, EventFlags::IN | EventFlags::ONESHOT);
         if let Err(error) = added {
             tracing::error!(%error, "an exporter's socket cannot be watched");
-            link.mark_gone();
+            client.mark_gone();
             return;
         }
         let process = process.and_then(|process| {
             let id = self.take_id();
             let added = self.add(process.as_fd(), id, EventFlags::IN | EventFlags::ONESHOT);
             added
-                .then(|| self.sources.insert(id, Source::LinkProcess(Arc::clone(&link), process)))
+                .then(|| self.sources.insert(id, Source::ClientProcess(Arc::clone(&client), process)))
                 .map(|_| id)
         });
-        self.links.insert(link.watch_id(), (link, process));
+        self.clients.insert(client.watch_id(), (client, process));
     }
 
     fn watch_socket(&mut self, id: u64, socket: Arc<dyn WatchedSocket>, process: Option<OwnedFd>) {
-        // Nothing but its end: its owner reads.
+        // Only its hang-up is waited for: the owner reads.
         let data = EventData::new_u64(id);
-        if let Err(error) = epoll::add(&self.shared.epoll, socket.socket(), data, EventFlags::ONESHOT) {
+        if let Err(error) = epoll::add(self.queue.epoll.fd(), socket.socket(), data, EventFlags::ONESHOT) {
             tracing::error!(%error, "the socket of a channel cannot be watched");
             socket.hung_up();
             return;
@@ -331,40 +255,34 @@ impl EventLoop {
         });
         self.sockets.insert(id, (Arc::downgrade(&socket), process));
         if Arc::strong_count(&socket) == 1 {
-            drop_elsewhere(socket);
+            self.drop_elsewhere(socket);
         }
     }
 
     fn hung_up(&mut self, id: u64) {
         if let Some(socket) = self.sockets.get(&id).and_then(|(socket, _)| socket.upgrade()) {
             socket.hung_up();
-            drop_elsewhere(socket);
+            self.drop_elsewhere(socket);
         }
     }
 
-    /// Before the first importer is told of the page.
-    fn tie_page(&mut self) {
-        if std::mem::replace(&mut self.tied, true) {
-            return;
-        }
-        if let Some(page) = Runtime::existing().and_then(|runtime| runtime.exports.epoch()) {
-            page.tie_to_this_thread();
-        }
+    /// Drops a value on the worker: it may be the last reference to the caller's backend, whose drop calls a driver.
+    fn drop_elsewhere(&self, value: impl Send + 'static) {
+        self.worker.submit(move || drop(value));
     }
 
     fn serve(&mut self, id: u64, flags: EventFlags) {
-        let Ok(runtime) = Runtime::get() else { return };
         let Some(Source::Served(served)) = self.sources.get_mut(&id) else { return };
         let mut next = Next::Keep;
         if flags.intersects(EventFlags::OUT) {
-            next = served.flush();
+            next = served.connection.flush();
         }
-        // The end of a connection from which nothing is read just now is reported again and again.
-        if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !served.is_read() {
+        // The kernel reports the hang-up of a connection that is not read at the moment repeatedly.
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) && !served.connection.is_read() {
             next = Next::Close;
         }
         if next == Next::Keep && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            next = served.read(&mut self.buffer, &runtime.exports, &runtime.identity);
+            next = served.read(&mut self.buffer, &self.metrics);
             self.was_asked = true;
         }
         self.after(id, next);
@@ -380,7 +298,7 @@ impl EventLoop {
             && let Some(interest) = served.take_change_of_interest(matches!(next, Next::Pause(_)))
         {
             let data = EventData::new_u64(id);
-            let _ = epoll::modify(&self.shared.epoll, served.socket(), data, interest);
+            let _ = epoll::modify(self.queue.epoll.fd(), served.connection.socket(), data, interest);
         }
     }
 
@@ -388,21 +306,10 @@ impl EventLoop {
         if let Some(process) = self.processes.remove(&id) {
             self.sources.remove(&process);
         }
-        let Some(Source::Served(mut served)) = self.sources.remove(&id) else { return };
+        let Some(Source::Served(served)) = self.sources.remove(&id) else { return };
         self.connections -= 1;
-        let pid = served.peer().pid;
-        let slots = served.take_slots();
-        let leases = served.into_leases();
-        tracing::debug!(pid, leases = leases.len(), "an importer's connection has ended");
-        let Ok(runtime) = Runtime::get() else { return };
-        for (lease, export) in leases {
-            runtime.exports.release(export, lease, End::Died);
-        }
-        for page in slots.awaited_pages() {
-            page.poison(Side::Exporter);
-            self.begin_poison(Poison::Page(page, Side::Exporter));
-        }
-        drop_elsewhere(slots);
+        let Served { connection, session } = *served;
+        self.service.closed(session, connection.peer());
     }
 
     fn run_timers(&mut self) {
@@ -411,97 +318,26 @@ impl EventLoop {
             let id = entry.key().1;
             let timer = entry.remove();
             match (timer, self.sources.get(&id)) {
-                (Timer::Hello, Some(Source::Served(served))) if !served.has_said_hello() => self.close(id),
+                (Timer::Hello, Some(Source::Served(served))) if !served.session.has_said_hello() => {
+                    self.close(id);
+                }
                 (Timer::Resume, Some(Source::Served(_))) => self.after(id, Next::Keep),
                 (Timer::Listen, Some(Source::Listener(Listener { socket, .. }))) => {
                     self.modify(socket.as_fd(), id, EventFlags::IN);
                 }
-                (Timer::Poison(times), _) => self.poison_again(now, id, times),
-                (Timer::Arrival, _) => self.look_for_arrival(now, id),
-                (Timer::Finish, _) => self.look_for_finish(now, id),
-                (Timer::Stagings, _) => self.look_at_stagings(now, id),
                 _ => {}
             }
         }
-    }
-
-    fn look_at_stagings(&mut self, now: Instant, id: u64) {
-        let waited_for = Runtime::get().is_ok_and(|runtime| runtime.stagings.somebody_waits());
-        self.watches_stagings = waited_for;
-        if waited_for {
-            self.served().for_each(|(_, served)| served.end_silent_stagings());
-            self.timers.insert((now + STAGINGS, id), Timer::Stagings);
+        if self.service.next_timer().is_some_and(|at| at <= now) {
+            let sessions = self.sources.values().filter_map(|source| match source {
+                Source::Served(served) => Some(&served.session),
+                _ => None,
+            });
+            self.service.run_timers(now, sessions);
         }
     }
 
-    fn look_for_arrival(&mut self, now: Instant, id: u64) {
-        let arriving = self.arriving.get(&id).map(|(near, _)| near);
-        let kept = || self.kept.get(&id).map(|(order, _)| &***order);
-        let Some(near) = arriving.or_else(kept) else { return };
-        if !near.has_arrived() {
-            self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
-            return;
-        }
-        if let Some(kept) = self.kept.remove(&id) {
-            return drop_elsewhere(kept);
-        }
-        let Some((near, far)) = self.arriving.remove(&id) else { return };
-        near.ends().end(End::Released);
-        if let Some(far) = far {
-            far.ends().end(End::Released);
-            return_own_slot(&far, &near);
-        }
-    }
-
-    fn look_for_finish(&mut self, now: Instant, id: u64) {
-        let Some(Finish { timeline, least, order }) = self.finishing.get(&id) else { return };
-        if timeline.finish_if_arrived(*least, order.as_deref()) {
-            if let Some(finished) = self.finishing.remove(&id) {
-                drop_elsewhere(finished);
-            }
-        } else {
-            self.timers.insert((now + ARRIVAL, id), Timer::Finish);
-        }
-    }
-
-    fn begin_poison(&mut self, words: Poison) {
-        let id = self.take_id();
-        // The oldest has been ended most often.
-        if self.ended.len() >= MAX_POISONED
-            && let Some((_, oldest)) = self.ended.pop_first()
-        {
-            drop_elsewhere(oldest);
-        }
-        self.ended.insert(id, words);
-        self.poison_after_pause(Instant::now(), id, 0);
-    }
-
-    /// After each time the pause is twice as long.
-    fn poison_after_pause(&mut self, now: Instant, id: u64, times: u32) {
-        self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
-    }
-
-    fn poison_again(&mut self, now: Instant, id: u64, times: u32) {
-        let goes_on = match self.ended.get(&id) {
-            None => return,
-            Some(Poison::Timeline(ends)) => {
-                ends.poison();
-                let is_used = times < POISON_UNUSED_TIMES || Arc::strong_count(ends) > 1;
-                is_used && ends.needs_poison() && !ends.is_sealed()
-            }
-            Some(Poison::Page(page, side)) => {
-                page.poison(*side);
-                times < POISON_UNUSED_TIMES || Arc::strong_count(page) > 1
-            }
-        };
-        if times < POISON_TIMES && goes_on {
-            self.poison_after_pause(now, id, times);
-        } else if let Some(words) = self.ended.remove(&id) {
-            drop_elsewhere(words);
-        }
-    }
-
-    fn served(&self) -> impl Iterator<Item = (u64, &Served)> {
+    fn served(&self) -> impl Iterator<Item = (u64, &Served<S::Session>)> {
         self.sources.iter().filter_map(|(id, source)| match source {
             Source::Served(served) => Some((*id, &**served)),
             _ => None,
@@ -509,7 +345,7 @@ impl EventLoop {
     }
 
     fn add(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) -> bool {
-        let added = epoll::add(&self.shared.epoll, fd, EventData::new_u64(id), flags);
+        let added = epoll::add(self.queue.epoll.fd(), fd, EventData::new_u64(id), flags);
         if let Err(error) = &added {
             tracing::error!(%error, "a descriptor cannot be watched");
         }
@@ -517,7 +353,7 @@ impl EventLoop {
     }
 
     fn modify(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) {
-        if let Err(error) = epoll::modify(&self.shared.epoll, fd, EventData::new_u64(id), flags) {
+        if let Err(error) = epoll::modify(self.queue.epoll.fd(), fd, EventData::new_u64(id), flags) {
             tracing::error!(%error, "a descriptor cannot be watched");
         }
     }
@@ -529,18 +365,11 @@ impl EventLoop {
     }
 }
 
-/// Asks the kernel what there is to do, and sleeps so long where there is nothing.
-fn poll(epoll: &OwnedFd, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
+/// Waits for events of the kernel, no longer than `longest`.
+fn poll(epoll: BorrowedFd<'_>, events: &mut Vec<Event>, longest: Option<Duration>) -> rustix::io::Result<()> {
     let timeout = longest.map(timespec);
     match epoll::wait(epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-/// What may be the last to hold the caller's backend is not for the poller to drop.
-fn drop_elsewhere(thing: impl Send + 'static) {
-    if let Ok(runtime) = Runtime::get() {
-        runtime.worker.submit(move || drop(thing));
     }
 }

@@ -1,6 +1,5 @@
-//! The poller, seen from the other threads: what they ask of it, and how it is woken.
+//! The other threads' handle of the poller: commands to its thread, and the start of it.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,94 +11,87 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::client::{Client, Subscriber};
 use super::event_loop::EventLoop;
-use super::link::Link;
+use super::service::{ConnectionId, Service, Session};
 use super::socket;
 use super::socket_file::{self, SocketFile, SocketName};
+use super::{Metrics, Worker};
 use crate::model::error::{Error, Result};
 use crate::os::{ClosedByFork, spawn_without_signals};
-use crate::sharing::staging::Refused;
-use crate::sharing::timeline::{Ends, OwnCounter, Side, Timeline, WordPage};
-use crate::wire::descriptor::ExportId;
-use crate::wire::{BrokerAddress, Refusal, Reply};
+use crate::wire::{BrokerAddress, Reply};
 
-/// Pending connections that the kernel keeps for us.
+/// Maximum number of pending connections that the kernel queues.
 const BACKLOG: i32 = 128;
 
-/// Tells connections apart; never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ConnectionId(pub(super) u64);
-
-/// What importers are told unasked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Notice {
-    /// The export has been dropped.
-    Dropped,
-    /// The exporter waits until nobody holds the export.
-    Recall,
+/// The other threads' handle of the poller. Its thread starts when it is first needed.
+pub(crate) struct Poller<S: Service> {
+    worker: Worker,
+    metrics: Arc<Metrics>,
+    /// Makes the service when the thread starts.
+    service: fn() -> Result<S>,
+    started: Mutex<Option<Started<S>>>,
 }
 
-/// The poller, seen from the other threads.
-#[derive(Default)]
-pub(crate) struct Poller {
-    started: Mutex<Option<Started>>,
-}
-
-struct Started {
-    shared: Arc<Shared>,
+struct Started<S: Service> {
+    queue: Arc<Queue<S>>,
     listening: HashMap<Option<PathBuf>, BrokerAddress>,
 }
 
-/// What other threads use to talk to the poller's.
-pub(super) struct Shared {
-    pub(super) epoll: OwnedFd,
-    pub(super) wake: OwnedFd,
-    commands: Mutex<Vec<Command>>,
-    _closed_by_fork: [ClosedByFork; 2],
+/// The commands of other threads to the poller's.
+pub(super) struct Queue<S: Service> {
+    pub(super) epoll: Arc<Epoll>,
+    wake: OwnedFd,
+    commands: Mutex<Vec<Command<S>>>,
+    _closed_by_fork: ClosedByFork,
 }
 
-pub(super) enum Command {
+/// The kernel's list of descriptors that the poller's thread waits on.
+pub(super) struct Epoll {
+    fd: OwnedFd,
+    _closed_by_fork: ClosedByFork,
+}
+
+pub(super) enum Command<S: Service> {
     Listen { listener: OwnedFd, refuses_fds: bool, file: Option<SocketFile> },
-    Watch(Arc<Link>, Option<OwnedFd>),
+    Watch(Arc<dyn WatchedClient>, Option<OwnedFd>),
     Unwatch(u64),
-    Notify(Notice, ExportId, Vec<ConnectionId>),
-    Poison(Poison),
-    EndOnceArrived(Timeline, Option<Timeline>),
-    Checked(ConnectionId, u64, Result<(), Refusal>),
-    FinishOnceArrived(Finish),
-    Answer(ConnectionId, Reply, Option<OwnedFd>),
-    StagingRefused(ConnectionId, Refused),
-    WatchStagings,
     WatchSocket(u64, Arc<dyn WatchedSocket>, Option<OwnedFd>),
     UnwatchSocket(u64),
-    KeepUntilArrived(Arc<OwnCounter>, Arc<dyn Any + Send + Sync>),
+    Send(Vec<ConnectionId>, Reply),
+    Event(ConnectionId, <S::Session as Session>::Event),
+    Service(S::Command),
 }
 
-/// Words that are ended repeatedly for a while, as device work that a peer had submitted may still overwrite them.
-#[derive(Debug)]
-pub(crate) enum Poison {
-    /// The words of a timeline whose peer is still there.
-    Timeline(Arc<Ends>),
-    /// All counters of a page whose peer has gone that this side waits for.
-    Page(Arc<WordPage>, Side),
-}
-
-/// A timeline whose own counter is ended when `least` has been signalled and has arrived, as `order` counts it.
-pub(crate) struct Finish {
-    pub(crate) timeline: Timeline,
-    pub(crate) least: u64,
-    pub(crate) order: Option<Arc<OwnCounter>>,
-}
-
-/// A socket that its owner reads from, and the poller only watches for its end.
-pub(crate) trait WatchedSocket: Send + Sync {
-    /// The socket.
+/// A client whose messages the poller reads while no caller waits for a reply.
+pub(super) trait WatchedClient: Send + Sync {
+    /// Returns the client's id, with [`CLIENT_BIT`].
+    fn watch_id(&self) -> u64;
+    /// Returns the socket.
     fn socket(&self) -> BorrowedFd<'_>;
-    /// The other end, or its process, has gone. Called once or twice, on the poller's thread: it may not block.
+    /// Reads the messages that have arrived. Returns false where a caller is reading.
+    fn on_readable(&self) -> bool;
+    /// Returns whether the connection is known to have closed.
+    fn is_gone(&self) -> bool;
+    /// Notes that the peer has terminated.
+    fn mark_gone(&self);
+}
+
+/// A socket that its owner reads from, and that the poller only watches for a hang-up.
+pub(crate) trait WatchedSocket: Send + Sync {
+    /// Returns the socket.
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// Handles the hang-up of the peer, or the termination of its process. Called once or twice, on the poller's thread: it may
+    /// not block.
     fn hung_up(&self);
 }
 
-impl Poller {
+impl<S: Service> Poller<S> {
+    /// Creates the handle. No thread is started before one is needed.
+    pub(crate) fn new(worker: Worker, metrics: Arc<Metrics>, service: fn() -> Result<S>) -> Self {
+        Self { worker, metrics, service, started: Mutex::default() }
+    }
+
     /// Listens in the abstract namespace, or in `directory`; once for each.
     pub(crate) fn listen(&self, directory: Option<PathBuf>) -> Result<BrokerAddress> {
         let mut started = self.start()?;
@@ -108,125 +100,76 @@ impl Poller {
             return Ok(address.clone());
         }
         let (listener, refuses_fds, address, file) = listen(directory.as_ref())?;
-        started.shared.command(Command::Listen { listener, refuses_fds, file });
+        started.queue.push(Command::Listen { listener, refuses_fds, file });
         started.listening.insert(directory, address.clone());
         Ok(address)
     }
 
-    /// Is this an address of ours?
+    /// Returns whether this process listens at the address.
     pub(crate) fn listens_at(&self, address: &BrokerAddress) -> bool {
         self.lock().as_ref().is_some_and(|started| started.listening.values().any(|one| one == address))
     }
 
-    /// Watches an importer's link for the exporter's end and its notices.
-    pub(crate) fn watch(&self, link: &Arc<Link>) -> Result<()> {
+    /// Watches a client for messages and for the termination of its peer.
+    pub(crate) fn watch<T: Subscriber>(&self, client: &Arc<Client<T>>) -> Result<()> {
         let mut started = self.start()?;
         let started = started.as_mut().expect("start() has filled it");
-        let pid = link.exporter_pid().and_then(|pid| Pid::from_raw(pid as i32));
+        let pid = client.server_pid().and_then(|pid| Pid::from_raw(pid as i32));
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        started.shared.command(Command::Watch(Arc::clone(link), process));
+        client.set_watched(&started.queue.epoll);
+        started.queue.push(Command::Watch(Arc::clone(client) as Arc<dyn WatchedClient>, process));
         Ok(())
     }
 
-    /// Forgets a link.
-    pub(crate) fn unwatch(&self, link: &Link) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::Unwatch(link.watch_id()));
-        }
+    /// Stops watching a client.
+    pub(crate) fn unwatch<T: Subscriber>(&self, client: &Client<T>) {
+        self.push(|| Command::Unwatch(client.watch_id()));
     }
 
-    /// Lets the poller read the link's notices, or keeps it away while a caller reads its answer.
-    pub(crate) fn arm(&self, link: &Link, armed: bool) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.arm(link, armed);
-        }
-    }
-
-    /// Tells importers something about an export.
-    pub(crate) fn notify(&self, notice: Notice, export: ExportId, connections: Vec<ConnectionId>) {
-        if let Some(started) = self.lock().as_ref().filter(|_| !connections.is_empty()) {
-            started.shared.command(Command::Notify(notice, export, connections));
-        }
-    }
-
-    /// The driver has been asked what an answer waits for.
-    pub(crate) fn checked(&self, connection: ConnectionId, check: u64, result: Result<(), Refusal>) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::Checked(connection, check, result));
-        }
-    }
-
-    /// Answers an importer, with a descriptor or without.
-    pub(crate) fn answer(&self, connection: ConnectionId, reply: Reply, file: Option<OwnedFd>) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::Answer(connection, reply, file));
-        }
-    }
-
-    /// A copy could not begin.
-    pub(crate) fn staging_refused(&self, connection: ConnectionId, refused: Refused) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::StagingRefused(connection, refused));
-        }
-    }
-
-    /// A copy waits for others: from now on it is looked at whether their importers are still at work.
-    pub(crate) fn watch_stagings(&self) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::WatchStagings);
-        }
-    }
-
-    /// Ends words again, for a while.
-    pub(crate) fn poison_again(&self, words: Poison) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::Poison(words));
-        }
-    }
-
-    /// Ends both sides of a timeline within this process, once what the near side has submitted has arrived.
-    pub(crate) fn end_once_arrived(&self, near: Timeline, far: Option<Timeline>) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::EndOnceArrived(near, far));
-        }
-    }
-
-    /// Ends this side's counter for good, once what was submitted has arrived.
-    pub(crate) fn finish_once_arrived(&self, finish: Finish) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::FinishOnceArrived(finish));
-        }
-    }
-
-    /// Watches a socket for the end of the other side, by a number that is never given twice; and that process, where it has
+    /// Watches a socket for the hang-up of its peer, by a number that is never given twice; and the peer's process, where it has
     /// an id here.
     pub(crate) fn watch_socket(&self, number: u64, socket: Arc<dyn WatchedSocket>, pid: u32) -> Result<()> {
         let mut started = self.start()?;
         let started = started.as_mut().expect("start() has filled it");
         let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        started.shared.command(Command::WatchSocket(number | SOCKET_BIT, socket, process));
+        started.queue.push(Command::WatchSocket(number | SOCKET_BIT, socket, process));
         Ok(())
     }
 
-    /// Forgets a socket that was watched.
+    /// Stops watching a socket.
     pub(crate) fn unwatch_socket(&self, number: u64) {
-        if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::UnwatchSocket(number | SOCKET_BIT));
+        self.push(|| Command::UnwatchSocket(number | SOCKET_BIT));
+    }
+
+    /// Sends a notification over connections.
+    pub(crate) fn notify(&self, connections: Vec<ConnectionId>, message: Reply) {
+        if !connections.is_empty() {
+            self.push(|| Command::Send(connections, message));
         }
     }
 
-    /// Keeps something until what was submitted in this order has arrived.
-    pub(crate) fn keep_until_arrived(&self, order: Arc<OwnCounter>, kept: Arc<dyn Any + Send + Sync>) {
+    /// Hands an event to the session of a connection.
+    pub(crate) fn send_event(&self, connection: ConnectionId, event: <S::Session as Session>::Event) {
+        self.push(|| Command::Event(connection, event));
+    }
+
+    /// Hands a command to the service.
+    pub(crate) fn send_command(&self, command: S::Command) {
+        self.push(|| Command::Service(command));
+    }
+
+    /// Queues a command, where the thread runs.
+    fn push(&self, command: impl FnOnce() -> Command<S>) {
         if let Some(started) = self.lock().as_ref() {
-            started.shared.command(Command::KeepUntilArrived(order, kept));
+            started.queue.push(command());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Started>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Started<S>>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self) -> Result<MutexGuard<'_, Option<Started>>> {
+    fn start(&self) -> Result<MutexGuard<'_, Option<Started<S>>>> {
         let mut started = self.lock();
         if started.is_some() {
             return Ok(started);
@@ -235,48 +178,55 @@ impl Poller {
             let what = what.to_owned();
             move |error: Errno| Error::io(what, error)
         };
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed("creating an epoll instance"))?;
+        let service = (self.service)()?;
+        let fd = epoll::create(CreateFlags::CLOEXEC).map_err(failed("creating an epoll instance"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(failed("creating an eventfd"))?;
-        let shared = Arc::new(Shared {
-            _closed_by_fork: [ClosedByFork::new(epoll.as_fd()), ClosedByFork::new(wake.as_fd())],
-            epoll,
-            wake,
-            commands: Mutex::default(),
-        });
-        epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)
+        let epoll = Arc::new(Epoll { _closed_by_fork: ClosedByFork::new(fd.as_fd()), fd });
+        let _closed_by_fork = ClosedByFork::new(wake.as_fd());
+        let queue = Arc::new(Queue { epoll, wake, commands: Mutex::default(), _closed_by_fork });
+        epoll::add(queue.epoll.fd(), &queue.wake, EventData::new_u64(WAKE), EventFlags::IN)
             .map_err(failed("watching an eventfd"))?;
-        let in_thread = Arc::clone(&shared);
-        spawn_without_signals("device-ipc-poll", move || EventLoop::new(in_thread).run())?;
-        *started = Some(Started { shared, listening: HashMap::new() });
+        let (in_thread, worker, metrics) =
+            (Arc::clone(&queue), self.worker.clone(), Arc::clone(&self.metrics));
+        spawn_without_signals("device-ipc-poll", move || {
+            EventLoop::new(service, in_thread, worker, metrics).run();
+        })?;
+        *started = Some(Started { queue, listening: HashMap::new() });
         Ok(started)
     }
 }
 
-impl fmt::Debug for Poller {
+impl<S: Service> fmt::Debug for Poller<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Poller").finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    /// Takes what was asked since the last time.
-    pub(super) fn take_commands(&self) -> Vec<Command> {
+impl<S: Service> Queue<S> {
+    /// Takes the commands that have been queued since the last call.
+    pub(super) fn take_commands(&self) -> Vec<Command<S>> {
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn command(&self, command: Command) {
+    fn push(&self, command: Command<S>) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         // The counter cannot overflow: the poller reads it to zero at every turn.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
+}
 
-    /// One-shot, so that a link that a caller reads from costs the poller no wake-up.
-    pub(super) fn arm(&self, link: &Link, armed: bool) {
-        let wanted = if armed { EventFlags::IN | EventFlags::ONESHOT } else { EventFlags::ONESHOT };
-        let data = EventData::new_u64(link.watch_id());
-        let _ = epoll::modify(&self.epoll, link.socket(), data, wanted);
+impl Epoll {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Lets the poller read a client's messages, or keeps it away while a caller reads its reply. One-shot, so that a client that
+    /// a caller reads from costs the poller no wake-up.
+    pub(super) fn arm(&self, watch_id: u64, socket: BorrowedFd<'_>, armed: bool) {
+        let interest = if armed { EventFlags::IN | EventFlags::ONESHOT } else { EventFlags::ONESHOT };
+        let _ = epoll::modify(&self.fd, socket, EventData::new_u64(watch_id), interest);
     }
 }
 
@@ -297,11 +247,11 @@ fn listen(directory: Option<&PathBuf>) -> Result<(OwnedFd, bool, BrokerAddress, 
     Ok((socket, refuses_fds, BrokerAddress::Path(file.path().to_owned()), Some(file)))
 }
 
-/// The wake-up in the poller's own numbering of what it waits on.
+/// The id of the wake-up among the poller's sources.
 pub(super) const WAKE: u64 = 0;
 
-/// The ids of links have this bit, so that they cannot be mistaken for those of the poller's own sources.
-pub(super) const LINK_BIT: u64 = 1 << 63;
+/// A bit of every client's id, which no id of the poller's own sources has.
+pub(super) const CLIENT_BIT: u64 = 1 << 63;
 
-/// And those of sockets that are only watched this one.
+/// A bit of every watched socket's id.
 pub(super) const SOCKET_BIT: u64 = 1 << 62;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::Metrics;
 use crate::backend::DeviceEvent;
 use crate::model::error::{Error, Result};
 use crate::os::spawn_without_signals;
-use crate::sharing::Runtime;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -27,8 +27,10 @@ thread_local! {
 
 /// Runs jobs one after the other on a thread of its own, and never on the thread that submits them, which may hold locks
 /// that they take. A job that waits for an event holds up no other one.
+#[derive(Clone)]
 pub(crate) struct Worker {
     tasks: Sender<Task>,
+    metrics: Arc<Metrics>,
 }
 
 /// Refuses a call that would wait on the worker's own thread: for what this thread does, or in the way of it. One that waits
@@ -56,10 +58,10 @@ impl Worker {
     /// # Errors
     ///
     /// [`Error::Io`] where the system starts no thread.
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(metrics: Arc<Metrics>) -> Result<Self> {
         let (tasks, receiver) = channel();
         spawn_without_signals("device-ipc-work", move || work(&receiver))?;
-        Ok(Self { tasks })
+        Ok(Self { tasks, metrics })
     }
 
     /// Hands a job over. A job that panics does not stop those behind it.
@@ -134,9 +136,7 @@ impl Worker {
     }
 
     fn send(&self, task: Task) {
-        if let Some(runtime) = Runtime::existing() {
-            runtime.metrics.jobs_total.add(1);
-        }
+        self.metrics.jobs_total.add(1);
         // The thread ends with the process only, so the job is received.
         let _ = self.tasks.send(task);
     }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn jobs_run_in_order_and_a_panic_does_not_stop_them() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let (sender, receiver) = channel();
         for number in 0..3 {
             let sender = sender.clone();
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn event_that_panics_counts_as_reached() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let (sender, receiver) = channel();
         worker.submit_once(|| panic!("this panic is part of the test"), move || sender.send(()).unwrap());
         assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(()));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_job_that_waits_for_an_event_holds_up_no_other_one() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
         let late = sender.clone();
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_is_to_run_behind_the_others_waits_for_their_events() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let ran = Arc::new(AtomicBool::new(false));
         assert!(worker.run_behind(|| {}, Duration::from_secs(10)), "there is nothing before it");
@@ -306,7 +306,7 @@ mod tests {
             }
         }
 
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let (sender, dropped) = channel();
         for references in 0..2 {
             let value = Arc::new(Named(sender.clone()));
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn calls_that_wait_are_refused_on_the_worker_alone() {
-        let worker = Worker::start().unwrap();
+        let worker = Worker::start(Arc::default()).unwrap();
         let long = Duration::from_secs(60);
         assert!(check_may_wait("wait", long).is_ok());
         let (sender, receiver) = channel();
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn job_that_the_worker_waits_for_runs_at_once() {
         static WORKER: std::sync::OnceLock<Worker> = std::sync::OnceLock::new();
-        let worker = WORKER.get_or_init(|| Worker::start().unwrap());
+        let worker = WORKER.get_or_init(|| Worker::start(Arc::default()).unwrap());
         let (sender, receiver) = channel();
         worker.submit(move || {
             let inner = sender.clone();

@@ -20,9 +20,11 @@ use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
-use crate::sharing::timeline::{ENDED, End, OwnCounter, Place, Side, Timeline, Word, WordPage, timelines_of};
+use crate::sharing::timeline::{
+    ENDED, End, OwnCounter, Place, Poison, Side, Timeline, Word, WordPage, timelines_of,
+};
 use crate::transport::socket::{self, PeerSocket};
-use crate::transport::{Deadline, Gate, Poison, WatchedSocket};
+use crate::transport::{Deadline, TimedMutex, WatchedSocket};
 
 /// A callback for the termination of the peer.
 pub(super) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -83,8 +85,8 @@ pub(super) struct Connection {
     pub(super) maps: Maps,
     /// The maximum size of a message in bytes.
     pub(super) limit: u64,
-    pub(super) sending: Gate<SendState>,
-    pub(super) receiving: Gate<ReceiveState>,
+    pub(super) sending: TimedMutex<SendState>,
+    pub(super) receiving: TimedMutex<ReceiveState>,
     /// Whether a receiver may spin before it sleeps.
     pub(super) may_spin: AtomicBool,
     /// Whether the peer was asleep when the last message was sent to it.
@@ -126,8 +128,8 @@ impl Connection {
             devices: own.devices,
             maps,
             limit: own.limit.min(peer.limit),
-            sending: Gate::new(SendState::default()),
-            receiving: Gate::new(ReceiveState::default()),
+            sending: TimedMutex::new(SendState::default()),
+            receiving: TimedMutex::new(ReceiveState::default()),
             may_spin: AtomicBool::new(true),
             has_woken: AtomicBool::new(false),
             side,

@@ -21,7 +21,7 @@ use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::check_may_wait;
 use crate::transport::socket::PeerSocket;
 use crate::transport::socket_file::SocketFile;
-use crate::transport::{Deadline, Gate, PeerCredentials, socket};
+use crate::transport::{Deadline, PeerCredentials, TimedMutex, socket};
 use crate::wire::BrokerAddress;
 
 /// Maximum time for which a process may stay connected without sending hello.
@@ -95,7 +95,7 @@ impl<'a> ListenBuilder<'a> {
             address,
             listening,
             file,
-            pending: Gate::new(Vec::new()),
+            pending: TimedMutex::new(Vec::new()),
             owner: Owner::current(),
         })
     }
@@ -130,7 +130,7 @@ pub struct Listener {
     listening: ListeningSocket,
     file: Option<SocketFile>,
     /// The connections that have not sent hello.
-    pending: Gate<Vec<PendingConnection>>,
+    pending: TimedMutex<Vec<PendingConnection>>,
     owner: Owner,
 }
 
@@ -168,7 +168,7 @@ impl Listener {
         check_may_wait("Listener::accept", timeout)?;
         Runtime::get()?;
         let deadline = Deadline::after(timeout);
-        let pending = self.pending.enter(deadline);
+        let pending = self.pending.lock(deadline);
         let mut pending = pending.ok_or_else(|| self.timed_out(deadline))?;
         loop {
             self.accept_pending(&mut pending)?;

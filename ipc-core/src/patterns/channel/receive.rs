@@ -67,7 +67,7 @@ impl Connection {
     pub(super) fn receive(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
         Runtime::get()?;
         self.owner.check()?;
-        let receiving = self.receiving.enter(deadline);
+        let receiving = self.receiving.lock(deadline);
         let mut receiving =
             receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
         let mut wakes = 0;
@@ -321,7 +321,7 @@ impl Connection {
     ///
     /// The time is limited, because the peer may continue to send.
     pub(super) fn discard_unread(self: &Arc<Self>) {
-        let Some(mut receiving) = self.receiving.try_enter() else { return };
+        let Some(mut receiving) = self.receiving.try_lock() else { return };
         let until = Instant::now() + DISCARD_TIMEOUT;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {

@@ -88,7 +88,7 @@ impl Connection {
     pub(super) fn send(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<()> {
         let runtime = Runtime::get()?;
         self.owner.check()?;
-        let sending = self.sending.enter(deadline);
+        let sending = self.sending.lock(deadline);
         let mut sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         self.check()?;
         self.check_devices(message, reply)?;
@@ -224,7 +224,7 @@ impl Connection {
     /// Waits until the peer has received every message, and opened or discarded every tensor in them.
     pub(super) fn wait_settled(&self, deadline: Deadline) -> Result<()> {
         self.owner.check()?;
-        let sending = self.sending.enter(deadline);
+        let sending = self.sending.lock(deadline);
         let sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         let taken = || {
             let [received, settled] = [Slot::Received, Slot::Settled].map(|slot| self.peers_word(slot));

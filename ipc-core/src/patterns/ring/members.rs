@@ -13,8 +13,7 @@ use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::export::TimelineObserver;
-use crate::sharing::timeline::{End, OwnCounter, Seen, Timeline};
-use crate::transport::{Finish, Poison};
+use crate::sharing::timeline::{End, Finish, OwnCounter, Poison, Seen, Timeline};
 
 /// The readers of a ring.
 #[derive(Debug)]

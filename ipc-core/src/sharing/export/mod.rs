@@ -17,8 +17,9 @@ pub use guard::{Export, Hanging};
 pub use share::ShareBuilder;
 pub use tensor_set::{MemoryId, TensorSet};
 
+pub(crate) use crate::backend::check_backend;
 pub(crate) use borrowed::{BorrowedMemory, BorrowedPiece};
-pub(crate) use share::{check_backend, copy_and_wait};
+pub(crate) use share::copy_and_wait;
 pub(crate) use shared::Shared;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::NewExport;

@@ -12,6 +12,7 @@ use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
 use super::{BorrowedMemory, BorrowedPiece};
 use crate::backend::Buffer;
+use crate::backend::check_backend;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
@@ -331,13 +332,6 @@ impl Prepared {
         let published = OneOrMany::One(Published::new(export));
         Ok(Export::new(Descriptor::new(self.contents), published, Reach::Known(self.exposure)))
     }
-}
-
-pub(crate) fn check_backend(what: &'static str, found: &str, expected: &str) -> Result<()> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(Error::WrongBackend { what, found: found.to_owned(), expected: expected.to_owned() })
 }
 
 fn no_bytes() -> Error {

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use super::check_backend;
 use super::exposure::{Exposing, Exposure};
 use super::gather::{Gathered, GatheredPart};
 use super::guard::{Export, Published, Reach};
-use super::share::{ShareBuilder, check_backend, check_read_only, isolated_copy, ready_event, stand_in};
+use super::share::{ShareBuilder, check_read_only, isolated_copy, ready_event, stand_in};
 use super::shared::{Handles, Shared};
 use super::table::NewExport;
 use super::tensor_set::{Memories, Remembered, TensorSet};

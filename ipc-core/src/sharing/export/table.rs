@@ -22,9 +22,9 @@ use crate::os::Condvar;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::transport::Metrics;
-use crate::transport::{AllowList, ConnectionId, Epoch, Notice};
-use crate::wire::Token;
+use crate::transport::{AllowList, ConnectionId, Epoch};
 use crate::wire::descriptor::ExportId;
+use crate::wire::{Reply, Token};
 
 use allocations::Address;
 pub(crate) use grants::{Bearer, ChannelId};
@@ -163,7 +163,7 @@ impl ExportTable {
         self.retire_if_free(&mut state, export);
         drop(state);
         if let Ok(runtime) = Runtime::get() {
-            runtime.poller.notify(Notice::Dropped, export, connections);
+            runtime.poller.notify(connections, Reply::Dropped { export });
         }
     }
 
@@ -205,7 +205,7 @@ impl ExportTable {
         let connections = entry.connections();
         drop(state);
         if let Ok(runtime) = Runtime::get() {
-            runtime.poller.notify(Notice::Recall, export, connections);
+            runtime.poller.notify(connections, Reply::Recall { export });
         }
     }
 

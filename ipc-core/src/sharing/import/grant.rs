@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::link::Link;
 use super::table::ImportTable;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::Runtime;
 use crate::sharing::export::ChannelId;
-use crate::transport::{AllowList, Deadline, Link};
+use crate::transport::{AllowList, Deadline};
 use crate::wire::channel::MAX_ENDED_GRANTS;
 use crate::wire::descriptor::{ExportId, NamedExport};
 use crate::wire::{BrokerAddress, Token};

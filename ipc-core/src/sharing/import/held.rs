@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::keeper::check_stream_of;
+use super::link::GoneCallback;
 use super::table::{HeldLease, KnownLease};
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
@@ -18,7 +19,7 @@ use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
 use crate::sharing::timeline::{End, Side, Timeline, note_own_slot, take_own_slot, timelines_of};
-use crate::transport::{Deadline, GoneCallback};
+use crate::transport::Deadline;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
 /// An export that is open here; a [`Mapping`](crate::Mapping) has one, a bundle one for each home device. The lease ends

@@ -7,9 +7,13 @@ mod cache_loom;
 mod grant;
 mod held;
 mod keeper;
+mod link;
+mod link_pages;
 mod mapping;
+mod notices;
 mod open;
 mod own;
+mod staged;
 mod table;
 mod tensor;
 
@@ -20,6 +24,8 @@ pub use tensor::Tensor;
 
 pub(crate) use grant::HeldGrant;
 pub(crate) use keeper::Keeper;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use link::Link;
 pub(crate) use open::{Staging, is_out_of_reach};
 pub(crate) use own::OwnMemory;
-pub(crate) use table::{ImportTable, KnownLease};
+pub(crate) use table::ImportTable;

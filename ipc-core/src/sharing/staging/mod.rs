@@ -10,13 +10,11 @@
 //! of them ([`Stagings`]). The messages stand in `docs/spec/protocol.md`.
 
 mod chunks;
-mod incoming;
 mod limits;
 mod local;
 mod outgoing;
 
 pub(crate) use chunks::Chunks;
-pub(crate) use incoming::{Incoming, copy_in};
 pub use limits::StagingLimits;
 pub(crate) use limits::Stagings;
 pub(crate) use local::copy_within;

@@ -162,7 +162,7 @@ impl Outgoing {
         }
         if let Err(refusal) = step(self) {
             let refused = Refused { lease: self.lease, request, refusal };
-            runtime.poller.staging_refused(self.connection, refused);
+            runtime.poller.refuse_staging(self.connection, refused);
         }
     }
 

@@ -9,6 +9,7 @@
     reason = "addresses of registered words are handed to the backend while their page is held"
 )]
 
+mod follow_ups;
 mod own;
 mod page;
 mod ring;
@@ -20,15 +21,15 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) use crate::wire::Returned;
+pub(crate) use follow_ups::{Finish, FollowUp, FollowUps, Poison};
 pub(crate) use own::{OwnCounter, drop_unused_own_pages, note_own_slot, return_own_slot, take_own_slot};
 pub(crate) use page::{SLOTS, Word, WordPage};
 pub(crate) use slots::{Place, Slots};
 
-use crate::backend::DeviceIpc;
 use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::backend::{DeviceIpc, check_backend};
 use crate::model::error::{Error, Result};
 use crate::os::process::Owner;
-use crate::sharing::export::check_backend;
 use crate::sharing::host_pages::{timeline_begun, timeline_ended};
 use crate::transport::check_may_wait;
 pub(crate) use page::timelines_of;

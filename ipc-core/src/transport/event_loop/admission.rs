@@ -1,4 +1,4 @@
-//! Which connections the poller accepts, and which make room for others.
+//! Admission of connections: limits, and which connections make room for others.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -9,47 +9,46 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 
-use super::super::ConnectionId;
 use super::super::closer;
-use super::super::served::Served;
+use super::super::connection::{Connection, Served};
+use super::super::service::{ConnectionId, Service, Session};
 use super::super::socket::{self, PeerCredentials, PeerSocket};
 use super::{EventLoop, Listener, Source, Timer};
 use crate::os::kill::kill_point;
-use crate::sharing::Runtime;
 use crate::wire::protocol::{Refusal, Reply, RequestId, encode};
 
 /// Maximum number of connections served at a time.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// Each connection has two descriptors, its socket and its process, and all of them together take half of what the process may
-/// have: the program needs the others.
+/// Each connection takes two descriptors, its socket and its process. All connections together take at most half of the process's
+/// limit: the program needs the others.
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 
-/// Number of connections that are always served, however few descriptors the process may have.
+/// Number of connections that are served whatever the limit of descriptors.
 const MIN_CONNECTIONS: usize = 4;
 
-/// Maximum number of connections without a lease; the oldest of the user with most of them makes room for a new one.
+/// Maximum number of connections without a lease; the oldest one of the user with most of them makes room for a new one.
 const MAX_WITHOUT_LEASE: usize = 256;
 
-/// Maximum number of connections of one process, which needs only one.
+/// Maximum number of connections of one process. A process needs one.
 const MAX_OF_ONE_PROCESS: usize = 8;
 
-/// How long a peer may stay connected without having said hello.
+/// Maximum time between the accept of a connection and its peer's hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Maximum number of connections accepted before those that there are have their turn.
+/// Maximum number of connections accepted before the event loop serves the existing ones.
 const ACCEPTED_PER_TURN: usize = 16;
 
-/// How long the poller accepts nothing after an accept has failed.
+/// Pause in accepting connections after an accept has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Maximum number of sockets that wait to be closed on other threads; while there are more, none is accepted.
+/// Maximum number of sockets that wait to be closed on other threads; above it no connection is accepted.
 const MAX_CLOSING: usize = 64;
 
-/// How often refused connections are logged.
+/// Minimum time between two warnings about refused connections.
 const WARNING_PERIOD: Duration = Duration::from_secs(1);
 
-/// Warnings about refused connections, which another user can cause at will.
+/// Rate limit of warnings about refused connections, which another user can cause at will.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     last: Option<Instant>,
@@ -57,7 +56,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// Counts one; how many there have been since the last warning, where it is time for the next.
+    /// Counts a refusal. Returns the number of refusals since the last warning where the next one is due.
     fn count(&mut self) -> Option<u64> {
         self.since += 1;
         let due = self.last.is_none_or(|last| last.elapsed() >= WARNING_PERIOD);
@@ -68,7 +67,7 @@ impl Refusals {
     }
 }
 
-impl EventLoop {
+impl<S: Service> EventLoop<S> {
     pub(super) fn accept(&mut self, listener: u64) {
         for _ in 0..ACCEPTED_PER_TURN {
             if closer::backlog() > MAX_CLOSING {
@@ -98,7 +97,7 @@ impl EventLoop {
         }
     }
 
-    /// The kernel goes on to report a connection that waits; without a pause the poller would do nothing else.
+    /// The kernel reports a pending connection repeatedly; without a pause the poller would do nothing else.
     fn pause_accepting(&mut self, listener: u64, why: &str) {
         tracing::warn!(why, pause_ms = ACCEPT_PAUSE.as_millis(), "no connection can be accepted");
         if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
@@ -109,7 +108,7 @@ impl EventLoop {
 
     fn admit(&mut self, accepted: PeerSocket) {
         let Ok(peer) = socket::peer_credentials(accepted.owned()) else { return };
-        if !Runtime::get().is_ok_and(|runtime| runtime.exports.permits(&peer)) {
+        if !self.service.permits(&peer) {
             return self.refuse(&accepted, &peer);
         }
         if let Err(why) = self.make_room_for(&peer) {
@@ -118,7 +117,6 @@ impl EventLoop {
             }
             return;
         }
-        self.tie_page();
         let id = self.take_id();
         if !self.add(accepted.fd(), id, EventFlags::IN) {
             return;
@@ -134,11 +132,13 @@ impl EventLoop {
         }
         self.timers.insert((Instant::now() + HELLO_DEADLINE, id), Timer::Hello);
         self.connections += 1;
-        self.sources.insert(id, Source::Served(Box::new(Served::new(ConnectionId(id), accepted, peer))));
+        let session = self.service.connected(ConnectionId(id));
+        let connection = Connection::new(accepted, peer);
+        self.sources.insert(id, Source::Served(Box::new(Served { connection, session })));
         kill_point!("exporter:accepted");
     }
 
-    /// No export has allowed this user: it learns that, and nothing about this process.
+    /// Refuses a user whom no export has allowed. The reply says so, and nothing about this process.
     fn refuse(&mut self, accepted: &PeerSocket, peer: &PeerCredentials) {
         if let Some(count) = self.refusals.count() {
             tracing::warn!(
@@ -154,10 +154,10 @@ impl EventLoop {
         }
     }
 
-    /// Closes connections without a lease where a new one needs their place: their importers connect again when they need to.
-    /// Returns why there is none.
+    /// Closes connections without a lease where a new one needs their place: their importers connect again on demand. The error
+    /// says why there is no place.
     fn make_room_for(&mut self, peer: &PeerCredentials) -> Result<(), String> {
-        let same = |served: &Served| peer.pid != 0 && served.peer().pid == peer.pid;
+        let same = |served: &Served<S::Session>| peer.pid != 0 && served.connection.peer().pid == peer.pid;
         if self.connections >= MAX_OF_ONE_PROCESS
             && self.served().filter(|(_, served)| same(served)).count() >= MAX_OF_ONE_PROCESS
         {
@@ -168,7 +168,8 @@ impl EventLoop {
         let most_of_user =
             if peer.uid == rustix::process::geteuid().as_raw() { most } else { most.div_ceil(2) };
         if self.connections >= most_of_user {
-            let of_user = self.served().filter(|(_, served)| served.peer().uid == peer.uid).count();
+            let of_user =
+                self.served().filter(|(_, served)| served.connection.peer().uid == peer.uid).count();
             if of_user >= most_of_user && !self.close_oldest_of(Some(peer.uid)) {
                 return Err(format!(
                     "user {} has {of_user} connections with leases, and {most_of_user} are served: a quarter of this \
@@ -178,7 +179,7 @@ impl EventLoop {
             }
         }
         if self.connections >= MAX_WITHOUT_LEASE
-            && self.served().filter(|(_, served)| !served.has_leases()).count() >= MAX_WITHOUT_LEASE
+            && self.served().filter(|(_, served)| !served.session.has_leases()).count() >= MAX_WITHOUT_LEASE
         {
             self.close_oldest_without_lease();
         }
@@ -195,15 +196,17 @@ impl EventLoop {
     /// Closes the oldest connection without a lease of the user that has most of them.
     fn close_oldest_without_lease(&mut self) -> bool {
         let mut users = HashMap::<u32, usize>::new();
-        for (_, served) in self.served().filter(|(_, served)| !served.has_leases()) {
-            *users.entry(served.peer().uid).or_default() += 1;
+        for (_, served) in self.served().filter(|(_, served)| !served.session.has_leases()) {
+            *users.entry(served.connection.peer().uid).or_default() += 1;
         }
         let user = users.into_iter().max_by_key(|(_, count)| *count).map(|(user, _)| user);
         user.is_some() && self.close_oldest_of(user)
     }
 
     fn close_oldest_of(&mut self, user: Option<u32>) -> bool {
-        let of_user = |served: &Served| Some(served.peer().uid) == user && !served.has_leases();
+        let of_user = |served: &Served<S::Session>| {
+            Some(served.connection.peer().uid) == user && !served.session.has_leases()
+        };
         let oldest = self.served().filter(|(_, served)| of_user(served)).map(|(id, _)| id).min();
         if let Some(id) = oldest {
             self.close(id);

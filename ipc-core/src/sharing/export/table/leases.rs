@@ -10,8 +10,8 @@ use crate::backend::Access;
 use crate::model::error::Result;
 use crate::model::lease::{Holder, LeaseId};
 use crate::sharing::Runtime;
-use crate::sharing::timeline::{End, Place, Side, Timeline};
-use crate::transport::{ConnectionId, PeerCredentials, Poison};
+use crate::sharing::timeline::{End, Place, Poison, Side, Timeline};
+use crate::transport::{ConnectionId, PeerCredentials};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Token};
 

@@ -16,7 +16,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
-use crate::transport::Link;
+use crate::sharing::import::link::Link;
 use crate::wire::Grant;
 use crate::wire::descriptor::DescribedRegions;
 

@@ -17,7 +17,9 @@ use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::import::grant::HeldGrant;
-use crate::transport::{AllowList, Deadline, ExportNotices, Link};
+use crate::sharing::import::link::Link;
+use crate::sharing::import::notices::ExportNotices;
+use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
 use crate::wire::{Grant, Token, WireHandle};
 

@@ -14,8 +14,10 @@ use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::sharing::import::cache::{Cached, Kept};
+use crate::sharing::import::link::Link;
+use crate::sharing::import::notices::ExportNotices;
 use crate::sharing::timeline::{End, Timeline};
-use crate::transport::{Deadline, ExportNotices, Link};
+use crate::transport::Deadline;
 
 /// A hold on a lease.
 pub(in crate::sharing::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
@@ -94,7 +96,7 @@ impl Ready {
 impl Lease {
     /// May the mappings of this lease still be used?
     pub(in crate::sharing::import) fn check(&self) -> Result<()> {
-        if self.is_revoked() { Err(self.link.exporter_gone()) } else { Ok(()) }
+        if self.is_revoked() { Err(self.link.error_gone()) } else { Ok(()) }
     }
 
     fn is_revoked(&self) -> bool {
@@ -145,7 +147,7 @@ impl Lease {
     pub(super) fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
         self.check()?;
         if self.link.is_gone() {
-            return Err(self.link.exporter_gone());
+            return Err(self.link.error_gone());
         }
         // One whose memory is looked at at every open cannot be asked about once it has been dropped.
         if self.borrowed && !self.notices.is_dropped() {
@@ -159,7 +161,7 @@ impl Lease {
         let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
         self.check()?;
         if self.link.is_gone() {
-            return Err(self.link.exporter_gone());
+            return Err(self.link.error_gone());
         }
         if self.notices.is_dropped() {
             return Err(Error::ExportDropped { pid });

@@ -14,7 +14,7 @@ use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::import::cache::{Cached, Kept};
-use crate::transport::Link;
+use crate::sharing::import::link::Link;
 use crate::wire::WireHandle;
 
 /// A hold on a driver's mapping.

@@ -1,4 +1,4 @@
-//! The exporter's side: a real [`Served`] with a real [`ExportTable`], beside a model of what `docs/spec/protocol.md` says.
+//! The exporter's side: a real [`BrokerSession`] with a real [`ExportTable`], beside a model of what `docs/spec/protocol.md` says.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use super::super::served::{Next, Served};
-use super::super::socket::{self, PeerCredentials, PeerSocket};
-use super::super::{AllowList, ConnectionId};
 use super::script::{Script, Step, connection};
 use crate::backend::{Access, DeviceIpc};
 use crate::fuzzing::SOMEBODY;
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::lease::LeaseId;
 use crate::sharing::Runtime;
+use crate::sharing::broker::BrokerSession;
 use crate::sharing::export::{ExportTable, NewExport, Shared};
 use crate::sharing::timeline::End;
+use crate::transport::socket::{self, PeerCredentials, PeerSocket};
+use crate::transport::{AllowList, Connection, ConnectionId, Metrics, Next, Served, Session};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, decode};
@@ -132,7 +132,11 @@ impl Exporter {
         let table = self.exports(stranger);
         let (near, far) = connection();
         // As on a kernel that cannot refuse descriptors.
-        let mut served = Served::new(CONNECTION, PeerSocket::new(near, true), credentials);
+        let runtime = Runtime::get().expect("this process has an identity");
+        let connection = Connection::new(PeerSocket::new(near, true), credentials);
+        let session = BrokerSession::new(runtime, &table, SOMEBODY, CONNECTION);
+        let mut served = Served { connection, session };
+        let metrics = Metrics::default();
         let mut packets = 0;
         let mut next = Next::Keep;
         for Step { action, times, packet } in Script(script) {
@@ -152,7 +156,7 @@ impl Exporter {
                         let fds = [far.as_fd(); 3];
                         let fds = if action == SEND_WITH_DESCRIPTORS { &fds[..] } else { &[] };
                         socket::send(far.as_fd(), packet, fds).expect("what was sent before has been read");
-                        let next = served.read(buffer, &table, &SOMEBODY);
+                        let next = served.read(buffer, &metrics);
                         model.check(packet, !fds.is_empty(), next);
                         next
                     }
@@ -161,8 +165,8 @@ impl Exporter {
                     break;
                 }
                 assert_eq!(next, Next::Keep, "nobody sends so much that it has to pause");
-                assert_eq!(served.has_said_hello(), model.said_hello);
-                assert_eq!(served.has_leases(), !model.leases.is_empty());
+                assert_eq!(served.session.has_said_hello(), model.said_hello);
+                assert_eq!(served.session.has_leases(), !model.leases.is_empty());
             }
             if next == Next::Close {
                 break;
@@ -340,7 +344,12 @@ impl Model {
         (access.is_writable() && !granted.is_writable()).then_some(Refusal::Access { granted })
     }
 
-    fn drop_export(&mut self, packet: &[u8], table: &ExportTable, served: &mut Served) -> Next {
+    fn drop_export(
+        &mut self,
+        packet: &[u8],
+        table: &ExportTable,
+        served: &mut Served<BrokerSession<'_>>,
+    ) -> Next {
         let number = packet.first().map_or(0, |number| u64::from(*number) % 3 + 1);
         let Some(dropped) = self.dropped.get_mut(number.wrapping_sub(1) as usize) else { return Next::Keep };
         if std::mem::replace(dropped, true) {
@@ -352,7 +361,7 @@ impl Model {
         if !self.leases.values().any(|held| *held == number) {
             return Next::Keep;
         }
-        let next = served.send(&Reply::Dropped { export }, &[]);
+        let next = served.connection.send(&Reply::Dropped { export }, &[]);
         assert!(next == Next::Keep || self.answers.len() > KEPT_MESSAGES, "{next:?} after a notice");
         if next == Next::Keep {
             self.answers.push_back(Expected::Dropped { export: number });
@@ -361,10 +370,10 @@ impl Model {
     }
 
     /// Reads all answers, those that had to wait too.
-    fn read_answers(&mut self, far: &OwnedFd, served: &mut Served) {
+    fn read_answers(&mut self, far: &OwnedFd, served: &mut Served<BrokerSession<'_>>) {
         loop {
             let read = self.read_sent(far);
-            assert_eq!(served.flush(), Next::Keep);
+            assert_eq!(served.connection.flush(), Next::Keep);
             if read == 0 {
                 break;
             }
@@ -432,8 +441,8 @@ impl Model {
     }
 
     /// The connection holds what the model says, and its end takes back everything.
-    fn close(self, served: Served, table: &ExportTable) {
-        let leases = served.into_leases();
+    fn close(self, served: Served<BrokerSession<'_>>, table: &ExportTable) {
+        let leases = served.session.into_leases();
         let held: BTreeMap<u64, u64> = leases.iter().map(|(lease, export)| (lease.0, export.0)).collect();
         // A grant that could not be sent has begun all the same, and ends here.
         assert_eq!(held, self.leases);

@@ -11,7 +11,6 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::pwrite;
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 
-use super::super::socket;
 use crate::backend::{DeviceIpc, HandleBytes, HandleKind};
 use crate::control::{close_unused, counters, set_cache_limits};
 use crate::fuzzing::plain_descriptor;
@@ -20,6 +19,7 @@ use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::import::CacheLimits;
+use crate::transport::socket;
 use crate::wire::BrokerAddress;
 use crate::wire::descriptor::{
     BackendName, DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions,

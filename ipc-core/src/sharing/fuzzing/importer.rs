@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
 
-use super::super::socket;
-use super::super::{AllowList, Deadline, Link};
 use super::script::{Script, Step};
 use crate::fuzzing::{SOMEBODY, plain_descriptor};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Error;
+use crate::sharing::Runtime;
+use crate::sharing::import::Link;
+use crate::transport::{AllowList, Deadline, socket};
 use crate::wire::BrokerAddress;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode};
@@ -83,11 +84,13 @@ impl Importer {
         self.scripts.send(input.to_vec()).expect("the exporter's thread runs");
         let descriptor = &self.descriptor;
         let allow = AllowList::own_user();
-        let connected = Link::connect(
-            descriptor.exporter(),
-            &descriptor.contents().broker,
+        let runtime = Runtime::get().expect("this process has an identity");
+        let connected = Link::connect_to(
+            &descriptor.exporter,
+            &descriptor.broker,
             &allow,
             Deadline::after(PATIENCE),
+            runtime,
         );
         let link = match connected {
             Ok(link) => link,

@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Chunks;
+use super::grant::HeldGrant;
+use super::link::Link;
 use crate::backend::Buffer;
 use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
 use crate::model::address::DeviceRange;
@@ -16,8 +17,8 @@ use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::host_pages::{HostPages, Use};
-use crate::sharing::import::HeldGrant;
-use crate::transport::{AllowList, Deadline, Link};
+use crate::sharing::staging::Chunks;
+use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{Reply, Request};
 
@@ -80,10 +81,10 @@ impl Staging {
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
         let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.named.token);
         let export = incoming.named.export;
-        let pending = link.ask_apart(|request| Request::Stage { request, export, token }, deadline)?;
+        let pending = link.request(|request| Request::Stage { request, export, token }, deadline)?;
         kill_point!("importer:staging-asked");
         let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
-            return Err(link.ended_by(Error::Protocol("it answered a copy with something else".into())));
+            return Err(link.check_gone(Error::Protocol("it answered a copy with something else".into())));
         };
         if let Some(grant) = incoming.grant {
             grant.used_up();
@@ -110,9 +111,9 @@ impl Staging {
                         limit, ulimit -n)";
             Error::io(what, rustix::io::Errno::MFILE)
         })?;
-        let chunks = Chunks::of_exporter(bytes, chunk_bytes).map_err(|error| link.ended_by(error))?;
+        let chunks = Chunks::of_exporter(bytes, chunk_bytes).map_err(|error| link.check_gone(error))?;
         let pages = HostPages::open(file, chunks.buffer_bytes(), "its host memory of a copy");
-        let pages = pages.map_err(|error| link.ended_by(error))?;
+        let pages = pages.map_err(|error| link.check_gone(error))?;
         let pinned = match pages.known_to(incoming.backend, incoming.device, Use::Copies) {
             Ok(_) => true,
             Err(error) => {
@@ -128,13 +129,13 @@ impl Staging {
         let deadline = Deadline::after(timeout);
         let lease = self.lease;
         let next = |request| Request::StageNext { request, lease, chunk };
-        match self.link.ask_apart(next, deadline)?.wait(deadline)?.0 {
+        match self.link.request(next, deadline)?.wait(deadline)?.0 {
             Reply::Staged { chunk: copied, bytes, .. }
                 if copied == chunk && bytes == self.chunks.len(chunk) =>
             {
                 Ok(())
             }
-            _ => Err(self.link.ended_by(Error::Protocol("it copied what was not asked for".into()))),
+            _ => Err(self.link.check_gone(Error::Protocol("it copied what was not asked for".into()))),
         }
     }
 }

@@ -1,0 +1,160 @@
+//! The exporter's side of the connections: the answers to importers' requests.
+//!
+//! A descriptor opens nothing. The importer connects to the exporter's socket, both sides ask the kernel who the peer is, the
+//! importer shows the export's token, and the broker answers with a *lease*: the vendor's handle, its file descriptors, and the
+//! promise that the memory stays until the lease ends. A lease ends exactly once: by a message, or by the importer's death, which
+//! the kernel reports by the closing of the socket or by a pidfd, whichever is first (a forked child keeps the socket open, not
+//! the process).
+//!
+//! Everything here runs on the poller's thread: nothing may call a driver, run the user's code, or wait. What calls the driver
+//! is done on the worker, which sends the outcome back as an event.
+
+mod answers;
+mod session;
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use session::{BrokerSession, Event};
+
+use crate::model::error::Result;
+use crate::sharing::Runtime;
+use crate::sharing::staging::Refused;
+use crate::sharing::timeline::OwnCounter;
+use crate::sharing::timeline::{End, Finish, FollowUp, FollowUps, Poison, Side, Timeline};
+use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
+use crate::wire::Reply;
+
+/// Interval between two looks at whether copies that others wait behind make progress.
+const STAGINGS: Duration = Duration::from_secs(1);
+
+/// A process's answers to importers.
+pub(crate) struct Broker {
+    runtime: &'static Runtime,
+    follow_ups: FollowUps,
+    /// Whether the page that importers read has been tied to the life of the poller's thread.
+    tied: bool,
+    /// Time of the next look at copies that others wait behind.
+    next_look_at_stagings: Option<Instant>,
+}
+
+/// A command of another thread.
+pub(crate) enum Command {
+    FollowUp(FollowUp),
+    /// A copy waits for others: from now on it is looked at whether their importers make progress.
+    WatchStagings,
+}
+
+impl Broker {
+    /// Makes the broker of this process.
+    pub(crate) fn of_process() -> Result<Self> {
+        let runtime = Runtime::get()?;
+        let follow_ups = FollowUps::new(runtime.worker.clone());
+        Ok(Self { runtime, follow_ups, tied: false, next_look_at_stagings: None })
+    }
+
+    /// Ties the page that importers read to this thread, before the first importer receives the page.
+    fn tie_page(&mut self) {
+        if !std::mem::replace(&mut self.tied, true)
+            && let Some(page) = self.runtime.exports.epoch()
+        {
+            page.tie_to_this_thread();
+        }
+    }
+}
+
+impl Service for Broker {
+    type Session = BrokerSession<'static>;
+    type Command = Command;
+
+    fn permits(&self, peer: &PeerCredentials) -> bool {
+        self.runtime.exports.permits(peer)
+    }
+
+    fn connected(&mut self, connection: ConnectionId) -> Self::Session {
+        self.tie_page();
+        BrokerSession::new(self.runtime, &self.runtime.exports, self.runtime.identity, connection)
+    }
+
+    fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
+        let slots = session.take_slots();
+        let leases = session.into_leases();
+        tracing::debug!(pid = peer.pid, leases = leases.len(), "an importer's connection has closed");
+        for (lease, export) in leases {
+            self.runtime.exports.release(export, lease, End::Died);
+        }
+        for page in slots.awaited_pages() {
+            page.poison(Side::Exporter);
+            self.follow_ups.begin(FollowUp::Poison(Poison::Page(page, Side::Exporter)));
+        }
+        // They may hold the last reference to the caller's backend, whose drop calls a driver.
+        self.runtime.worker.submit(move || drop(slots));
+    }
+
+    fn run(&mut self, command: Command) {
+        match command {
+            Command::FollowUp(follow_up) => self.follow_ups.begin(follow_up),
+            Command::WatchStagings => {
+                self.next_look_at_stagings.get_or_insert_with(|| Instant::now() + STAGINGS);
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        self.follow_ups.next().into_iter().chain(self.next_look_at_stagings).min()
+    }
+
+    fn run_timers<'a>(&mut self, now: Instant, sessions: impl Iterator<Item = &'a Self::Session>) {
+        self.follow_ups.run(now);
+        if self.next_look_at_stagings.is_some_and(|at| at <= now) {
+            let waited_for = self.runtime.stagings.somebody_waits();
+            if waited_for {
+                sessions.for_each(BrokerSession::end_silent_stagings);
+            }
+            self.next_look_at_stagings = waited_for.then(|| now + STAGINGS);
+        }
+    }
+}
+
+impl Poller<Broker> {
+    /// Sends an importer a reply, with a descriptor or without.
+    pub(crate) fn answer(&self, connection: ConnectionId, reply: Reply, file: Option<OwnedFd>) {
+        self.send_event(connection, Event::Answered(reply, file));
+    }
+
+    /// Refuses a copy that could not begin.
+    pub(crate) fn refuse_staging(&self, connection: ConnectionId, refused: Refused) {
+        self.send_event(connection, Event::StagingRefused(refused));
+    }
+
+    /// Looks from now on whether the importers of copies make progress: a copy waits for others.
+    pub(crate) fn watch_stagings(&self) {
+        self.send_command(Command::WatchStagings);
+    }
+
+    /// Poisons words again, for a while.
+    pub(crate) fn poison_again(&self, words: Poison) {
+        self.follow_up(FollowUp::Poison(words));
+    }
+
+    /// Ends both sides of a timeline within this process, once the signals of the near side have arrived.
+    pub(crate) fn end_once_arrived(&self, near: Timeline, far: Option<Timeline>) {
+        self.follow_up(FollowUp::EndOnceArrived(near, far));
+    }
+
+    /// Ends this side's counter for good, once its signals have arrived.
+    pub(crate) fn finish_once_arrived(&self, finish: Finish) {
+        self.follow_up(FollowUp::FinishOnceArrived(finish));
+    }
+
+    /// Keeps a value until the signals that were submitted in this order have arrived.
+    pub(crate) fn keep_until_arrived(&self, order: Arc<OwnCounter>, kept: Arc<dyn Any + Send + Sync>) {
+        self.follow_up(FollowUp::KeepUntilArrived(order, kept));
+    }
+
+    fn follow_up(&self, follow_up: FollowUp) {
+        self.send_command(Command::FollowUp(follow_up));
+    }
+}

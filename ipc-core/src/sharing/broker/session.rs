@@ -1,0 +1,416 @@
+//! The session of one importer: its leases, and what its requests change.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::backend::Access;
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
+use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
+use crate::sharing::staging::{Outgoing, Refused};
+use crate::sharing::timeline::{End, Returned, Slots, Timeline};
+use crate::transport::{Connection, ConnectionId, Epoch, Next, Session};
+use crate::wire::descriptor::ExportId;
+use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
+
+/// Maximum number of leases of one process.
+const MAX_LEASES: usize = 1 << 20;
+
+/// Maximum number of requests of one peer that wait for the driver; the rest wait in its socket.
+const MAX_WAITING: usize = 64;
+
+/// Maximum number of copies of one peer that have begun or wait for room.
+const MAX_STAGINGS: usize = 64;
+
+/// Maximum number of wrong tokens of a peer. At this rate 128 bits take longer than the universe has existed.
+const WRONG_TOKENS: u32 = 16;
+
+/// Maximum number of devices that one process may open memory on.
+const MAX_DEVICES: usize = 64;
+
+/// Maximum length of the name of a process on a vendor's whitelist, in bytes.
+const MAX_PEER_BYTES: usize = 64;
+
+/// The state of one importer's connection.
+pub(crate) struct BrokerSession<'a> {
+    runtime: &'static Runtime,
+    pub(super) exports: &'a ExportTable,
+    identity: ProcessIdentity,
+    connection: ConnectionId,
+    /// The importer's program, once it has said hello.
+    program: Option<Arc<str>>,
+    pub(super) leases: HashMap<LeaseId, ExportId>,
+    wrong_tokens: u32,
+    /// Replies that wait for the driver.
+    waiting: HashMap<u64, Waiting>,
+    checks: u64,
+    /// The importer's devices, in the order of their first use.
+    devices: Vec<u32>,
+    /// Counter slots of the leases.
+    pub(super) slots: Slots<LeaseId>,
+    /// Copies, by their leases.
+    pub(super) stagings: HashMap<LeaseId, Arc<Outgoing>>,
+}
+
+/// A reply that waits for the driver. It holds nothing of the export: the poller may not drop what an export owns.
+pub(super) enum Waiting {
+    Grant { request: RequestId, lease: LeaseId, device: usize },
+    Confirmation(RequestId),
+    Timeline(RequestId, LeaseId, Timeline),
+}
+
+/// An event from the worker.
+pub(crate) enum Event {
+    /// The driver has been called for a waiting reply, whose number this is.
+    Checked(u64, Result<(), Refusal>),
+    /// A copy could not begin.
+    StagingRefused(Refused),
+    /// A reply of a copy, with its memory file where it brings one.
+    Answered(Reply, Option<OwnedFd>),
+}
+
+impl Session for BrokerSession<'_> {
+    type Event = Event;
+
+    fn answer(&mut self, request: Request, connection: &mut Connection) -> Next {
+        match (request, &self.program) {
+            (Request::Hello { protocol, program }, None) => {
+                self.program = Some(short_name(&program).into());
+                self.say_hello(protocol, connection)
+            }
+            (Request::Open { request, export, token, access, on, peer, like }, Some(program)) => {
+                let importer = self.importer(program, connection);
+                let wanted = OpenRequest { export, token, access };
+                self.open(request, wanted, importer, (on, peer, like), connection)
+            }
+            (Request::Release { lease, words, late }, Some(_)) => {
+                self.release(lease, words, late, connection)
+            }
+            (Request::List { request, after }, Some(_)) => {
+                let (exports, more) = self.exports.list(after, connection.peer());
+                connection.send(&Reply::Listing { request, exports, more }, &[])
+            }
+            (Request::Confirm { request, lease }, Some(_)) => self.confirm(request, lease, connection),
+            (Request::Timeline { request, lease, ready }, Some(_)) => {
+                self.timeline(request, lease, ready, connection)
+            }
+            (Request::EndGrants { grants }, Some(_)) => {
+                // A grant that does not exist any longer ended with its channel.
+                grants.into_iter().for_each(|(export, token)| self.exports.end_grant(export, token));
+                Next::Keep
+            }
+            (Request::Stage { request, export, token }, Some(program)) => {
+                let importer = self.importer(program, connection);
+                let wanted = OpenRequest { export, token, access: Access::ReadOnly };
+                self.stage(request, wanted, importer, connection)
+            }
+            (Request::StageNext { request, lease, chunk }, Some(_)) => {
+                let Some(staging) = self.stagings.get(&lease) else {
+                    return connection.violated("it asked for a chunk of a copy that it does not hold");
+                };
+                match staging.ask(request, chunk) {
+                    Ok(Some(answer)) => connection.send(&answer, &[]),
+                    Ok(None) => Next::Keep,
+                    Err(how) => connection.violated(how),
+                }
+            }
+            (Request::Hello { .. }, Some(_)) => connection.violated("it said hello twice"),
+            (_, None) => connection.violated("it did not say hello first"),
+        }
+    }
+
+    fn handle(&mut self, event: Event, connection: &mut Connection) -> Next {
+        match event {
+            Event::Checked(check, result) => self.checked(check, result, connection),
+            Event::StagingRefused(refused) => self.staging_refused(refused, connection),
+            Event::Answered(reply, file) => {
+                connection.send(&reply, &file.iter().map(AsFd::as_fd).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn has_said_hello(&self) -> bool {
+        self.program.is_some()
+    }
+
+    fn has_leases(&self) -> bool {
+        !self.leases.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= MAX_WAITING
+    }
+}
+
+impl<'a> BrokerSession<'a> {
+    pub(crate) fn new(
+        runtime: &'static Runtime,
+        exports: &'a ExportTable,
+        identity: ProcessIdentity,
+        connection: ConnectionId,
+    ) -> Self {
+        Self {
+            runtime,
+            exports,
+            identity,
+            connection,
+            program: None,
+            leases: HashMap::new(),
+            wrong_tokens: 0,
+            waiting: HashMap::new(),
+            checks: 0,
+            devices: Vec::new(),
+            slots: Slots::new(true),
+            stagings: HashMap::new(),
+        }
+    }
+
+    /// Takes the counter slots, of a connection that has closed.
+    pub(crate) fn take_slots(&mut self) -> Slots<LeaseId> {
+        std::mem::replace(&mut self.slots, Slots::new(true))
+    }
+
+    /// Returns the leases that end with the connection. Those that a device still copies under end when it has finished.
+    pub(crate) fn into_leases(mut self) -> HashMap<LeaseId, ExportId> {
+        for (lease, staging) in &self.stagings {
+            if !staging.end(End::Died) {
+                self.leases.remove(lease);
+            }
+        }
+        self.leases
+    }
+
+    fn importer(&self, program: &Arc<str>, connection: &Connection) -> Importer {
+        Importer {
+            credentials: *connection.peer(),
+            program: Arc::clone(program),
+            connection: Some(self.connection),
+        }
+    }
+
+    fn say_hello(&self, protocol: u16, connection: &mut Connection) -> Next {
+        let page: Vec<_> = self.exports.epoch().map(Epoch::file).into_iter().collect();
+        let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: self.identity };
+        let sent = connection.send(&hello, &page);
+        kill_point!("exporter:answered-hello");
+        if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
+    }
+
+    /// Begins a lease.
+    fn open(
+        &mut self,
+        request: RequestId,
+        wanted: OpenRequest,
+        importer: Importer,
+        (on, peer, like): (u32, Vec<u8>, Option<LeaseId>),
+        connection: &mut Connection,
+    ) -> Next {
+        let export = wanted.export;
+        let failed = |detail| Reply::Refused { request, refusal: Refusal::Failed { detail } };
+        if let Some(detail) = self.too_many_leases() {
+            return connection.send(&failed(detail), &[]);
+        }
+        if peer.len() > MAX_PEER_BYTES {
+            return connection.violated("its name on a whitelist is too long");
+        }
+        let Some(device) = self.position_of(on) else {
+            let detail = format!("the importing process has used {MAX_DEVICES} devices already");
+            return connection.send(&failed(detail), &[]);
+        };
+        match self.exports.grant(wanted, importer) {
+            Ok(granted) => {
+                // Before the new lease is in the map, which a guess might name.
+                let open_there = self.has_it_open(like, &granted);
+                self.leases.insert(granted.lease, export);
+                kill_point!("exporter:leased");
+                if open_there {
+                    self.send_last(request, &granted, Vec::new(), true, &[], connection)
+                } else if granted.needs_the_driver(device) {
+                    let answer = Waiting::Grant { request, lease: granted.lease, device };
+                    self.ask_the_driver(answer, move || granted.prepare(device, &peer))
+                } else {
+                    self.send_grant(request, &granted, device, connection)
+                }
+            }
+            Err(refusal) => self.refuse(request, export, refusal, connection),
+        }
+    }
+
+    /// Ends a lease.
+    fn release(
+        &mut self,
+        lease: LeaseId,
+        words: Option<Returned>,
+        late: Vec<(LeaseId, Returned)>,
+        connection: &Connection,
+    ) -> Next {
+        let Some(export) = self.leases.remove(&lease) else {
+            return connection.violated("it released a lease that it does not hold");
+        };
+        if let Some(words) = words {
+            self.slots.returned(lease, words);
+        }
+        let staging = self.stagings.remove(&lease);
+        if staging.is_none_or(|staging| staging.end(End::Released)) {
+            self.exports.release(export, lease, End::Released);
+        }
+        self.give_back(lease, late);
+        kill_point!("exporter:released");
+        Next::Keep
+    }
+
+    /// Confirms that the export of a lease may still be opened.
+    fn confirm(&mut self, request: RequestId, lease: LeaseId, connection: &mut Connection) -> Next {
+        let export = self.leases.get(&lease);
+        match export.filter(|export| self.exports.may_be_opened(**export)) {
+            None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
+            Some(export) => match self.exports.borrowed(*export) {
+                Some(memory) => {
+                    self.ask_the_driver(Waiting::Confirmation(request), move || stale(memory.check()))
+                }
+                None => connection.send(&Reply::Confirmed { request }, &[]),
+            },
+        }
+    }
+
+    /// Begins a lease under which the bytes are copied. The worker does the rest.
+    fn stage(
+        &mut self,
+        request: RequestId,
+        wanted: OpenRequest,
+        importer: Importer,
+        connection: &mut Connection,
+    ) -> Next {
+        let too_many_copies = || {
+            let many = self.stagings.len() >= MAX_STAGINGS;
+            many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
+        };
+        if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
+            return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+        }
+        let export = wanted.export;
+        let granted = match self.exports.grant(wanted, importer) {
+            Ok(granted) => granted,
+            Err(refusal) => return self.refuse(request, export, refusal, connection),
+        };
+        let lease = granted.lease;
+        let Some(staging) =
+            Outgoing::begin((self.connection, connection.peer().pid), export, request, &granted)
+        else {
+            drop(granted);
+            self.exports.release(export, lease, End::Released);
+            return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
+        };
+        self.leases.insert(lease, export);
+        self.stagings.insert(lease, staging);
+        Next::Keep
+    }
+
+    /// Refuses a copy that could not begin. Its importer does not know of the lease yet.
+    fn staging_refused(&mut self, refused: Refused, connection: &mut Connection) -> Next {
+        let Refused { lease, request, refusal } = refused;
+        let Some(staging) = self.stagings.remove(&lease) else { return Next::Keep };
+        if let Some(export) = self.leases.remove(&lease)
+            && staging.end(End::Released)
+        {
+            self.exports.release(export, lease, End::Released);
+        }
+        connection.send(&Reply::Refused { request, refusal }, &[])
+    }
+
+    /// Ends the copies that this importer leaves unused, as others wait for their host memory.
+    pub(super) fn end_silent_stagings(&self) {
+        self.stagings.values().for_each(|staging| staging.end_if_silent());
+    }
+
+    fn too_many_leases(&self) -> Option<String> {
+        let many = self.leases.len() >= MAX_LEASES;
+        many.then(|| format!("the importing process holds {MAX_LEASES} leases already"))
+    }
+
+    fn refuse(
+        &mut self,
+        request: RequestId,
+        export: ExportId,
+        refusal: Refusal,
+        connection: &mut Connection,
+    ) -> Next {
+        let peer = connection.peer();
+        tracing::warn!(pid = peer.pid, uid = peer.uid, %export, ?refusal, "an open was refused");
+        self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
+        if self.wrong_tokens > WRONG_TOKENS {
+            return connection.violated("it guesses tokens");
+        }
+        connection.send(&Reply::Refused { request, refusal }, &[])
+    }
+
+    /// Frees the words of a lease that has ended, and of earlier ones whose words the importer has finished with since.
+    fn give_back(&mut self, lease: LeaseId, late: Vec<(LeaseId, Returned)>) {
+        self.slots.give_back(lease);
+        for (lease, words) in late {
+            // Words of a lease that has not ended are not returned so.
+            if !self.leases.contains_key(&lease) {
+                self.slots.returned(lease, words);
+                self.slots.give_back(lease);
+            }
+        }
+    }
+
+    /// Returns the index of the importer's device among those that it has used. `None` for one too many.
+    fn position_of(&mut self, on: u32) -> Option<usize> {
+        if let Some(known) = self.devices.iter().position(|device| *device == on) {
+            return Some(known);
+        }
+        if self.devices.len() >= MAX_DEVICES {
+            return None;
+        }
+        self.devices.push(on);
+        Some(self.devices.len() - 1)
+    }
+
+    /// Calls the driver on the worker; the reply waits for the outcome.
+    pub(super) fn ask_the_driver(
+        &mut self,
+        answer: Waiting,
+        ask: impl FnOnce() -> Result<(), Refusal> + Send + 'static,
+    ) -> Next {
+        let runtime = self.runtime;
+        self.checks += 1;
+        let (connection, check) = (self.connection, self.checks);
+        self.waiting.insert(check, answer);
+        runtime.worker.submit(move || runtime.poller.send_event(connection, Event::Checked(check, ask())));
+        Next::Keep
+    }
+
+    /// Sends a reply that has waited for the driver.
+    fn checked(&mut self, check: u64, result: Result<(), Refusal>, connection: &mut Connection) -> Next {
+        match (self.waiting.remove(&check), result) {
+            (None, _) => Next::Keep,
+            (Some(Waiting::Grant { request, lease, device }), Ok(())) => {
+                let export = self.leases.get(&lease);
+                match export.and_then(|export| self.exports.granted(*export, lease)) {
+                    Some(granted) => self.send_grant(request, &granted, device, connection),
+                    None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
+                }
+            }
+            (Some(Waiting::Confirmation(request)), Ok(())) => {
+                connection.send(&Reply::Confirmed { request }, &[])
+            }
+            (Some(Waiting::Grant { request, lease, .. }), Err(refusal)) => {
+                if let Some(export) = self.leases.remove(&lease) {
+                    self.exports.release(export, lease, End::Released);
+                }
+                connection.send(&Reply::Refused { request, refusal }, &[])
+            }
+            (Some(Waiting::Timeline(request, lease, timeline)), Ok(())) => {
+                self.send_timeline(request, lease, &timeline, connection)
+            }
+            (Some(Waiting::Confirmation(request) | Waiting::Timeline(request, ..)), Err(refusal)) => {
+                connection.send(&Reply::Refused { request, refusal }, &[])
+            }
+        }
+    }
+}

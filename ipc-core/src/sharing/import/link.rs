@@ -1,0 +1,262 @@
+//! The importer's link to one exporter: leases, timelines and callbacks over one connection.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::link_pages::LinkPages;
+use super::notices::ExportNotices;
+use super::table::KnownLease;
+use crate::backend::{Access, DeviceIpc};
+use crate::model::device::DeviceOrdinal;
+use crate::model::error::{Error, Result};
+use crate::model::lease::LeaseId;
+use crate::os::kill::kill_point;
+use crate::os::process::ProcessIdentity;
+use crate::sharing::Runtime;
+use crate::sharing::timeline::{End, Timeline};
+use crate::transport::socket::ReceivedFds;
+use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
+use crate::wire::descriptor::ExportId;
+use crate::wire::protocol::{Reply, Request, RequestId};
+use crate::wire::{BrokerAddress, Grant, Token};
+
+/// A callback for the termination of an exporter.
+pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
+
+/// Maximum time that a release waits for an exporter that does not read.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The link to an exporter.
+pub(crate) type Link = Client<Subscriptions>;
+
+/// The parts of this process that an exporter's notifications and termination concern.
+pub(crate) struct Subscriptions {
+    runtime: &'static Runtime,
+    exporter: ProcessIdentity,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    exports: HashMap<ExportId, Arc<ExportNotices>>,
+    callbacks: Vec<(u64, GoneCallback)>,
+    last_callback: u64,
+    pages: LinkPages,
+}
+
+impl Subscriptions {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a notification about an export. Its idle leases end, on the worker; an open in progress looks for itself.
+    fn note(&self, export: ExportId, notice: impl FnOnce(&ExportNotices) -> bool) {
+        let Some(notices) = self.lock().exports.get(&export).cloned() else { return };
+        if notice(&notices) {
+            self.close_idle(notices.leases());
+            // The exporter waits for its memory, so it learns now what it could learn later.
+            self.runtime.imports.give_back_soon(&self.exporter);
+        }
+    }
+
+    fn close_idle(&self, leases: Vec<KnownLease>) {
+        let runtime = self.runtime;
+        if !leases.is_empty() {
+            runtime.worker.submit(move || leases.iter().for_each(|lease| runtime.imports.close_idle(lease)));
+        }
+    }
+
+    fn run(&self, callback: GoneCallback) {
+        let error = Error::ExporterGone { pid: self.exporter.pid };
+        self.runtime.worker.submit(move || callback(&error));
+    }
+}
+
+impl Subscriber for Subscriptions {
+    fn notify(&self, message: Reply) -> Result<()> {
+        match message {
+            Reply::Dropped { export } => self.note(export, ExportNotices::drop_export),
+            Reply::Recall { export } => self.note(export, ExportNotices::recall),
+            _ => return Err(Error::Protocol("it sent a reply for a notification".into())),
+        }
+        Ok(())
+    }
+
+    fn exporter_gone(&self, client: &Link) {
+        let State { callbacks, exports, pages, .. } = std::mem::take(&mut *self.lock());
+        // Before anything that may wait for a stream.
+        pages.poison(|words| self.runtime.poller.poison_again(words));
+        // A forked child has neither thread, and the parent's table.
+        if !self.runtime.owner.is_here() {
+            return;
+        }
+        self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());
+        for (_, callback) in callbacks {
+            self.run(callback);
+        }
+        self.runtime.imports.forget_link(&self.exporter);
+        self.runtime.poller.unwatch(client);
+    }
+}
+
+impl Client<Subscriptions> {
+    /// Connects, and verifies that the exporter is the expected one before anything secret is sent.
+    pub(crate) fn connect_to(
+        exporter: &ProcessIdentity,
+        broker: &BrokerAddress,
+        allow: &AllowList,
+        deadline: Deadline,
+        runtime: &'static Runtime,
+    ) -> Result<Self> {
+        let subscriptions = Subscriptions { runtime, exporter: *exporter, state: Mutex::default() };
+        let metrics = Arc::clone(&runtime.metrics);
+        Self::connect(exporter, broker, allow, deadline, (subscriptions, metrics))
+    }
+
+    /// Asks for a lease. `like` is a lease that this process holds on memory of an equal layout.
+    pub(crate) fn open(
+        &self,
+        export: ExportId,
+        token: Token,
+        access: Access,
+        (on, peer): (DeviceOrdinal, Vec<u8>),
+        like: Option<LeaseId>,
+        deadline: Deadline,
+    ) -> Result<(Grant, Vec<OwnedFd>)> {
+        let open = |request| Request::Open { request, export, token, access, on: on.get(), peer, like };
+        match self.call(open, deadline)? {
+            (Reply::Grant(grant), fds) => Ok((grant, fds.take())),
+            _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
+        }
+    }
+
+    /// Asks whether the export of a lease may still be opened.
+    pub(crate) fn confirm(&self, lease: LeaseId, deadline: Deadline) -> Result<()> {
+        match self.call(|request| Request::Confirm { request, lease }, deadline)?.0 {
+            Reply::Confirmed { .. } => Ok(()),
+            _ => Err(self.check_gone(Error::Protocol("it confirmed what was not asked for".into()))),
+        }
+    }
+
+    /// Asks for a lease's timeline. With `ready` the exporter writes its first word when the bytes are ready.
+    pub(crate) fn timeline(
+        &self,
+        lease: LeaseId,
+        backend: &Arc<dyn DeviceIpc>,
+        ready: bool,
+        deadline: Deadline,
+    ) -> Result<Timeline> {
+        let request = |request| Request::Timeline { request, lease, ready };
+        let (Reply::Timeline { page, slot, base, .. }, fds) = self.call(request, deadline)? else {
+            return Err(self.check_gone(Error::Protocol("it gave words that were not asked for".into())));
+        };
+        let timeline = self.subscriber().lock().pages.timeline(
+            lease,
+            (page, slot, base),
+            fds,
+            backend,
+            self.exporter().pid,
+        );
+        let timeline = timeline.map_err(|error| self.check_gone(error))?;
+        kill_point!("importer:took-timeline");
+        // The exporter may have terminated in between, when this timeline was not yet known.
+        if self.is_gone() {
+            timeline.ends().end(End::Died);
+        }
+        Ok(timeline)
+    }
+
+    /// Sends a request whose reply may take long.
+    pub(crate) fn request(
+        self: &Arc<Self>,
+        message: impl FnOnce(RequestId) -> Request,
+        deadline: Deadline,
+    ) -> Result<Pending> {
+        let (request, reply) = self.call_async(message, deadline)?;
+        Ok(Pending { link: Arc::clone(self), request, reply })
+    }
+
+    /// Gives a lease back.
+    pub(crate) fn release(&self, lease: LeaseId) {
+        let release = || self.subscriber().lock().pages.release(lease);
+        self.send_final(release, "a lease", Deadline::after(RELEASE_DEADLINE));
+    }
+
+    /// Gives grants back.
+    pub(crate) fn end_grants(&self, grants: Vec<(ExportId, Token)>) {
+        if !grants.is_empty() {
+            let end = || Request::EndGrants { grants };
+            self.send_final(end, "grants", Deadline::after(RELEASE_DEADLINE));
+        }
+    }
+
+    /// Runs a callback when the exporter terminates, or at once where it has. Returns the callback's number.
+    pub(crate) fn on_gone(&self, callback: GoneCallback) -> u64 {
+        let mut state = self.subscriber().lock();
+        state.last_callback += 1;
+        let id = state.last_callback;
+        if self.is_gone() {
+            drop(state);
+            self.subscriber().run(callback);
+        } else {
+            state.callbacks.push((id, callback));
+        }
+        id
+    }
+
+    /// Forgets a callback.
+    pub(crate) fn forget_callback(&self, id: u64) {
+        let forgotten: Vec<_> =
+            self.subscriber().lock().callbacks.extract_if(.., |(known, _)| *known == id).collect();
+        // Values that it captured may call the link when they are dropped: not under the lock.
+        drop(forgotten);
+    }
+
+    /// Keeps notifications about the export for a lease on it, from now on.
+    pub(crate) fn expect_notices(&self, export: ExportId, lease: &KnownLease) -> Arc<ExportNotices> {
+        // Under the lock, so that they are not forgotten in between.
+        let mut state = self.subscriber().lock();
+        let notices = state.exports.entry(export).or_default();
+        notices.add(lease);
+        Arc::clone(notices)
+    }
+
+    /// Forgets a lease on the export that has ended; the notices go with the last.
+    pub(crate) fn forget_notices(&self, export: ExportId, lease: &KnownLease) {
+        let mut state = self.subscriber().lock();
+        if state.exports.get(&export).is_some_and(|notices| notices.remove(lease)) {
+            state.exports.remove(&export);
+        }
+    }
+}
+
+/// An asynchronous request. Dropping it abandons the request.
+pub(crate) struct Pending {
+    link: Arc<Link>,
+    request: RequestId,
+    reply: Arc<AsyncReply>,
+}
+
+impl Pending {
+    /// Waits for the reply.
+    pub(crate) fn wait(self, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
+        match self.reply.wait(deadline) {
+            Some(Outcome::Reply(Reply::Refused { refusal, .. }, _)) => Err(self.link.explain(refusal)),
+            Some(Outcome::Reply(reply, fds)) => Ok((reply, fds)),
+            Some(Outcome::ExporterGone) => Err(self.link.error_gone()),
+            None => Err(self.link.error_timeout(deadline)),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.link.abandon(self.request);
+        // It may have arrived in between.
+        if let Some(Outcome::Reply(Reply::Staging { lease, .. }, _)) = self.reply.take() {
+            self.link.release(lease);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What the poller does about timelines behind the calls that ended them: it looks repeatedly whether signals have arrived, and
+//! poisons again the words that a terminated peer's device may still write.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{End, Ends, OwnCounter, Side, Timeline, WordPage, return_own_slot};
+use crate::transport::Worker;
+
+/// Pause before the words of a terminated peer are poisoned again, in case a signal that it had submitted has arrived since, and
+/// the number of times, with pauses that double: for two minutes. The driver takes down a killed process's queues within seconds.
+const POISON_AGAIN: Duration = Duration::from_millis(2);
+const POISON_TIMES: u32 = 16;
+
+/// The number of times for words that no timeline refers to any longer, though a stream may still wait for them: for half a
+/// second.
+const POISON_UNUSED_TIMES: u32 = 8;
+
+/// Maximum number of timelines and pages whose words are poisoned repeatedly.
+const MAX_POISONED: usize = 1024;
+
+/// Interval between two looks at whether signals within this process have arrived.
+const ARRIVAL: Duration = Duration::from_millis(1);
+
+/// Words that are poisoned repeatedly for a while, as device work that a peer had submitted may still overwrite them.
+#[derive(Debug)]
+pub(crate) enum Poison {
+    /// The words of a timeline whose peer is still alive.
+    Timeline(Arc<Ends>),
+    /// All counters of a page of a terminated peer that this side waits for.
+    Page(Arc<WordPage>, Side),
+}
+
+/// A timeline whose own counter is ended once `least` has been signalled and has arrived, as `order` counts it.
+pub(crate) struct Finish {
+    pub(crate) timeline: Timeline,
+    pub(crate) least: u64,
+    pub(crate) order: Option<Arc<OwnCounter>>,
+}
+
+/// A command of another thread.
+pub(crate) enum FollowUp {
+    /// Poisons words again, for a while.
+    Poison(Poison),
+    /// Ends both sides of a timeline within this process, once the signals of the near side have arrived.
+    EndOnceArrived(Timeline, Option<Timeline>),
+    /// Ends this side's counter for good, once its signals have arrived.
+    FinishOnceArrived(Finish),
+    /// Keeps a value until the signals that were submitted in this order have arrived.
+    KeepUntilArrived(Arc<OwnCounter>, Arc<dyn Any + Send + Sync>),
+}
+
+/// Something that waits for signals to arrive.
+enum Arrival {
+    End(Timeline, Option<Timeline>),
+    Finish(Finish),
+    Keep(Arc<OwnCounter>, #[allow(dead_code, reason = "kept, and dropped")] Arc<dyn Any + Send + Sync>),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Timer {
+    /// Poisons words for the nth time.
+    Poison(u32),
+    /// Looks whether signals have arrived.
+    Arrival,
+}
+
+/// The commands that are in progress. Everything that may hold the last reference to a backend is dropped on the worker.
+pub(crate) struct FollowUps {
+    worker: Worker,
+    timers: BTreeMap<(Instant, u64), Timer>,
+    /// Poisoned words, the oldest first: signals that the peer had submitted to its device may still arrive.
+    poisoned: BTreeMap<u64, Poison>,
+    arrivals: HashMap<u64, Arrival>,
+    last: u64,
+}
+
+impl FollowUps {
+    pub(crate) fn new(worker: Worker) -> Self {
+        Self { worker, timers: BTreeMap::new(), poisoned: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
+    }
+
+    /// Begins a follow-up.
+    pub(crate) fn begin(&mut self, follow_up: FollowUp) {
+        let arrival = match follow_up {
+            FollowUp::Poison(words) => return self.begin_poison(words),
+            FollowUp::EndOnceArrived(near, far) => Arrival::End(near, far),
+            FollowUp::FinishOnceArrived(finish) => Arrival::Finish(finish),
+            FollowUp::KeepUntilArrived(order, kept) => Arrival::Keep(order, kept),
+        };
+        self.last += 1;
+        self.arrivals.insert(self.last, arrival);
+        self.look_for_arrival(Instant::now(), self.last);
+    }
+
+    /// Returns the time at which [`run`](Self::run) has something to do.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.timers.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Runs everything that is due.
+    pub(crate) fn run(&mut self, now: Instant) {
+        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= now) {
+            let id = entry.key().1;
+            match entry.remove() {
+                Timer::Poison(times) => self.poison_again(now, id, times),
+                Timer::Arrival => self.look_for_arrival(now, id),
+            }
+        }
+    }
+
+    fn look_for_arrival(&mut self, now: Instant, id: u64) {
+        let Some(arrival) = self.arrivals.get(&id) else { return };
+        if !arrival.is_over() {
+            self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
+            return;
+        }
+        match self.arrivals.remove(&id) {
+            Some(Arrival::End(near, far)) => {
+                near.ends().end(End::Released);
+                if let Some(far) = far {
+                    far.ends().end(End::Released);
+                    return_own_slot(&far, &near);
+                }
+            }
+            Some(over) => self.drop_elsewhere(over),
+            None => {}
+        }
+    }
+
+    fn begin_poison(&mut self, words: Poison) {
+        // The oldest has been poisoned most often.
+        if self.poisoned.len() >= MAX_POISONED
+            && let Some((_, oldest)) = self.poisoned.pop_first()
+        {
+            self.drop_elsewhere(oldest);
+        }
+        self.last += 1;
+        self.poisoned.insert(self.last, words);
+        self.poison_after_pause(Instant::now(), self.last, 0);
+    }
+
+    /// The pause doubles each time.
+    fn poison_after_pause(&mut self, now: Instant, id: u64, times: u32) {
+        self.timers.insert((now + POISON_AGAIN * (1 << times), id), Timer::Poison(times + 1));
+    }
+
+    fn poison_again(&mut self, now: Instant, id: u64, times: u32) {
+        let goes_on = match self.poisoned.get(&id) {
+            None => return,
+            Some(Poison::Timeline(ends)) => {
+                ends.poison();
+                let is_used = times < POISON_UNUSED_TIMES || Arc::strong_count(ends) > 1;
+                is_used && ends.needs_poison() && !ends.is_sealed()
+            }
+            Some(Poison::Page(page, side)) => {
+                page.poison(*side);
+                times < POISON_UNUSED_TIMES || Arc::strong_count(page) > 1
+            }
+        };
+        if times < POISON_TIMES && goes_on {
+            self.poison_after_pause(now, id, times);
+        } else if let Some(words) = self.poisoned.remove(&id) {
+            self.drop_elsewhere(words);
+        }
+    }
+
+    fn drop_elsewhere(&self, value: impl Send + 'static) {
+        self.worker.submit(move || drop(value));
+    }
+}
+
+impl Arrival {
+    /// Returns whether there is nothing left to wait for.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::End(near, _) => near.has_arrived(),
+            Self::Finish(Finish { timeline, least, order }) => {
+                timeline.finish_if_arrived(*least, order.as_deref())
+            }
+            Self::Keep(order, _) => order.has_arrived(),
+        }
+    }
+}
