@@ -7,6 +7,7 @@ mod candle;
 mod download;
 mod features;
 mod fuzz;
+mod layers;
 mod msrv;
 mod mutants;
 mod verify_abi;
@@ -22,6 +23,8 @@ enum Command {
     /// Lint each package that has features: without features, with each feature alone, and with all
     Features,
     Candle(candle::Options),
+    /// Check that imports in ipc-core run down its layers only
+    Layers,
     /// Check that no dependency requires a newer Rust than `rust-version`
     Msrv,
     Fuzz(fuzz::Options),
@@ -36,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bundle(options) => bundle::run(&options),
         Command::Features => features::run(),
         Command::Candle(options) => candle::run(&options),
+        Command::Layers => layers::run(),
         Command::Msrv => msrv::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Mutants(options) => mutants::run(&options),

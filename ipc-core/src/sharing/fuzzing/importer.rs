@@ -86,8 +86,8 @@ impl Importer {
         let allow = AllowList::own_user();
         let runtime = Runtime::get().expect("this process has an identity");
         let connected = Link::connect_to(
-            &descriptor.exporter,
-            &descriptor.broker,
+            descriptor.exporter(),
+            &descriptor.contents().broker,
             &allow,
             Deadline::after(PATIENCE),
             runtime,

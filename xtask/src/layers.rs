@@ -1,0 +1,384 @@
+//! `cargo xtask layers`: imports in ipc-core run down only.
+//!
+//! Each folder of `ipc-core/src` is a layer and uses the layers below it; within a layer no two folders import each other. The
+//! chore reads the `crate::` and `super::` paths of all code that is compiled without `test` and without the feature `fuzzing`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow, bail};
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+use crate::workspace::root;
+
+/// The layers from the ground up. The modules that stand beside them are the entry points, above all.
+const LAYERS: [&str; 7] = ["model", "os", "backend", "wire", "transport", "sharing", "patterns"];
+
+/// An import that the rules forbid and that stands for now.
+struct Exception {
+    /// The file, below `ipc-core/src`.
+    file: &'static str,
+    /// The beginning of the imported path.
+    import: &'static str,
+    #[allow(dead_code, reason = "for the reader")]
+    reason: &'static str,
+}
+
+const fn exception(file: &'static str, import: &'static str, reason: &'static str) -> Exception {
+    Exception { file, import, reason }
+}
+
+const ERROR_NAMES_PARTS: &str = "the crate's error has variants that hold errors and values of the layers";
+const TABLE_IS_BYTES: &str = "the tensor table reads and writes its own bytes";
+const BUILDER_NAMES_IPC: &str = "a builder keeps the `Ipc` that it was made by";
+
+/// Imports that stand for now. One that is not needed any longer fails the check.
+const EXCEPTIONS: &[Exception] = &[
+    exception("model/error/chains.rs", "backend", ERROR_NAMES_PARTS),
+    exception("model/error/chains.rs", "sharing::export::ShareError", ERROR_NAMES_PARTS),
+    exception("model/error/chains.rs", "wire", ERROR_NAMES_PARTS),
+    exception("model/error.rs", "backend", ERROR_NAMES_PARTS),
+    exception("model/error.rs", "wire", ERROR_NAMES_PARTS),
+    exception("model/tensor/record.rs", "wire::descriptor", TABLE_IS_BYTES),
+    exception("model/tensor/table.rs", "wire::descriptor", TABLE_IS_BYTES),
+    exception("wire/bundle/tensors.rs", "sharing::recent", "a cache of parsed tables"),
+    exception("wire/channel.rs", "sharing::import::MOST_WAITING", "a limit of a message"),
+    exception("wire/channel.rs", "transport::socket::ReceivedFds", "descriptors that came with a message"),
+    exception("wire/protocol.rs", "sharing::timeline::Returned", "a part of a message"),
+    exception("sharing/bundle/builder.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("sharing/bundle/open.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("sharing/export/share.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("sharing/import/open.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("patterns/channel/connect.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("patterns/channel/connection.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("patterns/channel/handshake.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+    exception("patterns/channel/listen.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
+];
+
+/// Pairs of folders of one layer that import each other for now.
+const MUTUAL_EXCEPTIONS: &[(&str, &str)] =
+    &[("model::error", "model::tensor"), ("wire::bundle", "wire::descriptor")];
+
+pub(crate) fn run() -> Result<()> {
+    let source = root().join("ipc-core/src");
+    let imports = read(&source)?;
+    let faults = check(&imports, EXCEPTIONS, MUTUAL_EXCEPTIONS);
+    if !faults.is_empty() {
+        bail!("ipc-core has {} imports against its layers:\n{}", faults.len(), faults.join("\n"));
+    }
+    eprintln!("  {} imports of ipc-core run down, {} are excepted", imports.len(), EXCEPTIONS.len());
+    Ok(())
+}
+
+/// A path that a file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Import {
+    /// Below the source folder.
+    file: String,
+    line: usize,
+    /// The module that names it.
+    from: Vec<String>,
+    /// The path, from the crate's root.
+    path: Vec<String>,
+    /// The folders below a layer that it leads from and to, where both are folders of one layer.
+    folders: Option<(String, String)>,
+}
+
+impl fmt::Display for Import {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ipc-core/src/{}:{}: `{}`", self.file, self.line, self.path.join("::"))
+    }
+}
+
+/// Reads the imports of all files below a source folder.
+fn read(source: &Path) -> Result<Vec<Import>> {
+    let mut files = Vec::new();
+    rust_files(source, &mut files)?;
+    files.sort();
+    let mut imports = Vec::new();
+    for path in &files {
+        let file = path.strip_prefix(source)?.to_str().context("a file's name is not UTF-8")?;
+        if !is_tests(file) {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let is_folder = |module: &[String]| source.join(module.join("/")).is_dir();
+            imports.extend(imports_of(file, &text, is_folder)?);
+        }
+    }
+    Ok(imports)
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            rust_files(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a file holds only tests or fuzzing.
+fn is_tests(file: &str) -> bool {
+    file.split('/').any(|part| {
+        let part = part.strip_suffix(".rs").unwrap_or(part);
+        ["tests", "properties", "fuzzing"].contains(&part)
+            || part.ends_with("_tests")
+            || part.ends_with("_loom")
+    })
+}
+
+fn imports_of(file: &str, text: &str, is_folder: impl Fn(&[String]) -> bool) -> Result<Vec<Import>> {
+    let tokens = TokenStream::from_str(text).map_err(|error| anyhow!("cannot read {file}: {error}"))?;
+    let mut module: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if module.last().is_some_and(|last| ["mod", "lib"].contains(&last.as_str())) {
+        module.pop();
+    }
+    let mut paths = Vec::new();
+    walk(tokens, &module, &mut paths);
+    let folder_of = |path: &[String]| {
+        let folder = path.get(..2)?;
+        (LAYERS.contains(&path[0].as_str()) && is_folder(folder)).then(|| folder.join("::"))
+    };
+    let import = |(line, path): (usize, Vec<String>)| Import {
+        file: file.to_owned(),
+        line,
+        from: module.clone(),
+        folders: folder_of(&module).zip(folder_of(&path)).filter(|_| module.first() == path.first()),
+        path,
+    };
+    Ok(paths.into_iter().map(import).collect())
+}
+
+/// Collects the paths that begin with `crate` or `super`, with the line of each.
+fn walk(tokens: TokenStream, module: &[String], paths: &mut Vec<(usize, Vec<String>)>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if let Some(behind) = skipped(&tokens, at) {
+            at = behind;
+            continue;
+        }
+        match (&tokens[at], tokens.get(at + 1), tokens.get(at + 2)) {
+            (TokenTree::Ident(word), Some(TokenTree::Ident(name)), Some(TokenTree::Group(body)))
+                if word == "mod" =>
+            {
+                let inner: Vec<_> = module.iter().cloned().chain([name.to_string()]).collect();
+                walk(body.stream(), &inner, paths);
+                at += 3;
+            }
+            // A macro's `$crate` names what its callers see.
+            (TokenTree::Punct(dollar), Some(TokenTree::Ident(word)), _)
+                if dollar.as_char() == '$' && word == "crate" =>
+            {
+                at += 2;
+            }
+            (TokenTree::Ident(word), ..) if word == "crate" && separated(&tokens, at + 1) => {
+                at = path(&tokens, at + 3, Vec::new(), paths);
+            }
+            (TokenTree::Ident(word), ..) if word == "super" && separated(&tokens, at + 1) => {
+                let mut base = module.to_vec();
+                base.pop();
+                at += 3;
+                while matches!(tokens.get(at), Some(TokenTree::Ident(word)) if word == "super")
+                    && separated(&tokens, at + 1)
+                {
+                    base.pop();
+                    at += 3;
+                }
+                at = path(&tokens, at, base, paths);
+            }
+            (TokenTree::Group(group), ..) => {
+                walk(group.stream(), module, paths);
+                at += 1;
+            }
+            _ => at += 1,
+        }
+    }
+}
+
+/// Returns the place behind an item that only tests or fuzzing compile.
+fn skipped(tokens: &[TokenTree], at: usize) -> Option<usize> {
+    let is_hash = matches!(&tokens[at], TokenTree::Punct(hash) if hash.as_char() == '#');
+    let (true, Some(TokenTree::Group(attribute))) = (is_hash, tokens.get(at + 1)) else { return None };
+    let text = attribute.stream().to_string().replace(' ', "");
+    let for_tests = text.starts_with("cfg(")
+        && !text.contains("not(")
+        && (text.contains("(test") || text.contains(",test") || text.contains("\"fuzzing\""));
+    if !for_tests {
+        return None;
+    }
+    let ends = |token: &TokenTree| match token {
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+        TokenTree::Punct(punct) => punct.as_char() == ';',
+        _ => false,
+    };
+    // `use a::{b};` ends behind its group.
+    let end = (at + 2..tokens.len()).find(|index| ends(&tokens[*index])).unwrap_or(tokens.len() - 1);
+    Some(end + 1)
+}
+
+fn separated(tokens: &[TokenTree], at: usize) -> bool {
+    let colon =
+        |index: usize| matches!(tokens.get(index), Some(TokenTree::Punct(colon)) if colon.as_char() == ':');
+    colon(at) && colon(at + 1)
+}
+
+/// Reads what stands behind a `::`; returns the place behind it.
+fn path(
+    tokens: &[TokenTree],
+    mut at: usize,
+    mut so_far: Vec<String>,
+    paths: &mut Vec<(usize, Vec<String>)>,
+) -> usize {
+    loop {
+        match tokens.get(at) {
+            Some(TokenTree::Ident(name)) => {
+                so_far.push(name.to_string());
+                if !separated(tokens, at + 1) {
+                    paths.push((name.span().start().line, so_far));
+                    return at + 1;
+                }
+                at += 3;
+            }
+            Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
+                several(group, &so_far, paths);
+                return at + 1;
+            }
+            Some(token) => {
+                // `*`, or the generic arguments of a type.
+                paths.push((token.span().start().line, so_far));
+                return at;
+            }
+            None => return at,
+        }
+    }
+}
+
+/// Reads the alternatives of a `use` with braces.
+fn several(group: &Group, so_far: &[String], paths: &mut Vec<(usize, Vec<String>)>) {
+    let tokens: Vec<TokenTree> = group.stream().into_iter().collect();
+    for one in tokens.split(|token| matches!(token, TokenTree::Punct(comma) if comma.as_char() == ',')) {
+        if !one.is_empty() {
+            path(one, 0, so_far.to_vec(), paths);
+        }
+    }
+}
+
+/// Returns the height of a module's layer; that of the entry points is above all.
+fn height(path: &[String]) -> usize {
+    let layer = path.first().and_then(|first| LAYERS.iter().position(|layer| layer == first));
+    layer.unwrap_or(LAYERS.len())
+}
+
+/// Returns the faults, as lines.
+fn check(imports: &[Import], exceptions: &[Exception], mutual: &[(&str, &str)]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut used = BTreeSet::new();
+    for import in imports.iter().filter(|import| height(&import.path) > height(&import.from)) {
+        let path = import.path.join("::");
+        let excepted = exceptions.iter().position(|exception| {
+            let behind = path.strip_prefix(exception.import);
+            exception.file == import.file
+                && behind.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        });
+        match excepted {
+            Some(exception) => drop(used.insert(exception)),
+            None => {
+                let (from, to) = (&import.from[0], &import.path[0]);
+                faults.push(format!("{import} runs up: `{from}` may not use `{to}`, which is above it"));
+            }
+        }
+    }
+    for (index, Exception { file, import, .. }) in exceptions.iter().enumerate() {
+        if !used.contains(&index) {
+            faults
+                .push(format!("{file} does not import `{import}` any longer: remove the exception in xtask"));
+        }
+    }
+    faults.extend(mutual_faults(imports, mutual));
+    faults
+}
+
+fn mutual_faults(imports: &[Import], excepted: &[(&str, &str)]) -> Vec<String> {
+    let mut between: BTreeMap<(&str, &str), &Import> = BTreeMap::new();
+    for import in imports {
+        if let Some((from, to)) = import.folders.as_ref().filter(|(from, to)| from != to) {
+            between.entry((from, to)).or_insert(import);
+        }
+    }
+    let both = |(from, to): &(&str, &str)| from < to && between.contains_key(&(*to, *from));
+    let pairs: BTreeSet<_> = between.keys().copied().filter(both).collect();
+    let fault = |(one, other): &(&str, &str)| {
+        let (there, back) = (between[&(*one, *other)], between[&(*other, *one)]);
+        format!("{there} and\n{back}: the folders `{one}` and `{other}` import each other")
+    };
+    let new = pairs.iter().filter(|pair| !excepted.contains(pair)).map(fault);
+    let gone = excepted.iter().filter(|pair| !pairs.contains(*pair)).map(|(one, other)| {
+        format!("`{one}` and `{other}` do not import each other any longer: remove the exception in xtask")
+    });
+    new.chain(gone).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(file: &str, text: &str) -> Vec<(usize, String)> {
+        let imports = imports_of(file, text, |_| true).unwrap();
+        imports.into_iter().map(|import| (import.line, import.path.join("::"))).collect()
+    }
+
+    #[test]
+    fn core_keeps_its_layers() {
+        run().unwrap();
+    }
+
+    #[test]
+    fn paths_are_read_with_their_lines() {
+        let text = "// crate::a\nuse crate::b::{C, d::{E, F as G}, self};\nfn f(x: crate::h::I<u8>) { \"crate::j\"; crate::k!() }";
+        let expected = [(2, "b::C"), (2, "b::d::E"), (2, "b::d::F"), (2, "b::self"), (3, "h::I"), (3, "k")];
+        assert_eq!(paths("wire/x.rs", text), expected.map(|(line, path)| (line, path.to_owned())));
+    }
+
+    #[test]
+    fn super_is_resolved() {
+        let text = "use super::super::up::A; mod inner { use super::B; }";
+        let expected = [(1, "up::A"), (1, "wire::x::B")];
+        assert_eq!(paths("wire/x.rs", text), expected.map(|(line, path)| (line, path.to_owned())));
+        assert_eq!(paths("wire/x/mod.rs", "use super::C;"), [(1, "wire::C".to_owned())]);
+    }
+
+    #[test]
+    fn test_code_is_skipped() {
+        let text = "#[cfg(test)]\nmod tests { use crate::a::B; }\n#[cfg(any(test, feature = \"fuzzing\"))]\npub(crate) use crate::c::D;\n#[cfg(not(test))]\nuse crate::e::F;";
+        assert_eq!(paths("wire/x.rs", text), [(6, "e::F".to_owned())]);
+        assert!(is_tests("sharing/fuzzing/pages.rs") && is_tests("wire/properties.rs"));
+        assert!(is_tests("import/cache_loom.rs") && !is_tests("wire/protocol.rs"));
+    }
+
+    #[test]
+    fn import_of_a_layer_above_is_a_fault() {
+        let imports =
+            imports_of("wire/x.rs", "use crate::sharing::A;\nuse crate::model::B;", |_| true).unwrap();
+        let faults = check(&imports, &[], &[]);
+        assert_eq!(faults.len(), 1);
+        assert!(faults[0].starts_with("ipc-core/src/wire/x.rs:1: `sharing::A` runs up"), "{faults:?}");
+        let known = [exception("wire/x.rs", "sharing", "a test")];
+        assert!(check(&imports, &known, &[]).is_empty());
+        assert_eq!(check(&imports[1..], &known, &[]).len(), 1, "an exception that is not needed");
+    }
+
+    #[test]
+    fn folders_that_import_each_other_are_a_fault() {
+        let mut imports = imports_of("wire/a/x.rs", "use crate::wire::b::A;", |_| true).unwrap();
+        assert!(check(&imports, &[], &[]).is_empty());
+        imports.extend(imports_of("wire/b.rs", "use crate::wire::a::B;", |_| true).unwrap());
+        assert_eq!(check(&imports, &[], &[]).len(), 1);
+        assert!(check(&imports, &[], &[("wire::a", "wire::b")]).is_empty());
+    }
+}
