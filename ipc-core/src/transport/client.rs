@@ -4,15 +4,13 @@
 //! requests the poller reads: notifications, replies to asynchronous requests, and the closing of the connection.
 
 mod handles;
+mod messages;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
-
-use handles::Arrived;
 
 use super::async_requests::{AsyncReply, AsyncRequests};
 use super::conversation::{Conversation, Deadline, Inbox, not_permitted, user_not_allowed};
@@ -26,9 +24,6 @@ use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::wire::protocol::{Reply, Request, RequestId, short_detail};
 use crate::wire::{BrokerAddress, Refusal};
-
-/// Maximum number of messages that the poller reads before it turns to other connections.
-const MESSAGES_PER_TURN: u32 = 16;
 
 /// The part of a client that the layer above implements. Both methods may run on the poller's thread: they may not block.
 pub(crate) trait Subscriber: Send + Sync + Sized + 'static {
@@ -123,46 +118,6 @@ impl<S: Subscriber> Client<S> {
         reply
     }
 
-    fn reply_to(
-        &self,
-        calls: &mut Calls,
-        request: RequestId,
-        deadline: Deadline,
-    ) -> Result<(Reply, ReceivedFds)> {
-        // The handles of the packets before the last.
-        let mut arrived = Arrived::default();
-        loop {
-            let received = self.conversation.receive(&mut calls.inbox, deadline);
-            let (reply, fds) = received.map_err(|error| self.check_gone(error))?;
-            match reply {
-                Reply::Handles { request: answered, handles } if answered == request => {
-                    arrived.add(handles, fds).map_err(|error| self.check_gone(error))?;
-                }
-                Reply::Grant(mut grant) if grant.request == request => {
-                    let last = std::mem::take(&mut grant.handles);
-                    arrived.add(last, fds).map_err(|error| self.check_gone(error))?;
-                    grant.handles = arrived.handles;
-                    return Ok((Reply::Grant(grant), arrived.fds));
-                }
-                Reply::Confirmed { request: answered } | Reply::Timeline { request: answered, .. }
-                    if answered == request =>
-                {
-                    return Ok((reply, fds));
-                }
-                Reply::Refused { request: refused, refusal } if refused == request => {
-                    return Err(self.explain(refusal));
-                }
-                other => {
-                    self.take_other(calls, other, fds).map_err(|error| self.check_gone(error))?;
-                    // Looked at after each message: a peer that sends without end does not extend the deadline.
-                    if deadline.left().is_zero() {
-                        return Err(self.conversation.no_answer(deadline));
-                    }
-                }
-            }
-        }
-    }
-
     /// Sends a request whose reply may take long: other requests are sent and answered meanwhile.
     pub(crate) fn call_async(
         &self,
@@ -183,58 +138,6 @@ impl<S: Subscriber> Client<S> {
     /// Stops waiting for the reply to an asynchronous request.
     pub(crate) fn abandon(&self, request: RequestId) {
         self.lock_async_requests().abandon(request);
-    }
-
-    /// Hands the reply to an asynchronous request to its caller.
-    fn take_async(&self, reply: Reply, fds: ReceivedFds) -> Result<()> {
-        let undo = undo(&reply);
-        let delivered = self.lock_async_requests().deliver(reply, fds)?;
-        undo.filter(|_| !delivered).map_or(Ok(()), |undo| self.send_at_once(&undo))
-    }
-
-    /// Handles a message that is not the reply to a waiting caller's request.
-    fn take_other(&self, calls: &mut Calls, reply: Reply, fds: ReceivedFds) -> Result<()> {
-        match reply {
-            reply if AsyncRequests::has_request_of(&reply) => self.take_async(reply, fds),
-            Reply::Dropped { .. } | Reply::Recall { .. } => self.subscriber.notify(reply),
-            // Its descriptors were closed with the packet.
-            Reply::Grant(ref grant) if calls.abandoned.remove(&grant.request.0) => {
-                undo(&reply).map_or(Ok(()), |undo| self.send_at_once(&undo))
-            }
-            Reply::Refused { request, .. }
-            | Reply::Confirmed { request }
-            | Reply::Timeline { request, .. }
-                if calls.abandoned.remove(&request.0) =>
-            {
-                Ok(())
-            }
-            Reply::Handles { request, .. } if calls.abandoned.contains(&request.0) => Ok(()),
-            _ => Err(Error::Protocol("it answered what nobody had asked".into())),
-        }
-    }
-
-    /// Reads the messages that have arrived while no caller waits for a reply. False where a caller is reading.
-    pub(crate) fn on_readable(&self) -> bool {
-        let Some(mut calls) = self.calls.try_lock() else { return false };
-        for _ in 0..MESSAGES_PER_TURN {
-            let taken = match self.conversation.try_receive(&mut calls.inbox.buffer) {
-                Ok(None) => return true,
-                Ok(Some((reply, fds))) => self.take_other(&mut calls, reply, fds),
-                Err(error) => Err(error),
-            };
-            if taken.is_err() {
-                self.mark_gone();
-                return true;
-            }
-        }
-        // The poller reads the rest after the other connections.
-        true
-    }
-
-    /// Sends a request without waiting for room. An exporter that let a caller time out and does not read either counts as
-    /// terminated: the poller waits for no peer.
-    fn send_at_once(&self, request: &Request) -> Result<()> {
-        self.conversation.send(request, Deadline::after(Duration::ZERO))
     }
 
     /// Sends a request that has no reply, or whose reply another call takes.
@@ -396,15 +299,6 @@ impl<S: Subscriber> WatchedClient for Client<S> {
 
     fn mark_gone(&self) {
         Client::mark_gone(self);
-    }
-}
-
-/// Returns the request that gives back what a reply brings, for one that no caller waits for any longer.
-fn undo(reply: &Reply) -> Option<Request> {
-    match reply {
-        Reply::Grant(grant) => Some(Request::release_unused(grant.lease)),
-        Reply::Staging { lease, .. } => Some(Request::release_unused(*lease)),
-        _ => None,
     }
 }
 

@@ -21,7 +21,7 @@ use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{Bearer, ChannelId};
 use crate::sharing::timeline::{
-    ENDED, End, OwnCounter, Place, Poison, Side, Timeline, Word, WordPage, timelines_of,
+    ENDED, OwnCounter, Place, Poison, Side, Termination, Timeline, Word, WordPage, timelines_of,
 };
 use crate::transport::socket::{self, PeerSocket};
 use crate::transport::{Deadline, TimedMutex, WatchedSocket};
@@ -236,7 +236,7 @@ impl Connection {
         let begun = Timeline::new(place, self.side, Arc::clone(self.ipc.backend()), self.peer.pid);
         // Under the lock, so that either this thread or the poller ends the timeline.
         if self.gone.load(Ordering::Acquire) {
-            begun.ends().end(End::Died);
+            begun.endpoint().end(Termination::Died);
         }
         words.insert(begun).clone()
     }
@@ -356,11 +356,11 @@ impl WatchedSocket for Connection {
             words.clone()
         };
         if let Some(words) = words {
-            words.ends().end(End::Died);
+            words.endpoint().end(Termination::Died);
             if let Some(runtime) = Runtime::existing()
-                && words.ends().needs_poison()
+                && words.endpoint().needs_poison()
             {
-                runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.ends())));
+                runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.endpoint())));
             }
         }
         // A forked child of the peer may keep the socket open: the shutdown wakes waiting threads of this process nevertheless.

@@ -13,7 +13,7 @@ use crate::model::lease::{Holder, LeaseId};
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::export::TimelineObserver;
-use crate::sharing::timeline::{End, Finish, OwnCounter, Poison, Seen, Timeline};
+use crate::sharing::timeline::{Finish, OwnCounter, Poison, Seen, Termination, Timeline};
 
 /// The readers of a ring.
 #[derive(Debug)]
@@ -130,10 +130,10 @@ impl Member {
     pub(super) fn dismiss(&self) {
         self.timeline.tell_dismissed();
         self.dismissed.store(true, Ordering::Release);
-        self.timeline.ends().end(End::Released);
+        self.timeline.endpoint().end(Termination::Released);
         if let Some(runtime) = Runtime::existing() {
-            if self.timeline.ends().needs_poison() {
-                runtime.poller.poison_again(Poison::Timeline(Arc::clone(self.timeline.ends())));
+            if self.timeline.endpoint().needs_poison() {
+                runtime.poller.poison_again(Poison::Timeline(Arc::clone(self.timeline.endpoint())));
             }
             self.finish(runtime, 0);
         }

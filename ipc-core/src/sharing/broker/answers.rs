@@ -57,7 +57,7 @@ impl BrokerSession<'_> {
         timeline: &Timeline,
         connection: &mut Connection,
     ) -> Next {
-        let place = timeline.ends().place();
+        let place = timeline.endpoint().place();
         let (slot, base) = (place.slot, place.base);
         let next = match self.slots.page_of(lease) {
             Some((number, file)) => connection

@@ -10,6 +10,7 @@
 //! is done on the worker, which sends the outcome back as an event.
 
 mod answers;
+mod copies;
 mod session;
 
 use std::any::Any;
@@ -23,7 +24,7 @@ use crate::model::error::Result;
 use crate::sharing::Runtime;
 use crate::sharing::staging::Refused;
 use crate::sharing::timeline::OwnCounter;
-use crate::sharing::timeline::{End, Finish, FollowUp, FollowUps, Poison, Side, Timeline};
+use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Termination, Timeline};
 use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
 
@@ -83,7 +84,7 @@ impl Service for Broker {
         let leases = session.into_leases();
         tracing::debug!(pid = peer.pid, leases = leases.len(), "an importer's connection has closed");
         for (lease, export) in leases {
-            self.runtime.exports.release(export, lease, End::Died);
+            self.runtime.exports.release(export, lease, Termination::Died);
         }
         for page in slots.awaited_pages() {
             page.poison(Side::Exporter);

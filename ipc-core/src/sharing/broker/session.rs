@@ -11,7 +11,7 @@ use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
 use crate::sharing::staging::{Outgoing, Refused};
-use crate::sharing::timeline::{End, Returned, Slots, Timeline};
+use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Connection, ConnectionId, Epoch, Next, Session};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
@@ -21,9 +21,6 @@ const MAX_LEASES: usize = 1 << 20;
 
 /// Maximum number of requests of one peer that wait for the driver; the rest wait in its socket.
 const MAX_WAITING: usize = 64;
-
-/// Maximum number of copies of one peer that have begun or wait for room.
-const MAX_STAGINGS: usize = 64;
 
 /// Maximum number of wrong tokens of a peer. At this rate 128 bits take longer than the universe has existed.
 const WRONG_TOKENS: u32 = 16;
@@ -36,10 +33,10 @@ const MAX_PEER_BYTES: usize = 64;
 
 /// The state of one importer's connection.
 pub(crate) struct BrokerSession<'a> {
-    runtime: &'static Runtime,
+    pub(super) runtime: &'static Runtime,
     pub(super) exports: &'a ExportTable,
     identity: ProcessIdentity,
-    connection: ConnectionId,
+    pub(super) connection: ConnectionId,
     /// The importer's program, once it has said hello.
     program: Option<Arc<str>>,
     pub(super) leases: HashMap<LeaseId, ExportId>,
@@ -176,7 +173,7 @@ impl<'a> BrokerSession<'a> {
     /// Returns the leases that end with the connection. Those that a device still copies under end when it has finished.
     pub(crate) fn into_leases(mut self) -> HashMap<LeaseId, ExportId> {
         for (lease, staging) in &self.stagings {
-            if !staging.end(End::Died) {
+            if !staging.end(Termination::Died) {
                 self.leases.remove(lease);
             }
         }
@@ -254,8 +251,8 @@ impl<'a> BrokerSession<'a> {
             self.slots.returned(lease, words);
         }
         let staging = self.stagings.remove(&lease);
-        if staging.is_none_or(|staging| staging.end(End::Released)) {
-            self.exports.release(export, lease, End::Released);
+        if staging.is_none_or(|staging| staging.end(Termination::Released)) {
+            self.exports.release(export, lease, Termination::Released);
         }
         self.give_back(lease, late);
         kill_point!("exporter:released");
@@ -276,62 +273,14 @@ impl<'a> BrokerSession<'a> {
         }
     }
 
-    /// Begins a lease under which the bytes are copied. The worker does the rest.
-    fn stage(
-        &mut self,
-        request: RequestId,
-        wanted: OpenRequest,
-        importer: Importer,
-        connection: &mut Connection,
-    ) -> Next {
-        let too_many_copies = || {
-            let many = self.stagings.len() >= MAX_STAGINGS;
-            many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
-        };
-        if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
-            return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
-        }
-        let export = wanted.export;
-        let granted = match self.exports.grant(wanted, importer) {
-            Ok(granted) => granted,
-            Err(refusal) => return self.refuse(request, export, refusal, connection),
-        };
-        let lease = granted.lease;
-        let Some(staging) =
-            Outgoing::begin((self.connection, connection.peer().pid), export, request, &granted)
-        else {
-            drop(granted);
-            self.exports.release(export, lease, End::Released);
-            return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
-        };
-        self.leases.insert(lease, export);
-        self.stagings.insert(lease, staging);
-        Next::Keep
-    }
-
-    /// Refuses a copy that could not begin. Its importer does not know of the lease yet.
-    fn staging_refused(&mut self, refused: Refused, connection: &mut Connection) -> Next {
-        let Refused { lease, request, refusal } = refused;
-        let Some(staging) = self.stagings.remove(&lease) else { return Next::Keep };
-        if let Some(export) = self.leases.remove(&lease)
-            && staging.end(End::Released)
-        {
-            self.exports.release(export, lease, End::Released);
-        }
-        connection.send(&Reply::Refused { request, refusal }, &[])
-    }
-
-    /// Ends the copies that this importer leaves unused, as others wait for their host memory.
-    pub(super) fn end_silent_stagings(&self) {
-        self.stagings.values().for_each(|staging| staging.end_if_silent());
-    }
-
-    fn too_many_leases(&self) -> Option<String> {
+    /// Returns the error for a peer that holds the maximum number of leases.
+    pub(super) fn too_many_leases(&self) -> Option<String> {
         let many = self.leases.len() >= MAX_LEASES;
         many.then(|| format!("the importing process holds {MAX_LEASES} leases already"))
     }
 
-    fn refuse(
+    /// Sends a refusal, and counts wrong tokens.
+    pub(super) fn refuse(
         &mut self,
         request: RequestId,
         export: ExportId,
@@ -401,7 +350,7 @@ impl<'a> BrokerSession<'a> {
             }
             (Some(Waiting::Grant { request, lease, .. }), Err(refusal)) => {
                 if let Some(export) = self.leases.remove(&lease) {
-                    self.exports.release(export, lease, End::Released);
+                    self.exports.release(export, lease, Termination::Released);
                 }
                 connection.send(&Reply::Refused { request, refusal }, &[])
             }

@@ -14,7 +14,7 @@ use crate::model::lease::LeaseId;
 use crate::sharing::Runtime;
 use crate::sharing::broker::BrokerSession;
 use crate::sharing::export::{ExportTable, NewExport, Shared};
-use crate::sharing::timeline::End;
+use crate::sharing::timeline::Termination;
 use crate::transport::socket::{self, PeerCredentials, PeerSocket};
 use crate::transport::{AllowList, Connection, ConnectionId, Metrics, Next, Served, Session};
 use crate::wire::Token;
@@ -452,7 +452,7 @@ impl Model {
             assert_eq!(holders.opened(), opened);
         }
         for (lease, export) in leases {
-            table.release(export, lease, End::Released);
+            table.release(export, lease, Termination::Released);
         }
         for number in 1..=3 {
             assert_eq!(table.holders(ExportId(number)).iter().len(), 0);

@@ -18,7 +18,7 @@ use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
-use crate::sharing::timeline::{End, Side, Timeline, note_own_slot, take_own_slot, timelines_of};
+use crate::sharing::timeline::{Side, Termination, Timeline, note_own_slot, take_own_slot, timelines_of};
 use crate::transport::Deadline;
 use crate::wire::descriptor::{Descriptor, ExportId};
 
@@ -236,7 +236,7 @@ impl Held {
                 let far = exports.timeline(local.export, local.lease, true, take_own_slot)?;
                 let (far, _) = far.ok_or(Error::ExportDropped { pid })?;
                 note_own_slot(&far);
-                let place = far.ends().place().clone();
+                let place = far.endpoint().place().clone();
                 let near = Timeline::new(place, Side::Importer, Arc::clone(&local.backend), pid);
                 Ok(own.insert(near).clone())
             }
@@ -349,7 +349,7 @@ impl Held {
 /// Nobody waits by this side of a timeline any longer.
 fn end(near: Option<Timeline>) {
     if let Some(near) = near {
-        near.ends().end(End::Released);
+        near.endpoint().end(Termination::Released);
     }
 }
 
@@ -378,7 +378,7 @@ impl Hold {
             Self::Local(local) => {
                 let LocalHold { export, lease, shared, .. } = *local;
                 drop(shared);
-                runtime.exports.release(export, lease, End::Released);
+                runtime.exports.release(export, lease, Termination::Released);
             }
             Self::Copy(buffer) => drop(buffer),
         }

@@ -15,7 +15,7 @@ use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
-use crate::sharing::timeline::{End, Timeline};
+use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
 use crate::wire::descriptor::ExportId;
@@ -163,7 +163,7 @@ impl Client<Subscriptions> {
         kill_point!("importer:took-timeline");
         // The exporter may have terminated in between, when this timeline was not yet known.
         if self.is_gone() {
-            timeline.ends().end(End::Died);
+            timeline.endpoint().end(Termination::Died);
         }
         Ok(timeline)
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use crate::backend::DeviceIpc;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
-use crate::sharing::timeline::{End, Ends, Place, Poison, SLOTS, Side, TIMELINE_END, Timeline, WordPage};
+use crate::sharing::timeline::{
+    Endpoint, Place, Poison, SLOTS, Side, TIMELINE_END, Termination, Timeline, WordPage,
+};
 use crate::transport::socket::ReceivedFds;
 use crate::wire::protocol::{PageId, Request};
 
@@ -15,9 +17,9 @@ use crate::wire::protocol::{PageId, Request};
 pub(super) struct LinkPages {
     pages: HashMap<PageId, Arc<WordPage>>,
     /// The timelines of leases that have not been released.
-    timelines: HashMap<LeaseId, Arc<Ends>>,
+    timelines: HashMap<LeaseId, Arc<Endpoint>>,
     /// Timelines of leases that were released while a thread was submitting to them.
-    late: Vec<(LeaseId, Arc<Ends>)>,
+    late: Vec<(LeaseId, Arc<Endpoint>)>,
 }
 
 impl LinkPages {
@@ -38,7 +40,7 @@ impl LinkPages {
             return same.ok_or_else(|| Error::Protocol("it gave a lease words twice".into()));
         }
         let timeline = Timeline::new(place, Side::Importer, Arc::clone(backend), exporter_pid);
-        self.timelines.insert(lease, Arc::clone(timeline.ends()));
+        self.timelines.insert(lease, Arc::clone(timeline.endpoint()));
         Ok(timeline)
     }
 
@@ -66,7 +68,7 @@ impl LinkPages {
     /// Ends the timeline of a lease. Returns the request that releases the lease and its words.
     pub(super) fn release(&mut self, lease: LeaseId) -> Request {
         let mut late = Vec::new();
-        self.late.retain(|(lease, ends)| match ends.report() {
+        self.late.retain(|(lease, endpoint)| match endpoint.report() {
             Some(words) => {
                 late.push((*lease, words));
                 false
@@ -75,11 +77,11 @@ impl LinkPages {
         });
         let words = match self.timelines.remove(&lease) {
             None => Some(Default::default()),
-            Some(ends) => {
-                ends.end(End::Released);
-                let words = ends.report();
+            Some(endpoint) => {
+                endpoint.end(Termination::Released);
+                let words = endpoint.report();
                 if words.is_none() {
-                    self.late.push((lease, ends));
+                    self.late.push((lease, endpoint));
                 }
                 words
             }
@@ -98,10 +100,12 @@ impl LinkPages {
 
     /// Ends all timelines of an exporter that has terminated; words that its device may still write go to `poison_again`.
     pub(super) fn poison(self, poison_again: impl Fn(Poison)) {
-        for ends in self.timelines.into_values().chain(self.late.into_iter().map(|(_, ends)| ends)) {
-            ends.end(End::Died);
-            if ends.needs_poison() {
-                poison_again(Poison::Timeline(ends));
+        for endpoint in
+            self.timelines.into_values().chain(self.late.into_iter().map(|(_, endpoint)| endpoint))
+        {
+            endpoint.end(Termination::Died);
+            if endpoint.needs_poison() {
+                poison_again(Poison::Timeline(endpoint));
             }
         }
         for page in self.pages.into_values().filter(|page| page.is_awaited()) {

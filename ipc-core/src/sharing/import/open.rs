@@ -21,7 +21,7 @@ use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
 use crate::sharing::staging::copy_within;
-use crate::sharing::timeline::End;
+use crate::sharing::timeline::Termination;
 use crate::transport::{Deadline, socket};
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, NamedExport, Regions};
 use crate::wire::{BrokerAddress, Refusal};
@@ -483,7 +483,7 @@ impl OpenExport<'_> {
                     grant.used_up();
                 }
                 if let Some(Err(detail)) = granted.borrowed.as_ref().map(BorrowedMemory::check) {
-                    runtime.exports.release(named.export, granted.lease, End::Released);
+                    runtime.exports.release(named.export, granted.lease, Termination::Released);
                     return Err(Error::StaleGeneration(detail));
                 }
                 Ok(Some(granted))

@@ -4,7 +4,6 @@
 //! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
 //! allocations, device and access: another export of an allocation that is open costs a message and no driver call.
 
-mod alike;
 mod begin;
 mod by_thread;
 mod keys;
@@ -12,6 +11,7 @@ mod lease;
 mod links;
 mod range;
 mod regions;
+mod reusable;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,11 +21,11 @@ pub(super) use begin::Wanted;
 pub(super) use lease::HeldLease;
 pub(crate) use lease::KnownLease;
 
-use alike::Looks;
 use keys::{LeaseKey, OnDevice, RangeKey};
 use lease::Lease;
 use links::LinkSlot;
 use range::OpenRange;
+use reusable::LayoutKey;
 
 use super::addresses::Addresses;
 use super::cache::{Cache, CacheLimits, Cached};
@@ -50,7 +50,7 @@ pub(crate) struct ImportTable {
     /// Grants that are over, which their exporters have not been told yet.
     pub(super) ended: Mutex<AllEnded>,
     addresses: Addresses,
-    looks: Recent<Looks>,
+    layouts: Recent<LayoutKey>,
 }
 
 impl ImportTable {

@@ -1,4 +1,4 @@
-//! How much host memory the copies of this process to others take at a time.
+//! The limit on host memory for copies to other processes.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::sharing::Runtime;
 use crate::transport::ConnectionId;
 
-/// How much host memory copies to other processes take, for [`set_staging_limits`](crate::set_staging_limits).
+/// The limits on host memory for copies to other processes, for [`set_staging_limits`](crate::set_staging_limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingLimits {
-    /// Bytes of a chunk, rounded up to whole 64 KiB, at most 64 MiB; a copy has two of them. 8 MiB unless said otherwise.
+    /// Bytes of a chunk, rounded up to whole 64 KiB, at most 64 MiB; a copy has two of them. Default: 8 MiB.
     pub chunk_bytes: u64,
-    /// Bytes for all copies at a time, of which one importing process gets half; copies that do not fit wait until others are
-    /// done. One may always be made. 256 MiB unless said otherwise.
+    /// Bytes for all copies at a time, of which one importing process gets half; copies that do not fit wait until others have
+    /// finished. One copy may always be made. Default: 256 MiB.
     pub total_bytes: u64,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Share {
     Connection(ConnectionId),
 }
 
-/// The host memory that copies to other processes have, and those that wait for some.
+/// The host memory that copies to other processes use, and the copies that wait for some.
 #[derive(Default)]
 pub(crate) struct Stagings {
     state: Mutex<State>,
@@ -52,7 +52,7 @@ struct Waiting {
     job: Job,
 }
 
-/// Bytes that a copy may take. Dropping it lets the next one go on.
+/// Bytes that a copy may use. Dropping it starts the next copy.
 #[derive(Debug)]
 pub(crate) struct SetAside {
     share: Share,
@@ -63,15 +63,15 @@ impl Stagings {
     pub(crate) fn set_limits(&self, limits: StagingLimits) {
         let mut state = self.lock();
         state.limits = limits;
-        state.let_go_on();
+        state.start_waiting();
     }
 
     pub(crate) fn limits(&self) -> StagingLimits {
         self.lock().limits
     }
 
-    /// Has the worker run the job as soon as so many bytes may be taken: the next is always that of the importer with the
-    /// fewest bytes, its jobs in the order in which they came. One importer gets half of the room at most.
+    /// Runs the job on the worker once `bytes` are available. The next job is always that of the importer with the fewest bytes,
+    /// its jobs in order of arrival. One importer gets at most half of the total.
     pub(crate) fn when_there_is_room(
         &self,
         share: Share,
@@ -80,10 +80,10 @@ impl Stagings {
     ) {
         let mut state = self.lock();
         state.waiting.push_back(Waiting { share, bytes, job: Box::new(job) });
-        state.let_go_on();
+        state.start_waiting();
     }
 
-    /// Does a copy wait for others?
+    /// Returns whether a copy waits for others.
     pub(crate) fn somebody_waits(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
@@ -94,7 +94,7 @@ impl Stagings {
 }
 
 impl State {
-    fn let_go_on(&mut self) {
+    fn start_waiting(&mut self) {
         let Some(runtime) = Runtime::existing() else { return };
         while let Some(next) = self.next() {
             let Some(Waiting { share, bytes, job }) = self.waiting.remove(next) else { return };
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// The job that may go on now. Each importer may always make one copy, where there is room or there are no others.
+    /// Returns the job that may start now. Each importer may always make one copy, where there is room or no other copy.
     fn next(&self) -> Option<usize> {
         let used_by = |share: &Share| self.used_by.get(share).copied().unwrap_or(0);
         let fits = |used: u64, bytes: u64, limit: u64| {
@@ -127,7 +127,7 @@ impl State {
                 self.used_by.remove(&set_aside.share);
             }
         }
-        self.let_go_on();
+        self.start_waiting();
     }
 }
 

@@ -1,9 +1,9 @@
 //! The exporter's side of a copy through host memory.
 //!
-//! The poller begins, asks and ends; the worker calls the driver, in steps: it waits for the bytes to be ready and for room
-//! among the other copies, both without standing still, and then fills one half after the other, each as soon as the
-//! importer has taken what was in it. Nothing is read from the memory of a lease that has ended, and a lease ends only when
-//! the device has finished with what was submitted under it.
+//! The poller begins a copy, asks for chunks and ends it; the worker calls the driver, in steps: it waits for the bytes to be
+//! ready and for room among the other copies, both without blocking, and then fills one half after the other, each as soon as
+//! the importer has taken the chunk in it. The memory of a lease that has ended is not read, and a lease ends only when the
+//! device has finished the work that was submitted under it.
 
 #![allow(unsafe_code, reason = "copies memory of a lease to pages that the copy holds")]
 
@@ -22,17 +22,17 @@ use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::export::{BorrowedMemory, Granted, Shared, stale};
 use crate::sharing::host_pages::{HostPages, Use};
-use crate::sharing::timeline::End;
+use crate::sharing::timeline::Termination;
 use crate::transport::ConnectionId;
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Reply, RequestId};
 
-/// How long an importer may leave host memory unused that others wait for.
+/// Maximum time that an importer may leave host memory unused that other copies wait for.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A copy that an importer has asked for.
-#[derive(Debug)]
+/// A copy that an importer has requested.
 pub(crate) struct Outgoing {
+    runtime: &'static Runtime,
     connection: ConnectionId,
     share: Share,
     export: ExportId,
@@ -43,7 +43,7 @@ pub(crate) struct Outgoing {
     state: Mutex<State>,
 }
 
-/// A copy that could not begin: its lease is to be ended, and its importer told.
+/// A copy that could not begin: its lease is to be ended, and its importer notified.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) lease: LeaseId,
@@ -53,21 +53,21 @@ pub(crate) struct Refused {
 
 #[derive(Debug, Default)]
 struct State {
-    /// There once the importer has been told to ask, and until the copy is over.
+    /// The host memory, from the first reply until the copy is over.
     halves: Option<Arc<Halves>>,
     begun: bool,
-    /// So many chunks have been asked for, submitted to the device, and copied by it.
+    /// Numbers of chunks that were requested, submitted to the device, and copied by it.
     asked: u64,
     submitted: u64,
     filled: u64,
-    /// Submitted, and not yet known to be copied.
+    /// Number of chunks that were submitted and are not known to be copied.
     in_flight: u32,
-    /// What the importer waits for.
+    /// The request that the importer waits for.
     wanted: Option<(RequestId, u64)>,
-    /// When the importer was last answered.
+    /// Time of the last reply to the importer.
     answered: Option<Instant>,
     failed: Option<Refusal>,
-    ended: Option<End>,
+    ended: Option<Termination>,
 }
 
 /// The host memory of a copy. Dropped on the worker.
@@ -75,35 +75,36 @@ struct State {
 struct Halves {
     stream: Box<dyn DeviceStream>,
     pages: HostPages,
-    /// Does the device copy to the pages by itself? Else the bytes come by way of memory of this process.
+    /// Whether the device copies to the pages directly. Otherwise the bytes go through memory of this process.
     pinned: bool,
     _room: SetAside,
 }
 
 impl Outgoing {
-    /// Begins a copy under a lease, for the process with this id at the other end of the connection. `None` where there is no memory that it could be of.
+    /// Begins a copy under a lease, for the peer of the connection and its process id. `None` where the lease has no memory to copy.
     pub(crate) fn begin(
+        runtime: &'static Runtime,
         (connection, pid): (ConnectionId, u32),
         export: ExportId,
         request: RequestId,
         granted: &Granted,
     ) -> Option<Arc<Self>> {
-        let runtime = Runtime::existing()?;
         let backend = Arc::clone(granted.shared.allocations.first()?.backend());
-        // Nobody asks for a copy of a bundle.
+        // No importer requests a copy of several regions.
         let &[region] = &*granted.shared.regions else { return None };
         let chunks = Chunks::new(region.len, runtime.stagings.limits().chunk_bytes);
         let (lease, range) = (granted.lease, region);
         let state = Mutex::default();
         let share = if pid == 0 { Share::Connection(connection) } else { Share::Process(pid) };
-        let outgoing = Arc::new(Self { connection, share, export, lease, backend, range, chunks, state });
+        let outgoing =
+            Arc::new(Self { runtime, connection, share, export, lease, backend, range, chunks, state });
         let this = Arc::clone(&outgoing);
         runtime.worker.submit(move || this.or_refuse(request, |this| this.wait_until_ready(request)));
         Some(outgoing)
     }
 
-    /// The importer has taken what it had and asks for the next chunk. The answer, if it is there already; or what rule
-    /// the importer has broken.
+    /// Handles the request for the next chunk, by which the importer has taken the one before. Returns the reply where the chunk is
+    /// available, or the importer's violation of the protocol.
     pub(crate) fn ask(
         self: &Arc<Self>,
         request: RequestId,
@@ -118,27 +119,25 @@ impl Outgoing {
         let ahead = state.submitted > chunk;
         let answer = state.take_answer(self.chunks);
         drop(state);
-        if let Some(runtime) = Runtime::existing() {
-            runtime.metrics.staged_chunks_total.add(1);
-            runtime.metrics.staged_chunks_ahead_total.add(u64::from(ahead));
-            let this = Arc::clone(self);
-            runtime.worker.submit(move || this.fill_halves());
-        }
+        self.runtime.metrics.staged_chunks_total.add(1);
+        self.runtime.metrics.staged_chunks_ahead_total.add(u64::from(ahead));
+        let this = Arc::clone(self);
+        self.runtime.worker.submit(move || this.fill_halves());
         Ok(answer)
     }
 
-    /// Ends the copy. True where its lease may be ended at once; else that is done when the device has finished.
-    pub(crate) fn end(&self, how: End) -> bool {
+    /// Ends the copy. Returns true where its lease may end at once; otherwise the lease ends when the device has finished.
+    pub(crate) fn end(&self, how: Termination) -> bool {
         let mut state = self.lock();
         state.ended = Some(how);
         state.wanted = None;
         let (halves, idle) = (state.halves.take(), state.in_flight == 0);
         drop(state);
-        drop_on_worker(halves);
+        self.drop_on_worker(halves);
         idle
     }
 
-    /// Takes the host memory away from an importer that leaves it unused.
+    /// Frees the host memory of an importer that leaves it unused.
     pub(crate) fn end_if_silent(&self) {
         let mut state = self.lock();
         let silent = state.answered.is_some_and(|at| at.elapsed() > SILENCE);
@@ -151,18 +150,17 @@ impl Outgoing {
         state.failed = Some(Refusal::Failed { detail });
         let halves = state.halves.take();
         drop(state);
-        drop_on_worker(halves);
+        self.drop_on_worker(halves);
     }
 
-    /// A step before the importer has been told to ask.
+    /// Runs a step before the first reply; an error refuses the copy.
     fn or_refuse(self: &Arc<Self>, request: RequestId, step: impl FnOnce(&Arc<Self>) -> Step) {
-        let Some(runtime) = Runtime::existing() else { return };
         if self.lock().ended.is_some() {
             return;
         }
         if let Err(refusal) = step(self) {
             let refused = Refused { lease: self.lease, request, refusal };
-            runtime.poller.refuse_staging(self.connection, refused);
+            self.runtime.poller.refuse_staging(self.connection, refused);
         }
     }
 
@@ -172,15 +170,15 @@ impl Outgoing {
         let ready = behind_ready(&*self.backend, &granted.shared).map_err(failed)?;
         let this = Arc::clone(self);
         let go_on = move || this.or_refuse(request, |this| this.wait_for_room(request));
-        match (ready, Runtime::existing()) {
-            (Some(event), Some(runtime)) => runtime.worker.submit_when(event, go_on),
-            _ => go_on(),
+        match ready {
+            Some(event) => self.runtime.worker.submit_when(event, go_on),
+            None => go_on(),
         }
         Ok(())
     }
 
     fn wait_for_room(self: &Arc<Self>, request: RequestId) -> Step {
-        let Some(runtime) = Runtime::existing() else { return Ok(()) };
+        let runtime = self.runtime;
         let this = Arc::clone(self);
         runtime.stagings.when_there_is_room(self.share, self.chunks.buffer_bytes() as u64, move |room| {
             this.or_refuse(request, |this| this.start(request, room));
@@ -192,7 +190,7 @@ impl Outgoing {
     }
 
     fn start(self: &Arc<Self>, request: RequestId, room: SetAside) -> Step {
-        let Some(runtime) = Runtime::existing() else { return Ok(()) };
+        let runtime = self.runtime;
         let halves = Halves::new(&self.backend, self.range, self.chunks, room).map_err(failed)?;
         let file = halves.file().map_err(failed)?;
         let mut state = self.lock();
@@ -217,7 +215,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Submits what may be copied now: one chunk more than has been asked for.
+    /// Submits the chunks that may be copied now: one more than was requested.
     fn fill_halves(self: &Arc<Self>) {
         while let Some((chunk, halves)) = self.next() {
             if let Err(refusal) = self.fill(chunk, &halves) {
@@ -246,21 +244,21 @@ impl Outgoing {
         let event = unsafe { halves.take(&*self.backend, part, self.chunks.place(chunk)) }.map_err(failed)?;
         let (this, halves) = (Arc::clone(self), Arc::clone(halves));
         let filled = move || {
-            // What was copied may already have been something else.
+            // The bytes may already have been those of another allocation.
             this.filled(stale(borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check)));
             kill_point!("exporter:staging-chunk");
             drop((shared, halves));
         };
-        match (event, Runtime::existing()) {
-            (Some(event), Some(runtime)) => runtime.worker.submit_when(event, filled),
-            _ => filled(),
+        match event {
+            Some(event) => self.runtime.worker.submit_when(event, filled),
+            None => filled(),
         }
         Ok(())
     }
 
-    /// A chunk has been copied, or could not be.
+    /// Notes that a chunk has been copied, or could not be.
     fn filled(&self, result: Step) {
-        let Some(runtime) = Runtime::existing() else { return };
+        let runtime = self.runtime;
         let mut state = self.lock();
         state.in_flight -= 1;
         let mut unused = None;
@@ -283,11 +281,16 @@ impl Outgoing {
         }
     }
 
-    /// The lease, as long as it has not been taken away.
+    /// Returns the lease, unless it has ended.
     fn granted(&self) -> std::result::Result<Granted, Refusal> {
-        let granted =
-            Runtime::existing().and_then(|runtime| runtime.exports.granted(self.export, self.lease));
-        granted.ok_or(Refusal::Dropped)
+        self.runtime.exports.granted(self.export, self.lease).ok_or(Refusal::Dropped)
+    }
+
+    /// Drops host memory on the worker: a driver call.
+    fn drop_on_worker(&self, halves: Option<Arc<Halves>>) {
+        if let Some(halves) = halves {
+            self.runtime.worker.submit(move || drop(halves));
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -295,17 +298,11 @@ impl Outgoing {
     }
 }
 
-/// What a step of the copy comes to.
+/// The outcome of a step of the copy.
 type Step = std::result::Result<(), Refusal>;
 
 fn failed(error: Error) -> Refusal {
     Refusal::Failed { detail: error.to_string() }
-}
-
-fn drop_on_worker(halves: Option<Arc<Halves>>) {
-    if let (Some(halves), Some(runtime)) = (halves, Runtime::existing()) {
-        runtime.worker.submit(move || drop(halves));
-    }
 }
 
 /// An event that is reached when the bytes are ready; `None` where they are.

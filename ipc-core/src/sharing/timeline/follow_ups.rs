@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{End, Ends, OwnCounter, Side, Timeline, WordPage, return_own_slot};
+use super::{Endpoint, OwnCounter, Side, Termination, Timeline, WordPage, return_own_slot};
 use crate::transport::Worker;
 
 /// Pause before the words of a terminated peer are poisoned again, in case a signal that it had submitted has arrived since, and
@@ -28,7 +28,7 @@ const ARRIVAL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) enum Poison {
     /// The words of a timeline whose peer is still alive.
-    Timeline(Arc<Ends>),
+    Timeline(Arc<Endpoint>),
     /// All counters of a page of a terminated peer that this side waits for.
     Page(Arc<WordPage>, Side),
 }
@@ -119,9 +119,9 @@ impl FollowUps {
         }
         match self.arrivals.remove(&id) {
             Some(Arrival::End(near, far)) => {
-                near.ends().end(End::Released);
+                near.endpoint().end(Termination::Released);
                 if let Some(far) = far {
-                    far.ends().end(End::Released);
+                    far.endpoint().end(Termination::Released);
                     return_own_slot(&far, &near);
                 }
             }
@@ -150,10 +150,10 @@ impl FollowUps {
     fn poison_again(&mut self, now: Instant, id: u64, times: u32) {
         let goes_on = match self.poisoned.get(&id) {
             None => return,
-            Some(Poison::Timeline(ends)) => {
-                ends.poison();
-                let is_used = times < POISON_UNUSED_TIMES || Arc::strong_count(ends) > 1;
-                is_used && ends.needs_poison() && !ends.is_sealed()
+            Some(Poison::Timeline(endpoint)) => {
+                endpoint.poison();
+                let is_used = times < POISON_UNUSED_TIMES || Arc::strong_count(endpoint) > 1;
+                is_used && endpoint.needs_poison() && !endpoint.is_sealed()
             }
             Some(Poison::Page(page, side)) => {
                 page.poison(*side);

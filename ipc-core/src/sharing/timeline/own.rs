@@ -1,13 +1,13 @@
 //! Counters of this process alone.
 //!
-//! Streams of this process are ordered among each other by these, and never by a word that a peer maps: a peer could set
-//! such a word back, and the streams would wait for ever.
+//! They order streams of this process among each other. A word that a peer maps never does: the peer could set it back, and the
+//! streams would wait for ever.
 
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::slots::{Place, Slots};
-use super::{End, Ends, Side, Timeline};
+use super::{Endpoint, Side, Termination, Timeline};
 use crate::backend::DeviceIpc;
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::Result;
@@ -22,30 +22,30 @@ fn lock() -> MutexGuard<'static, Slots<usize>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn key(ends: &Arc<Ends>) -> usize {
-    Arc::as_ptr(ends) as usize
+fn key(endpoint: &Arc<Endpoint>) -> usize {
+    Arc::as_ptr(endpoint) as usize
 }
 
-/// A slot for a timeline between two parts of this process.
+/// Takes a slot for a timeline within this process.
 pub(crate) fn take_own_slot() -> Result<Place> {
     // A forked child has the parent's pages, and perhaps its lock.
     Runtime::get()?;
     lock().take()
 }
 
-/// Notes whose slot it is.
+/// Notes the timeline that uses a slot.
 pub(crate) fn note_own_slot(timeline: &Timeline) {
-    lock().note(key(timeline.ends()), timeline);
+    lock().note(key(timeline.endpoint()), timeline);
 }
 
-/// Gives back the slot of a timeline within this process, of which both sides have ended.
+/// Returns the slot of a timeline within this process, both sides of which have ended.
 pub(crate) fn return_own_slot(exporters: &Timeline, importers: &Timeline) {
-    let Some(returned) = importers.ends().report() else { return };
+    let Some(returned) = importers.endpoint().report() else { return };
     give_back(exporters, returned);
 }
 
 fn give_back(timeline: &Timeline, returned: Returned) {
-    let key = key(timeline.ends());
+    let key = key(timeline.endpoint());
     let mut own = lock();
     own.returned(key, returned);
     own.give_back(key);
@@ -79,18 +79,18 @@ impl OwnCounter {
         Ok(Arc::new(Self { timeline, owner: Owner::current() }))
     }
 
-    /// The stream sets the counter to `value` behind what was submitted to it so far. Where that cannot be submitted, the
-    /// stream is waited for: what was submitted before must not be overtaken.
+    /// Makes the stream set the counter to `value` behind its earlier work. Waits for the stream where that cannot be submitted:
+    /// no value may overtake earlier work.
     pub(crate) fn mark(&self, value: u64, stream: BorrowedStream<'_>) {
         let Err(error) = self.timeline.signal(value, &stream) else { return };
         tracing::warn!(%error, "a stream cannot be ordered before others, and is waited for");
-        let waited = self.timeline.ends().backend.memory().synchronize(stream);
+        let waited = self.timeline.endpoint().backend.memory().synchronize(stream);
         if let Err(error) = waited.and_then(|()| self.timeline.signal_now(value)) {
             tracing::warn!(%error, "streams are no longer ordered among each other");
         }
     }
 
-    /// The stream waits for everything that was [marked](Self::mark). No driver call where that has arrived.
+    /// Makes the stream wait for all [marks](Self::mark). No driver call where they have arrived.
     pub(crate) fn wait_for_all(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.timeline.wait_for_own(u64::MAX, stream)
     }
@@ -107,7 +107,7 @@ impl Deref for OwnCounter {
 impl Drop for OwnCounter {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            self.timeline.ends().end(End::Released);
+            self.timeline.endpoint().end(Termination::Released);
             give_back(&self.timeline, Returned::default());
         }
     }

@@ -1,4 +1,4 @@
-//! Pages of words that two processes and their devices share.
+//! Counter pages: words that two processes and their devices share.
 
 #![allow(unsafe_code, reason = "words in shared memory")]
 
@@ -16,10 +16,10 @@ use crate::sharing::host_pages::{GRANULE, HostPages, Use};
 /// Bytes of a page.
 const BYTES: usize = GRANULE;
 
-/// Bytes of a slot: its words lie in cache lines of their own.
+/// Bytes of a slot: each side's words have a cache line of their own.
 const SLOT_BYTES: usize = 256;
 
-/// How many slots a page has.
+/// Number of slots of a page.
 pub(crate) const SLOTS: u32 = (BYTES / SLOT_BYTES) as u32;
 
 /// A word of a slot, by its offset in bytes.
@@ -31,9 +31,9 @@ pub(crate) enum Word {
     FromExporter = 64,
     /// The importer's timeline, which the exporter waits for.
     FromImporter = 128,
-    /// The exporter's host's, for a ring: where the reader begins.
+    /// Written by the exporter's host, for a ring: the sequence at which the reader begins.
     Start = 192,
-    /// The exporter's host's, for a ring: how many publications there have been, once there will be no more.
+    /// Written by the exporter's host, for a ring: the total number of publications, once it is known.
     Total = 200,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct WordPage {
 }
 
 impl WordPage {
-    /// A new page of zeros, and its file, which other processes map.
+    /// Creates a page of zeros, and its file, which other processes map.
     pub(crate) fn create() -> Result<(Arc<Self>, OwnedFd)> {
         Self::create_as("device-ipc-words")
     }
@@ -57,13 +57,13 @@ impl WordPage {
         Ok((Arc::new(Self { pages, awaited: AtomicBool::new(false) }), file))
     }
 
-    /// The page that another process made. Its file is closed: the mapping is enough.
+    /// Maps the page of another process, and closes its file: the mapping is enough.
     pub(crate) fn open(file: OwnedFd) -> Result<Arc<Self>> {
         let (pages, _) = HostPages::open(file, BYTES, "its page of words")?.into_file();
         Ok(Arc::new(Self { pages, awaited: AtomicBool::new(false) }))
     }
 
-    /// A stream of this process is made to wait for a word of the page.
+    /// Notes that a stream of this process waits for a word of the page.
     pub(super) fn note_awaited(&self) {
         // Mostly it says so already.
         if !self.awaited.load(Ordering::Relaxed) {
@@ -71,12 +71,12 @@ impl WordPage {
         }
     }
 
-    /// Has a stream of this process been made to wait for a word of the page?
+    /// Returns whether a stream of this process was made to wait for a word of the page.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::Acquire)
     }
 
-    /// Ends the counters that a side waits for, in all slots: their peer has gone, and no lease gets them any more.
+    /// Ends the counters that a side waits for, in all slots: the peer has terminated, and no new lease uses them.
     pub(crate) fn poison(&self, side: Side) {
         let word = if side == Side::Exporter { Word::FromImporter } else { Word::FromExporter };
         for slot in 0..SLOTS {
@@ -84,7 +84,7 @@ impl WordPage {
         }
     }
 
-    /// A word, for the host. The slot is below [`SLOTS`].
+    /// Returns a word, for the host. The slot is below [`SLOTS`].
     pub(crate) fn word(&self, slot: u32, word: Word) -> &AtomicU64 {
         assert!(slot < SLOTS, "checked where slots are taken over");
         // SAFETY: inside the mapping, which lives as long as `self`; aligned; everybody uses words atomically.
@@ -94,7 +94,7 @@ impl WordPage {
         }
     }
 
-    /// Words that lie one behind the other, for hosts alone, from the beginning of this slot.
+    /// Returns consecutive words from the beginning of a slot, for hosts only.
     pub(crate) fn words(&self, slot: u32, count: usize) -> &[AtomicU64] {
         let begin = slot as usize * SLOT_BYTES;
         assert!(begin + count * size_of::<AtomicU64>() <= BYTES, "they lie inside the page");
@@ -102,7 +102,7 @@ impl WordPage {
         unsafe { std::slice::from_raw_parts(self.pages.base().byte_add(begin).cast().as_ptr(), count) }
     }
 
-    /// A word, for streams of a device. The page is registered with the device first.
+    /// Returns the address of a word for streams of a device. Registers the page with the device first.
     pub(super) fn word_on(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -119,7 +119,7 @@ impl WordPage {
     }
 }
 
-/// The backend's words, where the device has them.
+/// Returns the backend's timelines, where the device supports them.
 pub(crate) fn timelines_of(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<&dyn DeviceTimelines> {
     let usable = backend.capabilities(device)?.timelines;
     backend.timelines().filter(|_| usable).ok_or_else(|| Error::Unsupported {

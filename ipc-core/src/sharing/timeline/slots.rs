@@ -18,7 +18,7 @@
 //!   each wait. Instead each life of a slot has a base: the words begin at the base, and counters are added to it. The
 //!   base of the next life is at least every value that was awaited in this one ([`Returned::awaited`] is the importer's
 //!   part), so a wait that a stream reaches late is satisfied at once, in this life or in any later one.
-//! * *A host thread is in the middle of an operation.* Operations hold the slot ([`Ends::enter`](super::Ends)); the slot
+//! * *A host thread is in the middle of an operation.* Operations hold the slot ([`Endpoint::enter`](super::Endpoint)); the slot
 //!   is sealed when there is none, and later ones fail.
 //! * *A late message about an earlier life.* Messages name the lease, and lease numbers are never reused.
 //!
@@ -34,7 +34,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{ENDED, Ends, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
+use super::{ENDED, Endpoint, SLOTS, TIMELINE_END, Timeline, Word, WordPage};
 use crate::model::error::{Error, Result};
 use crate::sharing::Runtime;
 use crate::wire::Returned;
@@ -108,7 +108,7 @@ struct Page {
 
 #[derive(Debug)]
 struct InUse {
-    ends: Arc<Ends>,
+    endpoint: Arc<Endpoint>,
     page: u32,
     returned: Option<Returned>,
 }
@@ -185,10 +185,10 @@ impl<K: Copy + Eq + Hash> Slots<K> {
 
     /// Notes which timeline has a slot that was [taken](Self::take).
     pub(crate) fn note(&mut self, key: K, timeline: &Timeline) {
-        let ends = timeline.ends();
-        let number = self.number_of(&ends.place.page).filter(|_| !self.in_use.contains_key(&key));
+        let endpoint = timeline.endpoint();
+        let number = self.number_of(&endpoint.place.page).filter(|_| !self.in_use.contains_key(&key));
         if let Some(page) = number {
-            self.in_use.insert(key, InUse { ends: Arc::clone(ends), page, returned: None });
+            self.in_use.insert(key, InUse { endpoint: Arc::clone(endpoint), page, returned: None });
         }
     }
 
@@ -208,7 +208,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
             && in_use.returned.is_none()
         {
             in_use.returned = Some(returned);
-            in_use.ends.peer_has_finished(&returned);
+            in_use.endpoint.peer_has_finished(&returned);
         }
     }
 
@@ -233,21 +233,21 @@ impl<K: Copy + Eq + Hash> Slots<K> {
     fn try_settle(&mut self, key: K) -> bool {
         let Some(in_use) = self.in_use.get(&key) else { return true };
         let Some(returned) = &in_use.returned else { return true };
-        let Some(base) = in_use.ends.settle(returned) else { return false };
-        let Some(InUse { ends, page: number, .. }) = self.in_use.remove(&key) else { return true };
+        let Some(base) = in_use.endpoint.settle(returned) else { return false };
+        let Some(InUse { endpoint, page: number, .. }) = self.in_use.remove(&key) else { return true };
         if let Some(page) = self.pages.get_mut(&number) {
             page.in_use -= 1;
             // One whose values have grown that large is worn out.
             if base < TIMELINE_END {
-                page.free.push((ends.place.slot, base));
+                page.free.push((endpoint.place.slot, base));
             }
             self.drop_page_if_empty(number);
         }
         // The poller may call this, and what may be the last to hold the caller's backend is not for it to drop.
-        if Arc::strong_count(&ends.backend) == 1
+        if Arc::strong_count(&endpoint.backend) == 1
             && let Some(runtime) = Runtime::existing()
         {
-            runtime.worker.submit(move || drop(ends));
+            runtime.worker.submit(move || drop(endpoint));
         }
         true
     }

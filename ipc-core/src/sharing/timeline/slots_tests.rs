@@ -8,7 +8,7 @@ use crate::backend::{
 };
 use crate::model::address::{DeviceRange, Extent};
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
-use crate::sharing::timeline::{End, Side};
+use crate::sharing::timeline::{Side, Termination};
 
 /// No stream is involved here, so no driver is called.
 #[derive(Debug)]
@@ -99,15 +99,15 @@ impl Fixture {
 
     /// As the lease's release by the importer does it.
     fn release(&mut self, (key, exporter, importer): &(u32, Timeline, Timeline)) {
-        importer.ends().end(End::Released);
-        self.slots.returned(*key, importer.ends().report().unwrap());
-        exporter.ends().end(End::Released);
+        importer.endpoint().end(Termination::Released);
+        self.slots.returned(*key, importer.endpoint().report().unwrap());
+        exporter.endpoint().end(Termination::Released);
         self.slots.give_back(*key);
     }
 }
 
 fn at(timeline: &Timeline) -> (usize, u32) {
-    let place = timeline.ends().place();
+    let place = timeline.endpoint().place();
     (Arc::as_ptr(&place.page) as usize, place.slot)
 }
 
@@ -156,7 +156,7 @@ fn empty_pages_are_dropped_and_their_numbers_are_not_reused() {
 fn slot_that_is_not_returned_is_not_reused() {
     let mut fixture = Fixture::new();
     let first = fixture.begin();
-    first.1.ends().end(End::Released);
+    first.1.endpoint().end(Termination::Released);
     fixture.slots.give_back(first.0);
     assert_ne!(at(&fixture.begin().1), at(&first.1));
 }
@@ -172,10 +172,10 @@ fn slot_with_a_signal_on_its_way_is_reused_once_it_has_arrived() {
             false => (importer, Word::FromImporter),
         };
         // As a stream does that has yet to reach the write.
-        late.ends().take_value(9).unwrap();
+        late.endpoint().take_value(9).unwrap();
         fixture.release(&pair);
         assert_ne!(at(&fixture.begin().1), at(exporter), "from the exporter: {from_exporter}");
-        let place = exporter.ends().place();
+        let place = exporter.endpoint().place();
         place.page.word(place.slot, word).store(place.base + 9, Ordering::Release);
         let next = fixture.begin();
         assert_eq!(at(&next.1), at(exporter), "from the exporter: {from_exporter}");
@@ -188,11 +188,11 @@ fn signal_that_arrives_between_two_poisons_is_not_lost() {
     let mut fixture = Fixture::new();
     let pair = fixture.begin();
     let (_, exporter, importer) = &pair;
-    importer.ends().take_value(9).unwrap();
+    importer.endpoint().take_value(9).unwrap();
     fixture.release(&pair);
-    let place = exporter.ends().place();
+    let place = exporter.endpoint().place();
     place.page.word(place.slot, Word::FromImporter).store(place.base + 9, Ordering::Release);
-    exporter.ends().poison();
+    exporter.endpoint().poison();
     assert_eq!(at(&fixture.begin().1), at(exporter));
 }
 
@@ -203,13 +203,13 @@ fn wait_of_an_earlier_life_is_satisfied_in_every_later_one() {
     let mut waits = Vec::new();
     for awaited in [1000, 3, 70_000] {
         let pair = fixture.begin();
-        let place = pair.1.ends().place();
+        let place = pair.1.endpoint().place();
         for word in [Word::Ready, Word::FromExporter, Word::FromImporter] {
             let now = place.page.word(place.slot, word).load(Ordering::Acquire);
             assert!(waits.iter().all(|wait| now >= *wait), "{word:?} is {now}, not {waits:?}");
             assert_eq!(now, place.base);
         }
-        pair.2.ends().awaited.fetch_max(awaited, Ordering::AcqRel);
+        pair.2.endpoint().awaited.fetch_max(awaited, Ordering::AcqRel);
         waits.push(place.base + awaited);
         fixture.release(&pair);
         let ended = place.page.word(place.slot, Word::FromExporter).load(Ordering::Acquire);
@@ -222,8 +222,8 @@ fn slot_worn_out_by_large_values_is_not_reused() {
     let mut fixture = Fixture::new();
     for _ in 0..2 {
         let pair = fixture.begin();
-        pair.1.ends().awaited.fetch_max(TIMELINE_END - 1, Ordering::AcqRel);
-        assert!(pair.1.ends().place().base < TIMELINE_END);
+        pair.1.endpoint().awaited.fetch_max(TIMELINE_END - 1, Ordering::AcqRel);
+        assert!(pair.1.endpoint().place().base < TIMELINE_END);
         fixture.release(&pair);
     }
     assert_eq!(at(&fixture.begin().1).1, 1);
@@ -233,7 +233,7 @@ fn slot_worn_out_by_large_values_is_not_reused() {
 fn thread_in_the_middle_of_an_operation_keeps_the_slot() {
     let mut fixture = Fixture::new();
     let pair = fixture.begin();
-    let operation = pair.1.ends().enter().unwrap();
+    let operation = pair.1.endpoint().enter().unwrap();
     fixture.release(&pair);
     assert_ne!(at(&fixture.begin().1), at(&pair.1));
     drop(operation);
@@ -248,13 +248,13 @@ fn timeline_of_an_earlier_life_touches_no_word() {
     let new = fixture.begin();
     assert_eq!(at(&new.1), at(&old.1));
     new.1.signal_now(1).unwrap();
-    old.1.ends().poison();
-    old.2.ends().poison();
+    old.1.endpoint().poison();
+    old.2.endpoint().poison();
     old.1.tell_total(3);
     old.1.tell_dismissed();
     assert!(old.1.finish_if_arrived(0, None));
     assert!(old.1.signal_now(2).is_err() && old.2.signal_now(2).is_err());
-    assert!(old.1.value().is_err() && old.1.ends().report().is_none());
+    assert!(old.1.value().is_err() && old.1.endpoint().report().is_none());
     assert_eq!((new.2.value().unwrap(), new.1.value().unwrap()), (1, 0));
     assert_eq!((new.2.total(), new.2.start()), (None, crate::sharing::timeline::RingStart::None));
     // A second return of the old slot is none of the new lease's.
@@ -282,11 +282,11 @@ fn all_returned_slots_are_looked_at_when_none_is_free() {
     fixture.slots.most_pages = 1;
     let pairs: Vec<_> = (0..SLOTS).map(|_| fixture.begin()).collect();
     for pair in &pairs {
-        pair.1.ends().take_value(9).unwrap();
+        pair.1.endpoint().take_value(9).unwrap();
         fixture.release(pair);
     }
     assert!(fixture.slots.take().is_err());
-    let place = pairs[200].1.ends().place();
+    let place = pairs[200].1.endpoint().place();
     place.page.word(place.slot, Word::FromExporter).store(place.base + 9, Ordering::Release);
     assert_eq!(at(&fixture.begin().1), at(&pairs[200].1));
 }

@@ -16,11 +16,11 @@ use crate::sharing::Runtime;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 
-/// Tells the channels of this process apart; never given twice.
+/// The number of a channel of this process; never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ChannelId(pub(crate) u64);
 
-/// The other end of a channel, as messages to people name it.
+/// The peer of a channel, as texts for people name it.
 #[derive(Clone, Debug)]
 pub(crate) struct Bearer {
     pub(crate) channel: ChannelId,
@@ -38,11 +38,11 @@ pub(super) struct Grant {
     since: Instant,
 }
 
-/// What a channel has sent and nobody has opened yet. Kept empty for as long as the channel is there.
+/// The grants that a channel has sent and its peer has not used yet. Kept, empty, as long as the channel exists.
 pub(super) struct InFlight {
     bearer: Bearer,
     grants: HashSet<(ExportId, [u8; 16])>,
-    /// The channel, once its guard has been dropped here: its socket tells whether the bearer is still there.
+    /// The channel, once its guard has been dropped here: its socket reports the termination of the bearer.
     keeper: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -53,13 +53,13 @@ impl std::fmt::Debug for InFlight {
 }
 
 impl ExportTable {
-    /// A grant of an export, for whoever is at the other end of a channel.
+    /// Begins a grant of an export for the peer of a channel.
     pub(crate) fn begin_grant(&self, export: ExportId, bearer: &Bearer) -> Result<Token> {
         let mut state = self.lock();
         let state = &mut *state;
         let token = state.tokens.take()?;
         let entry = state.exports.get_mut(&export).filter(|entry| !entry.dropped);
-        // Only then is the kernel asked for the process's number.
+        // Asks the kernel for the process id in this case only.
         let dropped = || Error::ExportDropped { pid: std::process::id() };
         let entry = entry.ok_or_else(dropped)?;
         entry.grants.insert(token.to_bytes(), Grant { channel: bearer.channel, since: Instant::now() });
@@ -79,7 +79,7 @@ impl ExportTable {
         }
     }
 
-    /// Ends the grants of a channel whose other end has gone.
+    /// Ends the grants of a channel whose peer has terminated.
     pub(crate) fn end_grants_of(&self, channel: ChannelId) {
         let mut state = self.lock();
         let Some(in_flight) = state.in_flight.remove(&channel) else { return };
@@ -92,24 +92,24 @@ impl ExportTable {
         }
         self.changed.notify_all();
         drop(state);
-        in_flight.let_go();
+        in_flight.release();
     }
 
-    /// Keeps a channel whose guard is dropped for as long as something that it has sent may still be opened.
+    /// Keeps a channel whose guard is dropped as long as a grant that it has sent may still be used.
     pub(crate) fn keep_while_granted(&self, channel: ChannelId, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.lock();
         let keeper = match state.in_flight.get_mut(&channel) {
             Some(in_flight) if !in_flight.grants.is_empty() => in_flight.keeper.replace(keeper),
             _ => Some(keeper),
         };
-        // What goes here may take the caller's driver along: not under the lock.
+        // It may hold the last reference to the caller's backend: not dropped under the lock.
         drop(state);
         drop(keeper);
     }
 }
 
 impl State {
-    /// Takes a grant out of the table, if it is there.
+    /// Removes a grant. Returns whether there was one.
     pub(super) fn take_grant(&mut self, export: ExportId, token: &[u8; 16]) -> bool {
         let Some(entry) = self.exports.get_mut(&export) else { return false };
         let Some(grant) = entry.grants.remove(token) else { return false };
@@ -120,7 +120,7 @@ impl State {
                 && in_flight.keeper.is_some()
                 && let Some(in_flight) = self.in_flight.remove(&grant.channel)
             {
-                in_flight.let_go();
+                in_flight.release();
             }
         }
         true
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Those to whom an export has been sent and who have not opened it yet, each once.
+    /// Returns the peers that an export has been sent to and that have not opened it yet, each once.
     pub(super) fn bearers(&self, entry: &Entry) -> Vec<Holder> {
         let mut since: HashMap<ChannelId, Instant> = HashMap::new();
         for grant in entry.grants.values() {
@@ -151,8 +151,8 @@ impl State {
 }
 
 impl InFlight {
-    /// The channel may be the last to hold the caller's backend, so the worker drops it.
-    fn let_go(self) {
+    /// Drops the channel on the worker: it may hold the last reference to the caller's backend.
+    fn release(self) {
         if let (Some(keeper), Some(runtime)) = (self.keeper, Runtime::existing()) {
             runtime.worker.submit(move || drop(keeper));
         }

@@ -10,7 +10,7 @@ use crate::backend::Access;
 use crate::model::error::Result;
 use crate::model::lease::{Holder, LeaseId};
 use crate::sharing::Runtime;
-use crate::sharing::timeline::{End, Place, Poison, Side, Timeline};
+use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline};
 use crate::transport::{ConnectionId, PeerCredentials};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Token};
@@ -124,7 +124,7 @@ impl ExportTable {
     }
 
     /// Ends a lease. The last lease of a dropped export takes its owner along.
-    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: End) {
+    pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: Termination) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
         if let Some(ended) = entry.leases.remove(&lease) {
@@ -217,7 +217,7 @@ impl ExportTable {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let ended = entry.leases.len();
-        entry.leases.drain().for_each(|(_, lease)| lease.end(End::Released));
+        entry.leases.drain().for_each(|(_, lease)| lease.end(Termination::Released));
         entry.tell_change();
         state.take_grants(export);
         tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
@@ -234,15 +234,15 @@ impl Lease {
     }
 
     /// Streams of this process that wait for the importer wait no longer.
-    fn end(self, how: End) {
+    fn end(self, how: Termination) {
         let Some(timeline) = self.timeline else { return };
-        timeline.ends().end(how);
+        timeline.endpoint().end(how);
         // The words of a connection that has ended are poisoned by the page.
-        if how == End::Released
-            && timeline.ends().needs_poison()
+        if how == Termination::Released
+            && timeline.endpoint().needs_poison()
             && let Some(runtime) = Runtime::existing()
         {
-            runtime.poller.poison_again(Poison::Timeline(Arc::clone(timeline.ends())));
+            runtime.poller.poison_again(Poison::Timeline(Arc::clone(timeline.endpoint())));
         }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::ImportTable;
-use super::alike::{self, Alike};
 use super::keys::LeaseKey;
 use super::lease::{HeldLease, KnownLease, Lease, NO_EPOCH, Ready};
-use super::regions::Untaken;
+use super::regions::UnclaimedRegions;
+use super::reusable::{self, ReusableLease};
 use crate::backend::{Access, DeviceEvent, DeviceIpc, HandleBytes, with_device_context};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -79,8 +79,8 @@ impl ImportTable {
         let notices = link.expect_notices(descriptor.export, &known);
         let epoch = link.epoch().unwrap_or(NO_EPOCH);
         let importer = (wanted.device, peer);
-        let alike = self.alike(wanted, link, opening.key().on);
-        let like = alike.as_ref().and_then(Alike::lease);
+        let reusable = self.reusable_lease(wanted, link, opening.key().on);
+        let like = reusable.as_ref().and_then(ReusableLease::lease);
         let token = wanted.token();
         let open = || link.open(descriptor.export, token, wanted.access, importer, like, wanted.deadline);
         let granted = check_token(&notices, opening, descriptor).and_then(|()| open());
@@ -98,11 +98,11 @@ impl ImportTable {
                 opening.key(),
                 link,
                 (notices, epoch),
-                alike.as_ref(),
+                reusable.as_ref(),
                 (grant, fds),
             );
             match &begun {
-                Ok(_) => self.remember_looks(wanted, opening),
+                Ok(_) => self.remember_layout(wanted, opening),
                 Err(_) => link.release(id),
             }
             begun
@@ -119,10 +119,10 @@ impl ImportTable {
         lease_key: &LeaseKey,
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
-        alike: Option<&Alike>,
+        reusable: Option<&ReusableLease>,
         (grant, fds): (Grant, Vec<OwnedFd>),
     ) -> Result<Lease> {
-        let like = if grant.like { Some(alike::regions_of(alike, &grant, fds.len())?) } else { None };
+        let like = if grant.like { Some(reusable::regions_of(reusable, &grant, fds.len())?) } else { None };
         let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
         // Given up again where something fails behind it.
         let regions = match like {
@@ -136,7 +136,7 @@ impl ImportTable {
                 } else {
                     open()
                 };
-                Untaken::new(self, opened?)
+                UnclaimedRegions::new(self, opened?)
             }
         };
         kill_point!("importer:opened");

@@ -16,7 +16,7 @@ use crate::model::lease::LeaseId;
 use crate::sharing::import::cache::{Cached, Kept};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
-use crate::sharing::timeline::{End, Timeline};
+use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
 
 /// A hold on a lease.
@@ -230,10 +230,10 @@ impl Lease {
     pub(super) fn end_timelines(&self) {
         let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(timeline) = timeline {
-            timeline.ends().end(End::Released);
+            timeline.endpoint().end(Termination::Released);
         }
         if let Some(Ready::Word(word)) = self.ready.as_deref() {
-            word.ends().end(End::Released);
+            word.endpoint().end(Termination::Released);
         }
     }
 }

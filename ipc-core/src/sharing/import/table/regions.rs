@@ -1,4 +1,4 @@
-//! The driver's mappings that a lease holds, one for each region.
+//! The driver's mappings of a lease, one for each region.
 
 use std::slice;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use super::ImportTable;
 use super::range::HeldRange;
 use crate::model::address::DeviceRange;
 
-/// The driver's mappings of the regions. They stay in place where the holds on them have been given up.
+/// The driver's mappings of the regions. They stay listed after their references have been given up.
 #[derive(Debug)]
 pub(super) enum Regions {
     One(HeldRange),
-    /// Of this lease, and of others that have the same.
+    /// The mappings of this lease and of others with the same allocations.
     Many(Arc<ManyRegions>),
 }
 
@@ -20,7 +20,7 @@ pub(super) enum Regions {
 pub(super) struct ManyRegions {
     ranges: Box<[HeldRange]>,
     mapped: Box<[DeviceRange]>,
-    /// Who has not given them up yet.
+    /// Number of leases that have not given them up yet.
     sharers: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ impl From<Vec<HeldRange>> for Regions {
 }
 
 impl Regions {
-    /// The first of them: there is one at least.
+    /// Returns the first mapping: there is one at least.
     pub(super) fn first(&self) -> &HeldRange {
         match self {
             Self::One(range) => range,
@@ -43,7 +43,7 @@ impl Regions {
         }
     }
 
-    /// The allocations of each region as the driver mapped them.
+    /// Returns the addresses at which the driver mapped the allocations of each region.
     pub(super) fn mapped(&self) -> &[DeviceRange] {
         match self {
             Self::One(range) => slice::from_ref(&range.range),
@@ -51,7 +51,7 @@ impl Regions {
         }
     }
 
-    /// The same, for one more to give up. None for a single one, and where the last has given them up.
+    /// Shares the mappings with one more lease. `None` for a single mapping, and where the last lease has given them up.
     fn share(&self) -> Option<Self> {
         let Self::Many(many) = self else { return None };
         let one_more = |sharers| if sharers == 0 { None } else { Some(sharers + 1) };
@@ -59,7 +59,7 @@ impl Regions {
         Some(Self::Many(Arc::clone(many)))
     }
 
-    /// Gives them up, once. The holds that have to be let go of now: none where others share them.
+    /// Gives the mappings up, once. Returns the references to release now: none where other leases share them.
     pub(super) fn give_up(&self) -> &[HeldRange] {
         match self {
             Self::One(range) => slice::from_ref(range),
@@ -69,33 +69,34 @@ impl Regions {
     }
 }
 
-/// Regions that no lease has yet. They are given up unless one takes them.
-pub(super) struct Untaken<'a> {
+/// Regions that no lease has claimed yet. Dropping them gives them up.
+pub(super) struct UnclaimedRegions<'a> {
     table: &'a ImportTable,
     regions: Option<Regions>,
 }
 
-impl<'a> Untaken<'a> {
+impl<'a> UnclaimedRegions<'a> {
     pub(super) fn new(table: &'a ImportTable, regions: Regions) -> Self {
         Self { table, regions: Some(regions) }
     }
 
-    /// Those of a lease, for another one.
+    /// Shares the regions of a lease with another one.
     pub(super) fn of(table: &'a ImportTable, regions: &Regions) -> Option<Self> {
         Some(Self::new(table, regions.share()?))
     }
 
-    /// The same, for one more.
+    /// Shares them with one more lease.
     pub(super) fn share(&self) -> Option<Self> {
         Self::of(self.table, self.regions.as_ref()?)
     }
 
+    /// Claims them for a lease.
     pub(super) fn take(mut self) -> Regions {
         self.regions.take().expect("taken once")
     }
 }
 
-impl Drop for Untaken<'_> {
+impl Drop for UnclaimedRegions<'_> {
     fn drop(&mut self) {
         if let Some(regions) = &self.regions {
             self.table.release_ranges(regions.give_up());

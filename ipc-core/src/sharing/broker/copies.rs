@@ -1,0 +1,67 @@
+//! Requests for copies through host memory.
+
+use super::session::BrokerSession;
+use crate::sharing::export::{Importer, OpenRequest};
+use crate::sharing::staging::{Outgoing, Refused};
+use crate::sharing::timeline::Termination;
+use crate::transport::{Connection, Next};
+use crate::wire::protocol::{Refusal, Reply, RequestId};
+
+/// Maximum number of copies of one peer that have begun or wait for room.
+const MAX_STAGINGS: usize = 64;
+
+impl BrokerSession<'_> {
+    /// Begins a lease under which the bytes are copied. The worker does the rest.
+    pub(super) fn stage(
+        &mut self,
+        request: RequestId,
+        wanted: OpenRequest,
+        importer: Importer,
+        connection: &mut Connection,
+    ) -> Next {
+        let too_many_copies = || {
+            let many = self.stagings.len() >= MAX_STAGINGS;
+            many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
+        };
+        if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
+            return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
+        }
+        let export = wanted.export;
+        let granted = match self.exports.grant(wanted, importer) {
+            Ok(granted) => granted,
+            Err(refusal) => return self.refuse(request, export, refusal, connection),
+        };
+        let lease = granted.lease;
+        let Some(staging) = Outgoing::begin(
+            self.runtime,
+            (self.connection, connection.peer().pid),
+            export,
+            request,
+            &granted,
+        ) else {
+            drop(granted);
+            self.exports.release(export, lease, Termination::Released);
+            return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
+        };
+        self.leases.insert(lease, export);
+        self.stagings.insert(lease, staging);
+        Next::Keep
+    }
+
+    /// Refuses a copy that could not begin. Its importer does not know of the lease yet.
+    pub(super) fn staging_refused(&mut self, refused: Refused, connection: &mut Connection) -> Next {
+        let Refused { lease, request, refusal } = refused;
+        let Some(staging) = self.stagings.remove(&lease) else { return Next::Keep };
+        if let Some(export) = self.leases.remove(&lease)
+            && staging.end(Termination::Released)
+        {
+            self.exports.release(export, lease, Termination::Released);
+        }
+        connection.send(&Reply::Refused { request, refusal }, &[])
+    }
+
+    /// Ends the copies that this importer leaves unused, as others wait for their host memory.
+    pub(super) fn end_silent_stagings(&self) {
+        self.stagings.values().for_each(|staging| staging.end_if_silent());
+    }
+}
