@@ -1,0 +1,148 @@
+//! What holds for one region holds for many named tensors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use device_ipc_broker_tests::{Answer, agent, eventually};
+use device_ipc_core::{
+    Access, Buffer, DeviceOwner as _, Dtype, Error, Exposing, Ipc, OwnedRegion, Region, TensorLayout,
+    TensorSet,
+};
+use device_ipc_mock::MockBackend;
+
+const MACHINE: &str = "devices=2";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(MockBackend::from_spec(MACHINE).expect("a machine"))
+}
+
+fn bytes(count: u64) -> TensorLayout {
+    TensorLayout::contiguous(Dtype::U8, [count]).expect("a layout")
+}
+
+/// `t0` and `t1`, each on a device of its own.
+fn on_two_devices(ipc: &Ipc) -> TensorSet {
+    let mut tensors = ipc.tensors();
+    for device in 0..2 {
+        let buffer = ipc.allocate(device, 4096).expect("memory");
+        tensors.owned::<(), Buffer>(format!("t{device}"), buffer, Some(bytes(4096))).expect("it fits");
+    }
+    tensors
+}
+
+#[test]
+fn named_tensors_report_openings_and_changes() {
+    let ipc = ipc();
+    let mut importer = agent!(MACHINE);
+    let export = ipc.share_all(on_two_devices(&ipc)).start().expect("shared");
+    let changes = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&changes);
+    export.on_change(move || {
+        seen.fetch_add(1, Ordering::Relaxed);
+    });
+    let early = export.wait_opened(1, Duration::ZERO).unwrap_err();
+    assert!(early.to_string().contains("no process has opened it yet"), "{early}");
+    assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
+    export.wait_opened(1, PATIENCE).expect("opened on both devices");
+    assert_eq!(export.holders().iter().len(), 2, "one lease for each device");
+    eventually("changes", true, || changes.load(Ordering::Relaxed) > 0);
+    importer.ok("drop-bundle x");
+    export.wait_released(PATIENCE).expect("released");
+    export.close(PATIENCE).expect("closed");
+}
+
+#[test]
+fn named_tensors_obey_the_exposure_policy() {
+    let ipc = ipc();
+    // Half of an allocation: a handle reaches the other half too.
+    let half = || {
+        let buffer = ipc.allocate(0, 8192).expect("memory");
+        let range = buffer.range().slice(0, 4096).expect("it lies inside");
+        let region = Region::new(ipc.backend().info().name, range);
+        // SAFETY: the buffer keeps its first half allocated.
+        let owner = unsafe { OwnedRegion::new(buffer, region) };
+        let mut tensors = ipc.tensors();
+        tensors.owned("half", owner, Some(bytes(4096))).expect("it fits");
+        tensors
+    };
+    let allowed = ipc.share_all(half()).start().expect("shared");
+    assert!(!allowed.exposure().is_exact(), "{}", allowed.exposure());
+    let refused = ipc.share_all(half()).exposure(Exposing::Refuse).start().unwrap_err();
+    assert!(matches!(refused.error(), Error::Exposes { region: 4096, .. }), "{refused}");
+    let set = refused.into_inner();
+    assert_eq!(set.len(), 1, "the set comes back");
+    let copied = ipc.share_all(set).exposure(Exposing::Copy).start().expect("a copy is shared");
+    assert!(copied.exposure().is_exact(), "{}", copied.exposure());
+    let mut importer = agent!(MACHINE);
+    assert_eq!(importer.ok(&format!("open-bundle x {}", copied.descriptor())), "1");
+    assert_eq!(importer.ok("ends-of-tensor x half"), "0 0");
+    importer.ok("drop-bundle x");
+    copied.close(PATIENCE).expect("closed");
+    allowed.close(PATIENCE).expect("closed");
+}
+
+#[test]
+fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
+    let ipc = ipc();
+    let (kept, borrowed) = (ipc.allocate(0, 4096).expect("memory"), ipc.allocate(0, 4096).expect("memory"));
+    let mut tensors = ipc.tensors();
+    tensors.owned::<(), Buffer>("kept", kept, Some(bytes(4096))).expect("it fits");
+    // SAFETY: the mock survives that the promise is broken below, which is what is tested.
+    let memory = unsafe { tensors.memory_borrowed(borrowed.region()) };
+    tensors.tensor("borrowed", memory, 0, bytes(4096)).expect("it fits");
+    let export = ipc.share_all(tensors).start().expect("shared");
+    let mut importer = agent!(MACHINE);
+    assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
+    importer.ok("drop-bundle x");
+    drop(borrowed);
+    let Answer::Failed(failure) = agent!(MACHINE).ask(&format!("open-bundle x {}", export.descriptor()))
+    else {
+        panic!("the borrowed memory is gone");
+    };
+    let told = format!("{} {}", failure.variant, failure.text);
+    assert!(told.contains("freed by its owner"), "{told}");
+}
+
+#[test]
+fn mapping_gives_one_tensor_or_many_by_the_same_calls() {
+    let ipc = ipc();
+    let export = ipc.share_all(on_two_devices(&ipc)).access(Access::ReadWrite).start().expect("shared");
+    let named = ipc.open(export.descriptor()).timeout(PATIENCE).at_home().expect("opened");
+    assert_eq!(named.tensors().map(|(name, _)| name.to_owned()).collect::<Vec<_>>(), ["t0", "t1"]);
+    assert_eq!(named.get("t1").expect("there").range().len, 4096);
+    assert_eq!(named.devices().len(), 2);
+    assert!(named.is_at_home() && !named.is_copy() && !named.is_empty());
+    assert!(named.tensor().unwrap_err().to_string().contains("Mapping::get"));
+    assert!(matches!(named.get("t2"), Err(Error::NoSuchTensor { .. })));
+    let timeline = named.timeline().expect("named tensors have one");
+    assert_eq!(export.timelines(1, PATIENCE).expect("it was asked for").len(), 1);
+    drop(timeline);
+    let stream = ipc.create_stream(1).expect("a stream");
+    named.release(&stream).expect("released");
+
+    let one = ipc.share(ipc.allocate(0, 64).expect("memory")).dtype(Dtype::U8).start().expect("shared");
+    let mapping = ipc.open(one.descriptor()).at_home().expect("opened");
+    assert_eq!(
+        mapping.tensors().map(|(name, tensor)| (name.to_owned(), tensor.range())).collect::<Vec<_>>(),
+        [(String::new(), mapping.range())]
+    );
+    assert_eq!(mapping.get("").expect("there").range(), mapping.tensor().expect("there").range());
+    assert!(matches!(mapping.get("t0"), Err(Error::NoSuchTensor { .. })));
+    drop(mapping);
+    one.close(PATIENCE).expect("closed");
+    export.close(PATIENCE).expect("closed");
+}
+
+#[test]
+fn options_for_one_region_are_refused_for_named_tensors() {
+    let ipc = ipc();
+    let refused = ipc.share_all(on_two_devices(&ipc)).shape([4_u64]).start().unwrap_err();
+    assert!(refused.to_string().contains("each has a layout of its own"), "{refused}");
+    let empty =
+        ipc.share_all(refused.into_inner()).ready_on(&ipc.create_stream(0).expect("a stream")).start();
+    empty.expect("the set is intact").close(PATIENCE).expect("closed");
+    let none = ipc.share_all(ipc.tensors()).start().unwrap_err();
+    assert!(none.to_string().contains("at least one tensor"), "{none}");
+}
