@@ -101,7 +101,7 @@ fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
     else {
         panic!("the borrowed memory is gone");
     };
-    let told = format!("{} {}", failure.variant, failure.text);
+    let told = format!("{} {}", failure.kind, failure.text);
     assert!(told.contains("freed by its owner"), "{told}");
 }
 
