@@ -50,7 +50,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets the default kind of allocations: [`KEY`](crate::KEY) or [`SHAREABLE`](crate::SHAREABLE). Overrides
+    /// Sets the default kind of allocations: [`KEY`] or [`SHAREABLE`]. Overrides
     /// [`ALLOCATION_VARIABLE`](crate::ALLOCATION_VARIABLE).
     pub fn allocates(mut self, kind: HandleKind) -> Self {
         self.default_kind = Some(kind);

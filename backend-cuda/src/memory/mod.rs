@@ -2,7 +2,7 @@
 //!
 //! One file or folder for each kind of handle, with both its export and its import: [`legacy`], [`virtual_memory`],
 //! [`pool`], [`fabric`]. Callers state no kind: [`export`] and [`extents`] derive it from the address
-//! ([`pointer`], [`source`]), [`open`] from the received handle.
+//! ([`mod@pointer`], [`source`]), [`open`] from the received handle.
 
 pub(crate) mod allocate;
 pub(crate) mod export;
