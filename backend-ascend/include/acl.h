@@ -1,7 +1,7 @@
-// What device-ipc calls of Ascend's ACL runtime, and nothing more: names, numbers and layouts in our own words.
+// The functions of Ascend's ACL runtime that device-ipc calls: names, numbers and layouts, written for this project.
 //
 // `cargo xtask bindgen` turns it into src/bindings.rs; `cargo xtask verify-abi` compares it with the vendor's own
-// headers, of two CANN generations. A comment that begins with three strokes becomes documentation.
+// headers, of two CANN generations. A comment that begins with three slashes becomes documentation.
 
 #ifndef DEVICE_IPC_ACL_H
 #define DEVICE_IPC_ACL_H
@@ -11,7 +11,7 @@
 
 // ---- Handles and statuses ----
 
-/// What a call returns: `ACL_SUCCESS`, or a number that says what went wrong. Newer runtimes add numbers.
+/// The status of a call: `ACL_SUCCESS`, or an error. Newer runtimes add numbers.
 typedef int aclError;
 
 /// A queue of work on one device.
@@ -85,15 +85,15 @@ static const aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;
 
 /// `configPath` may be null. A second call in a process returns `ACL_ERROR_REPEAT_INITIALIZE`, and is counted.
 aclError aclInit(const char *configPath);
-/// Takes back one `aclInit`, and tells how many are left.
+/// Reverts one `aclInit`, and returns the remaining count.
 aclError aclFinalizeReference(uint64_t *refCount);
-/// The calling thread's latest error as text, or null.
+/// Returns the calling thread's latest error as text, or null.
 const char *aclGetRecentErrMsg(void);
-/// The version of an installed package by its name; `versionStr` has room for 128 bytes.
+/// Returns the version of an installed package by its name; `versionStr` has space for 128 bytes.
 aclError aclsysGetVersionStr(char *pkgName, char *versionStr);
-/// The version of the interface itself.
+/// Returns the version of the interface.
 aclError aclrtGetVersion(int32_t *majorVersion, int32_t *minorVersion, int32_t *patchVersion);
-/// The chip's name, or null.
+/// Returns the chip's name, or null.
 const char *aclrtGetSocName(void);
 
 // ---- Devices and contexts ----
@@ -102,13 +102,13 @@ typedef struct aclrtUuid {
     char bytes[16];
 } aclrtUuid;
 
-/// Which property `aclrtGetDeviceInfo` tells.
+/// A property of `aclrtGetDeviceInfo`.
 typedef enum aclrtDevAttr {
     ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE = 301,
     ACL_DEV_ATTR_PHY_CHIP_ID = 402,
 } aclrtDevAttr;
 
-/// Which memory of a device, and in which pages.
+/// A kind of device memory, with the size of its pages.
 typedef enum aclrtMemAttr {
     ACL_DDR_MEM = 0,
     ACL_HBM_MEM = 1,
@@ -127,34 +127,34 @@ typedef enum aclrtMemAttr {
 aclError aclrtGetDeviceCount(uint32_t *count);
 /// Makes a device and its default context current for the calling thread. Counted.
 aclError aclrtSetDevice(int32_t deviceId);
-/// Takes back one `aclrtSetDevice`; the last one frees what the process has on the device.
+/// Reverts one `aclrtSetDevice`; the last one frees the process's resources on the device.
 aclError aclrtResetDevice(int32_t deviceId);
 /// Waits for all work on the current device.
 aclError aclrtSynchronizeDevice(void);
 aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid *uuid);
 aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t *value);
-/// Bytes on the current device.
+/// Returns the free and total bytes of the current device.
 aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
-/// The number by which the driver knows this process: what an exporter has to list.
+/// Returns the driver's id of this process, which an exporter lists.
 aclError aclrtDeviceGetBareTgid(int32_t *pid);
-/// From the number after ASCEND_RT_VISIBLE_DEVICES to the container's.
+/// Converts the number in ASCEND_RT_VISIBLE_DEVICES to the container's.
 aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t *const logicDevId);
-/// To the host's number.
+/// Converts a number to the host's.
 aclError aclrtGetPhyDevIdByLogicDevId(const int32_t logicDevId, int32_t *const phyDevId);
 
 aclError aclrtSetCurrentContext(aclrtContext context);
 aclError aclrtGetCurrentContext(aclrtContext *context);
 
-/// 1 where `deviceId` can reach the memory of `peerDeviceId`, else 0.
+/// Returns 1 if `deviceId` can access the memory of `peerDeviceId`, else 0.
 aclError aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t deviceId, int32_t peerDeviceId);
-/// Lets the current device reach the peer's memory, one way. `flags` is 0.
+/// Enables access of the current device to the peer's memory, in one direction. `flags` is 0.
 aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags);
-/// 1 where the access is in place, else 0.
+/// Returns 1 if the access is enabled, else 0.
 aclError aclrtDevicePeerAccessStatus(int32_t deviceId, int32_t peerDeviceId, int32_t *status);
 
 // ---- Memory ----
 
-/// In which pages memory is to lie.
+/// The policy for the pages of an allocation.
 typedef enum aclrtMemMallocPolicy {
     ACL_MEM_MALLOC_HUGE_FIRST = 0,
     ACL_MEM_MALLOC_HUGE_ONLY = 1,
@@ -186,7 +186,7 @@ typedef enum aclrtMemLocationType {
 } aclrtMemLocationType;
 
 typedef struct aclrtMemLocation {
-    /// The device's number, where `type` says that it is one.
+    /// The device's number, if `type` is a device.
     uint32_t id;
     aclrtMemLocationType type;
 } aclrtMemLocation;
@@ -198,23 +198,23 @@ typedef struct aclrtPtrAttributes {
     uint32_t rsv[4];
 } aclrtPtrAttributes;
 
-/// How `aclrtHostRegister` registers.
+/// The mode of `aclrtHostRegister`.
 typedef enum {
     ACL_HOST_REGISTER_MAPPED = 0,
     ACL_HOST_REGISTER_IOMEMORY = 4,
     ACL_HOST_REGISTER_READONLY = 8,
 } aclrtHostRegisterType;
 
-/// Adds nothing to `size`, where `aclrtMalloc` adds 32 bytes on some devices, and with them a huge page.
+/// Adds nothing to `size`, while `aclrtMalloc` adds 32 bytes on some devices, and thus a huge page.
 aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
 aclError aclrtFree(void *devPtr);
 aclError aclrtMallocHost(void **hostPtr, size_t size);
 aclError aclrtFreeHost(void *hostPtr);
 aclError aclrtHostRegister(void *ptr, uint64_t size, aclrtHostRegisterType type, void **devPtr);
 aclError aclrtHostUnregister(void *ptr);
-/// Fails for memory that the runtime does not know.
+/// Fails for memory unknown to the runtime.
 aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attributes);
-/// The allocation that an address lies in.
+/// Returns the allocation that an address lies in.
 aclError aclrtMemGetAddressRange(void *ptr, void **pbase, size_t *psize);
 aclError aclrtMemcpyAsync(void *dst, size_t destMax, const void *src, size_t count, aclrtMemcpyKind kind,
                           aclrtStream stream);
@@ -222,7 +222,7 @@ aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t c
 
 // ---- Streams ----
 
-/// The other way round than `aclrtEventRecordedStatus`.
+/// The values are the reverse of `aclrtEventRecordedStatus`.
 typedef enum aclrtStreamStatus {
     ACL_STREAM_STATUS_COMPLETE = 0,
     ACL_STREAM_STATUS_NOT_READY = 1,
@@ -230,30 +230,30 @@ typedef enum aclrtStreamStatus {
 
 typedef void (*aclrtHostFunc)(void *args);
 
-/// For `aclrtValueWait`: until the word is at least the value.
+/// For `aclrtValueWait`: waits until the word is at least the value.
 static const uint32_t ACL_STREAM_WAIT_VALUE_GEQ = 0x0;
 
 aclError aclrtCreateStream(aclrtStream *stream);
 aclError aclrtDestroyStream(aclrtStream stream);
 aclError aclrtSynchronizeStream(aclrtStream stream);
-/// `timeout` in milliseconds; -1 waits for ever.
+/// `timeout` is in ms; -1 waits indefinitely.
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status);
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
-/// Writes a word of 64 bits when the stream gets there. `flag` is 0.
+/// Writes a 64-bit word when the stream reaches this point. `flag` is 0.
 aclError aclrtValueWrite(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
-/// Holds the stream until a word of 64 bits is to the value as `flag` says.
+/// Blocks the stream until a 64-bit word compares to the value as `flag` states.
 aclError aclrtValueWait(void *devAddr, uint64_t value, uint32_t flag, aclrtStream stream);
-/// Runs a function of the host when the stream gets there; nobody has to subscribe.
+/// Runs a host function when the stream reaches this point; needs no subscription.
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void *args);
 
 // ---- Events ----
 
 static const uint32_t ACL_EVENT_SYNC = 0x1;
-/// The event can be opened by other processes. Alone, with no other flag.
+/// The event can be opened by other processes. Excludes all other flags.
 static const uint32_t ACL_EVENT_IPC = 0x40;
 
-/// The other way round than `aclrtStreamStatus`.
+/// The values are the reverse of `aclrtStreamStatus`.
 typedef enum aclrtEventRecordedStatus {
     ACL_EVENT_RECORDED_STATUS_NOT_READY = 0,
     ACL_EVENT_RECORDED_STATUS_COMPLETE = 1,
@@ -261,7 +261,7 @@ typedef enum aclrtEventRecordedStatus {
 
 #define ACL_IPC_EVENT_HANDLE_SIZE 64
 
-/// Names an event for other processes. Passed by value.
+/// The handle of an event for other processes. Passed by value.
 typedef struct aclrtIpcEventHandle {
     char reserved[ACL_IPC_EVENT_HANDLE_SIZE];
 } aclrtIpcEventHandle;
@@ -270,25 +270,25 @@ aclError aclrtCreateEventExWithFlag(aclrtEvent *event, uint32_t flag);
 aclError aclrtDestroyEvent(aclrtEvent event);
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
 aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
-/// Writes fewer bytes than the handle has: it is to be all zeros before.
+/// Writes fewer bytes than the handle has; zero the handle before.
 aclError aclrtIpcGetEventHandle(aclrtEvent event, aclrtIpcEventHandle *handle);
 aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle handle, aclrtEvent *event);
 
 // ---- Memory of other processes, by a key ----
 
 static const uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DEFAULT = 0x0;
-/// Any process that has the key may import; there is no list.
+/// Any process with the key may import; there is no list.
 static const uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 0x1;
 static const uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_DEFAULT = 0x0;
-/// Enables access between the two devices, both ways.
+/// Enables access between the two devices, in both directions.
 static const uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 0x1;
 
-/// Writes a key with its final zero into `key`, which has room for 65 bytes (`len`).
+/// Writes a key with its final NUL into `key`, which has space for 65 bytes (`len`).
 aclError aclrtIpcMemGetExportKey(void *devPtr, size_t size, char *key, size_t len, uint64_t flags);
-/// In an importer: unmaps. In the exporter: ends the export, under the importers' hands.
+/// In an importer: unmaps. In the exporter: ends the export, and revokes the importers' mappings.
 aclError aclrtIpcMemClose(const char *key);
 aclError aclrtIpcMemImportByKey(void **devPtr, const char *key, uint64_t flags);
-/// Adds to the list of processes that may import, at most 31 a call, by what `aclrtDeviceGetBareTgid` says there.
+/// Adds processes to the list of importers, at most 31 per call, by their `aclrtDeviceGetBareTgid`.
 aclError aclrtIpcMemSetImportPid(const char *key, int32_t *pid, size_t num);
 
 // ---- Virtual memory ----
@@ -315,7 +315,7 @@ typedef enum aclrtMemGranularityOptions {
 } aclrtMemGranularityOptions;
 
 static const uint64_t ACL_RT_VMM_EXPORT_FLAG_DEFAULT = 0x0;
-/// Any process that has the handle may import; there is no list.
+/// Any process with the handle may import; there is no list.
 static const uint64_t ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 0x1;
 
 typedef enum {
@@ -335,13 +335,13 @@ aclError aclrtReleaseMemAddress(void *virPtr);
 aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t size, const aclrtPhysicalMemProp *prop,
                              uint64_t flags);
 aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
-/// `size` is the whole of the physical memory, `offset` and `flags` are 0.
+/// `size` is the size of the whole physical memory, `offset` and `flags` are 0.
 aclError aclrtMapMem(void *virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t flags);
 aclError aclrtUnmapMem(void *virPtr);
 aclError aclrtMemSetAccess(void *virPtr, size_t size, aclrtMemAccessDesc *desc, size_t count);
 aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *prop, aclrtMemGranularityOptions option,
                                           size_t *granularity);
-/// The physical memory that is mapped at an address.
+/// Returns the physical memory that is mapped at an address.
 aclError aclrtMemRetainAllocationHandle(void *virPtr, aclrtDrvMemHandle *handle);
 aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHandleType handleType, uint64_t flags,
                                          uint64_t *shareableHandle);

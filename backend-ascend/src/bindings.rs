@@ -12,7 +12,7 @@
 )]
 
 pub const ACL_IPC_EVENT_HANDLE_SIZE: u32 = 64;
-/// What a call returns: `ACL_SUCCESS`, or a number that says what went wrong. Newer runtimes add numbers.
+/// The status of a call: `ACL_SUCCESS`, or an error. Newer runtimes add numbers.
 pub type aclError = ::core::ffi::c_int;
 /// A queue of work on one device.
 #[repr(transparent)]
@@ -97,7 +97,7 @@ impl aclrtDevAttr {
     pub const ACL_DEV_ATTR_PHY_CHIP_ID: aclrtDevAttr = aclrtDevAttr(402);
 }
 #[repr(transparent)]
-/// Which property `aclrtGetDeviceInfo` tells.
+/// A property of `aclrtGetDeviceInfo`.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtDevAttr(pub ::core::ffi::c_uint);
 impl aclrtMemAttr {
@@ -115,7 +115,7 @@ impl aclrtMemAttr {
     pub const ACL_HBM_MEM_P2P_HUGE1G: aclrtMemAttr = aclrtMemAttr(11);
 }
 #[repr(transparent)]
-/// Which memory of a device, and in which pages.
+/// A kind of device memory, with the size of its pages.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtMemAttr(pub ::core::ffi::c_uint);
 impl aclrtMemMallocPolicy {
@@ -137,7 +137,7 @@ impl aclrtMemMallocPolicy {
     );
 }
 #[repr(transparent)]
-/// In which pages memory is to lie.
+/// The policy for the pages of an allocation.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtMemMallocPolicy(pub ::core::ffi::c_uint);
 impl aclrtMemcpyKind {
@@ -172,7 +172,7 @@ pub struct aclrtMemLocationType(pub ::core::ffi::c_uint);
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub struct aclrtMemLocation {
-    /// The device's number, where `type` says that it is one.
+    /// The device's number, if `type` is a device.
     pub id: u32,
     pub type_: aclrtMemLocationType,
 }
@@ -225,7 +225,7 @@ impl aclrtHostRegisterType {
     );
 }
 #[repr(transparent)]
-/// How `aclrtHostRegister` registers.
+/// The mode of `aclrtHostRegister`.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtHostRegisterType(pub ::core::ffi::c_uint);
 impl aclrtStreamStatus {
@@ -233,16 +233,16 @@ impl aclrtStreamStatus {
     pub const ACL_STREAM_STATUS_NOT_READY: aclrtStreamStatus = aclrtStreamStatus(1);
 }
 #[repr(transparent)]
-/// The other way round than `aclrtEventRecordedStatus`.
+/// The values are the reverse of `aclrtEventRecordedStatus`.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtStreamStatus(pub ::core::ffi::c_uint);
 pub type aclrtHostFunc = ::core::option::Option<
     unsafe extern "C" fn(args: *mut ::core::ffi::c_void),
 >;
-/// For `aclrtValueWait`: until the word is at least the value.
+/// For `aclrtValueWait`: waits until the word is at least the value.
 pub const ACL_STREAM_WAIT_VALUE_GEQ: u32 = 0;
 pub const ACL_EVENT_SYNC: u32 = 1;
-/// The event can be opened by other processes. Alone, with no other flag.
+/// The event can be opened by other processes. Excludes all other flags.
 pub const ACL_EVENT_IPC: u32 = 64;
 impl aclrtEventRecordedStatus {
     pub const ACL_EVENT_RECORDED_STATUS_NOT_READY: aclrtEventRecordedStatus = aclrtEventRecordedStatus(
@@ -253,10 +253,10 @@ impl aclrtEventRecordedStatus {
     );
 }
 #[repr(transparent)]
-/// The other way round than `aclrtStreamStatus`.
+/// The values are the reverse of `aclrtStreamStatus`.
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtEventRecordedStatus(pub ::core::ffi::c_uint);
-/// Names an event for other processes. Passed by value.
+/// The handle of an event for other processes. Passed by value.
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq, Eq)]
 pub struct aclrtIpcEventHandle {
@@ -275,10 +275,10 @@ const _: () = {
     ][::core::mem::offset_of!(aclrtIpcEventHandle, reserved) - 0usize];
 };
 pub const ACL_RT_IPC_MEM_EXPORT_FLAG_DEFAULT: u64 = 0;
-/// Any process that has the key may import; there is no list.
+/// Any process with the key may import; there is no list.
 pub const ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: u64 = 1;
 pub const ACL_RT_IPC_MEM_IMPORT_FLAG_DEFAULT: u64 = 0;
-/// Enables access between the two devices, both ways.
+/// Enables access between the two devices, in both directions.
 pub const ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS: u64 = 1;
 impl aclrtMemAllocationType {
     pub const ACL_MEM_ALLOCATION_TYPE_PINNED: aclrtMemAllocationType = aclrtMemAllocationType(
@@ -339,7 +339,7 @@ impl aclrtMemGranularityOptions {
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct aclrtMemGranularityOptions(pub ::core::ffi::c_uint);
 pub const ACL_RT_VMM_EXPORT_FLAG_DEFAULT: u64 = 0;
-/// Any process that has the handle may import; there is no list.
+/// Any process with the handle may import; there is no list.
 pub const ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION: u64 = 1;
 impl aclrtMemAccessFlags {
     pub const ACL_RT_MEM_ACCESS_FLAGS_NONE: aclrtMemAccessFlags = aclrtMemAccessFlags(0);
@@ -1021,7 +1021,7 @@ impl Acl {
             (self.aclInit.as_ref().expect("Expected function, got error."))(configPath)
         }
     }
-    /// Takes back one `aclInit`, and tells how many are left.
+    /// Reverts one `aclInit`, and returns the remaining count.
     pub unsafe fn aclFinalizeReference(&self, refCount: *mut u64) -> aclError {
         unsafe {
             (self
@@ -1030,13 +1030,13 @@ impl Acl {
                 .expect("Expected function, got error."))(refCount)
         }
     }
-    /// The calling thread's latest error as text, or null.
+    /// Returns the calling thread's latest error as text, or null.
     pub unsafe fn aclGetRecentErrMsg(&self) -> *const ::core::ffi::c_char {
         unsafe {
             (self.aclGetRecentErrMsg.as_ref().expect("Expected function, got error."))()
         }
     }
-    /// The version of an installed package by its name; `versionStr` has room for 128 bytes.
+    /// Returns the version of an installed package by its name; `versionStr` has space for 128 bytes.
     pub unsafe fn aclsysGetVersionStr(
         &self,
         pkgName: *mut ::core::ffi::c_char,
@@ -1049,7 +1049,7 @@ impl Acl {
                 .expect("Expected function, got error."))(pkgName, versionStr)
         }
     }
-    /// The version of the interface itself.
+    /// Returns the version of the interface.
     pub unsafe fn aclrtGetVersion(
         &self,
         majorVersion: *mut i32,
@@ -1065,7 +1065,7 @@ impl Acl {
                 ))(majorVersion, minorVersion, patchVersion)
         }
     }
-    /// The chip's name, or null.
+    /// Returns the chip's name, or null.
     pub unsafe fn aclrtGetSocName(&self) -> *const ::core::ffi::c_char {
         unsafe {
             (self.aclrtGetSocName.as_ref().expect("Expected function, got error."))()
@@ -1088,7 +1088,7 @@ impl Acl {
                 .expect("Expected function, got error."))(deviceId)
         }
     }
-    /// Takes back one `aclrtSetDevice`; the last one frees what the process has on the device.
+    /// Reverts one `aclrtSetDevice`; the last one frees the process's resources on the device.
     pub unsafe fn aclrtResetDevice(&self, deviceId: i32) -> aclError {
         unsafe {
             (self
@@ -1131,7 +1131,7 @@ impl Acl {
                 .expect("Expected function, got error."))(deviceId, attr, value)
         }
     }
-    /// Bytes on the current device.
+    /// Returns the free and total bytes of the current device.
     pub unsafe fn aclrtGetMemInfo(
         &self,
         attr: aclrtMemAttr,
@@ -1145,7 +1145,7 @@ impl Acl {
                 .expect("Expected function, got error."))(attr, free, total)
         }
     }
-    /// The number by which the driver knows this process: what an exporter has to list.
+    /// Returns the driver's id of this process, which an exporter lists.
     pub unsafe fn aclrtDeviceGetBareTgid(&self, pid: *mut i32) -> aclError {
         unsafe {
             (self
@@ -1154,7 +1154,7 @@ impl Acl {
                 .expect("Expected function, got error."))(pid)
         }
     }
-    /// From the number after ASCEND_RT_VISIBLE_DEVICES to the container's.
+    /// Converts the number in ASCEND_RT_VISIBLE_DEVICES to the container's.
     pub unsafe fn aclrtGetLogicDevIdByUserDevId(
         &self,
         userDevid: i32,
@@ -1167,7 +1167,7 @@ impl Acl {
                 .expect("Expected function, got error."))(userDevid, logicDevId)
         }
     }
-    /// To the host's number.
+    /// Converts a number to the host's.
     pub unsafe fn aclrtGetPhyDevIdByLogicDevId(
         &self,
         logicDevId: i32,
@@ -1196,7 +1196,7 @@ impl Acl {
                 .expect("Expected function, got error."))(context)
         }
     }
-    /// 1 where `deviceId` can reach the memory of `peerDeviceId`, else 0.
+    /// Returns 1 if `deviceId` can access the memory of `peerDeviceId`, else 0.
     pub unsafe fn aclrtDeviceCanAccessPeer(
         &self,
         canAccessPeer: *mut i32,
@@ -1212,7 +1212,7 @@ impl Acl {
                 ))(canAccessPeer, deviceId, peerDeviceId)
         }
     }
-    /// Lets the current device reach the peer's memory, one way. `flags` is 0.
+    /// Enables access of the current device to the peer's memory, in one direction. `flags` is 0.
     pub unsafe fn aclrtDeviceEnablePeerAccess(
         &self,
         peerDeviceId: i32,
@@ -1225,7 +1225,7 @@ impl Acl {
                 .expect("Expected function, got error."))(peerDeviceId, flags)
         }
     }
-    /// 1 where the access is in place, else 0.
+    /// Returns 1 if the access is enabled, else 0.
     pub unsafe fn aclrtDevicePeerAccessStatus(
         &self,
         deviceId: i32,
@@ -1239,7 +1239,7 @@ impl Acl {
                 .expect("Expected function, got error."))(deviceId, peerDeviceId, status)
         }
     }
-    /// Adds nothing to `size`, where `aclrtMalloc` adds 32 bytes on some devices, and with them a huge page.
+    /// Adds nothing to `size`, while `aclrtMalloc` adds 32 bytes on some devices, and thus a huge page.
     pub unsafe fn aclrtMallocAlign32(
         &self,
         devPtr: *mut *mut ::core::ffi::c_void,
@@ -1300,7 +1300,7 @@ impl Acl {
                 .expect("Expected function, got error."))(ptr)
         }
     }
-    /// Fails for memory that the runtime does not know.
+    /// Fails for memory unknown to the runtime.
     pub unsafe fn aclrtPointerGetAttributes(
         &self,
         ptr: *const ::core::ffi::c_void,
@@ -1313,7 +1313,7 @@ impl Acl {
                 .expect("Expected function, got error."))(ptr, attributes)
         }
     }
-    /// The allocation that an address lies in.
+    /// Returns the allocation that an address lies in.
     pub unsafe fn aclrtMemGetAddressRange(
         &self,
         ptr: *mut ::core::ffi::c_void,
@@ -1386,7 +1386,7 @@ impl Acl {
                 .expect("Expected function, got error."))(stream)
         }
     }
-    /// `timeout` in milliseconds; -1 waits for ever.
+    /// `timeout` is in ms; -1 waits indefinitely.
     pub unsafe fn aclrtSynchronizeStreamWithTimeout(
         &self,
         stream: aclrtStream,
@@ -1423,7 +1423,7 @@ impl Acl {
                 .expect("Expected function, got error."))(stream, event)
         }
     }
-    /// Writes a word of 64 bits when the stream gets there. `flag` is 0.
+    /// Writes a 64-bit word when the stream reaches this point. `flag` is 0.
     pub unsafe fn aclrtValueWrite(
         &self,
         devAddr: *mut ::core::ffi::c_void,
@@ -1438,7 +1438,7 @@ impl Acl {
                 .expect("Expected function, got error."))(devAddr, value, flag, stream)
         }
     }
-    /// Holds the stream until a word of 64 bits is to the value as `flag` says.
+    /// Blocks the stream until a 64-bit word compares to the value as `flag` states.
     pub unsafe fn aclrtValueWait(
         &self,
         devAddr: *mut ::core::ffi::c_void,
@@ -1453,7 +1453,7 @@ impl Acl {
                 .expect("Expected function, got error."))(devAddr, value, flag, stream)
         }
     }
-    /// Runs a function of the host when the stream gets there; nobody has to subscribe.
+    /// Runs a host function when the stream reaches this point; needs no subscription.
     pub unsafe fn aclrtLaunchHostFunc(
         &self,
         stream: aclrtStream,
@@ -1511,7 +1511,7 @@ impl Acl {
                 .expect("Expected function, got error."))(event, status)
         }
     }
-    /// Writes fewer bytes than the handle has: it is to be all zeros before.
+    /// Writes fewer bytes than the handle has; zero the handle before.
     pub unsafe fn aclrtIpcGetEventHandle(
         &self,
         event: aclrtEvent,
@@ -1536,7 +1536,7 @@ impl Acl {
                 .expect("Expected function, got error."))(handle, event)
         }
     }
-    /// Writes a key with its final zero into `key`, which has room for 65 bytes (`len`).
+    /// Writes a key with its final NUL into `key`, which has space for 65 bytes (`len`).
     pub unsafe fn aclrtIpcMemGetExportKey(
         &self,
         devPtr: *mut ::core::ffi::c_void,
@@ -1552,7 +1552,7 @@ impl Acl {
                 .expect("Expected function, got error."))(devPtr, size, key, len, flags)
         }
     }
-    /// In an importer: unmaps. In the exporter: ends the export, under the importers' hands.
+    /// In an importer: unmaps. In the exporter: ends the export, and revokes the importers' mappings.
     pub unsafe fn aclrtIpcMemClose(&self, key: *const ::core::ffi::c_char) -> aclError {
         unsafe {
             (self.aclrtIpcMemClose.as_ref().expect("Expected function, got error."))(key)
@@ -1571,7 +1571,7 @@ impl Acl {
                 .expect("Expected function, got error."))(devPtr, key, flags)
         }
     }
-    /// Adds to the list of processes that may import, at most 31 a call, by what `aclrtDeviceGetBareTgid` says there.
+    /// Adds processes to the list of importers, at most 31 per call, by their `aclrtDeviceGetBareTgid`.
     pub unsafe fn aclrtIpcMemSetImportPid(
         &self,
         key: *const ::core::ffi::c_char,
@@ -1635,7 +1635,7 @@ impl Acl {
                 .expect("Expected function, got error."))(handle)
         }
     }
-    /// `size` is the whole of the physical memory, `offset` and `flags` are 0.
+    /// `size` is the size of the whole physical memory, `offset` and `flags` are 0.
     pub unsafe fn aclrtMapMem(
         &self,
         virPtr: *mut ::core::ffi::c_void,
@@ -1685,7 +1685,7 @@ impl Acl {
                 .expect("Expected function, got error."))(prop, option, granularity)
         }
     }
-    /// The physical memory that is mapped at an address.
+    /// Returns the physical memory that is mapped at an address.
     pub unsafe fn aclrtMemRetainAllocationHandle(
         &self,
         virPtr: *mut ::core::ffi::c_void,
