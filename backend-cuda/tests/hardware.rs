@@ -290,16 +290,16 @@ fn importer_opens_block_on_every_device_and_waits_for_event() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let ready = said.any(|line| line.contains(READY));
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let ready = output.any(|line| line.contains(READY));
         // Only now, so that the other process waits while the stream is still busy.
         backend.delay(Duration::from_secs(1), stream.as_borrowed()).unwrap();
         // SAFETY: the range is ours.
         unsafe { backend.write(range, &bytes_of(&values), stream.as_borrowed()) }.unwrap();
         event.record(stream.as_borrowed()).unwrap();
-        let told = writeln!(child.stdin.take().unwrap(), "recorded");
-        let rest: Vec<String> = said.collect();
-        assert!(child.wait().unwrap().success() && ready && told.is_ok(), "device {device}: {rest:#?}");
+        let sent = writeln!(child.stdin.take().unwrap(), "recorded");
+        let rest: Vec<String> = output.collect();
+        assert!(child.wait().unwrap().success() && ready && sent.is_ok(), "device {device}: {rest:#?}");
         let got = floats(&backend, range, &*stream);
         assert!(got.iter().zip(&values).all(|(got, value)| *got == value + 1.0), "device {device}");
     }

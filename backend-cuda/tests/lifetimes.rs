@@ -40,8 +40,8 @@ fn free_bytes(backend: &CudaBackend) -> u64 {
 /// Another process that serves requests, one per line; killed and reaped on drop.
 struct OtherProcess {
     child: Child,
-    told: ChildStdin,
-    said: Lines<BufReader<ChildStdout>>,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
 }
 
 impl OtherProcess {
@@ -52,18 +52,18 @@ impl OtherProcess {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let told = child.stdin.take().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut other = Self { child, told, said };
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut other = Self { child, input, output };
         assert_eq!(other.ask("hello"), "hello");
         other
     }
 
     /// Sends a request and returns the answer. Skips lines of the test harness.
     fn ask(&mut self, request: &str) -> String {
-        writeln!(self.told, "{request}").unwrap();
+        writeln!(self.input, "{request}").unwrap();
         let answer = self
-            .said
+            .output
             .by_ref()
             .map_while(Result::ok)
             .find_map(|line| line.split_once("ANSWER ").map(|(_, answer)| answer.to_owned()));
@@ -149,10 +149,10 @@ fn memory_of_killed_exporters_is_freed_by_one_call() {
         let mut other = OtherProcess::start();
         let descriptor: Descriptor = other.ask("share").parse().unwrap();
         let mapping = ipc.open(&descriptor).at_home().unwrap();
-        let (gone, told) = std::sync::mpsc::channel();
-        mapping.on_gone(move |why| gone.send(why.to_string()).unwrap());
+        let (sender, notifications) = std::sync::mpsc::channel();
+        mapping.on_gone(move |why| sender.send(why.to_string()).unwrap());
         other.kill();
-        assert!(told.recv_timeout(SOON).unwrap().contains("has ended"));
+        assert!(notifications.recv_timeout(SOON).unwrap().contains("has ended"));
         // SAFETY: no work on the memory is submitted any longer.
         assert_eq!(unsafe { device_ipc_core::close_mappings_of(descriptor.exporter()) }.unwrap(), 1);
         let stream = ipc.create_stream(0).unwrap();

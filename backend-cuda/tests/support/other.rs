@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// Another process, killed and reaped on drop.
 pub(crate) struct OtherProcess {
     child: Child,
-    told: Option<ChildStdin>,
+    input: Option<ChildStdin>,
     answers: Receiver<String>,
 }
 
@@ -28,17 +28,17 @@ impl OtherProcess {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
         let (answer, answers) = channel();
         thread::spawn(move || {
-            for line in said.map_while(Result::ok) {
+            for line in output.map_while(Result::ok) {
                 // Skips lines of the test harness.
                 if let Some((_, text)) = line.split_once("ANSWER ") {
                     let _ = answer.send(text.to_owned());
                 }
             }
         });
-        Self { told: child.stdin.take(), child, answers }
+        Self { input: child.stdin.take(), child, answers }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -46,7 +46,7 @@ impl OtherProcess {
     }
 
     pub(crate) fn send(&mut self, request: &str) {
-        writeln!(self.told.as_mut().unwrap(), "{request}").unwrap();
+        writeln!(self.input.as_mut().unwrap(), "{request}").unwrap();
     }
 
     pub(crate) fn answer(&mut self) -> String {
@@ -60,7 +60,7 @@ impl OtherProcess {
 
     /// Closes the input and waits for the process, which must succeed.
     pub(crate) fn end(mut self) {
-        drop(self.told.take());
+        drop(self.input.take());
         let silent = self.answers.recv_timeout(SOON);
         assert!(
             matches!(silent, Err(std::sync::mpsc::RecvTimeoutError::Disconnected)),
