@@ -54,7 +54,7 @@ pub fn outside_the_allocation(context: &Context) -> Outcome {
     refused_as_one_of(share_bare(context, longer), "sharing far beyond the end", &kinds, &[])?;
     let wraps = DeviceRange { len: u64::MAX, ..whole };
     refused_as_one_of(share_bare(context, wraps), "sharing the whole address space", &kinds, &[])?;
-    refused(memory.buffer.slice(4000, 97), "a slice beyond the buffer", "InvalidRegion", &["97 bytes at offset 4000"])?;
+    refused(memory.buffer.slice(4000, 97), "a slice beyond the buffer", "InvalidRegion", &["97 B at offset 4000"])?;
     refused(memory.buffer.slice(u64::MAX, 2), "a slice that wraps around", "InvalidRegion", &[])
 }
 
