@@ -1,7 +1,7 @@
 //! Host memory that two processes and their devices share.
 //!
-//! A memory file of whole pages, sealed so that nobody can take the bytes away under those who use them, mapped by both
-//! processes and made known to the devices of each: the words of timelines lie in such pages, and the chunks of copies.
+//! A memory file of whole pages, sealed so that no process can cut it short, mapped by both processes and registered with the
+//! devices of each. The words of timelines lie in such pages, and the chunks of copies.
 
 #![allow(unsafe_code, reason = "shared memory, and the vendor's registration of it")]
 
@@ -23,20 +23,20 @@ use crate::os::received_file;
 use crate::sharing::Runtime;
 use crate::sharing::timeline::{drop_unused_own_pages, timelines_of};
 
-/// Sizes are multiples of this: whole pages on every machine that Linux runs accelerators on (64 KiB on some).
+/// Granularity of sizes, in bytes: whole pages on every machine with accelerators (64 KiB on some).
 pub(crate) const GRANULE: usize = 64 * 1024;
 
-/// Pages in shared memory, mapped here, and known to the devices that have used them.
+/// Pages in shared memory, mapped here, and registered with the devices that have used them.
 pub(crate) struct HostPages {
     /// `None` once it has been [taken](Self::into_file).
     file: Option<OwnedFd>,
-    /// `None` once they have been handed to the worker to be taken down.
+    /// `None` once the worker has been asked to unmap them.
     mapped: Option<Mapped>,
     registered: Mutex<Vec<Registered>>,
     owner: Owner,
 }
 
-/// What devices do with pages.
+/// The use of pages by devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Streams write and wait on words in them ([`DeviceTimelines`](crate::DeviceTimelines)).
@@ -60,7 +60,7 @@ struct Registered {
 }
 
 impl HostPages {
-    /// New pages of zeros: `len` bytes, a multiple of [`GRANULE`]. `name` is what `/proc` shows.
+    /// Creates pages of zeros: `len` bytes, a multiple of [`GRANULE`]. `/proc` shows `name`.
     pub(crate) fn create(name: &str, len: usize) -> Result<Self> {
         let failed = |error| Error::io(format!("making {len} bytes of shared host memory"), error);
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
@@ -69,7 +69,7 @@ impl HostPages {
         Self::map(file, len)
     }
 
-    /// Maps the pages that another process made. Errors name them by `what`.
+    /// Maps the pages of another process. Errors name them by `what`.
     pub(crate) fn open(file: OwnedFd, len: usize, what: &str) -> Result<Self> {
         received_file::check(&file, SealFlags::empty(), len as u64, what)?;
         Self::map(file, len)
@@ -84,12 +84,12 @@ impl HostPages {
         Ok(Self { file: Some(file), mapped, registered: Mutex::default(), owner: Owner::current() })
     }
 
-    /// What the other process maps.
+    /// Returns the file that the other process maps.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_ref().expect("taken by into_file alone").as_fd()
     }
 
-    /// The pages without their file: the mapping is enough where no further process maps them.
+    /// Separates the pages from their file: the mapping is enough where no further process maps them.
     pub(crate) fn into_file(mut self) -> (Self, OwnedFd) {
         let file = self.file.take().expect("taken once");
         (self, file)
@@ -99,18 +99,18 @@ impl HostPages {
         *self.mapped.as_ref().expect("taken by drop alone")
     }
 
-    /// Their length in bytes.
+    /// Returns their length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.mapped().len
     }
 
-    /// Where they begin. They stay mapped as long as `self`.
+    /// Returns their address. They stay mapped as long as `self`.
     pub(crate) fn base(&self) -> NonNull<u8> {
         NonNull::new(ptr::with_exposed_provenance_mut(self.mapped().address))
             .expect("mmap gives no null address")
     }
 
-    /// Makes the pages known to a device, unless they are; the address by which its streams use them.
+    /// Registers the pages with a device, unless they are. Returns the address by which its streams use them.
     pub(crate) fn known_to(
         &self,
         backend: &Arc<dyn DeviceIpc>,
@@ -159,22 +159,23 @@ impl Drop for HostPages {
     }
 }
 
-/// Pages that nobody has any longer, and that devices still know.
+/// Pages that are not used any longer, and that are still registered with devices.
 static RETIRED: Mutex<Vec<(Mapped, Vec<Registered>)>> = Mutex::new(Vec::new());
 
-/// Timelines of this process that have not ended.
+/// Number of timelines of this process that have not ended.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that are pinned for copies, those of retired pages too.
+/// Bytes that are pinned for copies, those of retired pages included.
 static PINNED: AtomicUsize = AtomicUsize::new(0);
 
-/// So many bytes may be pinned for copies while timelines are live.
+/// Maximum number of bytes that are pinned for copies while timelines are live.
 const MOST_PINNED: usize = 64 << 20;
 
-/// So many bytes may be kept for as long as timelines are live: those of copies, and as many for words.
+/// Maximum number of bytes of retired pages while timelines are live: those of copies, and as many for words.
 const MOST_RETIRED: usize = 2 * MOST_PINNED;
 
-/// While timelines are live no device forgets pages, so few are made known to one; copies then go without.
+/// Checks the limit on pinned bytes. While timelines are live no page is unregistered, so few are registered; other copies go
+/// without.
 fn check_room_for_copies(len: usize) -> Result<()> {
     let pinned = PINNED.load(Ordering::Acquire);
     if LIVE.load(Ordering::Acquire) == 0 || pinned + len <= MOST_PINNED {
@@ -187,17 +188,17 @@ fn check_room_for_copies(len: usize) -> Result<()> {
     })
 }
 
-/// Is any timeline of this process live?
+/// Returns whether a timeline of this process is live.
 pub(crate) fn any_timeline_is_live() -> bool {
     LIVE.load(Ordering::Acquire) != 0
 }
 
-/// A timeline has begun.
+/// Counts a timeline that has begun.
 pub(crate) fn timeline_begun() {
     LIVE.fetch_add(1, Ordering::AcqRel);
 }
 
-/// A timeline has ended. Called once for each that has begun.
+/// Counts a timeline that has ended. Called once for each that has begun.
 pub(crate) fn timeline_ended() {
     if LIVE.fetch_sub(1, Ordering::AcqRel) == 1 {
         drop_unused_own_pages();
@@ -205,9 +206,9 @@ pub(crate) fn timeline_ended() {
     take_down_retired();
 }
 
-/// Takes down the pages that nobody has, on the worker. To have a device forget a page, a driver waits for every stream and
-/// holds up all other calls (CUDA does); one of the streams may wait for a live timeline, whose signal may need one of those
-/// calls. So that is left until there is none.
+/// Unmaps retired pages, on the worker. To unregister a page, a driver waits for every stream and blocks all other calls (CUDA
+/// does); one of the streams may wait for a live timeline, whose signal may need one of those calls. So the pages are kept until
+/// no timeline is live.
 fn take_down_retired() {
     let due = |retired: &[(Mapped, _)]| {
         let bytes: usize = retired.iter().map(|(mapped, _)| mapped.len).sum();

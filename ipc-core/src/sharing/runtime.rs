@@ -1,7 +1,7 @@
-//! What a process has once: its identity, the two threads, the table of exports and the table of imports.
+//! The state that a process has once: its identity, the two threads, the table of exports and the table of imports.
 //!
 //! Nothing of it exists before the first export or the first open of another process's memory. At most two threads: the
-//! *worker*, which does what may block, starts with the state, so that a drop always finds it; the *poller*
+//! *worker*, which runs everything that may block, starts with the state, so that a drop always finds it; the *poller*
 //! ([`crate::transport`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
 //! system starts no thread, the export or the open fails.
 
@@ -31,7 +31,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// The state of this process, which it makes if there is none.
+    /// Returns the state of this process; the first call makes it.
     ///
     /// # Errors
     ///
@@ -54,21 +54,21 @@ impl Runtime {
             imports: ImportTable::default(),
             stagings: Stagings::default(),
         };
-        // Of two threads that get here at a time, one finds the other's; the worker of its own ends when it is dropped.
+        // Of two threads that reach this point at a time, one receives the other's; its own worker ends when it is dropped.
         Ok(RUNTIME.get_or_init(|| made))
     }
 
-    /// The state, where this process has any.
+    /// Returns the state, where this process has made it.
     pub(crate) fn existing() -> Option<&'static Self> {
         RUNTIME.get().filter(|runtime| runtime.owner.is_here())
     }
 
-    /// Is there state that belongs to the process that this one was forked from?
+    /// Returns whether the state belongs to the process that this one was forked from.
     pub(crate) fn is_the_parents() -> bool {
         RUNTIME.get().is_some_and(|runtime| !runtime.owner.is_here())
     }
 
-    /// The state, from a guard that holds something of it. `None` in a forked child, where guards do nothing.
+    /// Returns the state for a guard. `None` in a forked child, where guards do nothing.
     pub(crate) fn of_guard(owner: &Owner) -> Option<&'static Self> {
         if owner.is_here() { Self::get().ok() } else { None }
     }

@@ -1,10 +1,10 @@
-//! A word in shared memory that the kernel changes when a thread ends.
+//! A word in shared memory that the kernel changes when a thread terminates.
 //!
-//! An importer opens what it has open already without a message and without a system call. It still must not take an
-//! exporter that has died for one that lives, from the moment on at which anybody can know of the death. A socket's end
-//! takes a system call to see, and reaches the poller a little later. So the exporter's poller, which runs as long as the
+//! A repeated open takes neither a message nor a system call. The importer still must not mistake a terminated exporter for a
+//! live one, from the moment at which any process can know of the termination. The closing of a socket takes a system call to
+//! see, and reaches the poller a little later. So the exporter's poller, which runs as long as the
 //! process, holds a robust futex in the page that importers read (set_robust_list(2), and "Robust futexes" in the kernel's
-//! documentation): when the thread ends, however that comes about, the kernel marks the word, before the process can be
+//! documentation): when the thread terminates, for any reason, the kernel marks the word, before the process can be
 //! waited for.
 
 #![allow(unsafe_code, reason = "a list that the kernel reads when the thread ends")]
@@ -13,7 +13,7 @@ use std::ffi::c_long;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// What the kernel sets in the word (`linux/futex.h`).
+/// The bit that the kernel sets in the word (`linux/futex.h`).
 const OWNER_DIED: u32 = 0x4000_0000;
 
 /// `struct robust_list` of `linux/futex.h`.
@@ -26,14 +26,14 @@ struct Node {
 #[repr(C)]
 struct List {
     first: Node,
-    /// From a node to its word.
+    /// Offset of a node's word, from the node.
     offset: c_long,
     pending: *mut Node,
     node: Node,
 }
 
 /// Ties the word to the calling thread for the rest of its life. The thread must not use robust mutexes, and the word stays
-/// mapped until the process ends. Where the kernel does not do it the word stays 0, and tells nothing.
+/// mapped until the process ends. Where the kernel does not support it the word stays 0, which means unknown.
 pub(super) fn tie_to_this_thread(word: &'static AtomicU32) {
     let list = Box::into_raw(Box::new(List {
         first: Node { next: ptr::null_mut() },
@@ -41,7 +41,7 @@ pub(super) fn tie_to_this_thread(word: &'static AtomicU32) {
         pending: ptr::null_mut(),
         node: Node { next: ptr::null_mut() },
     }));
-    // SAFETY: the list was just made, is never freed, and nobody else has it until the kernel is told.
+    // SAFETY: the list was just made, is never freed, and no other thread has it before the system call.
     let status = unsafe {
         let (head, node) = (&raw mut (*list).first, &raw mut (*list).node);
         (*head).next = node;
@@ -57,7 +57,7 @@ pub(super) fn tie_to_this_thread(word: &'static AtomicU32) {
     }
 }
 
-/// Does the word's thread still run? `None` where the word tells nothing.
+/// Returns whether the word's thread is alive. `None` where that is unknown.
 pub(super) fn runs(word: &AtomicU32) -> Option<bool> {
     // Importers map it read-only, where std promises relaxed loads alone.
     let value = word.load(Ordering::Relaxed);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_tells_the_end_of_its_thread_as_soon_as_it_can_be_known() {
+    fn word_changes_when_its_thread_terminates() {
         let word: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
         assert_eq!(runs(word), None);
         let ((tied, is_tied), (end, ended)) = (channel(), channel::<()>());

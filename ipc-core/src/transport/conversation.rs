@@ -1,4 +1,4 @@
-//! A connection to a broker whose user has been checked, and which has said who it is.
+//! A connection to a broker whose user has been checked and whose identity is known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,32 +16,32 @@ use crate::os::{Pace, PollMode};
 use crate::wire::protocol::{PROTOCOL_VERSION, Reply, Request, decode, encode, short_name};
 use crate::wire::{BrokerAddress, Refusal};
 
-/// How long to wait before a full queue of an exporter is tried again: connect(2) has nothing to wait on then.
+/// Pause before another attempt to connect to an exporter with a full queue: connect(2) offers nothing to wait on.
 pub(super) const CONNECT_RETRY: Duration = Duration::from_millis(1);
 
-/// How long a receiver sleeps before it looks at its deadline.
+/// Maximum sleep of a receiver between two looks at its deadline.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// What a receiver keeps from one message to the next.
+/// The state of a receiver between two messages.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) buffer: Vec<u8>,
     pace: Pace,
 }
 
-/// A connected socket. Ended connections give [`Error::ExporterGone`].
+/// A connected socket. A closed connection gives [`Error::ExporterGone`].
 #[derive(Debug)]
 pub(super) struct Conversation {
     server: PeerCredentials,
-    /// The exporter's process id for messages to people, in its own pid namespace where that is known.
+    /// The exporter's process id for error texts, in its own pid namespace where that is known.
     pid: u32,
     socket: PeerSocket,
     epoch: Option<EpochView>,
 }
 
 impl Conversation {
-    /// Connects; makes sure that the server's user is allowed before anything is sent, and that it is the expected
-    /// process, if any, before anything secret is.
+    /// Connects. Verifies that the server's user is allowed before anything is sent, and that the server is the expected process,
+    /// where there is one, before anything secret is sent.
     pub(super) fn connect(
         address: &BrokerAddress,
         expected: Option<&ProcessIdentity>,
@@ -53,7 +53,7 @@ impl Conversation {
         Self::over(socket, address, expected, allow, deadline)
     }
 
-    /// As [`connect`](Self::connect), over a socket that is connected to the address.
+    /// Begins a conversation, as [`connect`](Self::connect), over a socket that is connected to the address.
     pub(super) fn over(
         socket: OwnedFd,
         address: &BrokerAddress,
@@ -87,7 +87,7 @@ impl Conversation {
     fn say_hello(&mut self, deadline: Deadline) -> Result<ProcessIdentity> {
         let hello = Request::Hello { protocol: PROTOCOL_VERSION, program: program_name() };
         match self.send(&hello, deadline) {
-            // An exporter that refuses this user has said so before it closed.
+            // An exporter that refuses this user sends the refusal before it closes.
             Ok(()) | Err(Error::ExporterGone { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -120,8 +120,8 @@ impl Conversation {
         }
     }
 
-    /// Receives a message, waiting for one: mostly an answer, which is not there yet.
-    /// Where answers come quickly it looks again and again before it sleeps.
+    /// Receives a message, and waits for one: mostly a reply that has not arrived yet. Where replies arrive quickly it polls before
+    /// it sleeps.
     pub(super) fn receive(&self, inbox: &mut Inbox, deadline: Deadline) -> Result<(Reply, ReceivedFds)> {
         let Inbox { buffer, pace } = inbox;
         pace.wait(Some(deadline.at), |look| match look {
@@ -130,13 +130,13 @@ impl Conversation {
         })
     }
 
-    /// Receives a message if there is one.
+    /// Receives a message where one has arrived.
     pub(super) fn try_receive(&self, buffer: &mut Vec<u8>) -> Result<Option<(Reply, ReceivedFds)>> {
         let taken = socket::take(self.socket(), buffer);
         self.read(taken, buffer)
     }
 
-    /// Receives a message if one comes before the thread has to look at its deadline again.
+    /// Receives a message that arrives before the thread has to look at its deadline again.
     fn receive_asleep(
         &self,
         buffer: &mut Vec<u8>,
@@ -150,7 +150,7 @@ impl Conversation {
         self.try_receive(buffer)
     }
 
-    /// What has been taken into the buffer, if anything.
+    /// Decodes the message that was taken into the buffer, where there is one.
     fn read(
         &self,
         taken: rustix::io::Result<Option<Taken>>,
@@ -161,7 +161,7 @@ impl Conversation {
                 let reply = decode(&buffer[..len]).map_err(|error| Error::Protocol(error.to_string()))?;
                 Ok(Some((reply, fds)))
             }
-            // An exporter that closed over a message of ours: what it had sent before is still there.
+            // The exporter closed with a message of ours unread: its earlier messages are still in the queue.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => Ok(None),
             Ok(None) | Err(_) => Err(self.ended()),
         }
@@ -175,17 +175,17 @@ impl Conversation {
         }
     }
 
-    /// Is the other end closed?
+    /// Returns whether the peer has closed the connection.
     pub(super) fn has_hung_up(&self) -> bool {
         socket::has_hung_up(self.socket())
     }
 
-    /// How many drops the exporter has counted, where it tells.
+    /// Returns the exporter's count of drops, where it publishes one.
     pub(super) fn epoch(&self) -> Option<u64> {
         self.epoch.as_ref().map(EpochView::read)
     }
 
-    /// Does the exporter live, by its page? `None` where it does not tell.
+    /// Returns whether the exporter is alive, by its page. `None` where that is unknown.
     pub(super) fn exporter_lives(&self) -> Option<bool> {
         self.epoch.as_ref()?.exporter_lives()
     }
@@ -226,8 +226,8 @@ pub(super) fn not_permitted(address: &BrokerAddress, server: &PeerCredentials) -
     ))
 }
 
-/// A process of our pid namespace has one id, which the kernel tells of the server too. Another one may say that it is
-/// the exporter, as who it is stands in the descriptor for all to read.
+/// Returns whether the server is known to be another process than the expected one: the kernel reports its id, which is unique in
+/// a pid namespace. Any process can claim the exporter's identity, which the descriptor shows.
 fn is_somebody_else(expected: &ProcessIdentity, server: &PeerCredentials) -> bool {
     let same_namespace =
         ProcessIdentity::current().is_ok_and(|local| local.pid_namespace == expected.pid_namespace);
@@ -250,7 +250,7 @@ pub(super) fn queue_is_full(address: &BrokerAddress, deadline: Deadline) -> Erro
     deadline.passed("connecting to the exporting process", &format!("; the queue of {address} is full"))
 }
 
-/// A connected socket, or `None` where the queue of the exporter is full. Does not wait.
+/// Connects, without waiting. `None` where the queue of the exporter is full.
 pub(super) fn try_connect(address: &BrokerAddress, pid: u32) -> Result<Option<OwnedFd>> {
     let socket = socket::new_socket().map_err(|error| Error::io("creating a socket", error))?;
     let target = address.to_socket_address()?;
@@ -266,7 +266,7 @@ pub(super) fn try_connect(address: &BrokerAddress, pid: u32) -> Result<Option<Ow
     }
 }
 
-/// A socket that is not there: its exporter has ended, or its directory is not mounted here.
+/// Returns the error for a socket that does not exist: the exporter has terminated, or its directory is not mounted here.
 fn missing_socket(address: &BrokerAddress, pid: u32) -> Error {
     match address {
         BrokerAddress::Path(path) if path.parent().is_some_and(|directory| !directory.is_dir()) => Error::io(
@@ -279,14 +279,14 @@ fn missing_socket(address: &BrokerAddress, pid: u32) -> Error {
     }
 }
 
-/// This program's name, for the exporter's list of holders.
+/// Returns this program's name, for the exporter's list of holders.
 pub(crate) fn program_name() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&path).file_name().unwrap_or_default();
     short_name(&name.to_string_lossy())
 }
 
-/// When to give up, and how long that was to take.
+/// The end of a timeout, and the timeout, for the error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) at: Instant,
@@ -296,12 +296,12 @@ pub(crate) struct Deadline {
 impl Deadline {
     pub(crate) fn after(time: Duration) -> Self {
         let now = Instant::now();
-        // A time beyond the clock's range is as good as for ever.
+        // A time beyond the clock's range counts as no limit.
         let at = now.checked_add(time).unwrap_or(now + Duration::from_secs(u64::from(u32::MAX)));
         Self { at, after: time }
     }
 
-    /// The same, or sooner.
+    /// Returns the deadline, at most `time` from now.
     pub(crate) fn at_most(self, time: Duration) -> Self {
         if self.left() <= time { self } else { Self::after(time) }
     }

@@ -1,9 +1,9 @@
-//! A number in shared memory that tells importers that something has been dropped.
+//! An exporter's count of drops, in shared memory.
 //!
-//! An importer opens what it has open already without a message. It still has to notice that the export has been dropped
-//! in the meantime, from the moment on at which the exporter's call returned: a notice may still be on its way. So the
-//! exporter counts its drops in a page that all its importers map read-only; where the number has changed, they ask.
-//! The page tells too whether the exporter lives ([`alive`]).
+//! A repeated open takes no message. The importer still has to notice that the export has been dropped in the meantime, from the
+//! moment at which the exporter's call returned: the notification may still be in flight. So the exporter counts its drops in a
+//! page that all its importers map read-only; where the count has changed, they ask. The page also shows whether the exporter is
+//! alive ([`alive`]).
 
 #![allow(unsafe_code, reason = "shared memory")]
 
@@ -17,8 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::alive;
 use crate::os::received_file;
 
-/// Bytes of the page; the number is the first eight, in the machine's order, and the word of the exporter's life the four
-/// behind them.
+/// Bytes of the page. The count is the first eight bytes, in native order; the word of [`alive`] is the next four.
 const BYTES: usize = 4096;
 const ALIVE: usize = 8;
 
@@ -30,12 +29,12 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// A new page, at number 0.
+    /// Creates a page, with the count 0.
     pub(crate) fn create() -> rustix::io::Result<Self> {
         let file = memfd_create("device-ipc-epoch", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, BYTES as u64)?;
         let page = Page::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
-        // Importers cannot write, and nobody can take the bytes away under those who read.
+        // Importers cannot write, and no process can cut the file short.
         fcntl_add_seals(
             &file,
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
@@ -43,17 +42,18 @@ impl Epoch {
         Ok(Self { page, file })
     }
 
-    /// Something has been dropped.
+    /// Counts a drop.
     pub(crate) fn advance(&self) {
         self.page.number().fetch_add(1, Ordering::Release);
     }
 
-    /// Lets importers know when this thread, the poller's, has ended. The page is kept until the process ends.
+    /// Ties the page to the calling thread, the poller's: importers see its termination. The page is kept until the process
+    /// terminates.
     pub(crate) fn tie_to_this_thread(&'static self) {
         alive::tie_to_this_thread(self.page.alive());
     }
 
-    /// What importers map.
+    /// Returns the file that importers map.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -66,14 +66,13 @@ pub(crate) struct EpochView {
 }
 
 impl EpochView {
-    /// Maps what an exporter sent. `None` for anything that could fail later: a file that is too short, or that can be
-    /// made so while it is read.
+    /// Maps the file of an exporter. `None` for a file whose use could fail later: one that is too short, or that can be cut short.
     pub(super) fn open(file: &OwnedFd) -> Option<Self> {
         received_file::check(file, SealFlags::empty(), BYTES as u64, "the page of the exporter").ok()?;
         Some(Self { page: Page::map(file.as_fd(), ProtFlags::READ).ok()? })
     }
 
-    /// The number now.
+    /// Returns the count.
     pub(crate) fn read(&self) -> u64 {
         // The mapping is read-only, where std promises relaxed loads alone.
         let number = self.page.number().load(Ordering::Relaxed);
@@ -81,7 +80,7 @@ impl EpochView {
         number
     }
 
-    /// Does the exporter live? `None` where it does not tell.
+    /// Returns whether the exporter is alive. `None` where that is unknown.
     pub(super) fn exporter_lives(&self) -> Option<bool> {
         alive::runs(self.page.alive())
     }
@@ -105,7 +104,7 @@ impl Page {
     }
 
     fn number(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped as long as `self`, its start is aligned, and everybody uses it as an atomic number.
+        // SAFETY: the page is mapped as long as `self`, its start is aligned, and all processes use it as an atomic number.
         // A view is only loaded from.
         unsafe { self.0.as_ref() }
     }
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_view_sees_every_drop_and_cannot_be_written() {
+    fn view_sees_every_drop_and_is_read_only() {
         let epoch = Epoch::create().unwrap();
         let file = epoch.file().try_clone_to_owned().unwrap();
         let view = EpochView::open(&file).unwrap();
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_fail_while_it_is_read_is_no_page() {
+    fn file_that_can_be_cut_short_is_rejected() {
         let short = memfd_create("short", MemfdFlags::ALLOW_SEALING).unwrap();
         fcntl_add_seals(&short, SealFlags::SHRINK).unwrap();
         assert!(EpochView::open(&short).is_none());

@@ -1,4 +1,4 @@
-//! Every export on this machine that this user may see.
+//! A list of all exports on this machine that this user may see.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -25,24 +25,24 @@ use crate::wire::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub struct ListedProcess {
     /// Its process id here; 0 for a process of another pid namespace.
     pub pid: u32,
-    /// Its program, as the kernel calls it; empty where that cannot be told.
+    /// Its program, as the kernel names it; empty where that is unknown.
     pub program: String,
-    /// Where it listens.
+    /// The address at which it listens.
     pub socket: BrokerAddress,
-    /// Who it is.
+    /// Its identity.
     pub process: ProcessIdentity,
     /// Its exports that this process might open.
     pub exports: Vec<ListedExport>,
 }
 
-/// Maximum number of brokers that are asked at a time.
+/// Maximum number of brokers that are queried at a time.
 const MAX_ASKED: usize = 64;
 
-/// Asks every broker of this network namespace, and of the socket directory where there is one, for its exports. All of them are
-/// asked at the same time, and all of them together have `patience`.
+/// Queries every broker of this network namespace, and of the socket directory where there is one, for its exports. All brokers
+/// are queried at the same time, with one timeout, `patience`.
 ///
-/// Brokers of users that `allow` does not list are passed over, as are processes that end meanwhile. One that does not
-/// answer in time is an error in its place.
+/// Brokers of users that `allow` does not list are skipped, as are processes that terminate meanwhile. A broker that does
+/// not reply in time is an error in the list.
 ///
 /// # Errors
 ///
@@ -63,8 +63,8 @@ pub fn list_exports(
     Ok(processes)
 }
 
-/// Asks each on a thread of its own, as soon as it accepts connections: neither a full queue nor a broker that does not answer
-/// delays the others.
+/// Queries each broker on a dedicated thread, as soon as it accepts connections: neither a full queue nor a broker that does not
+/// reply delays the others.
 fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -> Vec<Result<ListedProcess>> {
     let answers = Mutex::new(Vec::new());
     let asked = AtomicUsize::new(0);
@@ -104,7 +104,7 @@ fn ask_all(addresses: &[BrokerAddress], allow: &AllowList, deadline: Deadline) -
     answers.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name stands last in a line, behind an `@` (proc_net(5)).
+/// Lists the abstract sockets of brokers. The name is the last field of a line, after an `@` (proc_net(5)).
 fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
     let path = "/proc/net/unix";
     let table = fs::read(path).map_err(|error| Error::io(format!("reading {path}"), error))?;
@@ -113,7 +113,7 @@ fn abstract_sockets() -> Result<Vec<BrokerAddress>> {
         .filter_map(|line| line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@"))
         .filter(|name| SocketName::is_published(name))
         .collect();
-    // A listener and its connections all bear its name.
+    // A listener and its connections have the same name.
     names.sort_unstable();
     names.dedup();
     Ok(names.into_iter().map(|name| BrokerAddress::Abstract(name.to_vec())).collect())
@@ -163,7 +163,7 @@ fn ask(
     Ok(ListedProcess { pid, program: program_of(pid), socket: address.clone(), process, exports })
 }
 
-/// Makes what an exporter says of an export fit to be shown.
+/// Makes an exporter's texts about an export printable.
 fn shown(mut export: ListedExport) -> ListedExport {
     export.backend = short_name(&export.backend);
     for holder in &mut export.holders {

@@ -14,27 +14,27 @@ use crate::os::spawn_without_signals;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// How often an event that a job waits for is looked at: from this, doubling up to [`SELDOM`].
-const OFTEN: Duration = Duration::from_micros(20);
-const SELDOM: Duration = Duration::from_millis(1);
+/// Interval at which the events of waiting jobs are polled: doubles from the minimum to the maximum.
+const MIN_POLL: Duration = Duration::from_micros(20);
+const MAX_POLL: Duration = Duration::from_millis(1);
 
-/// After how long a job that still waits for its event is worth a warning.
+/// Time after which a job that still waits for its event is logged.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs jobs one after the other on a thread of its own, and never on the thread that submits them, which may hold locks
-/// that they take. A job that waits for an event holds up no other one.
+/// A dedicated thread that runs jobs one after the other, and never on the thread that submits them, which may hold locks that
+/// they take. A job that waits for an event delays no other one.
 #[derive(Clone)]
 pub(crate) struct Worker {
     tasks: Sender<Task>,
     metrics: Arc<Metrics>,
 }
 
-/// Refuses a call that would wait on the worker's own thread: for what this thread does, or in the way of it. One that waits
-/// for no time at all only looks.
+/// Refuses a call that would wait on the worker's own thread, which has to do the work that the call waits for. A timeout of zero
+/// does not wait.
 pub(crate) fn check_may_wait(call: &'static str, timeout: Duration) -> Result<()> {
     if timeout.is_zero() || !IS_WORKER.get() { Ok(()) } else { Err(Error::OnWorkerThread { call }) }
 }
@@ -45,7 +45,7 @@ enum Task {
 }
 
 struct Waiting {
-    /// `None`: until all that were submitted before are over.
+    /// `None`: waits for all jobs that were submitted before.
     reached: Option<Box<dyn FnMut() -> Result<bool> + Send>>,
     job: Job,
     since: Instant,
@@ -64,17 +64,17 @@ impl Worker {
         Ok(Self { tasks, metrics })
     }
 
-    /// Hands a job over. A job that panics does not stop those behind it.
+    /// Submits a job. A job that panics does not stop later ones.
     pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
         self.send(Task::Now(Box::new(job)));
     }
 
-    /// Hands a job over that is run once the event has been reached; the event is dropped before it.
+    /// Submits a job that runs once the event has been reached; the event is dropped before.
     pub(crate) fn submit_when(&self, event: Box<dyn DeviceEvent>, job: impl FnOnce() + Send + 'static) {
         self.submit_once(move || event.query(), job);
     }
 
-    /// Hands a job over that is run once `reached` says so; that is dropped before it. It is asked on the worker's thread, and
+    /// Submits a job that runs once `reached` returns true; `reached` is dropped before. It is called on the worker's thread, and
     /// must not wait.
     pub(crate) fn submit_once(
         &self,
@@ -86,7 +86,7 @@ impl Worker {
         self.send(Task::When(Waiting { reached: Some(reached), job, since: Instant::now(), warned: false }));
     }
 
-    /// Hands a job over that consumes a shared value, once no other thread refers to it: no other thread drops it then.
+    /// Submits a job that consumes a shared value, once no other thread refers to it: no other thread drops it then.
     pub(crate) fn submit_last<T: Send + Sync + 'static>(
         &self,
         value: Arc<T>,
@@ -106,21 +106,21 @@ impl Worker {
         }
     }
 
-    /// Has a job run behind everything that was submitted before, that which waits for events included, and waits for it.
-    /// False when the time was over first; it is run all the same.
+    /// Runs a job behind all jobs that were submitted before, waiting ones included, and waits for it. False after the timeout; the
+    /// job runs in any case.
     pub(crate) fn run_behind(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
         let (done, finished) = channel();
         let job: Job = Box::new(move || {
             job();
-            // Nobody listens once the time is over.
+            // The receiver is dropped after the timeout.
             let _ = done.send(());
         });
         self.send(Task::When(Waiting { reached: None, job, since: Instant::now(), warned: false }));
         finished.recv_timeout(timeout).is_ok()
     }
 
-    /// Runs a job behind those that were submitted before, events aside, and waits for it; on the worker's own thread it runs
-    /// at once. False when the time was over first; it is run all the same.
+    /// Runs a job behind the jobs that were submitted before, except waiting ones, and waits for it; on the worker's own thread it
+    /// runs at once. False after the timeout; the job runs in any case.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static, timeout: Duration) -> bool {
         if IS_WORKER.get() {
             job();
@@ -129,7 +129,7 @@ impl Worker {
         let (done, finished) = channel();
         self.submit(move || {
             job();
-            // Nobody listens once the time is over.
+            // The receiver is dropped after the timeout.
             let _ = done.send(());
         });
         finished.recv_timeout(timeout).is_ok()
@@ -137,20 +137,20 @@ impl Worker {
 
     fn send(&self, task: Task) {
         self.metrics.jobs_total.add(1);
-        // The thread ends with the process only, so the job is received.
+        // The thread runs until the process terminates, so the job is received.
         let _ = self.tasks.send(task);
     }
 }
 
 impl Waiting {
-    /// Has the event been reached, or can that never be told?
+    /// Returns whether the event has been reached, or cannot be polled.
     fn is_over(&mut self) -> bool {
         let Some(reached) = &mut self.reached else { return false };
         if !self.warned && self.since.elapsed() > PATIENCE {
             self.warned = true;
             tracing::warn!(
                 seconds = PATIENCE.as_secs(),
-                "a stream that work waits for has not got there yet; memory that was released on it stays open"
+                "a stream has not reached its event yet; memory that was released on it stays open"
             );
         }
         match catch_unwind(AssertUnwindSafe(reached)).unwrap_or(Ok(true)) {
@@ -172,7 +172,7 @@ impl Waiting {
 fn work(tasks: &Receiver<Task>) {
     IS_WORKER.set(true);
     let mut waiting: Vec<Waiting> = Vec::new();
-    let mut pause = OFTEN;
+    let mut pause = MIN_POLL;
     loop {
         let task = if waiting.is_empty() {
             tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -183,9 +183,9 @@ fn work(tasks: &Receiver<Task>) {
             Ok(Task::Now(job)) => run(job),
             Ok(Task::When(task)) => {
                 waiting.push(task);
-                pause = OFTEN;
+                pause = MIN_POLL;
             }
-            Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(SELDOM),
+            Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(MAX_POLL),
             Err(RecvTimeoutError::Disconnected) => return,
         }
         for over in waiting.extract_if(.., Waiting::is_over) {

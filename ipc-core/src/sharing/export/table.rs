@@ -1,4 +1,4 @@
-//! The exports of this process: what the broker answers from, and who holds what.
+//! The exports of this process, their leases and holders: the table that the broker answers from.
 
 mod allocations;
 mod grants;
@@ -47,12 +47,12 @@ pub(crate) struct ExportTable {
 struct State {
     exports: BTreeMap<ExportId, Box<Entry>>,
     allocations: HashMap<AllocationKey, Weak<Allocation>>,
-    /// The newest that begins at each address.
+    /// The newest allocation that begins at each address.
     by_address: BTreeMap<Address, Weak<Allocation>>,
     last_export: u64,
     last_lease: u64,
     last_allocation: u64,
-    /// The users that any export has allowed so far. One whose exports have all been dropped is still told so.
+    /// The users that any export has allowed so far. A user whose exports have all been dropped still receives that reply.
     allowed: AllowList,
     in_flight: HashMap<ChannelId, InFlight>,
     tokens: Tokens,
@@ -72,19 +72,19 @@ struct Entry {
     grants: Grants,
     opened: u64,
     dropped: bool,
-    /// Somebody waits until nobody holds it: importers keep no lease that they do not use.
+    /// Set once a caller waits for the release of all leases: importers keep no idle lease.
     recalled: bool,
     /// For memory that is not owned here. Boxed, as few exports have it.
     borrowed: Option<Box<BorrowedMemory>>,
     /// `None` once the worker has been asked to drop it.
     shared: Option<Arc<Shared>>,
-    /// Hears of timelines that are taken.
+    /// Receives the timelines that importers take.
     observer: Option<Arc<dyn TimelineObserver>>,
-    /// Hears of every change of who holds it.
+    /// Receives every change of the holders.
     watcher: Option<Watcher>,
 }
 
-/// What a new export is made of.
+/// The parts of a new export.
 pub(crate) struct NewExport {
     pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) backend: &'static str,
@@ -131,23 +131,23 @@ impl ExportTable {
         id
     }
 
-    /// The page that tells importers of drops.
+    /// Returns the page that counts drops for importers.
     pub(crate) fn epoch(&self) -> Option<&Epoch> {
         let create = || Epoch::create().inspect_err(|error| tracing::warn!(%error, "no page for drops")).ok();
         self.epoch.get_or_init(create).as_ref()
     }
 
-    /// Is there such an export, and has it not been dropped?
+    /// Returns whether the export exists and has not been dropped.
     pub(crate) fn may_be_opened(&self, export: ExportId) -> bool {
         self.lock().exports.get(&export).is_some_and(|entry| !entry.dropped)
     }
 
-    /// What a borrowed export's memory was.
+    /// Returns the memory of a borrowed export, as it was when it was shared.
     pub(crate) fn borrowed(&self, export: ExportId) -> Option<BorrowedMemory> {
         self.lock().exports.get(&export)?.borrowed.as_deref().cloned()
     }
 
-    /// From now on there are no new leases.
+    /// Drops an export: there are no new leases from now on.
     pub(crate) fn drop_export(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -167,8 +167,8 @@ impl ExportTable {
         }
     }
 
-    /// The owner's drop and the vendor's calls may block, so the worker does them: alone, as the poller may be answering from
-    /// what the export keeps.
+    /// Drops the owner of an export without leases on the worker, as the owner's drop and the vendor's calls may block; once no
+    /// other thread refers to it, as the poller may be answering from it.
     fn retire_if_free(&self, state: &mut State, export: ExportId) {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
@@ -177,7 +177,7 @@ impl ExportTable {
         let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
         runtime.worker.submit_last(shared, move |shared| {
             kill_point!("exporter:retiring");
-            // What is behind it here happens all the same: `close` waits for it.
+            // The rest of this job runs after a panic too: `close` waits for it.
             if catch_unwind(AssertUnwindSafe(|| drop(shared))).is_err() {
                 tracing::error!(%export, "the drop of an export's owner panicked");
             }
@@ -189,13 +189,13 @@ impl ExportTable {
                 runtime.metrics.exported_bytes.subtract(entry.bytes);
             }
             runtime.exports.changed.notify_all();
-            // Its watcher may ask the table when it is dropped.
+            // Its watcher may call the table when it is dropped.
             drop(state);
             drop(retired);
         });
     }
 
-    /// Has importers give back the leases that they do not use, now and from now on.
+    /// Asks importers to give back idle leases, now and from now on.
     fn recall(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -209,7 +209,7 @@ impl ExportTable {
         }
     }
 
-    /// Waits until the export has been opened at least once and nobody holds it any longer.
+    /// Waits until the export has been opened at least once and has no lease any longer.
     pub(crate) fn wait_released(&self, export: ExportId, until: Instant) -> Result<(), Holders> {
         self.recall(export);
         self.wait(export, until, |entry| {
@@ -217,7 +217,7 @@ impl ExportTable {
         })
     }
 
-    /// As for a drop of every export.
+    /// Drops every export.
     pub(crate) fn drop_all(&self) {
         let exports: Vec<ExportId> = self.lock().exports.keys().copied().collect();
         for export in exports {
@@ -243,7 +243,7 @@ impl ExportTable {
         Ok(())
     }
 
-    /// Would the importers lose their mappings if the memory were freed?
+    /// Checks that importers lose their mappings when the memory is freed.
     pub(crate) fn check_revokes(&self, export: ExportId) -> Result<()> {
         let shared = self.lock().exports.get(&export).and_then(|entry| entry.shared.clone());
         let Some(shared) = shared else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What this process has open of others: the links to their brokers, the leases, the driver's mappings.
+//! The open imports of this process: links to brokers, leases, and the driver's mappings.
 //!
 //! A lease is held once for an export, device and access, however many mappings there are of it, and for a while after
 //! the last of them: the next open costs neither a message nor a driver call. The driver's mapping is held once for the
@@ -41,20 +41,20 @@ use crate::sharing::Runtime;
 use crate::transport::AllowList;
 use crate::wire::descriptor::NamedExport;
 
-/// Everything of others that this process has open.
+/// The open imports of this process.
 #[derive(Debug, Default)]
 pub(crate) struct ImportTable {
     links: Mutex<HashMap<Arc<ProcessIdentity>, Arc<LinkSlot>>>,
     leases: Cache<LeaseKey, Lease>,
     ranges: Cache<RangeKey, OpenRange>,
-    /// Grants that are over, which their exporters have not been told yet.
+    /// Grants that have ended, before their exporters are notified.
     pub(super) ended: Mutex<AllEnded>,
     addresses: Addresses,
     layouts: Recent<LayoutKey>,
 }
 
 impl ImportTable {
-    /// A hold on the lease of the descriptor's export, begun unless there is one already.
+    /// Returns a reference to the lease on the descriptor's export, which begins unless there is one.
     pub(super) fn acquire(&'static self, wanted: &Wanted<'_>) -> Result<HeldLease> {
         let runtime = Runtime::get()?;
         let descriptor = wanted.descriptor;
@@ -85,8 +85,8 @@ impl ImportTable {
         Ok(lease)
     }
 
-    /// A hold on the lease that mappings of an export share, where there is one that can be used at once: without a message, a
-    /// call of the driver or of the kernel. Anything else, errors included, is left to [`acquire`](Self::acquire).
+    /// Returns a reference to the lease that mappings of an export share, where one can be used at once: without a message, a
+    /// driver call or a system call. Anything else, errors included, is left to [`acquire`](Self::acquire).
     pub(super) fn acquire_open(
         &'static self,
         named: &NamedExport<'_>,
@@ -111,24 +111,24 @@ impl ImportTable {
         Some(lease)
     }
 
-    /// How many opens found a lease that could be used at once.
+    /// Returns the number of opens that found a lease which could be used at once.
     pub(crate) fn opens_again(&self) -> u64 {
         self.leases.taken_again()
     }
 
-    /// A lease that there was already has taken the place of a grant.
+    /// Notes that an existing lease has replaced a grant.
     fn settle(&'static self, grant: Option<&HeldGrant>, lease: &HeldLease) {
-        // Looked at behind the grant, so that no notice falls in between.
+        // Looked at after the grant, so that no notification is missed in between.
         if grant.is_some_and(|grant| grant.replaced(self)) || grant.is_some() && !lease.notices.may_keep() {
             self.give_back_soon(&lease.key().exporter);
         }
     }
 
-    /// Lets go of a mapping's hold, without waiting. Device work may still use the memory unless it is said to be
-    /// `finished`: whoever ends the lease waits for it. Where that is now, the worker does.
+    /// Releases a mapping's reference, without waiting. Device work may still use the memory unless it is `finished`: the thread
+    /// that ends the lease waits for it. Where the lease ends now, that is the worker.
     pub(super) fn let_go(&'static self, runtime: &Runtime, lease: HeldLease, finished: bool) {
         if !finished {
-            // Before the hold, behind which another thread may end the lease.
+            // Before the release, after which another thread may end the lease.
             lease.leave_unfinished();
         }
         if let Err(last) = self.leases.let_go(lease) {
@@ -136,19 +136,19 @@ impl ImportTable {
         }
     }
 
-    /// Lets go of a hold. The last one may close the driver's mapping and give the lease back; it may block.
+    /// Releases a reference. The last one may close the driver's mapping and give the lease back; it may block.
     pub(super) fn release(&self, lease: HeldLease) {
         self.leases.release(lease, |lease| self.end(lease));
     }
 
-    /// Closes a lease if nobody uses it.
+    /// Closes a lease if it is idle.
     pub(crate) fn close_idle(&self, lease: &KnownLease) {
         if let Some(lease) = lease.upgrade() {
             self.leases.close_idle(&lease, |lease| self.end(lease));
         }
     }
 
-    /// Closes everything that nobody uses.
+    /// Closes all idle leases.
     pub(crate) fn close_all_idle(&self) {
         for lease in self.leases.idle() {
             self.leases.close_idle(&lease, |lease| self.end(lease));
@@ -159,14 +159,14 @@ impl ImportTable {
         self.leases.set_limits(limits, |lease| self.end(lease));
     }
 
-    /// Closes the driver's mappings of an exporter's memory, those in use too. How many there were in use.
+    /// Closes the driver's mappings of an exporter's memory, also those in use. Returns the number of those in use.
     pub(crate) fn close_all_of(&self, exporter: &ProcessIdentity) -> usize {
         let mut closed = 0;
         for lease in self.leases.open() {
             if *lease.key().exporter != *exporter || lease.revoked.swap(true, Ordering::AcqRel) {
                 continue;
             }
-            // From here on it is closed by whoever is the last to let go of it, and here where nobody holds it.
+            // The last reference closes it from now on; an idle one is closed here.
             self.leases.close_idle(&lease, |lease| self.end(lease));
             let Some(ranges) = lease.unmap() else { continue };
             lease.wait_for_device();
@@ -184,7 +184,7 @@ impl ImportTable {
         }
     }
 
-    /// Does this range lie in memory of another process?
+    /// Returns whether the range lies in imported memory.
     pub(crate) fn holds(&self, range: DeviceRange) -> bool {
         self.addresses.overlap(range)
     }
@@ -196,7 +196,7 @@ impl ImportTable {
         self.release_ranges(lease.unmap().unwrap_or_default());
         kill_point!("importer:closed");
         tracing::debug!(pid = exporter.pid, %export, "closed");
-        // From here on no notice about the export comes.
+        // No notification about the export arrives from now on.
         self.give_back_over(&lease.link, exporter);
         lease.link.release(lease.id);
         kill_point!("importer:released");

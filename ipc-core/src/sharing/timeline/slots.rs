@@ -1,20 +1,20 @@
-//! Slots of counter pages: which are in use, and when one may be given out again.
+//! Slots of counter pages: allocation, and the conditions for their reuse.
 //!
 //! An exporter has one [`Slots`] for each connection, so an importer can only disturb its own slots, and one that never
 //! returns any uses up its own quota alone. A further one ([`OwnCounter`](super::OwnCounter)) has the slots that never
 //! leave this process.
 //!
-//! # When a slot may be used again
+//! # Conditions for reuse
 //!
 //! Streams read and write the words of a slot whenever they reach the operation, which may be long after the lease has
 //! ended. So these hazards have to be excluded before the next lease gets the slot:
 //!
-//! * *A write of the exporter is still on its way* (its counter, or the ready word). The exporter compares the words with
+//! * *A write of the exporter is still in flight* (its counter, or the ready word). The exporter compares the words with
 //!   the last value that was submitted. The importer may have replaced an arrived value by [`ENDED`]; it reports the value
 //!   that it replaced ([`Returned::seen`]).
-//! * *A write of the importer is still on its way.* The importer reports the last value that it has submitted
+//! * *A write of the importer is still in flight.* The importer reports the last value that it has submitted
 //!   ([`Returned::signalled`]); the exporter compares it with the word, or with the value that it replaced by [`ENDED`].
-//! * *A wait of either side has not been reached by its stream.* Nobody can observe this without one more operation for
+//! * *A wait of either side has not been reached by its stream.* Neither side can observe this without one more operation for
 //!   each wait. Instead each life of a slot has a base: the words begin at the base, and counters are added to it. The
 //!   base of the next life is at least every value that was awaited in this one ([`Returned::awaited`] is the importer's
 //!   part), so a wait that a stream reaches late is satisfied at once, in this life or in any later one.
@@ -89,7 +89,7 @@ pub(crate) struct Slots<K> {
     in_use: HashMap<K, InUse>,
     /// Returned slots whose writes had not all arrived when they were looked at last.
     unsettled: VecDeque<K>,
-    /// Do other processes map the pages, so that their files are kept?
+    /// Whether other processes map the pages, so that their files are kept.
     shared: bool,
     most_pages: usize,
     warned: bool,
@@ -133,7 +133,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         }
     }
 
-    /// Takes a slot and begins a life of it. [`note`](Self::note) says whose it is.
+    /// Takes a slot and begins a life of it. [`note`](Self::note) names its user.
     ///
     /// # Errors
     ///
@@ -196,13 +196,13 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         self.pages.iter().find(|(_, known)| Arc::ptr_eq(&known.page, page)).map(|(number, _)| *number)
     }
 
-    /// The page of a slot that is in use: its number, and its file where the page is shared.
+    /// Returns the page of a slot that is in use: its number, and its file where the page is shared.
     pub(crate) fn page_of(&self, key: K) -> Option<(u32, Arc<OwnedFd>)> {
         let number = self.in_use.get(&key)?.page;
         Some((number, Arc::clone(self.pages.get(&number)?.file.as_ref()?)))
     }
 
-    /// Notes what the peer says of a slot that it has finished with. The timeline has not ended yet, or is about to.
+    /// Notes the peer's report on a slot that it has finished with. The timeline has not ended yet, or is about to end.
     pub(crate) fn returned(&mut self, key: K, returned: Returned) {
         if let Some(in_use) = self.in_use.get_mut(&key)
             && in_use.returned.is_none()
@@ -212,7 +212,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         }
     }
 
-    /// The timeline of a slot that was [returned](Self::returned) has ended: the slot is free, at once or later.
+    /// Frees a slot that was [returned](Self::returned) and whose timeline has ended, at once or later.
     pub(crate) fn give_back(&mut self, key: K) {
         if !self.try_settle(key) {
             self.unsettled.push_back(key);
@@ -237,13 +237,13 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         let Some(InUse { endpoint, page: number, .. }) = self.in_use.remove(&key) else { return true };
         if let Some(page) = self.pages.get_mut(&number) {
             page.in_use -= 1;
-            // One whose values have grown that large is worn out.
+            // A slot whose values have grown that large is not used again.
             if base < TIMELINE_END {
                 page.free.push((endpoint.place.slot, base));
             }
             self.drop_page_if_empty(number);
         }
-        // The poller may call this, and what may be the last to hold the caller's backend is not for it to drop.
+        // The poller may call this: it must not drop the last reference to the caller's backend.
         if Arc::strong_count(&endpoint.backend) == 1
             && let Some(runtime) = Runtime::existing()
         {
@@ -266,7 +266,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         self.pages.retain(|_, page| page.in_use > 0);
     }
 
-    /// The pages on whose words streams of this process have been made to wait.
+    /// Returns the pages on whose words streams of this process wait.
     pub(crate) fn awaited_pages(&self) -> Vec<Arc<WordPage>> {
         let pages = self.pages.values().map(|page| &page.page);
         pages.filter(|page| page.is_awaited()).cloned().collect()

@@ -1,4 +1,4 @@
-//! Leases: who may have an export open, from the grant to the end, and the words between the two processes.
+//! Leases on exports, from the grant to the end, and their timelines.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -15,14 +15,14 @@ use crate::transport::{ConnectionId, PeerCredentials};
 use crate::wire::descriptor::ExportId;
 use crate::wire::{Refusal, Token};
 
-/// Hears of the timelines of an export's leases.
+/// A receiver of the timelines of an export's leases.
 pub(crate) trait TimelineObserver: std::fmt::Debug + Send + Sync {
-    /// An importer takes its timeline, and will be told of it next. Called once for each lease, under the table's lock: it
-    /// neither asks the table nor calls a driver.
+    /// Handles that an importer takes its timeline, before the importer receives it. Called once for each lease, under the table's
+    /// lock: it calls neither the table nor a driver.
     fn taken(&self, lease: LeaseId, holder: &Holder, timeline: &Timeline);
 }
 
-/// A process may have the export open.
+/// The right of a process to have the export open.
 #[derive(Debug)]
 pub(super) struct Lease {
     pid: u32,
@@ -30,29 +30,29 @@ pub(super) struct Lease {
     since: Instant,
     pub(super) connection: Option<ConnectionId>,
     timeline: Option<Timeline>,
-    /// Has the importer taken the timeline, and not just its word for the bytes?
+    /// Whether the importer has taken the timeline, and not only its ready word.
     taken: bool,
 }
 
-/// An importer, as the kernel and it itself tell.
+/// An importer, by the kernel's and by its own account.
 pub(crate) struct Importer {
     pub(crate) credentials: PeerCredentials,
     pub(crate) program: Arc<str>,
     pub(crate) connection: Option<ConnectionId>,
 }
 
-/// What an importer asks for.
+/// A request to open an export.
 pub(crate) struct OpenRequest {
     pub(crate) export: ExportId,
     pub(crate) token: Token,
     pub(crate) access: Access,
 }
 
-/// A lease that has begun, for a process of its own.
+/// A lease that has begun, for another process.
 pub(crate) struct Granted {
     pub(crate) lease: LeaseId,
     pub(crate) keep: bool,
-    /// To be looked at before the grant is sent.
+    /// Borrowed memory, to be checked before the grant is sent.
     pub(crate) borrowed: Option<BorrowedMemory>,
     pub(crate) shared: Arc<Shared>,
 }
@@ -65,15 +65,15 @@ pub(crate) struct LocalGrant {
 }
 
 impl Granted {
-    /// Must the driver be asked before this can be handed out?
+    /// Returns whether the driver has to be called before the grant can be sent.
     pub(crate) fn needs_the_driver(&self, device: usize) -> bool {
         let unprepared =
             |allocation: &Arc<Allocation>| allocation.kind().whitelist || allocation.handle(device).is_none();
         self.borrowed.is_some() || self.shared.allocations.iter().any(unprepared)
     }
 
-    /// Asks the driver: is borrowed memory still what it was, may the peer open it, is there a handle for the device?
-    /// Ends its part in the export here, as its owner may have to be dropped.
+    /// Calls the driver: checks borrowed memory, authorizes the peer, makes the handle for the device. Drops its reference to the
+    /// export here, as its owner may have to be dropped.
     pub(crate) fn prepare(self, device: usize, peer: &[u8]) -> Result<(), Refusal> {
         stale(self.borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
         for allocation in self.shared.allocations.iter() {
@@ -84,13 +84,13 @@ impl Granted {
     }
 }
 
-/// What an importer is told when borrowed memory is no longer what it was.
+/// Returns the refusal for borrowed memory that is not the shared memory any longer.
 pub(crate) fn stale(checked: Result<(), String>) -> Result<(), Refusal> {
     checked.map_err(|detail| Refusal::Stale { detail })
 }
 
 impl ExportTable {
-    /// Begins a lease for another process, or says why not.
+    /// Begins a lease for another process, or refuses it.
     pub(crate) fn grant(&self, request: OpenRequest, importer: Importer) -> Result<Granted, Refusal> {
         let mut state = self.lock();
         let begun = state.begin_lease(&request, importer);
@@ -99,13 +99,13 @@ impl ExportTable {
         entry.granted(lease).ok_or(Refusal::Dropped)
     }
 
-    /// A lease that was begun before, for an answer that had to wait.
+    /// Returns a lease that has begun, for a reply that had to wait.
     pub(crate) fn granted(&self, export: ExportId, lease: LeaseId) -> Option<Granted> {
         let state = self.lock();
         state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease))?.granted(lease)
     }
 
-    /// Begins a lease in this very process.
+    /// Begins a lease in this process.
     pub(crate) fn grant_locally(&self, request: OpenRequest) -> Result<LocalGrant, Refusal> {
         let importer = Importer {
             credentials: PeerCredentials {
@@ -123,7 +123,7 @@ impl ExportTable {
         Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
     }
 
-    /// Ends a lease. The last lease of a dropped export takes its owner along.
+    /// Ends a lease. The end of the last lease of a dropped export drops its owner.
     pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: Termination) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -136,7 +136,7 @@ impl ExportTable {
         self.changed.notify_all();
     }
 
-    /// The exporter's side of a lease's timeline: the one that there is, or a new one in the slot that `place` gives.
+    /// Returns the exporter's side of a lease's timeline: the existing one, or a new one in the slot that `place` gives.
     /// `None` where there is no such lease.
     pub(crate) fn timeline(
         &self,
@@ -173,20 +173,20 @@ impl ExportTable {
         Ok(Some((timeline, shared)))
     }
 
-    /// From now on the observer hears of timelines that are taken.
+    /// Passes the timelines that importers take to the observer, from now on.
     pub(crate) fn observe(&self, export: ExportId, observer: Arc<dyn TimelineObserver>) {
         if let Some(entry) = self.lock().exports.get_mut(&export) {
             entry.observer = Some(observer);
         }
     }
 
-    /// The exporter's side of a lease's timeline, where it has one.
+    /// Returns the exporter's side of a lease's timeline, where it has one.
     pub(crate) fn known_timeline(&self, export: ExportId, lease: LeaseId) -> Option<Timeline> {
         self.lock().exports.get(&export)?.leases.get(&lease)?.timeline.clone()
     }
 
-    /// The timelines of an export's leases, once there are so many, in the order in which the leases began; or how many
-    /// there were when the time was over.
+    /// Waits for `count` timelines of an export's leases. Returns them in the order in which the leases began; the error is their
+    /// number after the timeout.
     pub(crate) fn timelines(
         &self,
         export: ExportId,
@@ -212,7 +212,7 @@ impl ExportTable {
         }
     }
 
-    /// Takes the leases away from those who still hold them.
+    /// Ends all leases by force.
     pub(crate) fn end_leases(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -228,16 +228,16 @@ impl ExportTable {
 }
 
 impl Lease {
-    /// Who has it, of an export of so many bytes.
+    /// Returns the holder, of an export of `bytes` bytes.
     pub(super) fn holder(&self, bytes: u64) -> Holder {
         Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since }
     }
 
-    /// Streams of this process that wait for the importer wait no longer.
+    /// Ends the lease: waits of this process's streams for the importer are satisfied.
     fn end(self, how: Termination) {
         let Some(timeline) = self.timeline else { return };
         timeline.endpoint().end(how);
-        // The words of a connection that has ended are poisoned by the page.
+        // The words of a closed connection are poisoned by the page.
         if how == Termination::Released
             && timeline.endpoint().needs_poison()
             && let Some(runtime) = Runtime::existing()
@@ -294,7 +294,7 @@ impl State {
 impl Entry {
     fn granted(&self, lease: LeaseId) -> Option<Granted> {
         let shared = Arc::clone(self.shared.as_ref()?);
-        // Whoever opens what has been dropped, by a grant, hears of no drop later.
+        // The bearer of a grant for a dropped export receives no notification of the drop later.
         let keep = !self.recalled && !self.dropped;
         Some(Granted { lease, keep, borrowed: self.borrowed.as_deref().cloned(), shared })
     }

@@ -1,4 +1,4 @@
-//! Watching an export: who waits for its importers, or wants to be told of them.
+//! Waits for importers of an export, and callbacks for changes of its holders.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
 use crate::wire::descriptor::ExportId;
 
-/// What is called when the holders of an export have changed.
+/// A callback for changes of an export's holders.
 pub(super) struct Watcher {
     callback: Arc<dyn Fn() + Send + Sync>,
-    /// Will the worker call it anyway? An importer that opens and releases all the time has it called once for many changes.
+    /// Whether a call is pending. An importer that opens and releases repeatedly causes one call for many changes.
     due: Arc<AtomicBool>,
 }
 
@@ -26,12 +26,12 @@ impl fmt::Debug for Watcher {
 }
 
 impl ExportTable {
-    /// Waits until the export has been opened so many times; else who holds it.
+    /// Waits until the export has been opened `count` times. The error lists the holders.
     pub(crate) fn wait_opened(&self, export: ExportId, count: u64, until: Instant) -> Result<(), Holders> {
         self.wait(export, until, |entry| entry.is_none_or(|entry| entry.opened >= count))
     }
 
-    /// From now on `callback` hears of every change of who holds the export.
+    /// Calls `callback` after every change of the export's holders, from now on.
     pub(crate) fn watch(&self, export: ExportId, callback: impl Fn() + Send + Sync + 'static) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -42,14 +42,14 @@ impl ExportTable {
         };
         let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
         let before = entry.watcher.replace(watcher);
-        // Values that the one before captured may ask the table when they are dropped.
+        // Values that the previous callback captured may call the table when they are dropped.
         drop(state);
         drop(before);
     }
 }
 
 impl Entry {
-    /// The worker calls: the watcher is the user's code.
+    /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn tell_change(&self) {
         let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
             return;
@@ -59,7 +59,7 @@ impl Entry {
         }
         let (callback, due) = (Arc::clone(callback), Arc::clone(due));
         runtime.worker.submit(move || {
-            // Changes from here on are told by another call.
+            // Later changes cause another call.
             due.store(false, Ordering::Release);
             callback();
         });

@@ -1,4 +1,4 @@
-//! A lease: "this process may have this export open".
+//! Leases of this process on exports of others.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,10 +19,10 @@ use crate::sharing::import::notices::ExportNotices;
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
 
-/// A hold on a lease.
+/// A reference to a lease.
 pub(in crate::sharing::import) type HeldLease = Arc<Kept<LeaseKey, Lease>>;
 
-/// A lease that may have ended since.
+/// A weak reference to a lease, which may have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownLease(Weak<Kept<LeaseKey, Lease>>);
 
@@ -42,34 +42,34 @@ impl PartialEq for KnownLease {
     }
 }
 
-/// A lease and what it opened.
+/// A lease and its mappings.
 #[derive(Debug)]
 pub(in crate::sharing::import) struct Lease {
     pub(super) id: LeaseId,
     pub(in crate::sharing::import) link: Arc<Link>,
     pub(super) notices: Arc<ExportNotices>,
-    /// The exporter's count of drops when this export was last known not to be among them; `u64::MAX` where it tells
-    /// none.
+    /// The exporter's count of drops when this export was last known not to be dropped; `u64::MAX` where it publishes none.
     pub(super) epoch: AtomicU64,
-    /// The memory is not the exporter's own, which is asked whenever it is opened.
+    /// Whether the exporter has borrowed the memory: it is asked at every open.
     pub(super) borrowed: bool,
-    /// No other mapping will ask for it.
+    /// Whether the lease belongs to one mapping only.
     pub(super) alone: bool,
     pub(super) regions: Regions,
     pub(in crate::sharing::import) ready: Option<Box<Ready>>,
-    /// Has the host seen that they are, so that no later mapping has to ask?
+    /// Whether the host has seen that the bytes are ready, so that no later mapping has to check.
     pub(in crate::sharing::import) seen_ready: AtomicBool,
-    /// Made when it is first asked for.
+    /// Made at its first use.
     pub(super) timeline: Mutex<Option<Timeline>>,
-    /// The holds on the driver's mappings have been given up: at the lease's end, or by force after the exporter's.
+    /// The references to the driver's mappings have been given up: at the lease's end, or by force after the
+    /// exporter's termination.
     pub(super) unmapped: AtomicBool,
     /// The driver's mapping was closed while mappings were still alive.
     pub(super) revoked: AtomicBool,
-    /// Device work of mappings that have ended may still be running: whoever ends the lease waits for the device first.
+    /// Device work of mappings that have ended may still be running: the thread that ends the lease waits for the device first.
     pub(super) unfinished: AtomicBool,
 }
 
-/// What tells that the bytes have been written.
+/// The signal that the bytes have been written.
 #[derive(Debug)]
 pub(in crate::sharing::import) enum Ready {
     Event(Box<dyn DeviceEvent>),
@@ -94,7 +94,7 @@ impl Ready {
 }
 
 impl Lease {
-    /// May the mappings of this lease still be used?
+    /// Checks that the mappings of this lease may still be used.
     pub(in crate::sharing::import) fn check(&self) -> Result<()> {
         if self.is_revoked() { Err(self.link.error_gone()) } else { Ok(()) }
     }
@@ -103,7 +103,7 @@ impl Lease {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// The timeline of this lease.
+    /// Returns the timeline of this lease.
     pub(in crate::sharing::import) fn timeline(&self, deadline: Deadline) -> Result<Timeline> {
         self.check()?;
         let mut timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,18 +118,18 @@ impl Lease {
         &self.regions.first().backend
     }
 
-    /// The allocations of each region as the driver mapped them.
+    /// Returns the addresses at which the driver mapped the allocations of each region.
     pub(in crate::sharing::import) fn mapped(&self) -> &[DeviceRange] {
         self.regions.mapped()
     }
 
-    /// Gives the driver's mappings up, unless that has been done: the holds that have to be let go of for it.
+    /// Gives the driver's mappings up, unless that has been done. Returns the references to release.
     pub(super) fn unmap(&self) -> Option<&[HeldRange]> {
         if self.unmapped.swap(true, Ordering::AcqRel) { None } else { Some(self.regions.give_up()) }
     }
 
-    /// Returns whether it may be used by newcomers, or by the bearer of a grant, as far as can be told without a message and
-    /// without asking the kernel.
+    /// Returns whether a new mapping, or the bearer of a grant, may use it, where that is known without a message and without a
+    /// system call.
     pub(super) fn is_usable_at_once(&self, by_grant: bool) -> bool {
         let may_be_opened = || {
             by_grant
@@ -139,24 +139,24 @@ impl Lease {
         !self.borrowed
             && !self.is_revoked()
             && may_be_opened()
-            // Behind the others: what the exporter said before it died is not taken for what it says now.
+            // Last: the counts of a terminated exporter must not be mistaken for current ones.
             && self.link.is_known_to_live()
     }
 
-    /// May it be used by who has a grant? The lease keeps the memory, and the grant says that the export may be opened.
+    /// Checks that the bearer of a grant may use it. The lease keeps the memory, and the grant is the right to open the export.
     pub(super) fn check_for_bearers(&self, wanted: &Wanted<'_>) -> Result<()> {
         self.check()?;
         if self.link.is_gone() {
             return Err(self.link.error_gone());
         }
-        // One whose memory is looked at at every open cannot be asked about once it has been dropped.
+        // The exporter checks borrowed memory at every open, and cannot be asked about a dropped export.
         if self.borrowed && !self.notices.is_dropped() {
             return self.link.confirm(self.id, wanted.deadline);
         }
         Ok(())
     }
 
-    /// May it be used by newcomers?
+    /// Checks that a new mapping may use it.
     pub(super) fn check_for_newcomers(&self, wanted: &Wanted<'_>) -> Result<()> {
         let (pid, deadline) = (wanted.descriptor.exporter.pid, wanted.deadline);
         self.check()?;
@@ -169,7 +169,7 @@ impl Lease {
         if self.borrowed {
             return self.link.confirm(self.id, deadline);
         }
-        // Read before the question, so that a drop behind the answer is not taken for one before it.
+        // Read before the request, so that a drop after the reply is not mistaken for an earlier one.
         let epoch = self.link.epoch();
         if epoch.is_none_or(|epoch| epoch != self.epoch.load(Ordering::Acquire)) {
             self.link.confirm(self.id, deadline)?;
@@ -179,11 +179,11 @@ impl Lease {
     }
 }
 
-/// An exporter that does not count its drops is asked at every open.
+/// The count of an exporter that publishes none: it is asked at every open.
 pub(super) const NO_EPOCH: u64 = u64::MAX;
 
 impl Cached for Lease {
-    /// Not one with a timeline: the exporter's side waits for the end of the lease, not for another mapping.
+    /// Returns false for a lease with a timeline: the exporter waits for the end of the lease, not for another mapping.
     fn may_be_kept(&self) -> bool {
         let unused = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).is_none();
         !self.alone && unused && !self.is_revoked() && self.notices.may_keep() && !self.link.is_gone()
@@ -193,27 +193,27 @@ impl Cached for Lease {
         self.mapped().iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
 
-    /// Not one whose exporter has gone, or whose memory was closed by force: another mapping of it would be of no use.
+    /// Returns false where the exporter has terminated or the memory was closed by force: another mapping would be of no use.
     fn is_busy(&self) -> bool {
         self.unfinished.load(Ordering::Acquire) && !self.is_revoked() && !self.link.is_gone()
     }
 }
 
 impl Lease {
-    /// Device work of a mapping that ends now may still be running.
+    /// Notes that device work of a mapping that ends now may still be running.
     pub(super) fn leave_unfinished(&self) {
-        // Mostly it says so already, and is not written to where other threads read.
+        // Mostly set already: no write to a cache line that other threads read.
         if !self.unfinished.load(Ordering::Relaxed) {
             self.unfinished.store(true, Ordering::Release);
         }
     }
 
-    /// Waits until what mappings that have ended left running on the device has finished.
+    /// Waits for the device work of mappings that have ended.
     pub(super) fn finish_work(&self) {
         if !self.unfinished.swap(false, Ordering::AcqRel) {
             return;
         }
-        // Who closed it by force has waited.
+        // The thread that closed it by force has waited.
         if self.unmapped.load(Ordering::Acquire) {
             return;
         }
@@ -226,7 +226,7 @@ impl Lease {
         }
     }
 
-    /// Nobody waits by a lease that has ended.
+    /// Ends the timelines of a lease that ends.
     pub(super) fn end_timelines(&self) {
         let timeline = self.timeline.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(timeline) = timeline {
