@@ -289,7 +289,7 @@ impl Endpoint {
     }
 
     /// In the exporter: seals a slot that the importer has returned, once nothing touches its words any longer (see
-    /// [`slots`]), and ends them. Returns the base of its next life.
+    /// [`slots`](super::slots)), and ends them. Returns the base of its next life.
     pub(super) fn settle(&self, returned: &Returned) -> Option<u64> {
         let quiet = || {
             let own = self.finished.load(Ordering::Acquire)
