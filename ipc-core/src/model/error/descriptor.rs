@@ -70,7 +70,7 @@ pub enum DescriptorError {
         extra: usize,
     },
     /// Larger than any descriptor.
-    #[error("{found} B is more than a descriptor can have")]
+    #[error("{found} B is more than any descriptor has")]
     TooLarge {
         /// How many bytes.
         found: usize,

@@ -175,7 +175,7 @@ pub fn writing_what_is_shared_for_reading(context: &Context) -> Outcome {
     let phrases = ["shared read-only", "read-write was asked for", "ask the exporter"];
     refused(receiver.try_open("m", opening)?, "opening a read-only export to write", "AccessDenied", &phrases)?;
     // A descriptor that lies about it is the exporter's to refuse.
-    let lying = crate::wire::altered(share.descriptor(), |bytes| bytes[crate::wire::FLAGS.start] &= !1)?;
+    let lying = crate::wire::altered(share.descriptor(), |bytes| bytes[crate::wire::ACCESS] = 2)?;
     equal(lying.access(), Access::ReadWrite, "the access that an altered descriptor claims")?;
     refused(receiver.try_open("m", Opening::new(&lying, Place::Home))?, "the same with a lie", "AccessDenied", &phrases)?;
     nobody_holds(&share, "refused opens")

@@ -38,7 +38,7 @@ pub fn forms_are_read_back(context: &Context) -> Outcome {
 pub fn secret_is_not_shown(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let bytes = share.descriptor().to_bytes();
-    let token = &bytes[wire::TOKEN];
+    let token = &bytes[wire::places(share.descriptor()).token];
     let decimals = token.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
     let shown = format!("{:?} {}", share, serde_json::to_string(&share.descriptor().view())?);
     for secret in [data_encoding::HEXLOWER.encode(token), decimals] {
@@ -116,7 +116,7 @@ pub fn wrong_prefix(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let text = share.descriptor().to_string();
     for other in ["", "hello", &text[1..], &format!("x{text}"), &text.to_uppercase()] {
-        refused(other.parse::<Descriptor>(), "text with another prefix", KIND, &["no device-ipc descriptor", "dipc."])?;
+        refused(other.parse::<Descriptor>(), "text with another prefix", KIND, &["not a device-ipc descriptor", "dipc1:"])?;
     }
     refused(Descriptor::from_bytes(b"\x80\x04pickle, for example"), "bytes of something else", KIND, &["no device-ipc"])
 }
@@ -139,16 +139,17 @@ pub fn unknown_versions(context: &Context) -> Outcome {
 pub fn senseless_fields(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
     let descriptor = share.descriptor();
+    let at = wire::places(descriptor);
     let set = |place: std::ops::Range<usize>, value: u64| {
         wire::altered(descriptor, |bytes| bytes[place].copy_from_slice(&value.to_le_bytes()))
     };
     let size = wire::extent_size(&descriptor.to_bytes());
     let region: [(&str, Result<_, DescriptorError>); 6] = [
-        ("a region of no bytes", set(wire::LEN, 0)),
-        ("a region that is longer than its allocation", set(wire::LEN, 1 << 40)),
-        ("an offset behind the allocation", set(wire::OFFSET, 1 << 40)),
-        ("an offset at the end of the address space", set(wire::OFFSET, u64::MAX)),
-        ("a length that wraps around", set(wire::LEN, u64::MAX)),
+        ("a region of no bytes", set(at.len.clone(), 0)),
+        ("a region that is longer than its allocation", set(at.len.clone(), 1 << 40)),
+        ("an offset behind the allocation", set(at.offset.clone(), 1 << 40)),
+        ("an offset at the end of the address space", set(at.offset.clone(), u64::MAX)),
+        ("a length that wraps around", set(at.len.clone(), u64::MAX)),
         ("an allocation smaller than the region", set(size.clone(), 1)),
     ];
     for (what, result) in region {
@@ -178,18 +179,19 @@ pub fn another_backend(context: &Context) -> Outcome {
 pub fn altered_and_with_a_fitting_checksum(context: &Context) -> Outcome {
     let (memory, share) = shared(context)?;
     let descriptor = share.descriptor();
+    let at = wire::places(descriptor);
     let (size, generation) = {
         let bytes = descriptor.to_bytes();
         (wire::extent_size(&bytes), wire::extent_generation(&bytes))
     };
     let cases: [(&str, std::ops::Range<usize>, &str, &str); 7] = [
-        ("the token altered", wire::TOKEN, "NotPermitted", "altered"),
+        ("the token altered", at.token.clone(), "NotPermitted", "altered"),
         ("the allocation's number altered", generation, "StaleGeneration", "allocation"),
         ("the allocation's size altered", size, "StaleGeneration", "allocation"),
         ("the boot id altered", wire::BOOT, "Rebooted", "last started"),
         ("the network namespace altered", wire::NET_NAMESPACE, "OtherNetworkNamespace", "DEVICE_IPC_SOCKET_DIR"),
         ("the start time altered", wire::START_TIME, "ExporterGone", "has ended"),
-        ("the export's number altered", wire::EXPORT, "ExportDropped", "dropped"),
+        ("the export's number altered", at.export.clone(), "ExportDropped", "dropped"),
     ];
     let mut importer = context.agent()?;
     for (what, place, kind, phrase) in cases {
@@ -204,7 +206,7 @@ pub fn altered_and_with_a_fitting_checksum(context: &Context) -> Outcome {
     })?;
     let result = importer.try_open("m", Opening::new(&elsewhere, Place::Device(0)))?;
     refused(result, "another host", "OtherHost", &["another host", "within one host"])?;
-    let token = wire::altered(descriptor, |bytes| wire::flip(bytes, wire::TOKEN))?;
+    let token = wire::altered(descriptor, |bytes| wire::flip(bytes, at.token.clone()))?;
     refused(memory.ipc.open(&token).at_home(), "the token altered, in its own process", "NotPermitted", &["altered"])?;
     importer.open("m", descriptor, Place::Home)?;
     crate::check::same(&importer.bytes("m")?, &pattern(4096)[128..1152], "the bytes, opened after all that")?;
@@ -215,7 +217,8 @@ pub fn altered_and_with_a_fitting_checksum(context: &Context) -> Outcome {
 /// A home that no device has is not taken for another one.
 pub fn altered_home(context: &Context) -> Outcome {
     let (_memory, share) = shared(context)?;
-    let altered = wire::altered(share.descriptor(), |bytes| wire::flip(bytes, wire::HOME))?;
+    let home = wire::places(share.descriptor()).home;
+    let altered = wire::altered(share.descriptor(), |bytes| wire::flip(bytes, home))?;
     let mut importer = context.agent()?;
     match importer.try_open("m", Opening::new(&altered, Place::Home))? {
         Ok(_) => fail("memory was opened at a home that no device has"),

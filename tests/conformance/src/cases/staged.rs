@@ -246,8 +246,9 @@ pub fn dropped_export(context: &Context) -> Outcome {
 pub fn altered_length(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(8192))?;
     let share = memory.share_part(0, 4096)?;
+    let len = wire::places(share.descriptor()).len;
     let longer = wire::altered(share.descriptor(), |bytes| {
-        bytes[wire::LEN].copy_from_slice(&8192_u64.to_le_bytes());
+        bytes[len].copy_from_slice(&8192_u64.to_le_bytes());
     })?;
     let mut receiver = context.agent()?;
     let refusal = receiver.try_open("m", always(&longer, Place::Device(0)))?;

@@ -106,7 +106,7 @@ pub fn stale_although_the_memory_is_open(context: &Context) -> Outcome {
     that(matches!(error.innermost(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
     let second = first_in_the_second_region(&again, "t1")?;
     refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
-    let guessed = altered(&again, |bytes, parts| bytes[parts + 29] ^= 1)?;
+    let guessed = altered(&again, |bytes, parts| bytes[parts + 8] ^= 1)?;
     refused(ipc.open_bundle(&guessed).at_home(), "a wrong token", "InBundle", &["token"])?;
     exporter.must(&Command::Drop { names: vec!["again".into()] })?;
     refused(ipc.open_bundle(&again).at_home(), "a bundle that was dropped", "InBundle", &["dropped"])?;

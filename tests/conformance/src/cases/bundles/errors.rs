@@ -27,7 +27,7 @@ pub fn senseless_tensors_leave_the_rest(context: &Context) -> Outcome {
     refuse("far", u64::MAX, bytes_of_shape(&[1])?, "a place without an end", &["\"far\"", "64 bits"])?;
     let stranger = memory.ipc.bundle().memory(Arc::clone(&memory.buffer));
     let result = bundle.tensor("w", stranger, 0, bytes_of_shape(&[1])?);
-    refused(result, "memory of another bundle", "InvalidRegion", &["\"w\"", "another bundle"])?;
+    refused(result, "memory of another bundle", "InvalidRegion", &["\"w\"", "another set"])?;
     let untyped = bundle.owned("untyped", Arc::clone(&memory.buffer), None);
     let Err(untyped) = untyped else { return fail("an owner without an element type needs a layout") };
     refused(Err::<(), _>(untyped.error()), "no type", "Layout", &["element type"])?;
@@ -96,7 +96,7 @@ pub(super) fn altered(
     alter: impl FnOnce(&mut Vec<u8>, usize),
 ) -> Result<BundleDescriptor, Stop> {
     let mut bytes = descriptor.to_bytes();
-    let parts = 81 + usize::from(bytes[74]) + usize::from(bytes[76]);
+    let parts = crate::wire::regions(&bytes);
     alter(&mut bytes, parts);
     let covered = bytes.len() - 4;
     let checksum = crc32fast::hash(&bytes[..covered]);
@@ -109,8 +109,8 @@ pub(super) fn altered(
 pub fn refused_part_leaves_nothing_open(context: &Context) -> Outcome {
     context.two_devices()?;
     let (_exporter, descriptor) = on_two_devices(context)?;
-    // The second part stands behind the only region of the first; its token behind its home and its export.
-    let altered = altered(&descriptor, |bytes, parts| bytes[parts + 50 + 20 + 29] ^= 1)?;
+    // The second part stands behind the only region of the first; its token after the head of the section and its export.
+    let altered = altered(&descriptor, |bytes, parts| bytes[parts + 50 + 20 + 8 + 8] ^= 1)?;
     let ipc = context.ipc();
     let result = ipc.open_bundle(&altered).at_home();
     refused(result, "a bundle with a wrong token", "InBundle", &["\"far\"", "token"])?;
@@ -143,7 +143,10 @@ pub fn altered_memory_is_refused(context: &Context) -> Outcome {
     let less = |bytes: &mut Vec<u8>, parts: usize| {
         bytes[parts + 46] = 2;
         bytes.drain(parts + 50 + 40..parts + 50 + 60);
-        let mut at = parts + 50 + 40;
+        let section = (50 + 40_u32).to_le_bytes();
+        bytes[parts - 4..parts].copy_from_slice(&section);
+        // After the head of the next section and the number of tensors.
+        let mut at = parts + 50 + 40 + 8 + 4;
         for _ in 0..3 {
             bytes[at..at + 4].fill(0);
             at += 4 + 20 + 2 + 16;
@@ -152,7 +155,7 @@ pub fn altered_memory_is_refused(context: &Context) -> Outcome {
         bytes[8..12].copy_from_slice(&total.to_le_bytes());
     };
     let altered = altered(&descriptor, less)?;
-    refused(ipc.open_bundle(&altered).at_home(), "other memory than is open", "InBundle", &["\"t0\"", "pieces"])?;
+    refused(ipc.open_bundle(&altered).at_home(), "other memory than is open", "InBundle", &["\"t0\"", "regions"])?;
     drop(open);
     exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()
