@@ -3,7 +3,7 @@
 //! Each folder of `ipc-core/src` is a layer and uses the layers below it; within a layer no two folders import each other. The
 //! chore reads the `crate::` and `super::` paths of all code that is compiled without `test` and without the feature `fuzzing`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,59 +17,14 @@ use crate::workspace::root;
 /// The layers from the ground up. The modules that stand beside them are the entry points, above all.
 const LAYERS: [&str; 7] = ["model", "os", "backend", "wire", "transport", "sharing", "patterns"];
 
-/// An import that the rules forbid and that stands for now.
-struct Exception {
-    /// The file, below `ipc-core/src`.
-    file: &'static str,
-    /// The beginning of the imported path.
-    import: &'static str,
-    #[allow(dead_code, reason = "for the reader")]
-    reason: &'static str,
-}
-
-const fn exception(file: &'static str, import: &'static str, reason: &'static str) -> Exception {
-    Exception { file, import, reason }
-}
-
-const ERROR_NAMES_PARTS: &str = "the crate's error has variants that hold errors and values of the layers";
-const TABLE_IS_BYTES: &str = "the tensor table reads and writes its own bytes";
-const BUILDER_NAMES_IPC: &str = "a builder keeps the `Ipc` that it was made by";
-
-/// Imports that stand for now. One that is not needed any longer fails the check.
-const EXCEPTIONS: &[Exception] = &[
-    exception("model/error/chains.rs", "backend", ERROR_NAMES_PARTS),
-    exception("model/error/chains.rs", "sharing::export::ShareError", ERROR_NAMES_PARTS),
-    exception("model/error/chains.rs", "wire", ERROR_NAMES_PARTS),
-    exception("model/error.rs", "backend", ERROR_NAMES_PARTS),
-    exception("model/error.rs", "wire", ERROR_NAMES_PARTS),
-    exception("model/tensor/record.rs", "wire::descriptor", TABLE_IS_BYTES),
-    exception("model/tensor/table.rs", "wire::descriptor", TABLE_IS_BYTES),
-    exception("wire/bundle/tensors.rs", "sharing::recent", "a cache of parsed tables"),
-    exception("wire/channel.rs", "sharing::import::MOST_WAITING", "a limit of a message"),
-    exception("wire/channel.rs", "transport::socket::ReceivedFds", "descriptors that came with a message"),
-    exception("wire/protocol.rs", "sharing::timeline::Returned", "a part of a message"),
-    exception("sharing/bundle/builder.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("sharing/bundle/open.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("sharing/export/share.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("sharing/import/open.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("patterns/channel/connect.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("patterns/channel/connection.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("patterns/channel/handshake.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-    exception("patterns/channel/listen.rs", "ipc::Ipc", BUILDER_NAMES_IPC),
-];
-
-/// Pairs of folders of one layer that import each other for now.
-const MUTUAL_EXCEPTIONS: &[(&str, &str)] =
-    &[("model::error", "model::tensor"), ("wire::bundle", "wire::descriptor")];
-
 pub(crate) fn run() -> Result<()> {
     let source = root().join("ipc-core/src");
     let imports = read(&source)?;
-    let faults = check(&imports, EXCEPTIONS, MUTUAL_EXCEPTIONS);
+    let faults = check(&imports);
     if !faults.is_empty() {
         bail!("ipc-core has {} imports against its layers:\n{}", faults.len(), faults.join("\n"));
     }
-    eprintln!("  {} imports of ipc-core run down, {} are excepted", imports.len(), EXCEPTIONS.len());
+    eprintln!("  all {} imports of ipc-core run down", imports.len());
     Ok(())
 }
 
@@ -276,52 +231,29 @@ fn height(path: &[String]) -> usize {
 }
 
 /// Returns the faults, as lines.
-fn check(imports: &[Import], exceptions: &[Exception], mutual: &[(&str, &str)]) -> Vec<String> {
-    let mut faults = Vec::new();
-    let mut used = BTreeSet::new();
-    for import in imports.iter().filter(|import| height(&import.path) > height(&import.from)) {
-        let path = import.path.join("::");
-        let excepted = exceptions.iter().position(|exception| {
-            let behind = path.strip_prefix(exception.import);
-            exception.file == import.file
-                && behind.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-        });
-        match excepted {
-            Some(exception) => drop(used.insert(exception)),
-            None => {
-                let (from, to) = (&import.from[0], &import.path[0]);
-                faults.push(format!("{import} runs up: `{from}` may not use `{to}`, which is above it"));
-            }
-        }
-    }
-    for (index, Exception { file, import, .. }) in exceptions.iter().enumerate() {
-        if !used.contains(&index) {
-            faults
-                .push(format!("{file} does not import `{import}` any longer: remove the exception in xtask"));
-        }
-    }
-    faults.extend(mutual_faults(imports, mutual));
-    faults
+fn check(imports: &[Import]) -> Vec<String> {
+    let up = imports.iter().filter(|import| height(&import.path) > height(&import.from));
+    let faults = up.map(|import| {
+        let (from, to) = (&import.from[0], &import.path[0]);
+        format!("{import} runs up: `{from}` may not use `{to}`, which is above it")
+    });
+    faults.chain(mutual_imports(imports)).collect()
 }
 
-fn mutual_faults(imports: &[Import], excepted: &[(&str, &str)]) -> Vec<String> {
+/// Returns a fault for each pair of folders of one layer that import each other.
+fn mutual_imports(imports: &[Import]) -> Vec<String> {
     let mut between: BTreeMap<(&str, &str), &Import> = BTreeMap::new();
     for import in imports {
         if let Some((from, to)) = import.folders.as_ref().filter(|(from, to)| from != to) {
             between.entry((from, to)).or_insert(import);
         }
     }
-    let both = |(from, to): &(&str, &str)| from < to && between.contains_key(&(*to, *from));
-    let pairs: BTreeSet<_> = between.keys().copied().filter(both).collect();
-    let fault = |(one, other): &(&str, &str)| {
-        let (there, back) = (between[&(*one, *other)], between[&(*other, *one)]);
-        format!("{there} and\n{back}: the folders `{one}` and `{other}` import each other")
-    };
-    let new = pairs.iter().filter(|pair| !excepted.contains(pair)).map(fault);
-    let gone = excepted.iter().filter(|pair| !pairs.contains(*pair)).map(|(one, other)| {
-        format!("`{one}` and `{other}` do not import each other any longer: remove the exception in xtask")
+    let pairs = between.iter().filter(|((from, to), _)| from < to);
+    let mutual = pairs.filter_map(|((one, other), there)| {
+        let back = between.get(&(*other, *one))?;
+        Some(format!("{there} and\n{back}: the folders `{one}` and `{other}` import each other"))
     });
-    new.chain(gone).collect()
+    mutual.collect()
 }
 
 #[cfg(test)]
@@ -365,20 +297,16 @@ mod tests {
     fn import_of_a_layer_above_is_a_fault() {
         let imports =
             imports_of("wire/x.rs", "use crate::sharing::A;\nuse crate::model::B;", |_| true).unwrap();
-        let faults = check(&imports, &[], &[]);
+        let faults = check(&imports);
         assert_eq!(faults.len(), 1);
         assert!(faults[0].starts_with("ipc-core/src/wire/x.rs:1: `sharing::A` runs up"), "{faults:?}");
-        let known = [exception("wire/x.rs", "sharing", "a test")];
-        assert!(check(&imports, &known, &[]).is_empty());
-        assert_eq!(check(&imports[1..], &known, &[]).len(), 1, "an exception that is not needed");
     }
 
     #[test]
     fn folders_that_import_each_other_are_a_fault() {
         let mut imports = imports_of("wire/a/x.rs", "use crate::wire::b::A;", |_| true).unwrap();
-        assert!(check(&imports, &[], &[]).is_empty());
+        assert!(check(&imports).is_empty());
         imports.extend(imports_of("wire/b.rs", "use crate::wire::a::B;", |_| true).unwrap());
-        assert_eq!(check(&imports, &[], &[]).len(), 1);
-        assert!(check(&imports, &[], &[("wire::a", "wire::b")]).is_empty());
+        assert_eq!(check(&imports).len(), 1);
     }
 }
