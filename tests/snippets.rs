@@ -168,7 +168,7 @@ fn bundle(stream: Stream, buffer: Buffer, head: Buffer, send: fn(String), line: 
     bundle.tensor("layer.0.bias", memory, 64 * 32 * 4, TensorLayout::contiguous(Dtype::F32, [64])?)?;
     bundle.owned("head", head, Some(TensorLayout::contiguous(Dtype::BF16, [1000])?))?;
     let export = bundle.start()?;
-    send(export.descriptor().to_string()); // "dipcb.…"
+    send(export.descriptor().to_string()); // "dipc1:…"
 
     // The importer.
     let descriptor: BundleDescriptor = line.parse()?;
@@ -218,7 +218,7 @@ fn ring(
     // The writer.
     let ipc = Ipc::auto()?;
     let mut ring = ipc.ring(buffer).slots(2).start()?;
-    send(ring.descriptor().to_string());                 // "dipcr.…", over any transport
+    send(ring.descriptor().to_string());                 // "dipc1:…", over any transport
     ring.wait_readers(2, Duration::from_secs(30))?;
     let mut slot = ring.write(&stream)?;                 // the stream waits until every reader has released the slot's last contents
     slot.view_mut::<f32, _>(&stream)?.copy_from(&bucket)?;

@@ -240,7 +240,7 @@ fn altered(file: &str, range: impl Fn(&[u8]) -> std::ops::Range<usize>) -> Strin
 fn descriptor_of_another_host_or_token_is_rejected() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
-    // Ranges of the format in docs/spec/descriptor-format.md: host and boot id, then the token.
+    // Ranges of the format in docs/spec/descriptor.md: host and boot id, then the token.
     let elsewhere = altered(&file, |_| 20..52);
     let error = run(["recv", "--descriptor", &elsewhere]).bad();
     assert!(error.contains("made on another host"), "{error}");

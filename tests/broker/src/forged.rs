@@ -1,4 +1,4 @@
-//! Descriptors that were tampered with, by the layout of `docs/spec/descriptor-format.md`.
+//! Descriptors that were tampered with, by the layout of `docs/spec/descriptor.md`.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -155,7 +155,7 @@ impl Forged {
 }
 
 /// CRC-32 as in Ethernet and zlib.
-/// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/descriptor-format.md`.
+/// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/descriptor.md`.
 pub fn bundle_of_another(descriptor: &BundleDescriptor, exporter: &ProcessIdentity) -> Vec<u8> {
     let mut bytes = descriptor.to_bytes();
     bytes.truncate(bytes.len() - CHECKSUM);

@@ -1,6 +1,6 @@
 //! A descriptor's bytes, altered on purpose and given a checksum that fits: what a damaged or a lying sender could send.
 //!
-//! The places are those of `docs/spec/descriptor-format.md`, written down here a second time, so that a change of the layout that
+//! The places are those of `docs/spec/descriptor.md`, written down here a second time, so that a change of the layout that
 //! forgets the specification is noticed.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The sections of a descriptor. `docs/spec/descriptor-format.md` specifies them; the two change together.
+//! The sections of a descriptor. `docs/spec/descriptor.md` specifies them; the two change together.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStringExt;

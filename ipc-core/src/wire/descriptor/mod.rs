@@ -2,7 +2,7 @@
 //! tensors.
 //!
 //! It travels over any transport and opens nothing by itself: the vendor's handle is not in it, but comes from the exporter's
-//! broker, together with a lease. The format is specified in `docs/spec/descriptor-format.md`.
+//! broker, together with a lease. The format is specified in `docs/spec/descriptor.md`.
 //!
 //! Every reader treats a descriptor as hostile: the checksum is verified first, no memory is allocated from a length that was
 //! not checked, and all offsets and lengths are checked against each other here and against the driver's answer after the open.
