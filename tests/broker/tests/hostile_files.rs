@@ -97,7 +97,7 @@ fn channel_listen_on_the_path_of_a_regular_file_leaves_the_file() {
     fs::write(&path, b"precious").expect("it can be written");
     let mut listener = folder.agent();
     let text = listener.fails("listen files", "Io");
-    assert!(text.contains("no socket"), "{text}");
+    assert!(text.contains("not a socket"), "{text}");
     assert_eq!(fs::read(&path).expect("it is there"), b"precious");
 }
 
@@ -111,7 +111,7 @@ fn channel_listen_over_a_dead_socket_of_another_user_leaves_it() {
     let path = folder.dead_socket("device-ipc.0.files");
     chown(&path, Some(NOBODY), Some(NOBODY)).expect("root may");
     let text = folder.agent().fails("listen files", "Io");
-    assert!(text.contains("a socket of user 65534"), "{text}");
+    assert!(text.contains("stale socket of user 65534"), "{text}");
     assert!(fs::symlink_metadata(&path).expect("it is there").file_type().is_socket());
 }
 

@@ -90,7 +90,7 @@ fn malformed_messages_close_the_channel() {
         ([vec![0, 0], varint(1 << 62), vec![0, 0]].concat(), vec![], "invalid counter value"),
         (head(0), vec![file(b"x", SEALS)], "does not speak of"),
         (in_file(1 << 40), vec![file(b"x", SEALS)], "agreed on"),
-        (in_file(4), vec![file(&empty, SealFlags::SHRINK)], "no sealed memory file"),
+        (in_file(4), vec![file(&empty, SealFlags::SHRINK)], "not a sealed memory file"),
         (in_file(4), vec![file(&[0; 5], SEALS)], "other than 4 bytes"),
         (in_file(4), vec![file(&empty, SEALS), file(&empty, SEALS)], "2 descriptors for one"),
         (in_file(3), vec![file(&[0xff; 3], SEALS)], "no head"),
