@@ -48,7 +48,7 @@ fn named_tensors_report_openings_and_changes() {
     export.wait_opened(1, PATIENCE).expect("opened on both devices");
     assert_eq!(export.holders().iter().len(), 2, "one lease for each device");
     eventually("changes", true, || changes.load(Ordering::Relaxed) > 0);
-    importer.ok("drop-bundle x");
+    importer.ok("drop x");
     export.wait_released(PATIENCE).expect("released");
     export.close(PATIENCE).expect("closed");
 }
@@ -77,8 +77,8 @@ fn named_tensors_obey_the_exposure_policy() {
     assert!(copied.exposure().is_exact(), "{}", copied.exposure());
     let mut importer = agent!(MACHINE);
     assert_eq!(importer.ok(&format!("open-bundle x {}", copied.descriptor())), "1");
-    assert_eq!(importer.ok("ends-of-tensor x half"), "0 0");
-    importer.ok("drop-bundle x");
+    assert_eq!(importer.ok("tensor-ends x half"), "0 0");
+    importer.ok("drop x");
     copied.close(PATIENCE).expect("closed");
     allowed.close(PATIENCE).expect("closed");
 }
@@ -95,7 +95,7 @@ fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
     let export = ipc.share_all(tensors).start().expect("shared");
     let mut importer = agent!(MACHINE);
     assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
-    importer.ok("drop-bundle x");
+    importer.ok("drop x");
     drop(borrowed);
     let Answer::Failed(failure) = agent!(MACHINE).ask(&format!("open-bundle x {}", export.descriptor()))
     else {
@@ -145,4 +145,21 @@ fn options_for_one_region_are_refused_for_named_tensors() {
     empty.expect("the set is intact").close(PATIENCE).expect("closed");
     let none = ipc.share_all(ipc.tensors()).start().unwrap_err();
     assert!(none.to_string().contains("at least one tensor"), "{none}");
+}
+
+#[test]
+fn ready_on_again_for_the_same_device_replaces_the_stream() {
+    let ipc = ipc();
+    let [idle, writing, reading] = [0; 3].map(|device| ipc.create_stream(device).expect("a stream"));
+    let buffer = Arc::new(ipc.allocate(0, 4096).expect("memory"));
+    writing.delay(Duration::from_millis(200)).expect("submitted");
+    buffer.view_mut::<f32>(&writing).expect("a view").copy_from(&[7.0; 1024]).expect("submitted");
+    let export = ipc.share(Arc::clone(&buffer)).dtype(Dtype::F32).ready_on(&idle).ready_on(&writing).start();
+    let export = export.expect("shared");
+    let mapping = ipc.open(export.descriptor()).on(&reading).expect("opened");
+    let bytes: Vec<f32> =
+        mapping.tensor().expect("one").view(&reading).expect("a view").to_vec().expect("read");
+    assert!(bytes.iter().all(|value| *value == 7.0), "the second stream has written: {:?}", &bytes[..4]);
+    drop(mapping);
+    export.close(PATIENCE).expect("closed");
 }

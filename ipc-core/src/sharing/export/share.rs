@@ -146,11 +146,16 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
     /// it, on their stream where they name one.
     ///
     /// May be called once for each device whose memory is written by a stream of its own: memory on a device is ready when the
-    /// stream of that device reaches this point, and on a device of which none was named, when the first stream does.
+    /// stream of that device reaches this point, and on a device of which none was named, when the first stream does. A later
+    /// stream of the same device replaces the earlier one.
     ///
     /// Where the device has no events that processes share, `start` waits for the stream on the host instead.
     pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
-        self.ready.push(stream.as_stream());
+        let stream = stream.as_stream();
+        match self.ready.iter_mut().find(|known| known.device() == stream.device()) {
+            Some(known) => *known = stream,
+            None => self.ready.push(stream),
+        }
         self
     }
 
