@@ -40,7 +40,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackend`] with the reason for each.
+    /// [`Error::NoBackend`](crate::Error::NoBackend) with the reason for each.
     pub fn auto() -> Result<Self> {
         Self::builder().auto()
     }
@@ -49,7 +49,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`Error::UnknownBackend`], or [`Error::BackendUnavailable`] with the reason.
+    /// [`Error::UnknownBackend`](crate::Error::UnknownBackend), or [`Error::BackendUnavailable`](crate::Error::BackendUnavailable) with the reason.
     pub fn named(name: &str) -> Result<Self> {
         Self::builder().named(name)
     }
@@ -123,7 +123,7 @@ impl Ipc {
     ///
     /// Where the vendor numbers its allocations (CUDA does), memory that was freed all the same is noticed, also when
     /// another block has taken its place: the exporter looks before every grant, and once more after the importer has
-    /// opened the memory, which gets [`Error::StaleGeneration`] then.
+    /// opened the memory, which gets [`Error::StaleGeneration`](crate::Error::StaleGeneration) then.
     ///
     /// # Safety
     ///
@@ -133,13 +133,13 @@ impl Ipc {
         ShareBuilder::new(&self.session, (), region).borrowed()
     }
 
-    /// Shares a copy of memory that cannot travel itself ([`Error::NotShareable`]), or should not. The copy is made behind
+    /// Shares a copy of memory that cannot travel itself ([`Error::NotShareable`](crate::Error::NotShareable)), or should not. The copy is made behind
     /// the work that was submitted to the stream before, which is waited for on the host; what is written later on
     /// either side is not seen on the other.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongBackend`], [`Error::OutOfMemory`], else the vendor's.
+    /// [`Error::WrongBackend`](crate::Error::WrongBackend), [`Error::OutOfMemory`](crate::Error::OutOfMemory), else the vendor's.
     pub fn share_copy<M, O: DeviceOwner<M>, S>(
         &self,
         owner: &O,
@@ -190,7 +190,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`], [`Error::NoSuchDevice`], [`Error::InvalidRegion`] for zero bytes, else the vendor's.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), [`Error::InvalidRegion`](crate::Error::InvalidRegion) for zero bytes, else the vendor's.
     pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
         Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes)
     }
@@ -200,7 +200,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// As [`allocate`](Self::allocate), and [`Error::Unsupported`].
+    /// As [`allocate`](Self::allocate), and [`Error::Unsupported`](crate::Error::Unsupported).
     pub fn allocate_as(
         &self,
         device: impl Into<DeviceOrdinal>,
@@ -214,7 +214,7 @@ impl Ipc {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchDevice`], else the vendor's.
+    /// [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's.
     pub fn create_stream(&self, device: impl Into<DeviceOrdinal>) -> Result<Stream> {
         Stream::create(Arc::clone(self.backend()), device.into())
     }

@@ -41,7 +41,7 @@ pub use text::TEXT_PREFIX;
 pub use view::DescriptorView;
 
 /// Names an export. Get one from [`Export::descriptor`](crate::Export::descriptor), send it over any transport, and give it to
-/// [`Ipc::open`](crate::Ipc::open); that of a ring, to [`Ipc::join`](crate::Ipc::join). Clones share their contents.
+/// [`Ipc::open`](crate::Ipc::open); that of a ring, to [`Ipc::open_ring`](crate::Ipc::open_ring). Clones share their contents.
 ///
 /// `Display` and `FromStr` are the text form. It holds secrets, so it belongs where passwords may go. `Debug` and
 /// [`view`](Self::view) do not show the secrets.
