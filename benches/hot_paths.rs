@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use device_ipc::mock::MockBackend;
-use device_ipc::{Buffer, BundleDescriptor, BundleExport, Descriptor, Dtype, Ipc, Mapping, TensorLayout};
+use device_ipc::{Buffer, Descriptor, Dtype, Export, Ipc, Mapping, TensorLayout};
 use divan::Bencher;
 
 /// The variable that makes this program run as the exporter.
@@ -137,19 +137,19 @@ fn descriptor_from_text(bencher: Bencher<'_, '_>) {
 const TENSORS: [u64; 2] = [1000, 10_000];
 
 /// Exports a bundle of tensors of 64 B.
-fn bundle(tensors: u64) -> BundleExport {
+fn bundle(tensors: u64) -> Export {
     bundle_of(tensors, 16)
 }
 
 /// Exports a bundle of tensors with this number of elements.
-fn bundle_of(tensors: u64, elements: u64) -> BundleExport {
-    let mut bundle = ipc().bundle();
+fn bundle_of(tensors: u64, elements: u64) -> Export {
+    let mut bundle = ipc().tensors();
     let memory = bundle.memory(Arc::clone(block()));
     for index in 0..tensors {
         let layout = TensorLayout::contiguous(Dtype::F32, [elements]).expect("a layout");
         bundle.tensor(format!("layer.{index}.weight"), memory, index * 64, layout).expect("it fits");
     }
-    bundle.start().expect("shared")
+    ipc().share_all(bundle).start().expect("shared")
 }
 
 /// Shares the same tensors each time.
@@ -177,13 +177,13 @@ fn bundle_share_others(bencher: Bencher<'_, '_>, tensors: u64) {
 fn bundle_share_many_allocations(bencher: Bencher<'_, '_>) {
     let blocks: Vec<_> = (0..500).map(|_| Arc::new(ipc().allocate(0, 64).expect("memory"))).collect();
     let share = || {
-        let mut bundle = ipc().bundle();
+        let mut bundle = ipc().tensors();
         for (index, block) in blocks.iter().enumerate() {
             let memory = bundle.memory(Arc::clone(block));
             let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
             bundle.tensor(format!("layer.{index}.weight"), memory, 0, layout).expect("it fits");
         }
-        bundle.start().expect("shared")
+        ipc().share_all(bundle).start().expect("shared")
     };
     let first = share();
     bencher.bench_local(share);
@@ -199,7 +199,7 @@ fn bundle_to_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
 #[divan::bench(args = TENSORS)]
 fn bundle_from_bytes(bencher: Bencher<'_, '_>, tensors: u64) {
     let bytes = bundle(tensors).descriptor().to_bytes();
-    bencher.bench(|| BundleDescriptor::from_bytes(&bytes).expect("valid"));
+    bencher.bench(|| Descriptor::from_bytes(&bytes).expect("valid"));
 }
 
 /// Reads descriptors that differ from the last 15.
@@ -210,15 +210,15 @@ fn bundle_from_bytes_of_others(bencher: Bencher<'_, '_>, tensors: u64) {
     let turn = Cell::new(0);
     bencher.bench_local(|| {
         turn.set(turn.get() + 1);
-        BundleDescriptor::from_bytes(&bytes[turn.get() % bytes.len()]).expect("valid")
+        Descriptor::from_bytes(&bytes[turn.get() % bytes.len()]).expect("valid")
     });
 }
 
 #[divan::bench(args = TENSORS)]
 fn bundle_every_tensor(bencher: Bencher<'_, '_>, tensors: u64) {
     let bundle = bundle(tensors);
-    let mapping = ipc().open_bundle(bundle.descriptor()).at_home().expect("opened");
-    bencher.bench(|| mapping.iter().map(|(_, tensor)| tensor.range().len).sum::<u64>());
+    let mapping = ipc().open(bundle.descriptor()).at_home().expect("opened");
+    bencher.bench(|| mapping.tensors().map(|(_, tensor)| tensor.range().len).sum::<u64>());
 }
 
 /// Runs the exporter: prints its descriptors, and serves until its standard input is closed.

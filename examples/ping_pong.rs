@@ -43,7 +43,7 @@ fn rounds(ipc: &Ipc, listener: &Listener, stream: &Stream) -> Result<()> {
     tensor.view_mut::<f32>(stream)?.copy_from(&values)?;
     let begun = Instant::now();
     for round in 1..=ROUNDS {
-        channel.send(Message::new().tensor(&export).ready_on(stream), TIMEOUT)?;
+        channel.send(Message::new().export(&export).ready_on(stream), TIMEOUT)?;
         let answer = open_tensor(&channel.receive(TIMEOUT)?, stream)?;
         ensure!(answer.device().get() == 0, "the answer was opened on device {}", answer.device());
         let second = answer.view::<f32, _>(stream)?.to_vec()?[1];
@@ -78,7 +78,7 @@ fn pong() -> Result<()> {
         mapping.view_mut::<f32, _>(&stream)?.add(1.0)?;
         reply.view_mut::<f32>(&stream)?.copy_from_device(&mapping.view::<f32, _>(&stream)?)?;
         mapping.release(&stream)?;
-        received.reply(Message::new().tensor(&export).ready_on(&stream), TIMEOUT)?;
+        received.reply(Message::new().export(&export).ready_on(&stream), TIMEOUT)?;
     }
 }
 
@@ -90,8 +90,8 @@ fn shared_tensor(ipc: &Ipc, device: u32) -> Result<(Arc<Buffer>, Export)> {
 
 /// Opens the only tensor of a message on the device that the map selects; `stream` waits until the tensor is ready.
 fn open_tensor(received: &Received, stream: &Stream) -> Result<Mapping> {
-    let [tensor] = received.tensors() else {
-        bail!("a message has {} tensors instead of 1", received.tensors().len());
+    let [tensor] = received.exports() else {
+        bail!("a message has {} tensors instead of 1", received.exports().len());
     };
     ensure!(tensor.device() == Some(stream.device()), "the map selects {:?}", tensor.device());
     Ok(tensor.open().on(stream)?)

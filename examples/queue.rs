@@ -48,7 +48,7 @@ fn put(ipc: &Ipc, channel: &Channel, number: usize, stream: &Stream) -> Result<(
     let tensor = ipc.allocate(0, (ELEMENTS * size_of::<f32>()) as u64)?;
     tensor.view_mut::<f32>(stream)?.copy_from(&values(number))?;
     let export = ipc.share(tensor).dtype(Dtype::F32).shape(SHAPE).start()?;
-    let message = Message::new().bytes(number.to_string().into_bytes()).tensor(&export).ready_on(stream);
+    let message = Message::new().bytes(number.to_string().into_bytes()).export(&export).ready_on(stream);
     Ok(channel.send(message, TIMEOUT)?)
 }
 
@@ -78,8 +78,8 @@ fn consumer() -> Result<()> {
 fn process(received: &Received, expected: usize, channel: &Channel, stream: &Stream) -> Result<()> {
     let number: usize = std::str::from_utf8(received.bytes())?.parse()?;
     ensure!(number == expected, "received tensor {number} instead of {expected}");
-    let [tensor] = received.tensors() else {
-        bail!("a message has {} tensors instead of 1", received.tensors().len());
+    let [tensor] = received.exports() else {
+        bail!("a message has {} tensors instead of 1", received.exports().len());
     };
     let mapping = tensor.open().on(stream)?; // the stream waits until the producer's stream has written it
     let elements = mapping.view::<f32, _>(stream)?.to_vec()?;

@@ -11,7 +11,7 @@ mod roles;
 use std::io::{BufRead, Read, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Dtype, Ipc, RingDescriptor, RingReadSlot, Stream, TensorLayout, TensorTable};
+use device_ipc::{Descriptor, Dtype, Ipc, RingReadSlot, Stream, TensorLayout, TensorTable};
 use roles::{Role, TIMEOUT};
 
 const READERS: usize = 2;
@@ -70,7 +70,7 @@ fn reader() -> Result<()> {
     input.read_line(&mut line).context("cannot read the descriptor of the ring")?;
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes).context("cannot read the tensor table")?;
-    let (descriptor, table): (RingDescriptor, _) = (line.trim().parse()?, TensorTable::from_bytes(&bytes)?);
+    let (descriptor, table): (Descriptor, _) = (line.trim().parse()?, TensorTable::from_bytes(&bytes)?);
 
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;

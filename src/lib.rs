@@ -34,7 +34,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use device_ipc::{Error, Ipc, RingDescriptor};
+//! use device_ipc::{Descriptor, Error, Ipc};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The writer.
@@ -44,7 +44,7 @@
 //! let line = ring.descriptor().to_string(); // send it over any transport
 //!
 //! // A reader: another process, or this one.
-//! let descriptor: RingDescriptor = line.parse()?;
+//! let descriptor: Descriptor = line.parse()?;
 //! let reading = ipc.create_stream(0)?;
 //! let mut reader = ipc.open_ring(&descriptor).on(&reading)?;
 //!
@@ -74,7 +74,7 @@
 //! | select a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
 //! | open memory | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; placement: [`OpenBuilder::on`], [`DeviceMap`] |
-//! | share many named tensors | [`Ipc::bundle`], [`BundleExport`]; [`Ipc::open_bundle`], [`BundleMapping`]; [`TensorTable`] |
+//! | share many named tensors | [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |

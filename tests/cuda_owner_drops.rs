@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result, sys};
 use device_ipc::{
-    Buffer, BundleDescriptor, Descriptor, DeviceOwner, Dtype, Error, Ipc, Message, OwnedRegion, Region,
-    RingDescriptor, ShareBuilder, TensorLayout, cuda, shutdown,
+    Buffer, Descriptor, DeviceOwner, Dtype, Error, Ipc, Message, OwnedRegion, Region, ShareBuilder,
+    TensorLayout, cuda, shutdown,
 };
 use support::{Process, no_cuda, role as this_role};
 
@@ -205,11 +205,11 @@ fn import() {
                 assert!(mappings[0].is_copy());
             }
             "open-bundle" => {
-                let descriptor: BundleDescriptor = argument.parse().expect("a descriptor");
-                bundles.push(ipc.open_bundle(&descriptor).at_home().expect("opened"));
+                let descriptor: Descriptor = argument.parse().expect("a descriptor");
+                bundles.push(ipc.open(&descriptor).at_home().expect("opened"));
             }
             "join" => {
-                let descriptor: RingDescriptor = argument.parse().expect("a descriptor");
+                let descriptor: Descriptor = argument.parse().expect("a descriptor");
                 readers.push(ipc.open_ring(&descriptor).at_home().expect("joined"));
             }
             "connect" => channels.push(ipc.connect(argument).timeout(SOON).start().expect("connected")),
@@ -307,15 +307,15 @@ fn failed_share() {
         pair.expect(1);
         drop(pair.ipc.ring(pair.witness()).slots(0).start().expect_err("no slots"));
         pair.expect(1);
-        let mut bundle = pair.ipc.bundle();
+        let mut bundle = pair.ipc.tensors();
         drop(bundle.owned("x", pair.witness(), None).expect_err("it has no element type"));
         pair.expect(1);
         bundle.memory(pair.witness());
         bundle.memory(pair.witness());
-        drop(bundle.start().expect_err("it has no tensors"));
+        drop(pair.ipc.share_all(bundle).start().expect_err("it has no tensors"));
         pair.expect(2);
         let owner =
-            pair.share().shape([1 << 40]).dtype(Dtype::F32).start().expect_err("too large").into_owner();
+            pair.share().shape([1 << 40]).dtype(Dtype::F32).start().expect_err("too large").into_inner();
         assert!(pair.seen.try_recv().is_err(), "the caller has it");
         drop(pair.ipc.share(owner));
         pair.expect(1);
@@ -335,7 +335,7 @@ fn killed_importer() {
 
 fn bundle() {
     let mut pair = Pair::new();
-    let mut bundle = pair.ipc.bundle();
+    let mut bundle = pair.ipc.tensors();
     let layout = TensorLayout::contiguous(Dtype::U8, [BYTES]).expect("a layout");
     for name in ["a", "b"] {
         bundle.owned(name, pair.witness(), Some(layout.clone())).expect("it fits");
@@ -351,7 +351,7 @@ fn bundle() {
         bundle.owned("d", pair.witness_on(1), Some(layout)).expect("it fits");
         expected.push(CudaContext::new(1).expect("a context").cu_ctx().addr());
     }
-    let export = bundle.start().expect("shared");
+    let export = pair.ipc.share_all(bundle).start().expect("shared");
     let descriptor = export.descriptor().to_string();
     pair.importer(&format!("open-bundle {descriptor}"));
     drop(export);
@@ -385,14 +385,14 @@ fn grant() {
     let channel = listener.accept(SOON).expect("the importer connects");
     pair.importer.line(|line| line.ends_with("done").then_some(()));
     let export = pair.share().start().expect("shared");
-    channel.send(Message::new().tensor(&export), SOON).expect("sent");
+    channel.send(Message::new().export(&export), SOON).expect("sent");
     drop(export);
     assert!(pair.seen.try_recv().is_err(), "it may still be opened");
     pair.importer("receive");
     pair.expect(1);
     // The same where the receiver ends the channel and never reads the message.
     let export = pair.share().start().expect("shared");
-    channel.send(Message::new().tensor(&export), SOON).expect("sent");
+    channel.send(Message::new().export(&export), SOON).expect("sent");
     drop((export, channel));
     pair.importer("release");
     pair.expect(1);

@@ -17,7 +17,7 @@ use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
     Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Ipc,
-    Mapping, Message, Region, RingDescriptor, Stream, View, cuda,
+    Mapping, Message, Region, Stream, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -25,11 +25,11 @@ fn seed_000(ipc: &Ipc, tensor: Buffer, stream: Stream, timeout: Duration) -> Res
     // begin docs/seeds/000.md
     let channel = ipc.listen("weights").start()?.accept(timeout)?;
     let share = ipc.share(tensor).dtype(Dtype::F32).shape([4, 5]).start()?;
-    channel.send(Message::new().bytes(b"version 7").tensor(&share).ready_on(&stream), timeout)?; // the host does not wait
+    channel.send(Message::new().bytes(b"version 7").export(&share).ready_on(&stream), timeout)?; // the host does not wait
 
     let channel = ipc.connect("weights").timeout(timeout).start()?; // another process
     let received = channel.receive(timeout)?;
-    let tensor = received.tensors()[0].open().on(&stream)?; // this stream waits for the sender's stream
+    let tensor = received.exports()[0].open().on(&stream)?; // this stream waits for the sender's stream
     tensor.view_mut::<f32, _>(&stream)?.add(1.0)?;
     // end
     Ok(())
@@ -81,12 +81,12 @@ fn seed_004(
     // begin docs/seeds/004.md
     let map = DeviceMap::new().insert(0u32, 1u32)?; // ordinals or identities; one-to-one, checked in both processes at connection
     let channel = ipc.listen("layers").device_map(map).start()?.accept(timeout)?;
-    channel.send(Message::new().tensor(&share).ready_on(&stream), timeout)?;
-    let answer = channel.receive(timeout)?.tensors()[0].open().mapped()?; // on device 0: the inverse of the map
+    channel.send(Message::new().export(&share).ready_on(&stream), timeout)?;
+    let answer = channel.receive(timeout)?.exports()[0].open().mapped()?; // on device 0: the inverse of the map
 
     let received = channel.receive(timeout)?; // the other process
-    let tensor = received.tensors()[0].open().on(&stream_of_device_1)?;
-    received.reply(Message::new().tensor(&result).ready_on(&stream_of_device_1), timeout)?;
+    let tensor = received.exports()[0].open().on(&stream_of_device_1)?;
+    received.reply(Message::new().export(&result).ready_on(&stream_of_device_1), timeout)?;
     // end
     Ok(())
 }
@@ -158,25 +158,25 @@ fn timelines(export: Export, mapping: Mapping, stream: Stream, timeout: Duration
 #[rustfmt::skip]
 fn bundle(stream: Stream, buffer: Buffer, head: Buffer, send: fn(String), line: &str) -> Result<()> {
     // begin docs/guide/bundle.md
-    use device_ipc::{BundleDescriptor, Dtype, Ipc, TensorLayout};
+    use device_ipc::{Descriptor, Dtype, Ipc, TensorLayout};
 
     // The exporter: two tensors in one buffer, and one buffer that is a tensor itself.
     let ipc = Ipc::auto()?;
-    let mut bundle = ipc.bundle().ready_on(&stream);
+    let mut bundle = ipc.tensors();
     let memory = bundle.memory(buffer);
     bundle.tensor("layer.0.weight", memory, 0, TensorLayout::contiguous(Dtype::F32, [64, 32])?)?;
     bundle.tensor("layer.0.bias", memory, 64 * 32 * 4, TensorLayout::contiguous(Dtype::F32, [64])?)?;
     bundle.owned("head", head, Some(TensorLayout::contiguous(Dtype::BF16, [1000])?))?;
-    let export = bundle.start()?;
+    let export = ipc.share_all(bundle).ready_on(&stream).start()?;
     send(export.descriptor().to_string()); // "dipc1:…"
 
     // The importer.
-    let descriptor: BundleDescriptor = line.parse()?;
-    let weights = ipc.open_bundle(&descriptor).on(&stream)?; // all tensors, or an error that names one
-    for (name, tensor) in weights.iter() {
+    let descriptor: Descriptor = line.parse()?;
+    let weights = ipc.open(&descriptor).on(&stream)?; // all tensors, or an error that names one
+    for (name, tensor) in weights.tensors() {
         println!("{name}: {:?} {:?}", tensor.dtype(), tensor.shape());
     }
-    let bias = weights.tensor("layer.0.bias")?.view::<f32, _>(&stream)?;
+    let bias = weights.get("layer.0.bias")?.view::<f32, _>(&stream)?;
     // end
     Ok(())
 }
@@ -191,14 +191,14 @@ fn channel(tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
     // One process listens under a name, and sends.
     let channel = ipc.listen("weights").start()?.accept(timeout)?;
     let share = ipc.share(tensor).dtype(Dtype::F32).shape([4, 5]).start()?;
-    channel.send(Message::new().bytes(b"version 7").tensor(&share).ready_on(&stream), timeout)?;
+    channel.send(Message::new().bytes(b"version 7").export(&share).ready_on(&stream), timeout)?;
     drop(share); // safe: the message keeps the memory allocated until the peer has opened or discarded the tensor
 
     // Another process connects to the name, and receives.
     let channel = ipc.connect("weights").timeout(timeout).start()?;
     let received = channel.receive(timeout)?;
     println!("{}", String::from_utf8_lossy(received.bytes()));
-    let tensor = received.tensors()[0].open().on(&stream)?; // this stream waits for the sender's stream
+    let tensor = received.exports()[0].open().on(&stream)?; // this stream waits for the sender's stream
     received.reply(Message::new().bytes(b"done"), timeout)?;
     // end
     Ok(())
@@ -207,7 +207,7 @@ fn channel(tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
 #[rustfmt::skip]
 #[allow(clippy::too_many_arguments, reason = "everything that the page leaves to the reader")]
 fn ring(
-    buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: RingDescriptor,
+    buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: Descriptor,
     send: fn(String), compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
 ) -> Result<()> {
     // begin docs/guide/ring.md

@@ -209,7 +209,7 @@ fn ring_rejects_captured_stream_without_data_loss() {
     refused(&ring.write(&captured.borrow()).map(drop).unwrap_err());
     let kept = slot.release(&captured.borrow()).unwrap_err();
     refused(kept.error());
-    kept.into_slot().release(&stream).unwrap();
+    kept.into_inner().release(&stream).unwrap();
     ring.wait_writable(Duration::from_secs(10)).unwrap();
     assert_eq!(captured.end(), Ok(0), "the capture is intact");
 }

@@ -234,7 +234,7 @@ impl Model {
             assert!(matches!(refused.error(), Error::RingNotYet { .. }), "{refused}");
             // The other stream releases another slot.
             member.streams.iter().for_each(synchronize);
-            refused.into_slot().release_now()?;
+            refused.into_inner().release_now()?;
         }
         member.released =
             member.held.iter().map(|(slot, _)| slot.sequence()).min().unwrap_or(member.reader.sequence());

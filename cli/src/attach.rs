@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use device_ipc::BundleDescriptor;
+use device_ipc::Descriptor;
 use serde_json::{Value, json};
 
 use crate::exporter::{self, ExporterState};
@@ -130,7 +130,7 @@ fn open(descriptor: &AnyDescriptor, arguments: &Arguments) -> Result<OpenTensor>
                  --tensor"
             )
         }
-        (AnyDescriptor::Bundle(bundle), Some(name)) if bundle.layout(name).is_some() => {
+        (AnyDescriptor::Bundle(bundle), Some(name)) if bundle.layout_of(name).is_some() => {
             OpenTensor::open_in_bundle(bundle, name, &arguments.open)
         }
         (AnyDescriptor::Bundle(bundle), Some(name)) => {
@@ -150,9 +150,9 @@ fn open(descriptor: &AnyDescriptor, arguments: &Arguments) -> Result<OpenTensor>
 }
 
 /// Returns the first tensor names of a bundle, for an error message.
-fn names(bundle: &BundleDescriptor) -> String {
+fn names(bundle: &Descriptor) -> String {
     let first: Vec<String> = bundle.tensors().take(MAX_NAMES).map(|(name, _)| printable(name)).collect();
-    let more = bundle.len() - first.len();
+    let more = bundle.tensors().len() - first.len();
     let rest = if more > 0 { format!(" and {more} more (list them with 'info')") } else { String::new() };
     format!("{}{rest}", first.join(", "))
 }

@@ -194,13 +194,13 @@ fn actions_apply_to_one_tensor_of_a_bundle() {
     let (ipc, program) = machine("devices=2");
     let packed = std::sync::Arc::new(buffer(&ipc, 0, &[5; 16]));
     let other = std::sync::Arc::new(buffer(&ipc, 1, &[6; 4]));
-    let mut bundle = ipc.bundle();
+    let mut bundle = ipc.tensors();
     let memory = bundle.memory(std::sync::Arc::clone(&packed));
     bundle.tensor("a", memory, 0, TensorLayout::contiguous(Dtype::U8, [8]).unwrap()).unwrap();
     bundle.tensor("b", memory, 8, TensorLayout::contiguous(Dtype::U8, [4]).unwrap()).unwrap();
     let layout = TensorLayout::contiguous(Dtype::U8, [4]).unwrap();
     bundle.owned("c", std::sync::Arc::clone(&other), Some(layout)).unwrap();
-    let export = bundle.start().map_err(Error::from).unwrap();
+    let export = ipc.share_all(bundle).start().map_err(Error::from).unwrap();
     let directory = Directory::new();
     let file = directory.file("bundle", export.descriptor().to_string().as_bytes());
     let at = format!("@{file}");

@@ -218,10 +218,6 @@ impl Ipc {
     pub fn create_stream(&self, device: impl Into<DeviceOrdinal>) -> Result<Stream> {
         Stream::create(Arc::clone(self.backend()), device.into())
     }
-
-    pub(crate) const fn session(&self) -> &Session {
-        &self.session
-    }
 }
 
 /// An [`Ipc`] in the making.

@@ -22,7 +22,6 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
-mod compat;
 mod control;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -42,12 +41,6 @@ pub use backend::{
     Access, BackendInfo, Buffer, BufferSlice, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory,
     DeviceStream, DeviceTimelines, Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo,
     Opened, ReceivedHandle, Stream, View, ViewMut,
-};
-#[doc(hidden)]
-pub use compat::{
-    BUNDLE_TEXT_PREFIX, BundleBuilder, BundleDescriptor, BundleError, BundleExport, BundleMapping,
-    BundleOpenBuilder, MAX_BUNDLE_ALLOCATIONS, MAX_BUNDLE_PARTS, OpenReceivedBundle, RING_TEXT_PREFIX,
-    ReceivedBundle, ReceivedTensor, ReleaseError, RingDescriptor, RingReleaseError, ShareError,
 };
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,

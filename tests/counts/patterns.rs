@@ -6,8 +6,7 @@ use std::sync::Arc;
 use super::support::Process;
 use device_ipc::mock::MockBackend;
 use device_ipc::{
-    Buffer, BundleDescriptor, BundleExport, Channel, Dtype, Ipc, Message, Ring, RingReader, Stream,
-    TensorLayout,
+    Buffer, Channel, Descriptor, Dtype, Export, Ipc, Message, Ring, RingReader, Stream, TensorLayout,
 };
 
 use super::{Counted, PATIENCE, cost, settle};
@@ -23,13 +22,13 @@ fn cost_of_bundle() {
     let (tensors, block) = (1000_u64, Arc::new(ipc.allocate(0, 64_000).expect("memory")));
     let names: Vec<String> = (0..tensors).map(|index| format!("layer.{index}.weight")).collect();
     let make = |names: Vec<String>| {
-        let mut bundle = ipc.bundle();
+        let mut bundle = ipc.tensors();
         let memory = bundle.memory(block.clone());
         for (index, name) in names.into_iter().enumerate() {
             let layout = TensorLayout::contiguous(Dtype::F32, [2, 2, 2, 2]).expect("a layout");
             bundle.tensor(name, memory, index as u64 * 64, layout).expect("it fits");
         }
-        bundle.start().expect("shared")
+        ipc.share_all(bundle).start().expect("shared")
     };
     let kept = make(names.clone());
     let (again, bundle) = counted.cost(|| make(names));
@@ -37,21 +36,21 @@ fn cost_of_bundle() {
     assert!(again.allocations < 100, "{} allocations for {tensors} tensors", again.allocations);
     let (written, bytes) = counted.cost(|| bundle.descriptor().to_bytes());
     assert_eq!(written.allocations, 1, "one buffer");
-    let (read, descriptor) = counted.cost(|| BundleDescriptor::from_bytes(&bytes).expect("it is read back"));
-    assert_eq!(descriptor.len() as u64, tensors);
+    let (read, descriptor) = counted.cost(|| Descriptor::from_bytes(&bytes).expect("it is read back"));
+    assert_eq!(descriptor.tensors().len() as u64, tensors);
     assert!(read.allocations < 40, "{} allocations for {tensors} tensors", read.allocations);
     drop((kept, bundle));
 }
 
 /// A bundle of these blocks, with a tensor in each.
-fn bundle_of(ipc: &Ipc, blocks: &[Arc<Buffer>]) -> BundleExport {
-    let mut bundle = ipc.bundle();
+fn bundle_of(ipc: &Ipc, blocks: &[Arc<Buffer>]) -> Export {
+    let mut bundle = ipc.tensors();
     for (index, block) in blocks.iter().enumerate() {
         let memory = bundle.memory(block.clone());
         let layout = TensorLayout::contiguous(Dtype::F32, [16]).expect("a layout");
         bundle.tensor(format!("layer.{index}.weight"), memory, 0, layout).expect("it fits");
     }
-    bundle.start().expect("shared")
+    ipc.share_all(bundle).start().expect("shared")
 }
 
 fn blocks(ipc: &Ipc) -> Vec<Arc<Buffer>> {
@@ -70,13 +69,13 @@ fn cost_of_bundle_with_many_allocations() {
     assert_eq!((again.driver, again.requests), (vec![], 0), "exports keep all of them");
     // The names, and the lists of what the caller gives.
     assert!(again.allocations < BLOCKS + 40, "{} allocations", again.allocations);
-    let (read, _) = counted.cost(|| BundleDescriptor::from_bytes(&bundle.descriptor().to_bytes()));
+    let (read, _) = counted.cost(|| Descriptor::from_bytes(&bundle.descriptor().to_bytes()));
     assert!(read.allocations < 40, "{} allocations for {BLOCKS} regions", read.allocations);
     drop((kept, bundle));
 
     let process = Process::role("bundler", &[]);
-    let bundles: Vec<BundleDescriptor> = (0..3).map(|_| process.line(|line| line.parse().ok())).collect();
-    let open = |bundle| ipc.open_bundle(bundle).at_home().expect("opened");
+    let bundles: Vec<Descriptor> = (0..3).map(|_| process.line(|line| line.parse().ok())).collect();
+    let open = |bundle| ipc.open(bundle).at_home().expect("opened");
     let (first, mapping) = counted.cost(|| open(&bundles[0]));
     assert_eq!(first.driver, [("range_of", BLOCKS), ("open", BLOCKS)], "each is opened once");
     assert_eq!(first.requests, 1);
@@ -156,7 +155,7 @@ fn cost_of_message() {
     let block = Arc::new(ipc.allocate(0, 4096).expect("memory"));
     let export = ipc.share(block).start().expect("shared");
     let send = |channel: &Channel| {
-        channel.send(Message::new().bytes(b"layer").tensor(&export), PATIENCE).expect("sent");
+        channel.send(Message::new().bytes(b"layer").export(&export), PATIENCE).expect("sent");
     };
     // Buffers and tables are as large as they have to be.
     for _ in 0..20 {
@@ -171,7 +170,7 @@ fn cost_of_message() {
         cost(&[], 0, 7),
         "the bytes, the parts and their list, the descriptor, where to give it back"
     );
-    let (opened, mapping) = counted.cost(|| message.tensors()[0].open().at_home().expect("opened"));
+    let (opened, mapping) = counted.cost(|| message.exports()[0].open().at_home().expect("opened"));
     assert_eq!((opened.driver, opened.requests), (vec![], 0), "opening it");
     drop((mapping, message));
     let (bytes, ()) = counted.cost(|| near.send(Message::new().bytes(b"bytes"), PATIENCE).expect("sent"));

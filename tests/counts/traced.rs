@@ -114,12 +114,12 @@ pub(super) fn run_traced() {
     hand_over_by_hosts(&mut ring, &mut reader, &stream);
     system_calls::mark();
     let (near, far) = channel(&ipc);
-    let message = || Message::new().bytes(b"layer").tensor(&shared);
+    let message = || Message::new().bytes(b"layer").export(&shared);
     let round_trip = || {
         // An export of this process is sent with a grant, an export of the other process is open already.
         near.send(message().descriptor(&exports[0]), PATIENCE).expect("sent");
         let received = far.receive(PATIENCE).expect("received");
-        drop(received.tensors()[1].open().at_home().expect("opened"));
+        drop(received.exports()[1].open().at_home().expect("opened"));
         received.reply(Message::new(), PATIENCE).expect("answered");
         drop(near.receive(PATIENCE).expect("received"));
     };

@@ -4,9 +4,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use device_ipc_core::{
-    Buffer, BundleDescriptor, Descriptor, DeviceOwner, Dtype, Ipc, Region, TensorLayout, close_unused,
-};
+use device_ipc_core::{Buffer, Descriptor, DeviceOwner, Dtype, Ipc, Region, TensorLayout, close_unused};
 
 use crate::memory::{HUGE, ONE, backend};
 use crate::support::{Raw, Requests, Scene};
@@ -75,8 +73,8 @@ fn importer(requests: &Requests) {
                 mappings.push(ipc.open(&descriptor).at_home().expect("opened"));
             }
             "open-bundle" => {
-                let descriptor: BundleDescriptor = argument.parse().expect("a descriptor");
-                bundles.push(ipc.open_bundle(&descriptor).at_home().expect("opened"));
+                let descriptor: Descriptor = argument.parse().expect("a descriptor");
+                bundles.push(ipc.open(&descriptor).at_home().expect("opened"));
             }
             _ => {
                 mappings.clear();
@@ -108,12 +106,12 @@ fn drops_and_callbacks_run_on_the_memorys_device() {
             peer.ask("release");
             all.expect(&[1]);
 
-            let mut bundle = all.ipc.bundle();
+            let mut bundle = all.ipc.tensors();
             let layout = TensorLayout::contiguous(Dtype::U8, [HUGE]).expect("a layout");
             for (name, device) in [("a", 0), ("b", 1)] {
                 bundle.owned(name, all.witness(device), Some(layout.clone())).expect("it fits");
             }
-            let bundle = bundle.start().expect("shared");
+            let bundle = all.ipc.share_all(bundle).start().expect("shared");
             peer.ask(format!("open-bundle {}", bundle.descriptor()));
             drop(bundle);
             peer.kill();

@@ -1,7 +1,7 @@
 //! Bundles whose descriptors arrive over a raw socket.
 
 use anyhow::Result;
-use device_ipc::{BundleDescriptor, Ipc};
+use device_ipc::{Descriptor, Ipc};
 
 use super::echo::Socket;
 use crate::wait::settle;
@@ -19,8 +19,8 @@ pub(super) fn receive(ipc: Option<&Ipc>, socket: &Socket) -> Result<()> {
             // The next open of their memory must be a first open.
             settle()?;
         } else if let Some(ipc) = ipc {
-            let bundle = ipc.open_bundle(&BundleDescriptor::from_bytes(&bytes)?).at_home()?;
-            tensors = bundle.iter().map(|(_, tensor)| u32::from(tensor.range().len > 0)).sum();
+            let bundle = ipc.open(&Descriptor::from_bytes(&bytes)?).at_home()?;
+            tensors = bundle.tensors().map(|(_, tensor)| u32::from(tensor.range().len > 0)).sum();
             kept.push(bundle);
         }
         socket.send(&tensors.to_le_bytes())?;

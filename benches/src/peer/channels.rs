@@ -12,7 +12,7 @@ pub(super) fn receive(channel: &Channel, spins: bool) -> Result<()> {
     channel.set_spinning(spins);
     while let Some(received) = next(channel)? {
         let mapping = received
-            .tensors()
+            .exports()
             .first()
             .context("protocol violation: a message without a tensor")?
             .open()
@@ -49,13 +49,13 @@ impl Transport {
 
     /// Returns a message with the tensor of this side, ready when its stream reaches this point.
     pub(crate) fn message(&self) -> Message<'_> {
-        Message::new().tensor(&self.export).ready_on(&self.stream)
+        Message::new().export(&self.export).ready_on(&self.stream)
     }
 
     /// Submits the copy of the received tensor.
     pub(crate) fn copy(&self, received: &Received) -> Result<()> {
         let opening =
-            received.tensors().first().context("protocol violation: a message without a tensor")?.open();
+            received.exports().first().context("protocol violation: a message without a tensor")?.open();
         let opening = if self.staged { opening.staged() } else { opening };
         let mapping: Mapping = opening.timeout(TIMEOUT).on(&self.stream)?;
         let source = mapping.view::<u8, _>(&self.stream)?;

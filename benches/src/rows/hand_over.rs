@@ -97,7 +97,7 @@ fn through_a_channel(bench: &Bench, spins: bool) -> Result<Vec<Line>> {
 }
 
 fn send(channel: &Channel, export: &Export) -> Result<()> {
-    channel.send(Message::new().tensor(export), TIMEOUT)?;
+    channel.send(Message::new().export(export), TIMEOUT)?;
     channel.receive(TIMEOUT)?;
     Ok(())
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use device_ipc::{Buffer, BundleExport, Dtype, TensorLayout};
+use device_ipc::{Buffer, Dtype, Export, TensorLayout};
 
 use crate::frame::{Bench, Row, timed};
 use crate::line::{Line, Subject, Target, Unit};
@@ -135,9 +135,9 @@ fn blocks(bench: &Bench, kind: Kind) -> Result<Vec<Arc<Buffer>>> {
 }
 
 /// Creates a bundle of the tensors in the blocks, and hands it over to the receiver.
-fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
+fn hand_over(bench: &Bench, state: &mut State) -> Result<Export> {
     let kind = state.kind;
-    let mut bundle = bench.ipc.bundle();
+    let mut bundle = bench.ipc.tensors();
     for (names, block) in state.names.chunks(kind.tensors_per_block()).zip(&state.blocks) {
         let memory = bundle.memory(Arc::clone(block));
         for (index, name) in names.iter().enumerate() {
@@ -145,7 +145,7 @@ fn hand_over(bench: &Bench, state: &mut State) -> Result<BundleExport> {
             bundle.tensor(name, memory, index as u64 * kind.tensor_bytes(), layout)?;
         }
     }
-    let export = bundle.start()?;
+    let export = bench.ipc.share_all(bundle).start()?;
     let bytes = export.descriptor().to_bytes();
     state.receiver.send_in_pieces(&bytes)?;
     let opened = wait_acknowledgement(&state.receiver)?;

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use device_ipc::{
-    Access, BundleDescriptor, BundleMapping, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc,
-    Mapping, Stream, Tensor, TensorLayout,
+    Access, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, Stream, Tensor, TensorLayout,
 };
 
 use super::{DeviceBytes, Summary, add_to_bytes};
@@ -42,7 +41,9 @@ impl OpenArguments {
 
 /// An open tensor with a stream of its device.
 pub(crate) struct OpenTensor {
-    mapping: TensorMapping,
+    mapping: Mapping,
+    /// The name of the tensor in a bundle; empty for a single export.
+    name: String,
     stream: Stream,
     /// Why the exporter is gone.
     gone: Arc<OnceLock<String>>,
@@ -51,13 +52,6 @@ pub(crate) struct OpenTensor {
     /// Keeps the channel connected: a copy drops its callback unused, as it does not depend on the exporter.
     _gone_sender: Sender<()>,
     backend: &'static str,
-}
-
-/// The mapping that contains the tensor.
-enum TensorMapping {
-    Export(Mapping),
-    /// A bundle and the name of the tensor in it.
-    Bundle(BundleMapping, String),
 }
 
 impl OpenTensor {
@@ -87,22 +81,18 @@ impl OpenTensor {
             },
         };
         let stream = ipc.create_stream(device)?;
-        Ok(Self::new(&ipc, TensorMapping::Export(open().on(&stream).map_err(suggest_option)?), stream))
+        Ok(Self::new(&ipc, open().on(&stream).map_err(suggest_option)?, "", stream))
     }
 
     /// Opens one tensor of a bundle; the library opens the bundle as a whole.
-    pub(crate) fn open_in_bundle(
-        bundle: &BundleDescriptor,
-        name: &str,
-        arguments: &OpenArguments,
-    ) -> Result<Self> {
+    pub(crate) fn open_in_bundle(bundle: &Descriptor, name: &str, arguments: &OpenArguments) -> Result<Self> {
         if arguments.staged || arguments.or_staged {
             bail!(
                 "--staged and --or-staged are not supported for a bundle; remove the option, or share the tensor as a single export"
             );
         }
         let ipc = Ipc::named(arguments.backend.as_deref().unwrap_or(bundle.backend()))?;
-        let open = ipc.open_bundle(bundle).timeout(arguments.timeout());
+        let open = ipc.open(bundle).timeout(arguments.timeout());
         let mapping = match arguments.device {
             Some(device) => {
                 check_device(&ipc, "--device", device)?;
@@ -110,11 +100,11 @@ impl OpenTensor {
             }
             None => open.at_home()?,
         };
-        let stream = ipc.create_stream(mapping.tensor(name)?.device())?;
-        Ok(Self::new(&ipc, TensorMapping::Bundle(mapping, name.to_owned()), stream))
+        let stream = ipc.create_stream(mapping.get(name)?.device())?;
+        Ok(Self::new(&ipc, mapping, name, stream))
     }
 
-    fn new(ipc: &Ipc, mapping: TensorMapping, stream: Stream) -> Self {
+    fn new(ipc: &Ipc, mapping: Mapping, name: &str, stream: Stream) -> Self {
         let gone = Arc::new(OnceLock::new());
         let (gone_sender, gone_receiver) = channel();
         let (reason, sender) = (Arc::clone(&gone), gone_sender.clone());
@@ -124,6 +114,7 @@ impl OpenTensor {
         });
         Self {
             mapping,
+            name: name.to_owned(),
             stream,
             gone,
             gone_receiver,
@@ -133,14 +124,11 @@ impl OpenTensor {
     }
 
     pub(crate) fn layout(&self) -> Option<&TensorLayout> {
-        match &self.mapping {
-            TensorMapping::Export(mapping) => mapping.layout(),
-            TensorMapping::Bundle(mapping, name) => mapping.descriptor().layout(name),
-        }
+        self.mapping.descriptor().layout_of(&self.name)
     }
 
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(&self.mapping, TensorMapping::Export(mapping) if mapping.is_copy())
+        self.mapping.is_copy()
     }
 
     /// Returns the bytes of the tensor, or of the whole region if no tensor is stated. Fails if the exporter is gone,
@@ -148,7 +136,7 @@ impl OpenTensor {
     pub(crate) fn bytes(&self) -> Result<DeviceBytes<'_>> {
         self.check()?;
         // SAFETY: `self` keeps the range mapped, and the stream belongs to its device.
-        Ok(unsafe { DeviceBytes::new(self.mapping.range()?, &self.stream) })
+        Ok(unsafe { DeviceBytes::new(self.range()?, &self.stream) })
     }
 
     /// Returns the bytes for writing. Fails for a tensor with gaps, as other data may be between its elements.
@@ -181,12 +169,22 @@ impl OpenTensor {
         Ok(summary)
     }
 
+    /// Returns the tensor, if one is stated.
+    fn tensor(&self) -> Result<Option<Tensor<'_>>> {
+        Ok(if self.layout().is_some() { Some(self.mapping.get(&self.name)?) } else { None })
+    }
+
+    /// Returns the bytes of the tensor, or of the whole region if no tensor is stated.
+    fn range(&self) -> Result<DeviceRange> {
+        Ok(self.tensor()?.map_or_else(|| self.mapping.range(), |tensor| tensor.range()))
+    }
+
     /// Adds to every element: `float32` by a kernel of the backend, other types through host memory. Bytes without a layout
     /// are treated as `uint8`. Returns a phrase for the path taken.
     pub(crate) fn add(&self, summand: &str) -> Result<&'static str> {
         let elements = self.writable()?;
         let dtype = self.layout().map_or(Dtype::U8, TensorLayout::dtype);
-        let path = if let (Dtype::F32, Some(tensor), 1..) = (dtype, self.mapping.tensor()?, elements.len()) {
+        let path = if let (Dtype::F32, Some(tensor), 1..) = (dtype, self.tensor()?, elements.len()) {
             let Ok(summand) = summand.parse() else { bail!("{summand:?} is not a number") };
             tensor.view_mut::<f32, _>(&self.stream)?.add(summand)?;
             self.stream.synchronize()?;
@@ -216,18 +214,14 @@ impl OpenTensor {
     /// Releases the tensor after the stream has completed.
     pub(crate) fn release(self) -> Result<()> {
         self.stream.synchronize()?;
-        match self.mapping {
-            TensorMapping::Export(mapping) => mapping.release(&self.stream).map_err(Error::from)?,
-            TensorMapping::Bundle(mapping, _) => mapping.release(&self.stream).map_err(Error::from)?,
-        }
-        Ok(())
+        Ok(self.mapping.release(&self.stream).map_err(Error::from)?)
     }
 
     /// Returns a description for the transcript: `shape=[4, 5] dtype=float32 device=mock:0 (its home)`.
     pub(crate) fn place(&self) -> String {
         let tensor = match self.layout() {
             Some(layout) => format!("shape={:?} dtype={}", layout.shape(), layout.dtype()),
-            None => format!("{} bytes", self.mapping.range().map_or(0, |range| range.len)),
+            None => format!("{} bytes", self.mapping.range().len),
         };
         let place = match (self.is_copy(), self.mapping.is_at_home()) {
             (true, _) => "a copy: what is written to it stays here",
@@ -245,45 +239,5 @@ fn suggest_option(error: Error) -> anyhow::Error {
             anyhow!("{error} (--or-staged opens a copy)")
         }
         error => error.into(),
-    }
-}
-
-impl TensorMapping {
-    /// Returns the tensor, if one is stated.
-    fn tensor(&self) -> Result<Option<Tensor<'_>>> {
-        Ok(match self {
-            Self::Export(mapping) if mapping.layout().is_none() => None,
-            Self::Export(mapping) => Some(mapping.tensor()?),
-            Self::Bundle(mapping, name) => Some(mapping.tensor(name)?),
-        })
-    }
-
-    fn range(&self) -> Result<DeviceRange> {
-        Ok(match (self.tensor()?, self) {
-            (Some(tensor), _) => tensor.range(),
-            (None, Self::Export(mapping)) => mapping.range(),
-            (None, Self::Bundle(..)) => unreachable!("a bundle contains only tensors"),
-        })
-    }
-
-    fn access(&self) -> Access {
-        match self {
-            Self::Export(mapping) => mapping.access(),
-            Self::Bundle(mapping, _) => mapping.access(),
-        }
-    }
-
-    fn is_at_home(&self) -> bool {
-        match self {
-            Self::Export(mapping) => mapping.is_at_home(),
-            Self::Bundle(mapping, _) => mapping.is_at_home(),
-        }
-    }
-
-    fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        match self {
-            Self::Export(mapping) => mapping.on_gone(callback),
-            Self::Bundle(mapping, _) => mapping.on_gone(callback),
-        }
     }
 }

@@ -1,16 +1,16 @@
-//! Descriptors of any kind: an export, a bundle or a ring, distinguished by their text prefix.
+//! Descriptors of any kind: an export, a bundle or a ring, distinguished by their contents.
 
 use anyhow::{Context, Result, bail};
 use device_ipc::descriptor::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
-use device_ipc::{BundleDescriptor, Descriptor, ProcessIdentity, RingDescriptor};
+use device_ipc::{Descriptor, ProcessIdentity};
 use serde_json::Value;
 
 /// A descriptor of any kind.
 #[derive(Debug)]
 pub(crate) enum AnyDescriptor {
-    Export(Box<Descriptor>),
-    Bundle(BundleDescriptor),
-    Ring(Box<RingDescriptor>),
+    Export(Descriptor),
+    Bundle(Descriptor),
+    Ring(Descriptor),
 }
 
 impl AnyDescriptor {
@@ -18,22 +18,22 @@ impl AnyDescriptor {
         let hint = "cannot parse the descriptor; to read it from a file, use @FILE";
         let descriptor: Descriptor = text.parse().context(hint)?;
         Ok(if descriptor.is_named() {
-            Self::Bundle(text.parse()?)
+            Self::Bundle(descriptor)
         } else if descriptor.ring().is_some() {
-            Self::Ring(Box::new(descriptor))
+            Self::Ring(descriptor)
         } else {
-            Self::Export(Box::new(descriptor))
+            Self::Export(descriptor)
         })
     }
 
     /// Returns the descriptor of a single export; the error for a bundle or a ring names the command to use instead.
     pub(crate) fn into_single_tensor(self) -> Result<Descriptor> {
         match self {
-            Self::Export(descriptor) => Ok(*descriptor),
+            Self::Export(descriptor) => Ok(descriptor),
             Self::Bundle(bundle) => bail!(
                 "this is the descriptor of a bundle of {} tensors: list them with 'device-ipc attach @FILE info', and read one \
                  with 'device-ipc attach @FILE read --tensor NAME'",
-                bundle.len()
+                bundle.tensors().len()
             ),
             Self::Ring(_) => bail!("{RING_IS_NOT_READABLE}"),
         }
@@ -41,11 +41,7 @@ impl AnyDescriptor {
 
     /// Returns the contents without secrets.
     pub(crate) fn view(&self) -> Result<Value> {
-        Ok(match self {
-            Self::Export(descriptor) => serde_json::to_value(descriptor.view())?,
-            Self::Bundle(bundle) => serde_json::to_value(bundle.view())?,
-            Self::Ring(ring) => serde_json::to_value(ring.view())?,
-        })
+        Ok(serde_json::to_value(self.descriptor().view())?)
     }
 
     pub(crate) const fn kind(&self) -> &'static str {
@@ -57,10 +53,12 @@ impl AnyDescriptor {
     }
 
     pub(crate) fn exporter(&self) -> &ProcessIdentity {
+        self.descriptor().exporter()
+    }
+
+    const fn descriptor(&self) -> &Descriptor {
         match self {
-            Self::Export(descriptor) => descriptor.exporter(),
-            Self::Bundle(bundle) => bundle.exporter(),
-            Self::Ring(ring) => ring.writer(),
+            Self::Export(descriptor) | Self::Bundle(descriptor) | Self::Ring(descriptor) => descriptor,
         }
     }
 }

@@ -26,12 +26,6 @@ impl<T> ErrorWith<T> {
         Self::bound(error, DeviceBound::unbound(value))
     }
 
-    /// Converts the value.
-    pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> ErrorWith<U> {
-        let value = (*self.value).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner();
-        ErrorWith::new(self.error, convert(value))
-    }
-
     /// Returns the reason.
     pub const fn error(&self) -> &Error {
         &self.error

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use device_ipc_core::{BundleDescriptor, Descriptor, ProcessIdentity};
+use device_ipc_core::{Descriptor, ProcessIdentity};
 
 use crate::protocol::Identity;
 
@@ -156,14 +156,14 @@ impl Forged {
 
 /// CRC-32 as in Ethernet and zlib.
 /// A bundle's descriptor as another process would have made it, by the layout of `docs/spec/descriptor.md`.
-pub fn bundle_of_another(descriptor: &BundleDescriptor, exporter: &ProcessIdentity) -> Vec<u8> {
+pub fn bundle_of_another(descriptor: &Descriptor, exporter: &ProcessIdentity) -> Vec<u8> {
     let mut bytes = descriptor.to_bytes();
     bytes.truncate(bytes.len() - CHECKSUM);
     bytes[PID].copy_from_slice(&exporter.pid.to_le_bytes());
     bytes[START_TIME].copy_from_slice(&exporter.start_time.to_le_bytes());
     let checksum = crc32(&bytes);
     bytes.extend(checksum.to_le_bytes());
-    BundleDescriptor::from_bytes(&bytes).expect("it reads well");
+    Descriptor::from_bytes(&bytes).expect("it reads well");
     bytes
 }
 

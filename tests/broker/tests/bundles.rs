@@ -1,7 +1,7 @@
 //! Bundles of many allocations: what they cost, and what is left where one of them cannot be opened.
 
 use device_ipc_broker_tests::{Answer, DESCRIPTORS, PINNING, agent, eventually};
-use device_ipc_core::BundleDescriptor;
+use device_ipc_core::Descriptor;
 
 /// Each allocation has a handle with a file descriptor, and a region may lie in many of them.
 const NEIGHBOURS: &str = "devices=2;handles=fds;neighbours=on";
@@ -61,8 +61,8 @@ fn bundle_of_hundreds_of_allocations_takes_one_request() {
 fn overlapping_bundle_memory_is_one_range() {
     let (mut exporter, mut importer) = (agent!(NEIGHBOURS), agent!(NEIGHBOURS));
     let text = exporter.ok("share-blocks x 300 4096 neighbours=1");
-    let descriptor: BundleDescriptor = text.parse().expect("it is a bundle");
-    assert_eq!((descriptor.allocations(), descriptor.len()), (300, 2));
+    let descriptor: Descriptor = text.parse().expect("it is a bundle");
+    assert_eq!((descriptor.allocations(), descriptor.tensors().len()), (300, 2));
     importer.ok(&format!("open-bundle x {text}"));
     assert_eq!(importer.counter("driver_opens_total"), 1, "one call for all of them");
     // The tensors share the last half of the first and the first half of the second.
@@ -79,7 +79,7 @@ fn overlapping_bundle_memory_is_one_range() {
 fn bundle_with_too_many_adjacent_allocations_is_refused() {
     let mut exporter = agent!(NEIGHBOURS);
     let text = exporter.ok("share-blocks x 2046 4096 neighbours=1");
-    let descriptor: BundleDescriptor = text.parse().expect("it is a bundle");
+    let descriptor: Descriptor = text.parse().expect("it is a bundle");
     assert_eq!(descriptor.allocations(), 2046);
     exporter.ok("close x 10000");
     let Answer::Failed(failure) = exporter.ask("share-blocks x 2049 4096 neighbours=1") else {

@@ -8,10 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{
-    Buffer, BundleDescriptor, BundleExport, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout,
-    set_cache_limits,
-};
+use device_ipc_core::{Buffer, CacheLimits, Descriptor, Dtype, Export, Ipc, TensorLayout, set_cache_limits};
 use device_ipc_cuda::CudaBackend;
 use libloading::Library;
 
@@ -90,13 +87,13 @@ fn tensors(ipc: &Ipc, device: u32) -> [Arc<Buffer>; TENSORS] {
     std::array::from_fn(|_| Arc::new(allocate(ipc, device)))
 }
 
-fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> BundleExport {
-    let mut all = ipc.bundle();
+fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> Export {
+    let mut all = ipc.tensors();
     for (index, tensor) in tensors.iter().enumerate() {
         let layout = TensorLayout::contiguous(Dtype::U8, [4096]).expect("a layout");
         all.owned(index.to_string(), Arc::clone(tensor), Some(layout)).expect("one of its kind");
     }
-    all.start().expect("shared")
+    ipc.share_all(all).start().expect("shared")
 }
 
 /// A process with two exports of one block, one export of another block that is ready behind a stream, and a
@@ -104,7 +101,7 @@ fn bundle(ipc: &Ipc, tensors: &[Arc<Buffer>; TENSORS]) -> BundleExport {
 struct Exporter(Child);
 
 impl Exporter {
-    fn start(device: u32) -> (Self, Vec<Descriptor>, BundleDescriptor) {
+    fn start(device: u32) -> (Self, Vec<Descriptor>, Descriptor) {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "the_exporter", "--ignored", "--nocapture"])
             .env("EXPORTER_DEVICE", device.to_string())
@@ -181,7 +178,7 @@ fn bundles(ipc: &Ipc, recorder: &Recorder) {
     });
     assert_eq!(ended, in_context(&[]).repeat(2), "one entry for all owners of a bundle");
     let (_exporter, _, descriptor) = Exporter::start(0);
-    let (opened, mapping) = recorder.calls(|| ipc.open_bundle(&descriptor).at_home().expect("opened"));
+    let (opened, mapping) = recorder.calls(|| ipc.open(&descriptor).at_home().expect("opened"));
     let opens = [LOOK, "cuIpcOpenMemHandle", "cuMemGetAddressRange"];
     assert_eq!(opened, in_context(&opens.repeat(TENSORS)), "a bundle's first open");
     drop(mapping);

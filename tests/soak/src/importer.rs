@@ -83,8 +83,8 @@ fn carry_out(ipc: &Ipc, stream: &Stream, command: &str, arguments: &str) -> Resu
         }
         "bundle" => {
             let (value, descriptor) = value_and(arguments)?;
-            let mapping = ipc.open_bundle(&descriptor.parse()?).on(stream)?;
-            for (name, tensor) in mapping.iter() {
+            let mapping = ipc.open(&descriptor.parse()?).on(stream)?;
+            for (name, tensor) in mapping.tensors() {
                 check(&tensor.view::<f32, _>(stream)?.to_vec()?, value).with_context(|| name.to_owned())?;
             }
             mapping.release(stream)?;
@@ -127,7 +127,7 @@ fn channel(ipc: &Ipc, stream: &Stream, name: &str) -> Result<()> {
             message => message?,
         };
         let value = std::str::from_utf8(message.bytes())?.parse()?;
-        let [tensor] = message.tensors() else { bail!("a message has one tensor") };
+        let [tensor] = message.exports() else { bail!("a message has one tensor") };
         let mapping = tensor.open().on(stream)?;
         check(&mapping.view::<f32, _>(stream)?.to_vec()?, value)?;
         mapping.release(stream)?;

@@ -82,7 +82,7 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 ///         let stream = ipc.create_stream(0)?;
 ///         let message = channel.receive(timeout)?;
 ///         assert_eq!(message.bytes(), b"weights");
-///         let weights = message.tensors()[0].open().on(&stream)?; // the stream waits until they are written
+///         let weights = message.exports()[0].open().on(&stream)?; // the stream waits until they are written
 ///         let read = weights.view(&stream)?.to_vec()?;
 ///         message.check()?; // the sender did not die before writing them
 ///         message.reply(Message::new().bytes(b"thanks"), timeout)?;
@@ -95,7 +95,7 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 /// let memory = ipc.allocate(0, 16)?;
 /// memory.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0])?;
 /// let weights = ipc.share(memory).shape([4]).dtype(device_ipc_core::Dtype::F32).start()?;
-/// channel.send(Message::new().bytes(b"weights").tensor(&weights).ready_on(&stream), timeout)?;
+/// channel.send(Message::new().bytes(b"weights").export(&weights).ready_on(&stream), timeout)?;
 /// drop(weights); // the message keeps the memory allocated
 /// assert_eq!(channel.receive(timeout)?.bytes(), b"thanks");
 /// channel.close(timeout)?;

@@ -136,9 +136,9 @@ impl<O> fmt::Debug for RingBuilder<'_, O> {
 /// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
 /// # let ring = ipc.ring(ipc.allocate(0, 1 << 10)?).start()?;
 /// # let line = ring.descriptor().to_string();
-/// use device_ipc_core::RingDescriptor;
+/// use device_ipc_core::Descriptor;
 ///
-/// let descriptor: RingDescriptor = line.parse()?;
+/// let descriptor: Descriptor = line.parse()?;
 /// let stream = ipc.create_stream(0)?;
 /// let reader = ipc.open_ring(&descriptor).on(&stream)?; // on the stream's device
 /// assert_eq!(reader.sequence(), 0);

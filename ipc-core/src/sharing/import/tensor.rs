@@ -8,8 +8,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
 use crate::model::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayout, TensorTable};
 
-/// A tensor that lies in a [`Mapping`](crate::Mapping), a [`BundleMapping`](crate::BundleMapping) or a slot of a
-/// [`Ring`](crate::Ring), which it borrows.
+/// A tensor that lies in a [`Mapping`](crate::Mapping) or in a slot of a [`Ring`](crate::Ring), which it borrows.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'m> {
     keeper: Keeper<'m>,

@@ -7,8 +7,8 @@ use device_ipc_conformance::Lines;
 use device_ipc_conformance::agent::{Answer, Server};
 use device_ipc_conformance::check::Refusal;
 use device_ipc_core::{
-    BundleExport, Channel, Dtype, Error, Export, Ipc, Listener, Mapping, Result, Ring, RingReader,
-    TensorLayout, close_unused, shutdown,
+    Channel, Dtype, Error, Export, Ipc, Listener, Mapping, Result, Ring, RingReader, TensorLayout,
+    close_unused, shutdown,
 };
 
 use super::Agent;
@@ -17,7 +17,7 @@ use super::Agent;
 struct Waits {
     closed: Export,
     waited: Export,
-    bundle: BundleExport,
+    bundle: Export,
     ring: Ring,
     reader: RingReader,
     mapping: Mapping,
@@ -29,7 +29,7 @@ impl Waits {
     fn new(ipc: &Ipc) -> Result<Self> {
         let share = || ipc.share(ipc.allocate(0, 4096)?).start().map_err(Error::from);
         let waited: Export = share()?;
-        let mut bundle = ipc.bundle();
+        let mut bundle = ipc.tensors();
         let layout = TensorLayout::contiguous(Dtype::U8, [4096])?;
         bundle.owned("x", ipc.allocate(0, 4096)?, Some(layout))?;
         let ring = ipc.ring(ipc.allocate(0, 4096)?).start()?;
@@ -42,7 +42,7 @@ impl Waits {
             closed: share()?,
             mapping: ipc.open(waited.descriptor()).at_home()?,
             waited,
-            bundle: bundle.start().map_err(Error::from)?,
+            bundle: ipc.share_all(bundle).start().map_err(Error::from)?,
             reader: ipc.open_ring(ring.descriptor()).at_home()?,
             ring,
             listener,

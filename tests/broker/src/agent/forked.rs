@@ -82,7 +82,7 @@ fn try_channels(server: &mut Server) {
     }
     for (_, received) in server.received.drain() {
         report("reply", received.reply(Message::new(), TIME));
-        report("open-received", received.tensors()[0].open().at_home().map(drop));
+        report("open-received", received.exports()[0].open().at_home().map(drop));
     }
     for (_, channel) in server.channels.drain() {
         report("send", channel.send(Message::new(), TIME));
@@ -107,7 +107,7 @@ fn try_rings(server: &mut Server) {
     for slot in slots {
         report("ring-check", slot.check());
         let Err(refused) = slot.release(stream) else { return report("ring-release", Ok(())) };
-        report("ring-release-now", refused.into_slot().release_now().map_err(Error::from));
+        report("ring-release-now", refused.into_inner().release_now().map_err(Error::from));
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use device_ipc_broker_tests::{
     Answer, Connection, DEADLINE, Forged, PINNING, Received, agent, bundle_of_another, eventually, within,
 };
-use device_ipc_core::{BundleDescriptor, Descriptor, Ipc};
+use device_ipc_core::{Descriptor, Ipc};
 use device_ipc_mock::MockBackend;
 use rustix::fs::SealFlags;
 
@@ -55,8 +55,7 @@ fn malformed_messages_close_the_channel() {
     child.ok(&format!("listen {under}"));
     let mut sharing = agent!(PINNING);
     let third = sharing.share("x 4096");
-    let bundle: BundleDescriptor =
-        sharing.ok("share-blocks b 2 4096 devices=2").parse().expect("it is a bundle");
+    let bundle: Descriptor = sharing.ok("share-blocks b 2 4096 devices=2").parse().expect("it is a bundle");
     drop(sharing);
     let bundle_with = |descriptor: &[u8], grants: u64| {
         // As above, and a bundle with `grants` grants.

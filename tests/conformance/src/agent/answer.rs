@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity};
+use device_ipc_core::{Access, Descriptor, DeviceIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::check::Refusal;
@@ -20,7 +20,7 @@ pub enum Answer {
     /// The descriptor of an export.
     Descriptor(Box<Descriptor>),
     /// The descriptor of a bundle.
-    Bundle(BundleDescriptor),
+    Bundle(Descriptor),
     /// A mapping.
     Mapping(Mapped),
     /// Bytes.
@@ -72,7 +72,7 @@ macro_rules! values {
 values! {
     Devices(Vec<DeviceIdentity>),
     Descriptor(Box<Descriptor>),
-    Bundle(BundleDescriptor),
+    Bundle(Descriptor),
     Mapping(Mapped),
     Bytes(Vec<u8>),
     Floats(Vec<f32>),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device_ipc_core::{Access, BundleDescriptor, Descriptor, DeviceIdentity, ProcessIdentity};
+use device_ipc_core::{Access, Descriptor, DeviceIdentity, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 /// The device on which a mapping is opened.
@@ -341,7 +341,7 @@ pub enum Command {
     /// With `neighbours` as two tensors that overlap: `a` in the first two thirds, and `b` in the last two thirds.
     ShareBlocks { name: String, count: u64, len: u64, devices: Option<u64>, neighbours: Option<u8> },
     /// Opens a bundle; returns the number of its tensors.
-    OpenBundle { name: String, descriptor: BundleDescriptor, place: Place },
+    OpenBundle { name: String, descriptor: Descriptor, place: Place },
     /// Reads a tensor of an open bundle as bytes.
     TensorBytes { name: String, tensor: String },
     /// Returns the first byte of a tensor and its last.

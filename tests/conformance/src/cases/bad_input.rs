@@ -92,7 +92,7 @@ pub fn failed_share_gives_the_owner_back(context: &Context) -> Outcome {
         "the tensor needs 96 bytes, but its region has 80 bytes".to_owned(),
         "what a share of too large a tensor says",
     )?;
-    let lone: Buffer = failed.into_owner();
+    let lone: Buffer = failed.into_inner();
     equal(lone.range(), range, "the range of the owner that came back")?;
     let share = memory.ipc.share(lone).dtype(Dtype::F32).shape([4, 5]).start()?;
     that(share.descriptor().layout().is_some(), "the second share should have a layout")

@@ -8,7 +8,7 @@ mod holders;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{Access, BundleDescriptor, BundleExport, Counters, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Ipc, Region, TensorLayout, TensorTable, counters};
+use device_ipc_core::{Access, Descriptor, Export, Counters, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Ipc, Region, TensorLayout, TensorTable, counters};
 
 use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place};
 use crate::check::{equal, refused, same, that};
@@ -32,14 +32,14 @@ fn tensor(name: impl Into<String>, memory: usize, offset: u64, dtype: &str, shap
 
 /// Has an agent share these buffers, whole.
 #[track_caller]
-fn share(agent: &mut Agent, of: &[&str], tensors: Vec<BundledTensor>) -> Result<BundleDescriptor, Stop> {
+fn share(agent: &mut Agent, of: &[&str], tensors: Vec<BundledTensor>) -> Result<Descriptor, Stop> {
     let memories = of.iter().map(|name| ((*name).to_owned(), None)).collect();
     let sharing = BundleSharing { memories, tensors, ..Default::default() };
     agent.get(&Command::ShareBundle { name: "b".into(), sharing })
 }
 
 /// An agent with three buffers of 4096 bytes, `m0` to `m2`, and a bundle of one tensor of bytes in each, `t0` to `t2`.
-fn three_tensors(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
+fn three_tensors(context: &Context) -> Result<(Agent, Descriptor), Stop> {
     let mut exporter = context.agent()?;
     for index in 0..3 {
         exporter.allocate(&format!("m{index}"), 0, &pattern(4096 + index)[index..])?;
@@ -72,14 +72,14 @@ pub fn thousands_of_tensors_in_few_allocations(context: &Context) -> Outcome {
         tensor(format!("layers.{index}.weight"), memory, offset as u64, "float32", &[4, 4])
     });
     let descriptor = share(&mut exporter, &["m0", "m1", "m2"], tensors.collect())?;
-    equal((descriptor.len(), descriptor.allocations()), (TENSORS, 3), "tensors, and allocations that they lie in")?;
+    equal((descriptor.tensors().len(), descriptor.allocations()), (TENSORS, 3), "tensors, and allocations that they lie in")?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
-    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
     let cost = |seen: Counters| (seen.requests_total, seen.driver_opens_total, seen.driver_closes_total);
     equal(cost(counters()), (1, 3, 0), "requests to the exporter, driver's opens and closes")?;
-    equal((mapping.len(), mapping.iter().len()), (TENSORS, TENSORS), "the number of tensors")?;
-    for (index, (name, found)) in mapping.iter().enumerate() {
+    equal(mapping.tensors().len(), TENSORS, "the number of tensors")?;
+    for (index, (name, found)) in mapping.tensors().enumerate() {
         that(name == format!("layers.{index}.weight"), format!("tensor {index} is called {name}"))?;
         that(found.shape() == [4, 4] && found.dtype() == Dtype::F32, "it has its shape and element type")?;
         // Reading all of them takes long where a read waits for its stream.
@@ -90,8 +90,8 @@ pub fn thousands_of_tensors_in_few_allocations(context: &Context) -> Outcome {
         }
     }
     for round in 0..3 {
-        let again = ipc.open_bundle(&descriptor).on(&stream)?;
-        let last = again.tensor("layers.2999.weight")?;
+        let again = ipc.open(&descriptor).on(&stream)?;
+        let last = again.get("layers.2999.weight")?;
         same(&tensor_bytes(&last, &stream)?, &contents[2][63_936..], format!("the last tensor in round {round}"))?;
     }
     equal(cost(counters()), (1, 3, 0), "the same when it was opened three times again")
@@ -111,12 +111,12 @@ pub fn many_allocations(context: &Context) -> Outcome {
     let descriptor = share(&mut exporter, &of, tensors.collect())?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
-    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
     equal(counters().requests_total, 1, "requests to the exporter")?;
     equal(counters().driver_opens_total as usize, descriptor.allocations(), "driver's opens, one for each allocation")?;
     that(descriptor.allocations() > 1, "blocks of the size of half a kilobyte should not all be one allocation")?;
     for index in (0..ALLOCATIONS).step_by(23).chain([ALLOCATIONS - 1]) {
-        let found = tensor_bytes(&mapping.tensor(&names[index])?, &stream)?;
+        let found = tensor_bytes(&mapping.get(&names[index])?, &stream)?;
         same(&found, &bytes[index..index + 512], format!("the bytes of allocation {index}"))?;
     }
     mapping.release(&stream)?;
@@ -128,15 +128,15 @@ pub fn many_allocations(context: &Context) -> Outcome {
 pub fn shared_memory_is_listed_once(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
-    let mut bundle = memory.ipc.bundle();
+    let mut bundle = memory.ipc.tensors();
     // Later parts first: the order in which they are put in is no matter.
     for (index, (offset, len)) in [(2048, 2048), (0, 1024), (512, 1024), (0, 1024)].into_iter().enumerate() {
         let part = bundle.memory(memory.buffer.slice(offset, len)?);
         bundle.tensor(format!("{index}.last"), part, len - 16, bytes_of_shape(&[16])?)?;
     }
-    let export = bundle.start()?;
+    let export = memory.ipc.share_all(bundle).start()?;
     let descriptor = export.descriptor();
-    equal((descriptor.allocations(), descriptor.len()), (1, 4), "allocations, and tensors in them")?;
+    equal((descriptor.allocations(), descriptor.tensors().len()), (1, 4), "allocations, and tensors in them")?;
     let mut importer = context.agent()?;
     let open = Command::OpenBundle { name: "b".into(), descriptor: descriptor.clone(), place: Place::Home };
     importer.must(&open)?;
@@ -151,15 +151,15 @@ pub fn shared_memory_is_listed_once(context: &Context) -> Outcome {
 /// A bundle's descriptor is the same after each of its forms; none of them says more than it should.
 pub fn forms_are_read_back(context: &Context) -> Outcome {
     let (_exporter, descriptor) = three_tensors(context)?;
-    equal(BundleDescriptor::from_bytes(&descriptor.to_bytes()).ok().as_ref(), Some(&descriptor), "the binary form")?;
-    equal(descriptor.to_string().parse::<BundleDescriptor>()?, descriptor.clone(), "the text")?;
+    equal(Descriptor::from_bytes(&descriptor.to_bytes()).ok().as_ref(), Some(&descriptor), "the binary form")?;
+    equal(descriptor.to_string().parse::<Descriptor>()?, descriptor.clone(), "the text")?;
     let json = serde_json::to_string(&descriptor)?;
-    equal(serde_json::from_str::<BundleDescriptor>(&json)?, descriptor.clone(), "the text in JSON")?;
+    equal(serde_json::from_str::<Descriptor>(&json)?, descriptor.clone(), "the text in JSON")?;
     let view = serde_json::to_string(&descriptor.view())?;
     that(view.contains("\"t1\"") && view.contains("uint8"), format!("the view names tensors and types: {view}"))?;
     let bytes = descriptor.to_bytes();
     for len in 0..bytes.len() {
-        that(BundleDescriptor::from_bytes(&bytes[..len]).is_err(), format!("{len} bytes of it are no bundle"))?;
+        that(Descriptor::from_bytes(&bytes[..len]).is_err(), format!("{len} bytes of it are no bundle"))?;
     }
     Ok(())
 }
@@ -167,13 +167,13 @@ pub fn forms_are_read_back(context: &Context) -> Outcome {
 /// A write of the importer through a view of one tensor is visible to the exporter, and no other tensor changes.
 pub fn written_and_read_through_views(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, 64)?;
-    let mut bundle = memory.ipc.bundle();
+    let mut bundle = memory.ipc.tensors();
     let all = bundle.memory(Arc::clone(&memory.buffer));
     for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
         let layout = TensorLayout::contiguous(Dtype::F32, [2, 8])?;
         bundle.tensor(name, all, index as u64 * 64, layout)?;
     }
-    let export = bundle.start()?;
+    let export = memory.ipc.share_all(bundle).start()?;
     let mut importer = context.agent()?;
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
@@ -187,7 +187,7 @@ pub fn written_and_read_through_views(context: &Context) -> Outcome {
 /// A view has the tensor's element type, has no gaps, and is taken on a stream of its device.
 pub fn what_a_view_refuses(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
-    let mut bundle = memory.ipc.bundle();
+    let mut bundle = memory.ipc.tensors();
     let all = bundle.memory(Arc::clone(&memory.buffer));
     bundle.tensor("floats", all, 0, TensorLayout::contiguous(Dtype::F32, [16])?)?;
     bundle.tensor("gaps", all, 0, TensorLayout::strided(Dtype::U8, [4, 4], [8, 1])?)?;
@@ -195,16 +195,16 @@ pub fn what_a_view_refuses(context: &Context) -> Outcome {
     refused(odd, "floats at an odd place", "Descriptor", &["\"odd\"", "a multiple of 4 bytes"])?;
     bundle.tensor("float8", all, 0, TensorLayout::contiguous(Dtype::F8_E4M3FN, [4])?)?;
     bundle.tensor("later", all, 64, bytes_of_shape(&[16])?.with_offset(8)?)?;
-    let export = bundle.start()?;
+    let export = memory.ipc.share_all(bundle).start()?;
     let (ipc, stream) = (&memory.ipc, &memory.stream);
-    let mapping = ipc.open_bundle(export.descriptor()).on(stream)?;
-    let as_bytes = mapping.tensor("floats")?.view::<u8, _>(stream);
+    let mapping = ipc.open(export.descriptor()).on(stream)?;
+    let as_bytes = mapping.get("floats")?.view::<u8, _>(stream);
     refused(as_bytes.map(drop), "a view of another type", "Layout", &["float32", "uint8"])?;
-    refused(mapping.tensor("gaps")?.view::<u8, _>(stream).map(drop), "a view with gaps", "Layout", &["not contiguous"])?;
-    refused(mapping.tensor("float8")?.view::<u8, _>(stream).map(drop), "float8 as bytes", "Layout", &["float8_e4m3fn"])?;
-    let gaps = mapping.tensor("gaps")?;
+    refused(mapping.get("gaps")?.view::<u8, _>(stream).map(drop), "a view with gaps", "Layout", &["not contiguous"])?;
+    refused(mapping.get("float8")?.view::<u8, _>(stream).map(drop), "float8 as bytes", "Layout", &["float8_e4m3fn"])?;
+    let gaps = mapping.get("gaps")?;
     equal(gaps.range().len, 3 * 8 + 4, "the bytes from the first element to the end of the last")?;
-    let later = mapping.tensor("later")?;
+    let later = mapping.get("later")?;
     same(&tensor_bytes(&later, stream)?, &pattern(4096)[72..88], "the bytes of a tensor that begins behind its region's")
 }
 
@@ -222,7 +222,7 @@ pub fn tensors_without_elements(context: &Context) -> Outcome {
     for (others, device) in [(true, 0), (true, last), (false, 0)] {
         for round in 0..2 {
             let when = format!("others: {others}, device {device}, round {round}");
-            let mut bundle = memory.ipc.bundle();
+            let mut bundle = memory.ipc.tensors();
             if others {
                 let all = bundle.memory(Arc::clone(&memory.buffer));
                 bundle.tensor("full", all, 0, layout(&[4, 4])?)?;
@@ -233,7 +233,7 @@ pub fn tensors_without_elements(context: &Context) -> Outcome {
             bundle.owned("untold", without_bytes(device), None)?;
             let too_large = bundle.owned("large", without_bytes(device), Some(layout(&[1])?));
             refused(too_large, "an element without bytes", "Descriptor", &["needs 4 bytes", "0 bytes"])?;
-            let export = bundle.start()?;
+            let export = memory.ipc.share_all(bundle).start()?;
             let mut importer = context.agent()?;
             let descriptor = export.descriptor().clone();
             importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
@@ -265,22 +265,22 @@ pub fn read_only_is_kept(context: &Context) -> Outcome {
     let kind = context.kind_that(|kind| kind.read_only, "no kind of handle can be mapped read-only")?;
     let bytes = pattern(4096);
     let memory = Memory::of_kind(context, kind.kind, &bytes)?;
-    let share = |access| -> Result<BundleExport, Stop> {
-        let mut bundle = memory.ipc.bundle().access(access);
+    let share = |access| -> Result<Export, Stop> {
+        let mut bundle = memory.ipc.tensors();
         bundle.owned("w", Arc::clone(&memory.buffer), Some(bytes_of_shape(&[4096])?))?;
-        Ok(bundle.start()?)
+        Ok(memory.ipc.share_all(bundle).access(access).start()?)
     };
     let (locked, open) = (share(Access::ReadOnly)?, share(Access::ReadWrite)?);
     equal(locked.descriptor().access(), Access::ReadOnly, "the access that the descriptor tells")?;
     let ipc = &memory.ipc;
-    let wanted = ipc.open_bundle(locked.descriptor()).access(Access::ReadWrite).at_home();
+    let wanted = ipc.open(locked.descriptor()).access(Access::ReadWrite).at_home();
     refused(wanted, "opening for writing what is read-only", "InBundle", &["\"w\"", "shared read-only"])?;
     for mapping in [
-        ipc.open_bundle(locked.descriptor()).at_home()?,
-        ipc.open_bundle(open.descriptor()).access(Access::ReadOnly).at_home()?,
+        ipc.open(locked.descriptor()).at_home()?,
+        ipc.open(open.descriptor()).access(Access::ReadOnly).at_home()?,
     ] {
         equal(mapping.access(), Access::ReadOnly, "the access of the mapping")?;
-        let tensor = mapping.tensor("w")?;
+        let tensor = mapping.get("w")?;
         let written = tensor.view_mut::<u8, _>(&memory.stream);
         refused(written.map(drop), "a view for writing", "AccessDenied", &["read-only"])?;
         same(&tensor_bytes(&tensor, &memory.stream)?, &bytes, "the bytes")?;
@@ -292,11 +292,11 @@ pub fn read_only_is_kept(context: &Context) -> Outcome {
 pub fn unknown_name(context: &Context) -> Outcome {
     let (_exporter, descriptor) = three_tensors(context)?;
     let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let mapping = ipc.open(&descriptor).at_home()?;
     let phrases = ["\"t3\"", "there are 3", "\"t0\""];
-    refused(mapping.tensor("t3"), "a tensor of another name", "NoSuchTensor", &phrases)?;
-    equal(descriptor.layout("t3"), None, "its layout")?;
-    that(mapping.tensor("t2").is_ok(), "the tensors that there are can be had")
+    refused(mapping.get("t3"), "a tensor of another name", "NoSuchTensor", &phrases)?;
+    equal(descriptor.layout_of("t3"), None, "its layout")?;
+    that(mapping.get("t2").is_ok(), "the tensors that there are can be had")
 }
 
 /// In the exporting process itself nothing is opened: the tensors are where they were put in.
@@ -304,10 +304,10 @@ pub fn own_process(context: &Context) -> Outcome {
     let bytes = pattern(4096);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
     let export = whole(&memory.ipc, &memory)?;
-    let mapping = memory.ipc.open_bundle(export.descriptor()).on(&memory.stream)?;
+    let mapping = memory.ipc.open(export.descriptor()).on(&memory.stream)?;
     let expected = memory.buffer.range().slice(1024, 2048);
-    equal(Some(mapping.tensor("middle")?.range()), expected, "the tensor's address, which is the original's")?;
-    same(&tensor_bytes(&mapping.tensor("middle")?, &memory.stream)?, &bytes[1024..3072], "its bytes")?;
+    equal(Some(mapping.get("middle")?.range()), expected, "the tensor's address, which is the original's")?;
+    same(&tensor_bytes(&mapping.get("middle")?, &memory.stream)?, &bytes[1024..3072], "its bytes")?;
     equal(export.holders().iter().len(), 1, "the number of holders, this process itself")?;
     let seen = counters();
     equal((seen.requests_total, seen.driver_opens_total), (0, 0), "requests to an exporter, and driver's opens")?;
@@ -317,11 +317,11 @@ pub fn own_process(context: &Context) -> Outcome {
 }
 
 /// A bundle of the whole buffer and one tensor of bytes, `middle`.
-fn whole(ipc: &Ipc, memory: &Memory) -> Result<BundleExport, Stop> {
-    let mut bundle = ipc.bundle();
+fn whole(ipc: &Ipc, memory: &Memory) -> Result<Export, Stop> {
+    let mut bundle = ipc.tensors();
     let all = bundle.memory(Arc::clone(&memory.buffer));
     bundle.tensor("middle", all, 1024, bytes_of_shape(&[2048])?)?;
-    Ok(bundle.start()?)
+    Ok(ipc.share_all(bundle).start()?)
 }
 
 /// The importer's stream waits on the device until the exporter's stream has written all of it. Where there are no events
@@ -332,12 +332,12 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     importer.must(&Command::Prepare { device: 0 })?;
     memory.stream.delay(Duration::from_millis(300))?;
     memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2)?;
-    let mut bundle = memory.ipc.bundle();
+    let mut bundle = memory.ipc.tensors();
     for (index, name) in ["a", "b"].into_iter().enumerate() {
         let part = memory.buffer.slice(2048 * index as u64, 2048)?;
         bundle.owned(name, part, Some(bytes_of_shape(&[2048])?))?;
     }
-    let export = bundle.ready_on(&memory.stream).start()?;
+    let export = memory.ipc.share_all(bundle).ready_on(&memory.stream).start()?;
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
     for name in ["a", "b"] {
@@ -354,12 +354,12 @@ pub fn shares_the_open_allocation_with_a_plain_export(context: &Context) -> Outc
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let mapping = ipc.open(&plain).on(&stream)?;
-    let bundle = ipc.open_bundle(&descriptor).on(&stream)?;
+    let bundle = ipc.open(&descriptor).on(&stream)?;
     let seen = counters();
     equal((seen.requests_total, seen.driver_opens_total), (2, 3), "requests to the exporter, and driver's opens")?;
-    equal(bundle.tensor("t1")?.range().ptr, mapping.range().ptr, "the address of the same memory")?;
+    equal(bundle.get("t1")?.range().ptr, mapping.range().ptr, "the address of the same memory")?;
     drop(mapping);
-    same(&tensor_bytes(&bundle.tensor("t1")?, &stream)?, &pattern(4097)[1..], "the bytes when the plain one has gone")
+    same(&tensor_bytes(&bundle.get("t1")?, &stream)?, &pattern(4097)[1..], "the bytes when the plain one has gone")
 }
 
 /// A table of tensors travels by any road, and finds them in a mapping of one plain export.

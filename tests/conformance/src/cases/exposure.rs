@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{
-    Buffer, DeviceOwner, DeviceRange, Exposing, Exposure, HandleKindInfo, Region, ShareError, counters,
+    Buffer, DeviceOwner, DeviceRange, Exposing, Exposure, HandleKindInfo, Region, ErrorWith, counters,
 };
 
 use crate::agent::{Agent, Command, Place};
@@ -21,7 +21,7 @@ fn isolated(kind: &HandleKindInfo) -> bool {
 /// The reason of a refused share, once its owner has come back as it was.
 #[track_caller]
 fn owner_comes_back<O: DeviceOwner, T>(
-    result: Result<T, ShareError<O>>,
+    result: Result<T, ErrorWith<O>>,
     region: DeviceRange,
     kind: &str,
     phrases: &[&str],
@@ -30,7 +30,7 @@ fn owner_comes_back<O: DeviceOwner, T>(
         return fail(format!("a share that should be refused with {kind} succeeded"));
     };
     refused(Err::<(), _>(failed.error()), "the share", kind, phrases)?;
-    equal(failed.into_owner().region().range, region, "the region of the owner that came back")
+    equal(failed.into_inner().region().range, region, "the region of the owner that came back")
 }
 
 fn is_exact(exposure: Exposure, bytes: u64) -> Outcome {

@@ -10,7 +10,7 @@ impl Exporter {
     pub(super) fn bundle(&mut self) -> Result<()> {
         let bytes = (ELEMENTS * size_of::<f32>()) as u64;
         let layout = || TensorLayout::contiguous(Dtype::F32, [ELEMENTS as u64]);
-        let mut bundle = self.ipc.bundle().ready_on(&self.stream);
+        let mut bundle = self.ipc.tensors();
         for memory in ["a", "b"] {
             let buffer = self.ipc.allocate(self.device, 2 * bytes)?;
             buffer.view_mut::<f32>(&self.stream)?.copy_from(&[self.value(); 2 * ELEMENTS])?;
@@ -18,7 +18,7 @@ impl Exporter {
             bundle.tensor(format!("{memory}.0"), id, 0, layout()?)?;
             bundle.tensor(format!("{memory}.1"), id, bytes, layout()?)?;
         }
-        let export = bundle.start()?;
+        let export = self.ipc.share_all(bundle).ready_on(&self.stream).start()?;
         self.importer.ask(&format!("bundle {} {}", self.value(), export.descriptor()))?;
         export.wait_released(TIMEOUT)?;
         Ok(export.close(TIMEOUT)?)
@@ -53,7 +53,7 @@ impl Exporter {
             let export = self.ipc.share(self.new_tensor()?).start()?;
             let message = Message::new()
                 .bytes(self.value().to_string().into_bytes())
-                .tensor(&export)
+                .export(&export)
                 .ready_on(&self.stream);
             channel.send(message, TIMEOUT)?;
             self.done += 1;

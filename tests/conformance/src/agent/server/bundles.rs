@@ -1,8 +1,7 @@
 //! Bundles.
 
 use device_ipc_core::{
-    Access, Buffer, BundleExport, BundleMapping, DeviceOrdinal, DeviceRange, Dtype, Error, Region, Result,
-    TensorLayout,
+    Access, Buffer, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Mapping, Region, Result, TensorLayout,
 };
 
 use super::imports::device_map;
@@ -28,7 +27,7 @@ impl Server {
             }
             Command::OpenBundle { name, descriptor, place } => {
                 let ipc = self.ipc.clone();
-                let builder = ipc.open_bundle(&descriptor);
+                let builder = ipc.open(&descriptor);
                 let mapping = match place {
                     Place::Home => builder.at_home()?,
                     Place::Device(device) => builder.on_device(device)?,
@@ -44,13 +43,13 @@ impl Server {
             }
             Command::TensorFill { name, tensor, byte } => {
                 let stream = self.stream_of_tensor(&name, &tensor)?;
-                let found = named(&self.open_bundles, &name).tensor(&tensor)?;
+                let found = named(&self.open_bundles, &name).get(&tensor)?;
                 found.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
                 stream.synchronize().map(|()| Answer::Done)
             }
             Command::TensorAdd { name, tensor, value } => {
                 let stream = self.stream_of_tensor(&name, &tensor)?;
-                let found = named(&self.open_bundles, &name).tensor(&tensor)?;
+                let found = named(&self.open_bundles, &name).get(&tensor)?;
                 found.view_mut::<f32, _>(&stream)?.add(value).map(|()| Answer::Done)
             }
             other => self.carry_out_ring(other),
@@ -58,19 +57,19 @@ impl Server {
     }
 
     fn stream_of_tensor(&mut self, name: &str, tensor: &str) -> Result<device_ipc_core::Stream> {
-        let device = named(&self.open_bundles, name).tensor(tensor)?.device();
+        let device = named(&self.open_bundles, name).get(tensor)?.device();
         self.stream(device.get())
     }
 
     fn tensor_bytes(&mut self, name: &str, tensor: &str) -> Result<Vec<u8>> {
         let stream = self.stream_of_tensor(name, tensor)?;
-        tensor_bytes(&named(&self.open_bundles, name).tensor(tensor)?, &stream)
+        tensor_bytes(&named(&self.open_bundles, name).get(tensor)?, &stream)
     }
 
     fn share_bundle(&mut self, name: String, sharing: &BundleSharing) -> Result<Answer> {
         let streams: Result<Vec<_>> = sharing.ready_on.iter().map(|device| self.stream(*device)).collect();
         let (streams, ipc) = (streams?, self.ipc.clone());
-        let mut bundle = ipc.bundle().access(sharing.access.unwrap_or(Access::ReadWrite));
+        let mut bundle = ipc.tensors();
         let mut memories = Vec::new();
         for (of, part) in &sharing.memories {
             let buffer = named(&self.buffers, of);
@@ -82,21 +81,22 @@ impl Server {
             let layout = TensorLayout::contiguous(dtype, tensor.shape.as_slice())?;
             bundle.tensor(&tensor.name, memories[tensor.memory], tensor.offset, layout)?;
         }
-        let export = streams.iter().fold(bundle, |bundle, stream| bundle.ready_on(stream)).start()?;
+        let share = ipc.share_all(bundle).access(sharing.access.unwrap_or(Access::ReadWrite));
+        let export = streams.iter().fold(share, |share, stream| share.ready_on(stream)).start()?;
         Ok(self.keep_bundle_export(name, export))
     }
 
-    fn blocks(&self, buffers: Vec<Buffer>) -> Result<BundleExport> {
-        let mut bundle = self.ipc.bundle();
+    fn blocks(&self, buffers: Vec<Buffer>) -> Result<Export> {
+        let mut bundle = self.ipc.tensors();
         for (index, buffer) in buffers.into_iter().enumerate() {
             let layout = TensorLayout::contiguous(Dtype::U8, [buffer.range().len])?;
             bundle.owned::<(), Buffer>(format!("t{index}"), buffer, Some(layout)).map_err(Error::from)?;
         }
-        Ok(bundle.start()?)
+        Ok(self.ipc.share_all(bundle).start()?)
     }
 
-    fn neighbours(&self, buffers: Vec<Buffer>) -> Result<BundleExport> {
-        let mut bundle = self.ipc.bundle();
+    fn neighbours(&self, buffers: Vec<Buffer>) -> Result<Export> {
+        let mut bundle = self.ipc.tensors();
         let (first, count, len) = (buffers[0].range(), buffers.len() as u64, buffers[0].range().len);
         let whole = DeviceRange::new(DeviceOrdinal::new(0), first.ptr, count * len);
         let third = count / 3 * len;
@@ -109,17 +109,17 @@ impl Server {
         let (a, b) = (unchecked::owned(buffers, of(0)), unchecked::owned((), of(third)));
         bundle.owned("b", b, Some(layout.clone())).map_err(Error::from)?;
         bundle.owned("a", a, Some(layout)).map_err(Error::from)?;
-        Ok(bundle.start()?)
+        Ok(self.ipc.share_all(bundle).start()?)
     }
 
-    fn keep_bundle_export(&mut self, name: String, export: BundleExport) -> Answer {
+    fn keep_bundle_export(&mut self, name: String, export: Export) -> Answer {
         let descriptor = export.descriptor().clone();
         self.bundles.insert(name, export);
         Answer::Bundle(descriptor)
     }
 
-    pub(super) fn keep_bundle(&mut self, name: String, mapping: BundleMapping) -> Answer {
-        let tensors = mapping.len();
+    pub(super) fn keep_bundle(&mut self, name: String, mapping: Mapping) -> Answer {
+        let tensors = mapping.tensors().len();
         self.open_bundles.insert(name, mapping);
         Answer::Number(tensors as u64)
     }

@@ -57,7 +57,7 @@ impl Server {
             }
             Command::Receive { by, name, timeout } => {
                 let received = named(&self.channels, &by).receive(timeout)?;
-                let items = received.tensors().len() + received.bundles().len();
+                let items = received.exports().len();
                 let bytes = received.bytes().to_vec();
                 self.received.insert(name, received);
                 Ok(Answer::Received { bytes, items })
@@ -81,7 +81,7 @@ impl Server {
         match command {
             Command::OpenReceived { of, name, place, index, timeout, copying } => {
                 let received = taken(&mut self.received, &of);
-                let mut opening = received.tensors()[index].open();
+                let mut opening = received.exports()[index].open();
                 if let Some(timeout) = timeout {
                     opening = opening.timeout(timeout);
                 }
@@ -96,7 +96,8 @@ impl Server {
             }
             Command::OpenReceivedBundle { of, name, place, index, timeout } => {
                 let received = taken(&mut self.received, &of);
-                let mut opening = received.bundles()[index].open();
+                let mut named = received.exports().iter().filter(|export| export.descriptor().is_named());
+                let mut opening = named.nth(index).expect("a bundle of this index").open();
                 if let Some(timeout) = timeout {
                     opening = opening.timeout(timeout);
                 }
@@ -105,7 +106,7 @@ impl Server {
                 opened.map(|mapping| self.keep_bundle(name, mapping))
             }
             Command::DeviceOfReceived { of } => {
-                let device = named(&self.received, &of).tensors()[0].device();
+                let device = named(&self.received, &of).exports()[0].device();
                 Ok(device.map_or(Answer::Done, |device| Answer::Number(device.get().into())))
             }
             Command::Answer { of, bytes, tensors, timeout } => {
@@ -130,8 +131,8 @@ impl Server {
     fn message<'a>(&'a self, bytes: &'a [u8], of: &[String], ready: Option<&'a Stream>) -> Message<'a> {
         let message = Message::new().bytes(bytes);
         let add = |message: Message<'a>, name: &String| match self.bundles.get(name) {
-            Some(bundle) => message.bundle(bundle),
-            None => message.tensor(named(&self.exports, name)),
+            Some(bundle) => message.export(bundle),
+            None => message.export(named(&self.exports, name)),
         };
         let message = of.iter().fold(message, add);
         match ready {
@@ -146,13 +147,8 @@ impl Server {
         for _ in 0..times {
             let received = channel.receive(timeout)?;
             let opened: Vec<_> =
-                received.tensors().iter().map(|tensor| tensor.open().on(&stream)).collect::<Result<_>>()?;
-            let bundles: Vec<_> =
-                received.bundles().iter().map(|bundle| bundle.open().on(&stream)).collect::<Result<_>>()?;
+                received.exports().iter().map(|export| export.open().on(&stream)).collect::<Result<_>>()?;
             for mapping in opened {
-                mapping.release(&stream)?;
-            }
-            for mapping in bundles {
                 mapping.release(&stream)?;
             }
             if answers {

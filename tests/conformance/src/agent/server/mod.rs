@@ -13,8 +13,8 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Buffer, BundleExport, BundleMapping, CacheLimits, Channel, DeviceEvent, DeviceIpc, DeviceOrdinal, Error,
-    Export, Ipc, Listener, Mapping, Received, Result, StagingLimits, Stream, Timeline,
+    Buffer, CacheLimits, Channel, DeviceEvent, DeviceIpc, DeviceOrdinal, Error, Export, Ipc, Listener,
+    Mapping, Received, Result, StagingLimits, Stream, Timeline,
 };
 use serde::de::DeserializeOwned;
 
@@ -69,8 +69,8 @@ pub struct Server {
     pub buffers: HashMap<String, Arc<Buffer>>,
     pub exports: HashMap<String, Export>,
     pub mappings: HashMap<String, Mapping>,
-    pub bundles: HashMap<String, BundleExport>,
-    pub open_bundles: HashMap<String, BundleMapping>,
+    pub bundles: HashMap<String, Export>,
+    pub open_bundles: HashMap<String, Mapping>,
     pub timelines: HashMap<String, Timeline>,
     pub events: HashMap<String, Box<dyn DeviceEvent>>,
     pub listeners: HashMap<String, Listener>,

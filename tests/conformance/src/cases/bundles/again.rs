@@ -1,6 +1,6 @@
 //! A state dict that is handed over again and again: another bundle each time, of the same tensors.
 
-use device_ipc_core::{BundleDescriptor, BundleMapping, Error, Stream, counters};
+use device_ipc_core::{Descriptor, Mapping, Error, Stream, counters};
 
 use super::errors::{altered, first_in_the_second_region};
 use super::{nothing_stays_open, tensor, three_tensors};
@@ -11,7 +11,7 @@ use crate::{Context, Outcome, Stop, fail};
 
 /// Has the agent share a further bundle: `t0` to `t2`, each in one of these buffers of 4096 bytes.
 #[track_caller]
-fn share_again(agent: &mut Agent, name: &str, of: [&str; 3]) -> Result<BundleDescriptor, Stop> {
+fn share_again(agent: &mut Agent, name: &str, of: [&str; 3]) -> Result<Descriptor, Stop> {
     let memories = of.iter().map(|memory| ((*memory).to_owned(), None)).collect();
     let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
     let sharing = BundleSharing { memories, tensors, ..Default::default() };
@@ -22,9 +22,9 @@ const SAME: [&str; 3] = ["m0", "m1", "m2"];
 
 /// The tensors have the bytes of the pattern from `begin` on, one further for each.
 #[track_caller]
-fn has_the_pattern(mapping: &BundleMapping, stream: &Stream, begin: usize) -> Outcome {
+fn has_the_pattern(mapping: &Mapping, stream: &Stream, begin: usize) -> Outcome {
     for index in 0..3 {
-        let found = tensor_bytes(&mapping.tensor(&format!("t{index}"))?, stream)?;
+        let found = tensor_bytes(&mapping.get(&format!("t{index}"))?, stream)?;
         let first = begin + index;
         same(&found, &pattern(4096 + first)[first..], format!("the bytes of tensor {index}"))?;
     }
@@ -37,7 +37,7 @@ pub fn handed_over_again(context: &Context) -> Outcome {
     let (mut exporter, first) = three_tensors(context)?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
-    let mut mapping = ipc.open_bundle(&first).on(&stream)?;
+    let mut mapping = ipc.open(&first).on(&stream)?;
     let opened = counters().driver_opens_total;
     let mut former = "b".to_owned();
     for round in 1..=4 {
@@ -45,7 +45,7 @@ pub fn handed_over_again(context: &Context) -> Outcome {
         let descriptor = share_again(&mut exporter, &name, SAME)?;
         that(descriptor.exports().ne(first.exports()), "it is an export of its own")?;
         let requests = counters().requests_total;
-        let next = ipc.open_bundle(&descriptor).on(&stream)?;
+        let next = ipc.open(&descriptor).on(&stream)?;
         equal(counters().requests_total - requests, 1, format!("requests in round {round}"))?;
         equal(counters().driver_opens_total, opened, format!("driver's opens until round {round}"))?;
         std::mem::replace(&mut mapping, next).release(&stream)?;
@@ -67,24 +67,24 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
     }
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
-    let mapping = ipc.open_bundle(&first).on(&stream)?;
+    let mapping = ipc.open(&first).on(&stream)?;
     let other = share_again(&mut exporter, "other", ["n0", "n1", "n2"])?;
-    let others = ipc.open_bundle(&other).on(&stream)?;
+    let others = ipc.open(&other).on(&stream)?;
     has_the_pattern(&others, &stream, 100)?;
     has_the_pattern(&mapping, &stream, 0)?;
     // Their places in the bundle follow their addresses, whatever buffer has them.
     let turned = share_again(&mut exporter, "turned", ["m2", "m1", "m0"])?;
     let opened = counters().driver_opens_total;
-    let turned = ipc.open_bundle(&turned).on(&stream)?;
+    let turned = ipc.open(&turned).on(&stream)?;
     equal(counters().driver_opens_total, opened, "driver's opens of memory that is open")?;
     for (name, from) in [("t0", 2), ("t1", 1), ("t2", 0)] {
-        let found = tensor_bytes(&turned.tensor(name)?, &stream)?;
+        let found = tensor_bytes(&turned.get(name)?, &stream)?;
         same(&found, &pattern(4096 + from)[from..], format!("the bytes of {name} where it is another one's place"))?;
     }
     let mixed = share_again(&mut exporter, "mixed", ["m0", "n1", "m2"])?;
-    let mixed = ipc.open_bundle(&mixed).on(&stream)?;
-    same(&tensor_bytes(&mixed.tensor("t1")?, &stream)?, &pattern(4197)[101..], "the one that is another")?;
-    same(&tensor_bytes(&mixed.tensor("t2")?, &stream)?, &pattern(4098)[2..], "one that is the same")?;
+    let mixed = ipc.open(&mixed).on(&stream)?;
+    same(&tensor_bytes(&mixed.get("t1")?, &stream)?, &pattern(4197)[101..], "the one that is another")?;
+    same(&tensor_bytes(&mixed.get("t2")?, &stream)?, &pattern(4098)[2..], "one that is the same")?;
     drop((mapping, others, turned, mixed));
     for name in ["b", "other", "turned", "mixed"] {
         exporter.must(&Command::Drop { names: vec![name.into()] })?;
@@ -96,20 +96,20 @@ pub fn what_looks_the_same_is_told_apart(context: &Context) -> Outcome {
 pub fn stale_although_the_memory_is_open(context: &Context) -> Outcome {
     let (mut exporter, first) = three_tensors(context)?;
     let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&first).at_home()?;
+    let mapping = ipc.open(&first).at_home()?;
     let again = share_again(&mut exporter, "again", SAME)?;
     // The number of the second region's allocation, and the token of the only part.
     let stale = altered(&again, |bytes, parts| bytes[parts + 50 + 20 + 4 + 8] ^= 1)?;
-    let Err(error) = ipc.open_bundle(&stale).at_home() else {
+    let Err(error) = ipc.open(&stale).at_home() else {
         return fail("an allocation of another number should be refused");
     };
     that(matches!(error.innermost(), Error::StaleGeneration(_)), format!("the cause is a stale allocation: {error}"))?;
     let second = first_in_the_second_region(&again, "t1")?;
     refused(Err::<(), _>(error), "a stale allocation", "InBundle", &[&format!("{second:?}")])?;
     let guessed = altered(&again, |bytes, parts| bytes[parts + 8] ^= 1)?;
-    refused(ipc.open_bundle(&guessed).at_home(), "a wrong token", "InBundle", &["token"])?;
+    refused(ipc.open(&guessed).at_home(), "a wrong token", "InBundle", &["token"])?;
     exporter.must(&Command::Drop { names: vec!["again".into()] })?;
-    refused(ipc.open_bundle(&again).at_home(), "a bundle that was dropped", "InBundle", &["dropped"])?;
+    refused(ipc.open(&again).at_home(), "a bundle that was dropped", "InBundle", &["dropped"])?;
     drop(mapping);
     exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()
@@ -148,16 +148,16 @@ pub fn every_difference_from_the_last_time_counts(context: &Context) -> Outcome 
             let memories = SAME.map(|memory| (memory.to_owned(), None)).into();
             let sharing = BundleSharing { memories, tensors: tensors.clone(), ..Default::default() };
             let name = format!("{kind} {round}");
-            let descriptor: BundleDescriptor = exporter.get(&Command::ShareBundle { name, sharing })?;
-            let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
-            equal(mapping.len(), tensors.len(), format!("tensors, {kind}: {what}"))?;
-            for (given, (name, found)) in tensors.iter().zip(mapping.iter()) {
+            let descriptor: Descriptor = exporter.get(&Command::ShareBundle { name, sharing })?;
+            let mapping = ipc.open(&descriptor).on(&stream)?;
+            equal(mapping.tensors().len(), tensors.len(), format!("tensors, {kind}: {what}"))?;
+            for (given, (name, found)) in tensors.iter().zip(mapping.tensors()) {
                 equal(name, given.name.as_str(), format!("a name, {kind}: {what}"))?;
                 equal(found.shape(), given.shape.as_slice(), format!("a shape, {kind}: {what}"))?;
                 equal(found.dtype().to_string(), given.dtype.clone(), format!("a type, {kind}: {what}"))?;
                 let (begin, bytes) = (given.memory + given.offset as usize, found.range().len as usize);
                 let expected = pattern(4096 + given.memory);
-                let found = tensor_bytes(&mapping.tensor(name)?, &stream)?;
+                let found = tensor_bytes(&mapping.get(name)?, &stream)?;
                 same(&found, &expected[begin..begin + bytes], format!("the bytes of {name}, {kind}: {what}"))?;
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{BundleDescriptor, DeviceMap, counters};
+use device_ipc_core::{Descriptor, DeviceMap, counters};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};
@@ -13,7 +13,7 @@ use super::{bytes_of_shape, nothing_stays_open, share, tensor, three_tensors};
 
 /// An agent with a buffer of 4096 bytes on each of the first two devices, and a bundle of both: `near` on device 0 and
 /// `far` on device 1.
-pub(super) fn on_two_devices(context: &Context) -> Result<(Agent, BundleDescriptor), Stop> {
+pub(super) fn on_two_devices(context: &Context) -> Result<(Agent, Descriptor), Stop> {
     let mut exporter = context.agent()?;
     exporter.allocate("near", 0, &pattern(4096))?;
     exporter.allocate("far", 1, &pattern(4097)[1..])?;
@@ -28,23 +28,23 @@ pub fn two_devices_at_home(context: &Context) -> Outcome {
     let (_exporter, descriptor) = on_two_devices(context)?;
     let homes: Vec<_> = descriptor.homes().collect();
     equal(homes, devices.iter().map(|device| device.identity).collect(), "the homes that the descriptor names")?;
-    equal(descriptor.home("far"), Some(devices[1].identity), "the home of a tensor")?;
+    equal(descriptor.home_of("far"), Some(devices[1].identity), "the home of a tensor")?;
     let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let mapping = ipc.open(&descriptor).at_home()?;
     that(mapping.is_at_home(), "it is opened at home")?;
     let seen = counters();
     equal((seen.requests_total, seen.driver_opens_total), (2, 2), "requests to the exporter, and driver's opens")?;
     let on = mapping.devices();
     equal(on, devices.iter().map(|device| device.ordinal).collect(), "the devices of the mapping")?;
     for (index, (name, bytes)) in [("near", &pattern(4096)[..]), ("far", &pattern(4097)[1..])].into_iter().enumerate() {
-        let tensor = mapping.tensor(name)?;
+        let tensor = mapping.get(name)?;
         equal(tensor.device(), devices[index].ordinal, "the device of a tensor")?;
         let stream = ipc.create_stream(devices[index].ordinal)?;
         same(&tensor_bytes(&tensor, &stream)?, bytes, "its bytes")?;
         let other = ipc.create_stream(devices[1 - index].ordinal)?;
         refused(tensor.view::<u8, _>(&other).map(drop), "a view on the other device", "WrongStream", &["device"])?;
     }
-    drop(ipc.open_bundle(&descriptor).at_home()?);
+    drop(ipc.open(&descriptor).at_home()?);
     equal(counters().requests_total, 2, "requests after it was opened again")
 }
 
@@ -54,11 +54,11 @@ pub fn two_devices_on_one(context: &Context) -> Outcome {
     let (_exporter, descriptor) = on_two_devices(context)?;
     let ipc = context.ipc();
     let stream = ipc.create_stream(devices[1].ordinal)?;
-    let mapping = ipc.open_bundle(&descriptor).on(&stream)?;
+    let mapping = ipc.open(&descriptor).on(&stream)?;
     equal(mapping.devices(), vec![devices[1].ordinal], "the devices of the mapping")?;
     that(!mapping.is_at_home(), "one of the tensors is not at home")?;
-    same(&tensor_bytes(&mapping.tensor("near")?, &stream)?, &pattern(4096), "the bytes of the other device")?;
-    same(&tensor_bytes(&mapping.tensor("far")?, &stream)?, &pattern(4097)[1..], "the bytes at home")?;
+    same(&tensor_bytes(&mapping.get("near")?, &stream)?, &pattern(4096), "the bytes of the other device")?;
+    same(&tensor_bytes(&mapping.get("far")?, &stream)?, &pattern(4097)[1..], "the bytes at home")?;
     Ok(mapping.release(&stream)?)
 }
 
@@ -70,12 +70,12 @@ pub fn two_devices_by_a_map(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let home = |map: DeviceMap, index: usize| map.insert(devices[index].identity, devices[index].ordinal);
     let half = home(DeviceMap::new(), 0)?;
-    let result = ipc.open_bundle(&descriptor).mapped_by(&half);
+    let result = ipc.open(&descriptor).mapped_by(&half);
     let name = devices[1].identity.to_string();
     refused(result, "a home that is not in the map", "InBundle", &["\"far\"", &name, "DeviceMap::insert"])?;
     equal(counters().opens_total, 0, "opens, where it is known before that a tensor has no place")?;
-    let mapping = ipc.open_bundle(&descriptor).mapped_by(&home(half, 1)?)?;
-    equal(mapping.tensor("far")?.device(), devices[1].ordinal, "the device that the map names")
+    let mapping = ipc.open(&descriptor).mapped_by(&home(half, 1)?)?;
+    equal(mapping.get("far")?.device(), devices[1].ordinal, "the device that the map names")
 }
 
 /// A release on a stream of one device also ends the mappings on the other.
@@ -84,19 +84,19 @@ pub fn released_on_a_stream_of_one_of_two_devices(context: &Context) -> Outcome 
     let (mut exporter, descriptor) = on_two_devices(context)?;
     let ipc = context.ipc();
     let streams = [ipc.create_stream(devices[0].ordinal)?, ipc.create_stream(devices[1].ordinal)?];
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
-    drop(mapping.tensor("near")?.view::<u8, _>(&streams[0])?);
-    drop(mapping.tensor("far")?.view::<u8, _>(&streams[1])?);
+    let mapping = ipc.open(&descriptor).at_home()?;
+    drop(mapping.get("near")?.view::<u8, _>(&streams[0])?);
+    drop(mapping.get("far")?.view::<u8, _>(&streams[1])?);
     mapping.wait_ready(&streams[1])?;
     mapping.release(&streams[0])?;
     exporter.must(&Command::Drop { names: vec!["b".into()] })?;
     nothing_stays_open()?;
     // One that is mapped on the first device alone comes back from a stream of the second.
     let (_exporter, descriptor) = three_tensors(context)?;
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let mapping = ipc.open(&descriptor).at_home()?;
     let Err(failed) = mapping.release(&streams[1]) else { return fail("a stream of another device should be refused") };
     refused(Err::<(), _>(failed.error()), "a stream of another device", "WrongStream", &["device 1", "device 0"])?;
-    same(&tensor_bytes(&failed.into_mapping().tensor("t0")?, &streams[0])?, &pattern(4096), "what came back")
+    same(&tensor_bytes(&failed.into_inner().get("t0")?, &streams[0])?, &pattern(4096), "what came back")
 }
 
 /// Memory of a device is ready when the stream of that device reaches that point: each part has its own event.
@@ -109,19 +109,19 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
         memory.stream.delay(Duration::from_millis(200))?;
         memory.buffer.view_mut::<u8>(&memory.stream)?.fill_bytes(2 + index as u8)?;
     }
-    let mut bundle = memories[0].ipc.bundle();
+    let mut bundle = memories[0].ipc.tensors();
     for (index, memory) in memories.iter().enumerate() {
         bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
     }
-    let export = bundle.ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
+    let export = memories[0].ipc.share_all(bundle).ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
     for index in 0..2 {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
     }
-    let mut twice = memories[0].ipc.bundle();
+    let mut twice = memories[0].ipc.tensors();
     twice.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
-    let result = twice.ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
+    let result = memories[0].ipc.share_all(twice).ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
     refused(result, "two streams of one device", "Unsupported", &["two streams of device 0"])
 }

@@ -14,10 +14,10 @@ use super::{SHORT, bytes_of_shape, three_tensors, whole};
 pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let (witness, dropped) = Witness::of(&memory);
-    let mut bundle = memory.ipc.bundle();
+    let mut bundle = memory.ipc.tensors();
     let owner = unchecked::owned(witness, memory.buffer_region(context));
     bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
-    let export = bundle.start()?;
+    let export = memory.ipc.share_all(bundle).start()?;
     equal(export.holders().opened(), 0, "how often it has been opened")?;
     refused(export.wait_released(SHORT), "no open so far", "StillHeld", &["no process has opened the export"])?;
     let mut importer = context.agent()?;
@@ -48,13 +48,13 @@ pub fn importer_killed(context: &Context) -> Outcome {
 pub fn exporter_killed(context: &Context) -> Outcome {
     let (exporter, descriptor) = three_tensors(context)?;
     let ipc = context.ipc();
-    let mapping = ipc.open_bundle(&descriptor).at_home()?;
+    let mapping = ipc.open(&descriptor).at_home()?;
     let (sender, gone) = channel();
     mapping.on_gone(move |error| drop(sender.send(error.to_string())));
     exporter.kill()?;
     let told = gone.recv_timeout(SOON);
     that(told.is_ok_and(|told| told.contains("has ended")), "on_gone should be told that the exporter has ended")?;
-    refused(ipc.open_bundle(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
+    refused(ipc.open(&descriptor).at_home(), "a dead exporter's bundle", "ExporterGone", &["has ended"])?;
     drop(mapping);
     happens_soon("the close of what was open", || Ok(counters().mapped_bytes == 0))
 }

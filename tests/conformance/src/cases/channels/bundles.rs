@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use device_ipc_core::{BundleExport, DeviceOwner, Dtype, Message, TensorLayout};
+use device_ipc_core::{Export, DeviceOwner, Dtype, Message, TensorLayout};
 
 use super::{
     BYTES, COUNT, discard, is_dropped, is_kept, local_pair, open_at, pair, receive, says_nothing_else,
@@ -18,9 +18,9 @@ use crate::{Context, Outcome, PATIENCE, Stop, unchecked};
 pub(super) fn bundle(
     context: &Context,
     devices: &[u32],
-) -> Result<(BundleExport, Vec<Receiver<()>>), Stop> {
+) -> Result<(Export, Vec<Receiver<()>>), Stop> {
     let (ipc, mut dropped) = (context.ipc(), Vec::new());
-    let mut bundle = ipc.bundle();
+    let mut bundle = ipc.tensors();
     for (index, device) in devices.iter().enumerate() {
         let bytes = [bytes_of_tensor(2 * index), bytes_of_tensor(2 * index + 1)].concat();
         let memory = Memory::with_bytes(context, *device, &bytes)?;
@@ -32,7 +32,7 @@ pub(super) fn bundle(
             bundle.tensor(format!("t{}", 2 * index + half), memory, (half * BYTES) as u64, layout)?;
         }
     }
-    Ok((bundle.start()?, dropped))
+    Ok((ipc.share_all(bundle).start()?, dropped))
 }
 
 pub(super) fn bytes_of_tensor(index: usize) -> Vec<u8> {
@@ -62,7 +62,7 @@ fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
 pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = bundle(context, &[0, 0])?;
-    channel.send(Message::new().bytes(b"state").bundle(&share), PATIENCE)?;
+    channel.send(Message::new().bytes(b"state").export(&share), PATIENCE)?;
     drop(share);
     equal(receive(&mut agent, "r")?, b"state".to_vec(), "the bytes of the message")?;
     is_kept(&dropped[1], "by a message that has not been opened")?;
@@ -81,7 +81,7 @@ pub fn bundle_of_two_devices(context: &Context) -> Outcome {
     let (share, dropped) = bundle(context, &[0, 1])?;
     let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
     let tensor = memory.share()?;
-    channel.send(Message::new().tensor(&tensor).bundle(&share).tensor(&tensor), PATIENCE)?;
+    channel.send(Message::new().export(&tensor).export(&share).export(&tensor), PATIENCE)?;
     drop((share, tensor));
     receive(&mut agent, "r")?;
     dropped.iter().try_for_each(|dropped| is_kept(dropped, "by a message that has not been opened"))?;
@@ -97,14 +97,14 @@ pub fn bundle_of_two_devices(context: &Context) -> Outcome {
 pub fn unopened_bundle_goes_back(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = bundle(context, &[0])?;
-    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     is_kept(&dropped[0], "by a message")?;
     discard(&mut agent, "r")?;
     is_dropped(&dropped[0], "when the message has been")?;
     let (share, dropped) = bundle(context, &[0])?;
-    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     is_kept(&dropped[0], "by who lives")?;
@@ -116,7 +116,7 @@ pub fn unopened_bundle_goes_back(context: &Context) -> Outcome {
 pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = bundle(context, &[0, 0])?;
-    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     let (name, of) = ("r.b".to_owned(), "r".to_owned());
@@ -133,7 +133,7 @@ pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
 pub fn bundle_round_trips_cost_no_other_message(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, _dropped) = bundle(context, &[0, 0])?;
-    says_nothing_else((&channel, &mut agent), 100, || Message::new().bundle(&share))?;
+    says_nothing_else((&channel, &mut agent), 100, || Message::new().export(&share))?;
     share.close(SOON)?;
     Ok(())
 }
@@ -143,12 +143,12 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
     context.needs_timelines(1)?;
     let (channel, mut agent) = pair(context)?;
     let memory = Memory::with_floats(context, COUNT)?;
-    let mut share = memory.ipc.bundle();
+    let mut share = memory.ipc.tensors();
     let layout = TensorLayout::contiguous(Dtype::F32, [COUNT as u64])?;
     share.owned("weights", memory.buffer.clone(), Some(layout))?;
-    let share = share.start()?;
+    let share = memory.ipc.share_all(share).start()?;
     let read = Command::TensorBytes { name: "r.b".into(), tensor: "weights".into() };
-    channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     receive(&mut agent, "r")?;
     open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
     agent.must(&read)?;
@@ -158,7 +158,7 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
         let begun = Instant::now();
         memory.stream.delay(delay)?;
         memory.add(1.0)?;
-        channel.send(Message::new().bundle(&share).ready_on(&memory.stream), PATIENCE)?;
+        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         receive(&mut agent, "r")?;
         open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
         let seen = Seen::since(begun, Ok(()));
@@ -172,12 +172,12 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
 pub fn bundle_in_one_process(context: &Context) -> Outcome {
     let (near, far) = local_pair(context, "own-bundle")?;
     let (share, dropped) = bundle(context, &[0, 0])?;
-    near.send(Message::new().bundle(&share).bundle(&share), PATIENCE)?;
+    near.send(Message::new().export(&share).export(&share), PATIENCE)?;
     drop(share);
     let received = far.receive(PATIENCE)?;
     let stream = context.ipc().create_stream(0)?;
-    let opened = received.bundles()[0].open().on(&stream)?;
-    for (index, (_, tensor)) in opened.iter().enumerate() {
+    let opened = received.exports()[0].open().on(&stream)?;
+    for (index, (_, tensor)) in opened.tensors().enumerate() {
         same(
             &tensor_bytes(&tensor, &stream)?,
             &bytes_of_tensor(index),
@@ -186,7 +186,7 @@ pub fn bundle_in_one_process(context: &Context) -> Outcome {
     }
     drop(opened);
     is_kept(&dropped[0], "by the bundle that was not opened")?;
-    let (_, bundles) = received.into_parts();
+    let bundles = received.into_exports();
     drop((near, far));
     drop(bundles);
     dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when both have gone"))

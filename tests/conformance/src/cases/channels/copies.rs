@@ -28,7 +28,7 @@ pub fn copied_when_it_is_ready(context: &Context) -> Outcome {
         let share = memory.ipc.share(unchecked::owned(owner, memory.buffer.region())).start()?;
         memory.stream.delay(SHORT)?;
         memory.add(expected - OLD)?;
-        channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         drop(share);
         receive(&mut agent, "r")?;
         is_kept(&dropped, "by a message that has not been opened")?;
@@ -47,7 +47,7 @@ pub fn copied_where_it_cannot_be_opened(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
     let (share, dropped) = witnessed(context, &bytes)?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     if !reaches {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use device_ipc_core::{Message, ReceivedTensor};
+use device_ipc_core::{Message, ReceivedExport};
 
 use super::{
     BYTES, SHORT, connecting, is_dropped, is_kept, local_pair, name, open_at, pair, receive, send, went_well,
@@ -30,7 +30,7 @@ pub fn sender_killed(context: &Context) -> Outcome {
     equal(channel.receive(PATIENCE)?.bytes().len(), 100_000, "the length of what came behind it")?;
     refused(channel.receive(PATIENCE), "receiving from the dead", "PeerGone", &[&pid, "without closing"])?;
     refused(channel.send(Message::new(), PATIENCE), "sending to the dead", "PeerGone", &[&pid])?;
-    refused(one.tensors()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
+    refused(one.exports()[0].open().at_home(), "opening what died", "ExporterGone", &[&pid])
 }
 
 /// A process that closes and exits before the receiver has opened: its exports are gone.
@@ -43,7 +43,7 @@ pub fn sender_that_ends_takes_its_exports(context: &Context) -> Outcome {
     let one = channel.receive(PATIENCE)?;
     equal(one.bytes(), b"one", "what was sent before the end")?;
     refused(channel.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &["closed"])?;
-    refused(one.tensors()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
+    refused(one.exports()[0].open().at_home(), "opening what has ended", "ExporterGone", &[])
 }
 
 /// A receiver's death ends the leases of its messages, opened or not.
@@ -53,7 +53,7 @@ pub fn receiver_killed(context: &Context) -> Outcome {
     let (received, received_dropped) = witnessed(context, &pattern(BYTES))?;
     let (unread, unread_dropped) = witnessed(context, &pattern(BYTES))?;
     for share in [&opened, &received, &unread] {
-        channel.send(Message::new().tensor(share), PATIENCE)?;
+        channel.send(Message::new().export(share), PATIENCE)?;
     }
     drop((opened, received, unread));
     receive(&mut agent, "a")?;
@@ -101,12 +101,12 @@ pub fn both_ends_in_one_process(context: &Context) -> Outcome {
     let bytes = pattern(BYTES);
     let (share, dropped) = witnessed(context, &bytes)?;
     let address = share.descriptor().len();
-    near.send(Message::new().bytes(b"own").tensor(&share).tensor(&share), PATIENCE)?;
+    near.send(Message::new().bytes(b"own").export(&share).export(&share), PATIENCE)?;
     drop(share);
     let received = far.receive(PATIENCE)?;
     equal(received.bytes(), b"own", "the bytes of the message")?;
     let stream = context.ipc().create_stream(0)?;
-    let mapping = received.tensors()[0].open().on(&stream)?;
+    let mapping = received.exports()[0].open().on(&stream)?;
     equal(mapping.len(), address, "the length of the tensor")?;
     same(&bytes_of(&mapping, &stream)?, &bytes, "the bytes of the tensor")?;
     received.reply(Message::new().bytes(b"thanks"), PATIENCE)?;
@@ -114,7 +114,7 @@ pub fn both_ends_in_one_process(context: &Context) -> Outcome {
     drop((mapping, near));
     is_kept(&dropped, "by the tensor that was not opened")?;
     refused(far.receive(PATIENCE), "receiving behind the end", "ChannelClosed", &[])?;
-    let kept: Vec<ReceivedTensor> = received.into_tensors();
+    let kept: Vec<ReceivedExport> = received.into_exports();
     drop(far);
     drop(kept);
     is_dropped(&dropped, "when both have gone")

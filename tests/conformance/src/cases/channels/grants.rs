@@ -16,7 +16,7 @@ pub fn tensor_outlives_its_export(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
     let (share, dropped) = witnessed(context, &bytes)?;
-    channel.send(Message::new().bytes(b"t").tensor(&share), PATIENCE)?;
+    channel.send(Message::new().bytes(b"t").export(&share), PATIENCE)?;
     drop(share);
     is_kept(&dropped, "by a message that has not been received")?;
     equal(receive(&mut agent, "r")?, b"t".to_vec(), "the bytes of the message")?;
@@ -33,14 +33,14 @@ pub fn tensor_outlives_its_export(context: &Context) -> Outcome {
 pub fn unopened_tensor_goes_back(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
-    channel.send(Message::new().tensor(&share).tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share).export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     is_kept(&dropped, "by a message")?;
     discard(&mut agent, "r")?;
     is_dropped(&dropped, "when the message has been")?;
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     agent.must(&Command::DropChannel { name: "c".into() })?;
     is_dropped(&dropped, "when the receiver has closed the channel over the message")?;
@@ -52,7 +52,7 @@ pub fn unopened_tensor_outlives_both_ends(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
     let (share, dropped) = witnessed(context, &bytes)?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop((share, channel));
     receive(&mut agent, "r")?;
     agent.must(&Command::DropChannel { name: "c".into() })?;
@@ -85,7 +85,7 @@ pub fn failed_open_can_be_tried_again(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let bytes = pattern(BYTES);
     let (share, dropped) = witnessed(context, &bytes)?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     let nowhere = agent.request(&opening("m", "r", 0, Some(Place::Device(4711))))?.result;
@@ -99,7 +99,7 @@ pub fn failed_open_can_be_tried_again(context: &Context) -> Outcome {
 pub fn round_trips_cost_no_other_message(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let share = Memory::with_bytes(context, 0, &pattern(BYTES))?.share()?;
-    says_nothing_else((&channel, &mut agent), 300, || Message::new().tensor(&share))?;
+    says_nothing_else((&channel, &mut agent), 300, || Message::new().export(&share))?;
     // The last is known to be over when the memory is waited for.
     share.close(SOON)?;
     Ok(())
@@ -112,12 +112,12 @@ pub fn one_way_leaves_no_grants(context: &Context) -> Outcome {
     let (share, dropped) = witnessed(context, &pattern(BYTES))?;
     let echo = |times| Command::Echo { by: "c".into(), times, answers: false, timeout: PATIENCE };
     agent.send(&echo(1))?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     went_well(agent.receive_reply()?.result)?;
     let (asked, told) = said(&mut agent)?;
     agent.send(&echo(ROUNDS))?;
     for _ in 0..ROUNDS {
-        channel.send(Message::new().tensor(&share), PATIENCE)?;
+        channel.send(Message::new().export(&share), PATIENCE)?;
     }
     went_well(agent.receive_reply()?.result)?;
     let (asked_since, told_since) = said(&mut agent)?;

@@ -19,7 +19,7 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     let bytes = pattern(BYTES);
     let memory = Memory::with_bytes(context, 0, &bytes)?;
     let share = memory.share()?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     receive(&mut agent, "r")?;
     let device: u64 = agent.get(&Command::DeviceOfReceived { of: "r".into() })?;
     equal(device, 1, "the device that the map says")?;
@@ -37,9 +37,9 @@ pub fn mapped_there_and_back(context: &Context) -> Outcome {
     send(&mut agent, b"", &["y"], None)?;
     for what in ["the answer", "the message"] {
         let received = channel.receive(PATIENCE)?;
-        let device = received.tensors()[0].device().map(|device| device.get());
+        let device = received.exports()[0].device().map(|device| device.get());
         equal(device, Some(0), format!("the device that the map says for {what}"))?;
-        let mapping = received.tensors()[0].open().mapped()?;
+        let mapping = received.exports()[0].open().mapped()?;
         equal(mapping.device().get(), 0, format!("where {what} was opened"))?;
     }
     Ok(())
@@ -53,7 +53,7 @@ pub fn device_that_is_not_mapped(context: &Context) -> Outcome {
     let share = memory.share()?;
     let home = second.identity.to_string();
     let pid = agent.peer().id().to_string();
-    let sent = channel.send(Message::new().tensor(&share), PATIENCE);
+    let sent = channel.send(Message::new().export(&share), PATIENCE);
     refused(sent, "memory that is not mapped", "NotInDeviceMap", &[&home, &pid, "device_map"])?;
     nobody_holds(&share, "a message that was not sent")?;
     agent.allocate("y", 1, &pattern(BYTES))?;
@@ -100,7 +100,7 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     }
     let (channel, mut agent) = pair_mapped(context, &[(0, 1), (1, 0)], &[])?;
     let (share, _dropped) = bundle(context, &[0, 1])?;
-    channel.send(Message::new().bundle(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
     for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
@@ -128,12 +128,12 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     let (of, bytes) = ("r".into(), Vec::new());
     agent.must(&Command::Answer { of, bytes, tensors: vec!["b".into()], timeout: PATIENCE })?;
     let received = channel.receive(PATIENCE)?;
-    let [answer] = received.bundles() else { return fail("the answer should hold one bundle") };
+    let [answer] = received.exports() else { return fail("the answer should hold one bundle") };
     let opened = answer.open().mapped()?;
     for (index, (home, elsewhere)) in answer.descriptor().homes().zip([1, 0]).enumerate() {
-        let device = answer.device(home).map(|device| device.get());
+        let device = answer.device_for(home).map(|device| device.get());
         equal(device, Some(elsewhere), format!("the device that the map says for part {index}"))?;
-        let tensor = opened.tensor(&format!("t{index}"))?;
+        let tensor = opened.get(&format!("t{index}"))?;
         equal(tensor.device().get(), elsewhere, format!("where part {index} was opened"))?;
         let stream = context.ipc().create_stream(elsewhere)?;
         same(
@@ -151,7 +151,7 @@ pub fn bundle_on_a_device_that_is_not_mapped(context: &Context) -> Outcome {
     let (channel, mut agent) = pair_mapped(context, &[(0, 0)], &[])?;
     let (share, dropped) = bundle(context, &[0, 1])?;
     let (home, pid) = (second.identity.to_string(), agent.peer().id().to_string());
-    let sent = channel.send(Message::new().bundle(&share), PATIENCE);
+    let sent = channel.send(Message::new().export(&share), PATIENCE);
     refused(sent, "a bundle that is not all mapped", "NotInDeviceMap", &[&home, &pid, "device_map"])?;
     equal(share.holders().iter().len(), 0, "holders of a bundle that was not sent")?;
     drop(share);

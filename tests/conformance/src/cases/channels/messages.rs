@@ -36,7 +36,7 @@ pub fn close_waits_for_the_receiver(context: &Context) -> Outcome {
     let close = |timeout| Command::CloseChannel { name: "c".into(), timeout };
     agent.send(&close(PATIENCE))?;
     let second = channel.receive(PATIENCE)?;
-    let mapping = first.tensors()[0].open().at_home()?;
+    let mapping = first.exports()[0].open().at_home()?;
     that(agent.peer().receive_line(SHORT).is_err(), "close should wait for a tensor that may be opened")?;
     drop(second);
     went_well(agent.receive_reply()?.result)?;
@@ -74,7 +74,7 @@ pub fn receiver_that_never_reads(context: &Context) -> Outcome {
     let filler = vec![7; 8192];
     let mut sent = 0;
     let late = loop {
-        match channel.send(Message::new().bytes(&filler).tensor(&share), SHORT) {
+        match channel.send(Message::new().bytes(&filler).export(&share), SHORT) {
             Ok(()) => sent += 1,
             Err(error) => break error,
         }
@@ -109,15 +109,15 @@ pub fn too_much_for_a_message(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(BYTES))?;
     let share = memory.share()?;
     for end in [&near, &far] {
-        let large = end.send(Message::new().bytes(vec![0; 100_000]).tensor(&share), PATIENCE);
+        let large = end.send(Message::new().bytes(vec![0; 100_000]).export(&share), PATIENCE);
         refused(large, "too many bytes", "MessageTooLarge", &["100000", "message_limit"])?;
     }
-    let many = (0..=MAX_MESSAGE_TENSORS).fold(Message::new(), |message, _| message.tensor(&share));
+    let many = (0..=MAX_MESSAGE_TENSORS).fold(Message::new(), |message, _| message.export(&share));
     refused(near.send(many, PATIENCE), "too many tensors", "MessageTooLarge", &["1025 tensors", "1024"])?;
     nobody_holds(&share, "messages that were not sent")?;
-    let most = (0..MAX_MESSAGE_TENSORS / 8).fold(Message::new(), |message, _| message.tensor(&share));
+    let most = (0..MAX_MESSAGE_TENSORS / 8).fold(Message::new(), |message, _| message.export(&share));
     near.send(most, PATIENCE)?;
-    equal(far.receive(PATIENCE)?.tensors().len(), MAX_MESSAGE_TENSORS / 8, "the tensors of a message")?;
+    equal(far.receive(PATIENCE)?.exports().len(), MAX_MESSAGE_TENSORS / 8, "the tensors of a message")?;
     nobody_holds(&share, "a message that was discarded")
 }
 
@@ -152,7 +152,7 @@ pub fn tensor_without_elements(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let memory = Memory::with_floats(context, 4)?;
     let share = memory.ipc.share(memory.buffer.slice(0, 0)?).dtype(Dtype::F32).shape([2, 0]).start()?;
-    channel.send(Message::new().tensor(&share), PATIENCE)?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     let mapped = open_on_stream(&mut agent)?;
     equal(mapped.tensor, Some(("float32".to_owned(), vec![2, 0])), "type and shape of the tensor")?;

@@ -17,7 +17,7 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
     let (channel, mut agent) = pair(context)?;
     let memory = Memory::with_floats(context, COUNT)?;
     let share = memory.share()?;
-    channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     open_on_stream(&mut agent)?;
     equal(agent.floats("r.0")?[0], OLD, "the float before")?;
     let mut expected = OLD;
@@ -26,7 +26,7 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
         let begun = Instant::now();
         memory.stream.delay(delay)?;
         memory.add(1.0)?;
-        channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         open_on_stream(&mut agent)?;
         let seen = Seen::since(begun, Ok(()));
         let verdict = same(&agent.floats("r.0")?, &[expected; COUNT], "the floats behind the wait");
@@ -42,7 +42,7 @@ pub fn streams_signal_in_turn(context: &Context) -> Outcome {
     let memory = Memory::with_floats(context, COUNT)?;
     let share = memory.share()?;
     let fast = memory.ipc.create_stream(0)?;
-    channel.send(Message::new().tensor(&share).ready_on(&memory.stream).ready_on(&fast), PATIENCE)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream).ready_on(&fast), PATIENCE)?;
     open_on_stream(&mut agent)?;
     let mut expected = OLD;
     while_delayed("sending twice, receiving and opening", |delay| {
@@ -50,7 +50,7 @@ pub fn streams_signal_in_turn(context: &Context) -> Outcome {
         let begun = Instant::now();
         memory.stream.delay(delay)?;
         memory.add(1.0)?;
-        channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+        channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         channel.send(Message::new().ready_on(&fast), PATIENCE)?;
         open_on_stream(&mut agent)?;
         receive(&mut agent, "other")?;
@@ -67,7 +67,7 @@ pub fn host_waits_for_ready(context: &Context) -> Outcome {
     let share = memory.share()?;
     memory.stream.delay(SHORT)?;
     memory.add(1.0)?;
-    channel.send(Message::new().tensor(&share).ready_on(&memory.stream), PATIENCE)?;
+    channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     receive(&mut agent, "r")?;
     open_at(&mut agent, "r", 0, Some(Place::Home))?;
     same(&agent.floats("r.0")?, &[OLD + 1.0; COUNT], "the floats behind the wait")
@@ -82,18 +82,18 @@ pub fn sender_killed_while_a_stream_waits(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let stream = ipc.create_stream(0)?;
     let first = channel.receive(PATIENCE)?;
-    drop(first.tensors()[0].open().on(&stream)?);
+    drop(first.exports()[0].open().on(&stream)?);
     stream.synchronize()?;
     agent.must(&Command::Delay { device: 0, time: Duration::from_secs(3600) })?;
     send(&mut agent, b"", &["x"], Some(0))?;
     let received = channel.receive(PATIENCE)?;
-    let mapping = received.tensors()[0].open().on(&stream)?;
+    let mapping = received.exports()[0].open().on(&stream)?;
     received.check()?;
     agent.kill()?;
     stream_resumes(&stream, "the sender dies")?;
     refused(received.check(), "what was never written", "PeerGone", &["has ended"])?;
     first.check()?;
     drop(mapping);
-    let late = received.tensors()[0].open().on(&stream);
+    let late = received.exports()[0].open().on(&stream);
     refused(late, "opening what was never written", "PeerGone", &[])
 }

@@ -94,7 +94,7 @@ pub fn read_only_is_not_pretended(context: &Context) -> Outcome {
             Err(failed) => {
                 let phrases = [kind.name, "read-write", "allocate_as"];
                 refused(Err::<(), _>(failed.error()), "sharing it read-only", "Unsupported", &phrases)?;
-                failed.into_owner()
+                failed.into_inner()
             }
         };
         equal(owner.range(), memory.buffer.range(), "the range of the owner that came back")?;
