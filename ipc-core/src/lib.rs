@@ -64,7 +64,9 @@ pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,
 };
 pub use sharing::ErrorWith;
-pub use sharing::export::{Export, Exposing, Exposure, Hanging, MemoryId, ShareBuilder, TensorSet};
+pub use sharing::export::{
+    Export, Exposure, ExposurePolicy, HolderPolicy, MemoryId, ShareBuilder, TensorSet,
+};
 pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};

@@ -14,9 +14,9 @@ use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use device_ipc_core::{
-    Access, Buffer, Descriptor, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange, Error, Export, Exposing,
-    HandleBytes, HandleKind, Ipc, OwnedRegion, ProcessIdentity, ReceivedHandle, Region, close_mappings_of,
-    close_unused,
+    Access, Buffer, Descriptor, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange, Error, Export,
+    ExposurePolicy, HandleBytes, HandleKind, Ipc, OwnedRegion, ProcessIdentity, ReceivedHandle, Region,
+    close_mappings_of, close_unused,
 };
 use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, NAME, POOL, VIRTUAL_MEMORY};
 
@@ -283,7 +283,7 @@ fn small_block_exposes_neighbours_and_strict_policy_rejects() {
 
     // SAFETY: the buffer is the owner.
     let owned = unsafe { OwnedRegion::new(Arc::clone(mine), Region::new(NAME, mine.range())) };
-    let error = ipc.share(owned).exposure(Exposing::Refuse).start().unwrap_err();
+    let error = ipc.share(owned).exposure(ExposurePolicy::Refuse).start().unwrap_err();
     assert!(matches!(error.error(), Error::Exposes { .. }), "{error}");
 
     if !has(&backend, VIRTUAL_MEMORY) {
@@ -298,7 +298,7 @@ fn small_block_exposes_neighbours_and_strict_policy_rejects() {
     let region = Region::new(NAME, first.range()).with_allocation(first.range());
     // SAFETY: the buffer is the owner.
     let owned = unsafe { OwnedRegion::new(first, region) };
-    let export = ipc.share(owned).exposure(Exposing::Refuse).start().unwrap();
+    let export = ipc.share(owned).exposure(ExposurePolicy::Refuse).start().unwrap();
     let mut other = other_process();
     assert_eq!(other.ask(&format!("open {}", export.descriptor())), "opened 0");
     // The importer's address space has no memory of this process there.

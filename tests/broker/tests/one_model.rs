@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{Answer, agent, eventually};
 use device_ipc_core::{
-    Access, Buffer, DeviceOwner as _, Dtype, Error, Exposing, Ipc, OwnedRegion, Region, TensorLayout,
+    Access, Buffer, DeviceOwner as _, Dtype, Error, ExposurePolicy, Ipc, OwnedRegion, Region, TensorLayout,
     TensorSet,
 };
 use device_ipc_mock::MockBackend;
@@ -69,11 +69,11 @@ fn named_tensors_obey_the_exposure_policy() {
     };
     let allowed = ipc.share_all(half()).start().expect("shared");
     assert!(!allowed.exposure().is_exact(), "{}", allowed.exposure());
-    let refused = ipc.share_all(half()).exposure(Exposing::Refuse).start().unwrap_err();
+    let refused = ipc.share_all(half()).exposure(ExposurePolicy::Refuse).start().unwrap_err();
     assert!(matches!(refused.error(), Error::Exposes { region: 4096, .. }), "{refused}");
     let set = refused.into_inner();
     assert_eq!(set.len(), 1, "the set comes back");
-    let copied = ipc.share_all(set).exposure(Exposing::Copy).start().expect("a copy is shared");
+    let copied = ipc.share_all(set).exposure(ExposurePolicy::Copy).start().expect("a copy is shared");
     assert!(copied.exposure().is_exact(), "{}", copied.exposure());
     let mut importer = agent!(MACHINE);
     assert_eq!(importer.ok(&format!("open-bundle x {}", copied.descriptor())), "1");

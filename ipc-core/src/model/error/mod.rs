@@ -189,7 +189,7 @@ pub enum Error {
     /// Importers would be able to read or write more than what is shared, and that was not to be.
     #[error(
         "device work of an importer could reach {reachable} beside the {region} bytes that are shared: {why}; share a \
-         copy (ShareBuilder::exposure(Exposing::Copy)), or memory of a kind that is isolated"
+         copy (ShareBuilder::exposure(ExposurePolicy::Copy)), or memory of a kind that is isolated"
     )]
     Exposes {
         /// The bytes of the region.

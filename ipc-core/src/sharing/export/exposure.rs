@@ -15,7 +15,7 @@ use crate::model::error::{Error, Result};
 
 /// What to do where importers could reach more than the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Exposing {
+pub enum ExposurePolicy {
     /// Share it; [`Export::exposure`](super::Export::exposure) tells what they reach.
     #[default]
     Allow,

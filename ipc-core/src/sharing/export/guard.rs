@@ -187,7 +187,7 @@ impl Export {
     /// takes longer; [`Error::OnWorkerThread`] in a callback. The export has ended all the same: it can no longer be opened,
     /// and its owner is dropped after the last holder.
     pub fn close(self, timeout: Duration) -> Result<()> {
-        self.close_with(timeout, Hanging::Keep)
+        self.close_with(timeout, HolderPolicy::Keep)
     }
 
     /// As [`close`](Self::close), with a choice of what becomes of the memory when somebody still holds it.
@@ -195,9 +195,9 @@ impl Export {
     /// # Errors
     ///
     /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
-    /// [`Error::Unsupported`], at once, for [`Hanging::FreeAnyway`] with handles whose importers pin the memory.
-    pub fn close_with(self, timeout: Duration, hanging: Hanging) -> Result<()> {
-        close_all(self.parts, timeout, hanging)
+    /// [`Error::Unsupported`], at once, for [`HolderPolicy::FreeAnyway`] with handles whose importers pin the memory.
+    pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<()> {
+        close_all(self.parts, timeout, policy)
     }
 }
 
@@ -233,13 +233,13 @@ impl Drop for Published {
 }
 
 /// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
-fn close_all(published: OneOrMany<Published>, timeout: Duration, hanging: Hanging) -> Result<()> {
+fn close_all(published: OneOrMany<Published>, timeout: Duration, policy: HolderPolicy) -> Result<()> {
     let deadline = Deadline::after(timeout);
     check_may_wait("closing an export", timeout)?;
     let runtime = Runtime::get()?;
     for one in published.iter() {
         one.owner.check()?;
-        if hanging == Hanging::FreeAnyway {
+        if policy == HolderPolicy::FreeAnyway {
             runtime.exports.check_revokes(one.export)?;
         }
     }
@@ -248,7 +248,7 @@ fn close_all(published: OneOrMany<Published>, timeout: Duration, hanging: Hangin
     let mut held = None;
     for &export in exports.iter() {
         if let Err(holders) = runtime.exports.wait_retired(export, deadline.at) {
-            if hanging == Hanging::FreeAnyway {
+            if policy == HolderPolicy::FreeAnyway {
                 runtime.exports.end_leases(export);
             }
             held.get_or_insert_with(Holders::default).add(holders);
@@ -274,10 +274,10 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
 
 /// What becomes of memory that somebody still holds when the time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hanging {
-    /// It stays until the last of them has let go.
+pub enum HolderPolicy {
+    /// Keeps the memory until the last lease has ended.
     Keep,
-    /// It is freed. Only for kinds of handle whose importers lose their mappings then
+    /// Frees the memory. Only for kinds of handle that revoke the mappings of importers
     /// ([`Lifetime::Revokes`](crate::Lifetime::Revokes)); their work that still uses it fails.
     FreeAnyway,
 }

@@ -11,9 +11,9 @@ mod shared;
 mod table;
 mod tensor_set;
 
-pub use exposure::{Exposing, Exposure};
+pub use exposure::{Exposure, ExposurePolicy};
 pub(crate) use guard::still_held;
-pub use guard::{Export, Hanging};
+pub use guard::{Export, HolderPolicy};
 pub use share::ShareBuilder;
 pub use tensor_set::{MemoryId, TensorSet};
 

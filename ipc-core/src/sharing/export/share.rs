@@ -6,7 +6,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::exposure::{Exposing, Exposure};
+use super::exposure::{Exposure, ExposurePolicy};
 use super::guard::{Export, Published, Reach};
 use super::shared::{Allocation, Handles, ReadyEvent, Shared};
 use super::table::NewExport;
@@ -44,7 +44,7 @@ pub struct ShareBuilder<'a, O> {
     /// At most one for each device.
     pub(super) ready: OneOrMany<BorrowedStream<'a>>,
     borrowed: bool,
-    pub(super) exposing: Exposing,
+    pub(super) exposing: ExposurePolicy,
 }
 
 impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
@@ -83,7 +83,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             access: Access::ReadWrite,
             ready: OneOrMany::NONE,
             borrowed: false,
-            exposing: Exposing::Allow,
+            exposing: ExposurePolicy::Allow,
         }
     }
 
@@ -137,7 +137,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
 
     /// What to do where importers could reach more of this process's memory than the region: the rest of its
     /// allocation, or other blocks in the same pages. Shared all the same unless said otherwise.
-    pub const fn exposure(mut self, exposing: Exposing) -> Self {
+    pub const fn exposure(mut self, exposing: ExposurePolicy) -> Self {
         self.exposing = exposing;
         self
     }
@@ -179,14 +179,16 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         }
         match self.prepare(self.region) {
             Ok(prepared) => prepared.finish(Box::new(Mutex::new(self.owner))),
-            Err(Error::Exposes { .. }) if self.exposing == Exposing::Copy => match self.prepare_copy() {
-                Ok((prepared, copy)) => {
-                    // The copy has been made: nobody needs the original.
-                    drop(self.owner);
-                    prepared.finish(Box::new(copy))
+            Err(Error::Exposes { .. }) if self.exposing == ExposurePolicy::Copy => {
+                match self.prepare_copy() {
+                    Ok((prepared, copy)) => {
+                        // The copy has been made: nobody needs the original.
+                        drop(self.owner);
+                        prepared.finish(Box::new(copy))
+                    }
+                    Err(error) => Err(ErrorWith::bound(error, self.owner)),
                 }
-                Err(error) => Err(ErrorWith::bound(error, self.owner)),
-            },
+            }
             Err(error) => Err(ErrorWith::bound(error, self.owner)),
         }
     }
@@ -205,7 +207,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
         if self.layout()?.is_none() {
             return Err(no_bytes());
         }
-        let alone = self.exposing != Exposing::Allow;
+        let alone = self.exposing != ExposurePolicy::Allow;
         let stand_in = stand_in(self.session, self.region.range.device, self.access, alone)?;
         Ok((self.prepare(stand_in.region())?, stand_in))
     }
@@ -240,7 +242,7 @@ impl<'a, O: Send + 'static> ShareBuilder<'a, O> {
             check_read_only(name, &allocations)?;
         }
         let exposure = Exposure::of(&region, &allocations);
-        if self.exposing != Exposing::Allow {
+        if self.exposing != ExposurePolicy::Allow {
             exposure.check_exact()?;
         }
         let ready = self.ready_stream(range.device).map(|stream| ready_event(self.session, stream));

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use super::check_backend;
-use super::exposure::{Exposing, Exposure};
+use super::exposure::{Exposure, ExposurePolicy};
 use super::gather::{Gathered, GatheredPart};
 use super::guard::{Export, Published, Reach};
 use super::share::{ShareBuilder, check_read_only, isolated_copy, ready_event, stand_in};
@@ -50,7 +50,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         }
         self.check_streams()?;
         match self.prepare_memories(set, set.memories()) {
-            Err(Error::Exposes { .. }) if self.exposing == Exposing::Copy => {
+            Err(Error::Exposes { .. }) if self.exposing == ExposurePolicy::Copy => {
                 let (memories, copies) = self.copies(set)?;
                 let mut prepared = self.prepare_memories(set, &memories)?;
                 (prepared.copies, prepared.is_remembered) = (Some(copies), false);
@@ -113,7 +113,7 @@ impl<'a> ShareBuilder<'a, TensorSet> {
     /// What importers reach, once that is permitted. It is computed when it is asked for, unless the policy depends on it.
     fn reach(&self, given: &Memories, gathered: &Gathered, handles: &[Handles]) -> Result<Reach> {
         let bytes = gathered.parts.iter().map(|part| part.bytes).sum();
-        if self.exposing == Exposing::Allow {
+        if self.exposing == ExposurePolicy::Allow {
             let handles = handles.iter().map(Arc::clone).collect();
             return Ok(Reach::later(bytes, given.owned_whole(), handles));
         }

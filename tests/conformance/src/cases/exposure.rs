@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device_ipc_core::{
-    Buffer, DeviceOwner, DeviceRange, Exposing, Exposure, HandleKindInfo, Region, ErrorWith, counters,
+    Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, HandleKindInfo, Region, ErrorWith, counters,
 };
 
 use crate::agent::{Agent, Command, Place};
@@ -49,7 +49,7 @@ pub fn whole_allocation_is_all_that_is_reached(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     for size in [1, 1000, 4096, (2 << 20) + 1] {
         let memory = Memory::of_kind(context, kind.kind, &pattern(size))?;
-        let share = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(Exposing::Refuse).start()?;
+        let share = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(ExposurePolicy::Refuse).start()?;
         is_exact(share.exposure(), size as u64)?;
         importer.open("m", share.descriptor(), Place::Home)?;
         equal(importer.checksum("m")?, crc32fast::hash(&pattern(size)), "the checksum of what is shared")?;
@@ -84,8 +84,8 @@ pub fn part_of_an_allocation_exposes_the_rest(context: &Context) -> Outcome {
             let before = counters().exports_total;
             let part = memory.buffer.slice(offset, len)?;
             let region = part.region().range;
-            let refusal = memory.ipc.share(part).exposure(Exposing::Refuse).start();
-            let phrases = [&*format!("beside the {len} bytes"), "a part of its allocation", "Exposing::Copy"];
+            let refusal = memory.ipc.share(part).exposure(ExposurePolicy::Refuse).start();
+            let phrases = [&*format!("beside the {len} bytes"), "a part of its allocation", "ExposurePolicy::Copy"];
             owner_comes_back(refusal, region, "Exposes", &phrases)?;
             equal(counters().exports_total, before, "the exports that were made, after the refusal")?;
         }
@@ -101,8 +101,8 @@ pub fn blocks_that_share_pages_expose_each_other(context: &Context) -> Outcome {
     let exposure = share.exposure();
     that(!exposure.is_exact(), format!("a small block of this kind is not alone: {exposure:?}"))?;
     equal(exposure.region_bytes, 1000, "the bytes of the region")?;
-    let shared = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(Exposing::Refuse).start();
-    owner_comes_back(shared, memory.buffer.range(), "Exposes", &["1000 bytes", "Exposing::Copy", "isolated"])
+    let shared = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(ExposurePolicy::Refuse).start();
+    owner_comes_back(shared, memory.buffer.range(), "Exposes", &["1000 bytes", "ExposurePolicy::Copy", "isolated"])
 }
 
 /// A backend reports at least the allocation as reachable, and nothing else for an isolated kind.
@@ -145,7 +145,7 @@ pub fn copy_is_shared_in_its_place(context: &Context) -> Outcome {
     let mut importer = context.agent()?;
     let (witness, dropped) = Witness::of(&memory);
     let part = memory.buffer.slice(offset as u64, len as u64)?.region();
-    let share = memory.ipc.share(unchecked::owned(witness, part)).exposure(Exposing::Copy).start()?;
+    let share = memory.ipc.share(unchecked::owned(witness, part)).exposure(ExposurePolicy::Copy).start()?;
     that(dropped.recv_timeout(SOON).is_ok(), "the owner of what was copied should be dropped")?;
     is_exact(share.exposure(), len as u64)?;
     let mapped = importer.open("m", share.descriptor(), Place::Home)?;
@@ -168,7 +168,7 @@ pub fn copy_is_shared_in_its_place(context: &Context) -> Outcome {
 pub fn copy_of_what_is_exposed_alone(context: &Context) -> Outcome {
     let kind = context.kind_that(isolated, NONE_ISOLATED)?;
     let memory = Memory::of_kind(context, kind.kind, &float_bytes(&[OLD; 256]))?;
-    let share = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(Exposing::Copy).start()?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).exposure(ExposurePolicy::Copy).start()?;
     is_exact(share.exposure(), 1024)?;
     let mut importer = context.agent()?;
     importer.open("m", share.descriptor(), Place::Home)?;
@@ -186,7 +186,7 @@ pub fn copy_waits_for_what_writes_the_bytes(context: &Context) -> Outcome {
     memory.stream.delay(Duration::from_millis(300))?;
     memory.add(1.0)?;
     let share =
-        memory.ipc.share(owner).shape([4, 5]).exposure(Exposing::Copy).ready_on(&memory.stream).start()?;
+        memory.ipc.share(owner).shape([4, 5]).exposure(ExposurePolicy::Copy).ready_on(&memory.stream).start()?;
     let mut importer: Agent = context.agent()?;
     let mapped = importer.open("m", share.descriptor(), Place::Stream(0))?;
     equal(mapped.tensor, Some(("float32".to_owned(), vec![4, 5])), "type and shape of the tensor")?;
@@ -206,7 +206,7 @@ pub fn nothing_is_left_behind_a_copy(context: &Context) -> Outcome {
         memory.stream.synchronize()?;
     }
     let part = memory.buffer.slice(0, 1001)?;
-    let share = memory.ipc.share(part).exposure(Exposing::Copy).start()?;
+    let share = memory.ipc.share(part).exposure(ExposurePolicy::Copy).start()?;
     // In this very process the mapping is the copy itself.
     let copy = memory.ipc.open(share.descriptor()).on(&memory.stream)?;
     same(&unchecked::read(backend, copy.range(), &memory.stream)?, &[0x77; 1001], "the bytes of the copy")?;
@@ -234,6 +234,6 @@ pub fn copy_needs_an_isolated_kind(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(8192))?;
     let part = memory.buffer.slice(0, 100)?;
     let region = part.region().range;
-    let shared = memory.ipc.share(part).exposure(Exposing::Copy).start();
+    let shared = memory.ipc.share(part).exposure(ExposurePolicy::Copy).start();
     owner_comes_back(shared, region, "Unsupported", &["reach alone", "isolated"])
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    CacheLimits, Hanging, Lifetime, close_unused, counters, set_cache_limits, shutdown,
+    CacheLimits, HolderPolicy, Lifetime, close_unused, counters, set_cache_limits, shutdown,
 };
 
 use crate::agent::{Command, Place, Sharing};
@@ -189,13 +189,13 @@ pub fn freeing_under_a_holder(context: &Context) -> Outcome {
     match context.backend().handle_kinds().first().map(|kind| kind.lifetime) {
         Some(Lifetime::Pins) => {
             let begun = Instant::now();
-            let closed = share.close_with(SOON, Hanging::FreeAnyway);
+            let closed = share.close_with(SOON, HolderPolicy::FreeAnyway);
             refused(closed, "freeing what importers pin", "Unsupported", &[])?;
             that(begun.elapsed() < SOON, "that refusal should come at once")?;
             same(&importer.bytes("m")?, &pattern(64), "the bytes that the importer reads after the refusal")
         }
         Some(Lifetime::Revokes) => {
-            let closed = share.close_with(SHORT, Hanging::FreeAnyway);
+            let closed = share.close_with(SHORT, HolderPolicy::FreeAnyway);
             refused(closed, "freeing under a holder", "StillHeld", &[&id])?;
             let freed = Instant::now() + SOON;
             while counters().exports > 0 {

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use device_ipc_core::{
-    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HandleKind, Hanging, Region, Result,
+    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HandleKind, HolderPolicy, Region, Result,
 };
 
 use super::{Server, named, taken};
@@ -73,7 +73,7 @@ impl Server {
                 named(&self.exports, &name).wait_released(timeout).map(done)
             }
             Command::Close { name, timeout, free_anyway } => {
-                let holders = if free_anyway { Hanging::FreeAnyway } else { Hanging::Keep };
+                let holders = if free_anyway { HolderPolicy::FreeAnyway } else { HolderPolicy::Keep };
                 if let Some(bundle) = self.bundles.remove(&name) {
                     return bundle.close_with(timeout, holders).map(done);
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 
-use device_ipc_core::{Hanging, counters};
+use device_ipc_core::{HolderPolicy, counters};
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, that};
@@ -25,7 +25,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
     let id = importer.peer().id().to_string();
     refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
-    refused(export.close_with(SHORT, Hanging::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
+    refused(export.close_with(SHORT, HolderPolicy::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
     that(dropped.recv_timeout(SHORT).is_err(), "the owner is kept for the importer")?;
     importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
     that(dropped.recv_timeout(SOON).is_ok(), "the owner should go after the last importer")
