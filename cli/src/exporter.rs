@@ -23,10 +23,8 @@ pub(crate) enum ExporterState {
 /// Returns the state of the exporter that the descriptor names.
 pub(crate) fn find(descriptor: &AnyDescriptor) -> Result<ExporterState> {
     let view = descriptor.view()?;
-    let exporter =
-        if let AnyDescriptor::Ring(_) = descriptor { &view["memory"]["exporter"] } else { &view["exporter"] };
     // An abstract socket needs no directory.
-    let socket = exporter["socket"].as_str().filter(|socket| socket.starts_with('/'));
+    let socket = view["exporter"]["socket"].as_str().filter(|socket| socket.starts_with('/'));
     let directory =
         socket.and_then(|socket| Path::new(socket).parent()).filter(|directory| directory.is_dir());
     let listed = list_exports(directory, &AllowList::own_user(), TIMEOUT)?;
@@ -56,11 +54,6 @@ pub(crate) fn exports<'p>(
     process: &'p ListedProcess,
     descriptor: &AnyDescriptor,
 ) -> Vec<Option<&'p ListedExport>> {
-    let ids = match descriptor {
-        AnyDescriptor::Export(descriptor) => vec![descriptor.export()],
-        AnyDescriptor::Bundle(bundle) => bundle.exports().collect(),
-        AnyDescriptor::Ring(ring) => vec![ring.export()],
-    };
     let listed = |id| process.exports.iter().find(|export| export.export == id);
-    ids.into_iter().map(listed).collect()
+    descriptor.descriptor().exports().map(listed).collect()
 }

@@ -56,7 +56,7 @@ impl AnyDescriptor {
         self.descriptor().exporter()
     }
 
-    const fn descriptor(&self) -> &Descriptor {
+    pub(crate) const fn descriptor(&self) -> &Descriptor {
         match self {
             Self::Export(descriptor) | Self::Bundle(descriptor) | Self::Ring(descriptor) => descriptor,
         }
