@@ -1,7 +1,6 @@
 //! How named tensors are shared.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use super::check_backend;
@@ -48,7 +47,6 @@ impl<'a> ShareBuilder<'a, TensorSet> {
         if set.is_empty() {
             return Err(Error::InvalidRegion("a set has at least one tensor; add one first".into()));
         }
-        self.check_streams()?;
         match self.prepare_memories(set, set.memories()) {
             Err(Error::Exposes { .. }) if self.exposing == ExposurePolicy::Copy => {
                 let (memories, copies) = self.copies(set)?;
@@ -200,18 +198,6 @@ impl<'a> ShareBuilder<'a, TensorSet> {
                 keeps: false,
             },
         })
-    }
-
-    fn check_streams(&self) -> Result<()> {
-        let mut devices = HashSet::new();
-        match self.ready.iter().find(|stream| !devices.insert(stream.device())) {
-            None => Ok(()),
-            Some(again) => Err(Error::Unsupported {
-                backend: self.session.backend().info().name,
-                what: format!("have tensors ready on two streams of device {}", again.device()),
-                why: "each device has one; make that one wait for the other first".into(),
-            }),
-        }
     }
 }
 

@@ -120,8 +120,15 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
     }
-    let mut twice = memories[0].ipc.tensors();
-    twice.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
-    let result = memories[0].ipc.share_all(twice).ready_on(&memories[0].stream).ready_on(&memories[0].stream).start();
-    refused(result, "two streams of one device", "Unsupported", &["two streams of device 0"])
+    // A later stream of the same device replaces the earlier one.
+    let idle = memories[0].ipc.create_stream(0)?;
+    memories[0].stream.delay(Duration::from_millis(200))?;
+    memories[0].buffer.view_mut::<u8>(&memories[0].stream)?.fill_bytes(4)?;
+    let mut again = memories[0].ipc.tensors();
+    again.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
+    let export = memories[0].ipc.share_all(again).ready_on(&idle).ready_on(&memories[0].stream).start()?;
+    let descriptor = export.descriptor().clone();
+    importer.must(&Command::OpenBundle { name: "w".into(), descriptor, place: Place::Home })?;
+    let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "w".into(), tensor: "w".into() })?;
+    same(&read, &[4; 64], "the bytes, which the later stream wrote")
 }
