@@ -42,6 +42,10 @@ fn rest(child: &mut Child) -> (u64, u64, u64, Census) {
     (child.counter("leases"), child.counter("staging_bytes"), child.allocated(), census)
 }
 
+fn has_no_more_than(before: &(u64, u64, u64, Census), now: &(u64, u64, u64, Census)) -> bool {
+    (now.0, now.1, now.2) == (before.0, before.1, before.2) && !now.3.exceeds(&before.3)
+}
+
 /// The machines of these that are here: Ascend's is a library that a bundle for a machine with GPUs does not hold.
 fn built<const N: usize>(machines: [&'static str; N]) -> impl Iterator<Item = &'static str> {
     machines.into_iter().filter(|machine| {
@@ -110,15 +114,21 @@ fn exporter_after_importer_deaths_during_copies_is_clean() {
             importer.send(&copy_of(&descriptor));
             importer.is_killed();
         };
-        // A driver keeps some of what it makes for the first copy that begins while another is taken down.
-        die("importer:staging-begun=1");
-        let before = settled(&mut exporter);
-        for point in kill_points("importer", "staging-") {
-            // At its first visit, and in the middle of the chunks.
-            for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
-                die(&format!("{point}={visit}"));
-                let when = format!("{machine} {point}={visit}");
-                eventually(&when, before.clone(), || rest(&mut exporter));
+        // A driver keeps a buffer for each copy that began while another was torn down, so the first pass is not compared.
+        let mut before = None;
+        for pass in 0..2 {
+            for point in kill_points("importer", "staging-") {
+                // At its first visit, and in the middle of the chunks.
+                for visit in if point.ends_with("chunk") { vec![1, 4] } else { vec![1] } {
+                    die(&format!("{point}={visit}"));
+                    if let Some(before) = &before {
+                        let when = format!("{machine} {point}={visit}");
+                        eventually(&when, true, || has_no_more_than(before, &rest(&mut exporter)));
+                    }
+                }
+            }
+            if pass == 0 {
+                before = Some(settled(&mut exporter));
             }
         }
         living.ok(&copy_of(&descriptor));
