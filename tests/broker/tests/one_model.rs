@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use device_ipc_broker_tests::{Answer, agent, eventually};
 use device_ipc_core::{
-    Access, Buffer, DeviceOwner as _, Dtype, Error, ExposurePolicy, Ipc, OwnedRegion, Region, TensorLayout,
-    TensorSet,
+    Access, Buffer, DeviceOwner as _, Dtype, Error, ExposurePolicy, Ipc, Message, OwnedRegion, Region,
+    TensorLayout, TensorSet,
 };
 use device_ipc_mock::MockBackend;
 
@@ -162,4 +162,20 @@ fn ready_on_again_for_the_same_device_replaces_the_stream() {
     assert!(bytes.iter().all(|value| *value == 7.0), "the second stream has written: {:?}", &bytes[..4]);
     drop(mapping);
     export.close(PATIENCE).expect("closed");
+}
+
+#[test]
+fn exports_of_a_message_keep_their_order() {
+    let ipc = ipc();
+    let named = ipc.share_all(on_two_devices(&ipc)).start().expect("shared");
+    let one = ipc.share(ipc.allocate(0, 64).expect("memory")).dtype(Dtype::U8).start().expect("shared");
+    let name = format!("device-ipc-order-{}", std::process::id());
+    let listener = ipc.listen(&name).start().expect("listening");
+    let accepting = std::thread::spawn(move || listener.accept(PATIENCE));
+    let sender = ipc.connect(&name).start().expect("connected");
+    let receiver = accepting.join().expect("no panic").expect("accepted");
+    sender.send(Message::new().export(&named).export(&one), PATIENCE).expect("sent");
+    let received = receiver.receive(PATIENCE).expect("received");
+    let are_named: Vec<_> = received.exports().iter().map(|export| export.descriptor().is_named()).collect();
+    assert_eq!(are_named, [true, false]);
 }

@@ -268,7 +268,6 @@ impl Connection {
         for Item { descriptor, grants } in head.items {
             received.exports.push(self.export(&context, descriptor.0.into_owned(), &grants.0)?);
         }
-        received.put_named_last();
         Ok(received)
     }
 

@@ -36,7 +36,7 @@ impl Received {
         self.bytes.bytes()
     }
 
-    /// Returns the exports that came with it, in the order in which they were added; those of named tensors behind the others.
+    /// Returns the exports that came with it, in the order in which they were added.
     pub fn exports(&self) -> &[ReceivedExport] {
         &self.exports
     }
@@ -44,10 +44,6 @@ impl Received {
     /// Returns the exports that came with it, to be opened when the message has gone.
     pub fn into_exports(self) -> Vec<ReceivedExport> {
         self.exports
-    }
-
-    pub(super) fn put_named_last(&mut self) {
-        self.exports.sort_by_key(|export| export.descriptor.is_named());
     }
 
     /// Answers over the channel that the message came by. What is sent takes the inverse of the device map that the message
