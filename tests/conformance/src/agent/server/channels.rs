@@ -81,7 +81,8 @@ impl Server {
         match command {
             Command::OpenReceived { of, name, place, index, timeout, copying } => {
                 let received = taken(&mut self.received, &of);
-                let mut opening = received.exports()[index].open();
+                let mut tensors = received.exports().iter().filter(|export| !export.descriptor().is_named());
+                let mut opening = tensors.nth(index).expect("a tensor of this index").open();
                 if let Some(timeout) = timeout {
                     opening = opening.timeout(timeout);
                 }
