@@ -72,7 +72,7 @@ struct Sum {
 
 impl Sum {
     fn add(&self) {
-        // SAFETY: a staging buffer, which begins at a page's begin, holds so many floats, and is nobody else's while the
+        // SAFETY: a staging buffer starts at a page boundary, holds `count` floats, and no other thread uses it while the
         // stream is between the two copies around this function.
         let floats = unsafe { std::slice::from_raw_parts_mut(self.address as *mut f32, self.count) };
         for float in floats {
@@ -105,7 +105,7 @@ impl Driver {
         let status = unsafe { launch(stream, Some(run::<T>), boxed.cast()) };
         if status != ACL_SUCCESS {
             let error = self.error("aclrtLaunchHostFunc", status, "");
-            // SAFETY: the call has failed, so nobody else has the box.
+            // SAFETY: the call has failed, so the runtime does not hold the box.
             drop(unsafe { Box::from_raw(boxed) });
             return Err(error);
         }
