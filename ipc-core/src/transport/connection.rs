@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::Metrics;
 use super::service::{Next, Session};
-use super::socket::{self, PeerCredentials, PeerSocket};
+use super::socket::{self, PeerCredentials, PeerSocket, PlainMessage};
 use crate::wire::protocol::{Reply, Request, decode, encode};
 
 /// Maximum number of queued replies. Notifications are exempt: they are unsolicited, bounded to two per export, and a peer that
@@ -65,13 +65,13 @@ impl<S: Session> Served<S> {
             if session.is_full() {
                 return Next::Keep;
             }
-            if connection.socket.next_brings_fds() {
-                return connection.violated("it sends descriptors, which no request brings");
-            }
-            let len = match socket::take_bytes(connection.socket.fd(), buffer) {
-                Ok(Some(len)) => len,
+            let len = match connection.socket.take_plain(buffer) {
+                Ok(PlainMessage::Bytes(len)) => len,
+                Ok(PlainMessage::WithDescriptors) => {
+                    return connection.violated("it sends descriptors, which no request brings");
+                }
+                Ok(PlainMessage::Closed) => return Next::Close,
                 Err(Errno::AGAIN) => return Next::Keep,
-                Ok(None) => return Next::Close,
                 Err(error) => return connection.violated(&error.to_string()),
             };
             connection.read_in_period += 1;

@@ -130,19 +130,42 @@ impl PeerSocket {
         }
     }
 
-    /// Returns whether the next message brings descriptors, which stay in the queue: to receive them, or to discard them, would
-    /// close them on this thread.
-    pub(crate) fn next_brings_fds(&self) -> bool {
-        if !self.may_bring_fds {
-            return false;
+    /// Receives the next message into `buffer`, unless it brings descriptors: to receive them, or to discard them, would close
+    /// them on this thread. `AGAIN` if no message has arrived, `MSGSIZE` for one that is larger than [`MAX_MESSAGE_BYTES`].
+    pub(crate) fn take_plain(&self, buffer: &mut Vec<u8>) -> rustix::io::Result<PlainMessage> {
+        // Nothing is received that has not been looked at: a message that arrives after the look stays for the next call.
+        if self.may_bring_fds && self.next_brings_fds()? {
+            return Ok(PlainMessage::WithDescriptors);
         }
+        let len = take_bytes(self.fd(), buffer)?;
+        Ok(len.map_or(PlainMessage::Closed, PlainMessage::Bytes))
+    }
+
+    /// Returns whether the first message of the queue brings descriptors. `AGAIN` if the queue is empty.
+    fn next_brings_fds(&self) -> rustix::io::Result<bool> {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let mut control = RecvAncillaryBuffer::default();
-        let peeked = recvmsg(self.fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, flags);
-        // The kernel says so where it has more to give than there is room for, and there is none.
-        peeked.is_ok_and(|peeked| peeked.flags.contains(ReturnFlags::CTRUNC))
+        loop {
+            let mut control = RecvAncillaryBuffer::default();
+            match recvmsg(self.fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+                // The kernel reports control data that does not fit the buffer, which has no room for any.
+                Ok(peeked) => return Ok(peeked.flags.contains(ReturnFlags::CTRUNC)),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
+}
+
+/// The next message of a connection on which the peer may not send descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlainMessage {
+    /// A message of this many bytes, which the buffer begins with.
+    Bytes(usize),
+    /// A message with descriptors. It stays in the queue.
+    WithDescriptors,
+    /// The peer has closed the connection.
+    Closed,
 }
 
 impl Drop for PeerSocket {
@@ -255,8 +278,8 @@ pub(crate) fn take(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::
     }
 }
 
-/// Receives one message that brings no descriptors: of a socket whose [`PeerSocket::next_brings_fds`] was asked before.
-pub(crate) fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<usize>> {
+/// Receives one message and has no room for descriptors. `None` if the peer has closed the connection.
+fn take_bytes(socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> rustix::io::Result<Option<usize>> {
     buffer.resize(MAX_MESSAGE_BYTES, 0);
     loop {
         let mut control = RecvAncillaryBuffer::default();
@@ -408,20 +431,47 @@ mod tests {
     }
 
     #[test]
-    fn peek_for_descriptors_leaves_the_message_and_sees_each() {
+    fn plain_receive_leaves_a_message_with_descriptors_in_the_queue() {
         let (near, far) = pair();
         let far = PeerSocket::new(far, true);
-        assert!(!far.next_brings_fds(), "there is no message");
+        let mut buffer = Vec::new();
+        assert_eq!(far.take_plain(&mut buffer), Err(Errno::AGAIN));
         send(near.as_fd(), b"one", &[]).unwrap();
         send(near.as_fd(), b"two", &[near.as_fd()]).unwrap();
-        assert!(!far.next_brings_fds());
-        let mut buffer = Vec::new();
-        assert_eq!(take_bytes(far.fd(), &mut buffer).unwrap(), Some(3));
-        assert!(far.next_brings_fds() && far.next_brings_fds());
+        assert_eq!(far.take_plain(&mut buffer), Ok(PlainMessage::Bytes(3)));
+        assert_eq!(far.take_plain(&mut buffer), Ok(PlainMessage::WithDescriptors));
+        assert_eq!(far.take_plain(&mut buffer), Ok(PlainMessage::WithDescriptors));
         let two = receive(far.fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((two.bytes.as_slice(), two.fds.len()), (&b"two"[..], 1));
-        drop(near);
-        assert!(!far.next_brings_fds(), "the end of the connection is none");
+        drop((near, two.fds.take()));
+        assert_eq!(far.take_plain(&mut buffer), Ok(PlainMessage::Closed));
+    }
+
+    /// A message that arrives between the look and the receive must not be received.
+    #[test]
+    fn plain_receive_never_takes_a_message_that_it_has_not_looked_at() {
+        const ROUNDS: usize = 5_000;
+        let (ask, asked) = std::sync::mpsc::sync_channel::<OwnedFd>(0);
+        let sender = std::thread::spawn(move || {
+            for near in asked {
+                send(near.as_fd(), b"two", &[near.as_fd()]).unwrap();
+            }
+        });
+        let mut buffer = Vec::new();
+        for round in 0..ROUNDS {
+            let (near, far) = pair();
+            let far = PeerSocket::new(far, true);
+            ask.send(near).unwrap();
+            let taken = loop {
+                match far.take_plain(&mut buffer) {
+                    Err(Errno::AGAIN) => std::hint::spin_loop(),
+                    taken => break taken.unwrap(),
+                }
+            };
+            assert_eq!(taken, PlainMessage::WithDescriptors, "round {round}");
+        }
+        drop(ask);
+        sender.join().unwrap();
     }
 
     #[test]
@@ -435,7 +485,7 @@ mod tests {
         assert_eq!(send(near.as_fd(), b"one", &[near.as_fd()]), Err(Errno::PERM));
         far.accept_fds();
         send(near.as_fd(), b"one", &[near.as_fd()]).unwrap();
-        assert!(far.next_brings_fds());
+        assert_eq!(far.take_plain(&mut Vec::new()), Ok(PlainMessage::WithDescriptors));
     }
 
     #[test]

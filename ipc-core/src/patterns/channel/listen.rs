@@ -19,7 +19,7 @@ use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::timeline::{Side, WordPage};
 use crate::transport::check_may_wait;
-use crate::transport::socket::PeerSocket;
+use crate::transport::socket::{PeerSocket, PlainMessage};
 use crate::transport::socket_file::SocketFile;
 use crate::transport::{Deadline, PeerCredentials, TimedMutex, socket};
 use crate::wire::BrokerAddress;
@@ -248,13 +248,13 @@ impl Listener {
 
     /// Answers a hello. `None` if the process has closed the connection without one, to query the listener's identity.
     fn answer_hello(&self, mut pending: PendingConnection) -> Result<Option<Channel>> {
-        if pending.socket.next_brings_fds() {
-            return Err(Error::Protocol("its first packet contains file descriptors".into()));
-        }
         let mut buffer = Vec::new();
-        let hello = match socket::take_bytes(pending.socket.fd(), &mut buffer) {
-            Ok(Some(len)) => &buffer[..len],
-            Ok(None) | Err(_) => return Ok(None),
+        let hello = match pending.socket.take_plain(&mut buffer) {
+            Ok(PlainMessage::Bytes(len)) => &buffer[..len],
+            Ok(PlainMessage::WithDescriptors) => {
+                return Err(Error::Protocol("its first packet contains file descriptors".into()));
+            }
+            Ok(PlainMessage::Closed) | Err(_) => return Ok(None),
         };
         let runtime = Runtime::get()?;
         let own = self.own.clone();
