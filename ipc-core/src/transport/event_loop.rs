@@ -190,8 +190,9 @@ impl<S: Service> EventLoop<S> {
                 }
                 Command::Watch(client, process) => self.watch(client, process),
                 Command::Unwatch(id) => {
-                    if let Some((_, Some(process))) = self.clients.remove(&id) {
-                        self.sources.remove(&process);
+                    if let Some((client, process)) = self.clients.remove(&id) {
+                        self.queue.epoll.remove(client.socket());
+                        process.map(|process| self.sources.remove(&process));
                     }
                 }
                 Command::WatchSocket(id, socket, process) => self.watch_socket(id, socket, process),
@@ -309,6 +310,7 @@ impl<S: Service> EventLoop<S> {
         let Some(Source::Served(served)) = self.sources.remove(&id) else { return };
         self.connections -= 1;
         let Served { connection, session } = *served;
+        self.queue.epoll.remove(connection.socket());
         self.service.closed(session, connection.peer());
     }
 

@@ -136,9 +136,12 @@ impl<S: Service> Poller<S> {
         Ok(())
     }
 
-    /// Stops watching a socket.
-    pub(crate) fn unwatch_socket(&self, number: u64) {
-        self.push(|| Command::UnwatchSocket(number | SOCKET_BIT));
+    /// Stops watching a socket, which the caller closes next.
+    pub(crate) fn unwatch_socket(&self, number: u64, socket: BorrowedFd<'_>) {
+        if let Some(started) = self.lock().as_ref() {
+            started.queue.epoll.remove(socket);
+            started.queue.push(Command::UnwatchSocket(number | SOCKET_BIT));
+        }
     }
 
     /// Sends a notification over connections.
@@ -227,6 +230,13 @@ impl Epoll {
     pub(super) fn arm(&self, watch_id: u64, socket: BorrowedFd<'_>, armed: bool) {
         let interest = if armed { EventFlags::IN | EventFlags::ONESHOT } else { EventFlags::ONESHOT };
         let _ = epoll::modify(&self.fd, socket, EventData::new_u64(watch_id), interest);
+    }
+
+    /// Removes a socket before another thread closes it. While `epoll_wait` looks at a socket it holds a reference to the open
+    /// file; a socket that is closed at that moment would be released on the poller's thread, which would then close the
+    /// descriptors in its queue, for as long as their sender decides.
+    pub(super) fn remove(&self, socket: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.fd, socket);
     }
 }
 

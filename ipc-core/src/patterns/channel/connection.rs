@@ -376,7 +376,7 @@ impl WatchedSocket for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(runtime) = Runtime::of_guard(&self.owner) {
-            runtime.poller.unwatch_socket(self.id.0);
+            runtime.poller.unwatch_socket(self.id.0, self.socket.fd());
             runtime.exports.end_grants_of(self.id);
         }
     }
