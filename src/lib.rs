@@ -79,8 +79,8 @@
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
 //! | copy between devices without peer access | [`OpenBuilder::or_staged`], [`Mapping::is_copy`] |
 //! | send a descriptor | [`Descriptor`]: bytes or one line of text |
-//! | use cudarc's slices and streams | `cuda::interop`, with the feature `cuda` |
-//! | write a backend | [`backend`] for the contract, [`Registration`] to register it |
+//! | use cudarc's slices and streams | `cuda::interop` and the re-exported `cuda::cudarc`, with the feature `cuda` |
+//! | write a backend | [`backend`] for the contract and its types, [`register_backend!`] |
 //!
 //! # Features
 //!

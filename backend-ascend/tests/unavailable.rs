@@ -157,7 +157,7 @@ fn chip_with_uuid_works_with_cann_8_3() {
     Scene::on("chip_with_uuid_works_with_cann_8_3", "soc=910b;devices=1").cann(Cann::V8_3).play(
         |_| {
             let backend = LoadOptions::new().load().expect("CANN 8.3 is enough");
-            let version = &device_ipc_core::DeviceIpc::info(&*backend).version;
+            let version = &device_ipc_core::backend::DeviceIpc::info(&*backend).version;
             assert!(version.contains("ACL 1.15"), "{version}");
         },
         &[],

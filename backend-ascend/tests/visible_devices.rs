@@ -7,7 +7,8 @@ mod support;
 use std::sync::Arc;
 
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
-use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc};
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::{Descriptor, Error, Ipc};
 use support::{Requests, Role, Scene};
 
 const BYTES: usize = 100_003;

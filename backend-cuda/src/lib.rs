@@ -22,7 +22,7 @@
 //! Importers pin the memory in every case. Memory without a handle (of a default pool, of `cuMemCreate` without a type
 //! of handle, managed memory) causes an error that names its source and the line of code to change.
 //!
-//! [`DeviceMemory::allocate_as`](device_ipc_core::DeviceMemory::allocate_as) allocates memory of any kind;
+//! [`DeviceMemory::allocate_as`](device_ipc_core::backend::DeviceMemory::allocate_as) allocates memory of any kind;
 //! [`alloc_zeros`] and [`clone_htod`] return cudarc's slices with memory of `cuMemAlloc`.
 //!
 //! # Contexts
@@ -50,6 +50,9 @@
 //!
 //! The code relies on rules of the CUDA Driver API manual, <https://docs.nvidia.com/cuda/cuda-driver-api/>; the modules
 //! name the pages.
+
+/// cudarc in the version that [`interop`] implements its traits for.
+pub use cudarc;
 
 mod backend;
 mod bindings;

@@ -21,9 +21,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::CudaStream;
+use device_ipc_core::backend::{DeviceIpc as _, HandleBytes, Opened, ReceivedHandle};
 use device_ipc_core::{
-    Access, DeviceIdentity, DeviceIpc as _, DeviceOrdinal, DeviceOwner, DeviceRange, Element, Error,
-    HandleBytes, LayoutError, Opened, ProcessIdentity, ReceivedHandle, Region, Result, ViewStream as _,
+    Access, DeviceIdentity, DeviceOrdinal, DeviceOwner, DeviceRange, Element, Error, LayoutError,
+    ProcessIdentity, Region, Result, ViewStream as _,
 };
 
 use crate::backend::{self, CudaBackend};

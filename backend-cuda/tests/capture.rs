@@ -8,11 +8,8 @@ mod support;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    AsStream, BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, Error, Ipc, Result,
-    ViewStream,
-};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels};
+use device_ipc_core::{AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, Error, Ipc, Result, ViewStream};
 use device_ipc_cuda::{CudaBackend, NAME, alloc_zeros, clone_htod};
 use raw::{CAPTURE_INVALIDATED, Raw};
 use support::backend;

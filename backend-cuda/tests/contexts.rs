@@ -12,10 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{
+    DeviceIpc, DeviceMemory, HandleBytes, HandleKind, ReceivedHandle, TestKernels,
+};
 use device_ipc_core::{
-    Access, AsStream, BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr,
-    DeviceRange, Error, HandleBytes, HandleKind, ProcessIdentity, ReceivedHandle, Result, ViewStream,
+    Access, AsStream, BorrowedStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error,
+    ProcessIdentity, Result, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, NAME, POOL, VIRTUAL_MEMORY, alloc_zeros, clone_htod};
 use other::{OtherProcess, from_hex, serve, to_hex};

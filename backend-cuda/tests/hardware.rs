@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{
+    DeviceIpc, DeviceMemory, DeviceStream, HandleBytes, ReceivedHandle, TestKernels,
+};
 use device_ipc_core::{
-    Access, AsStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange,
-    DeviceStream, Error, HandleBytes, ProcessIdentity, ReceivedHandle, ViewStream,
+    Access, AsStream, DeviceOrdinal, DeviceOwner, DevicePtr, DeviceRange, Error, ProcessIdentity, ViewStream,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY, alloc_zeros, clone_htod};
 use support::backend;

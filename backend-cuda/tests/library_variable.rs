@@ -1,6 +1,6 @@
 //! `DEVICE_IPC_CUDA_LIBRARY` and the registration, in a separate program because the variable is process-wide.
 
-use device_ipc_core::select::BACKEND_VARIABLE;
+use device_ipc_core::BACKEND_VARIABLE;
 use device_ipc_core::{Backends, Unavailable};
 use device_ipc_cuda::{CudaBackend, LIBRARY_VARIABLE, NAME, REGISTRATION};
 

@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use device_ipc_core::backend::{DeviceIpc, HandleBytes, ReceivedHandle};
 use device_ipc_core::{
-    Access, Descriptor, DeviceIpc, DeviceOrdinal, DeviceOwner, DeviceRange, Error, HandleBytes, Ipc,
-    ProcessIdentity, ReceivedHandle,
+    Access, Descriptor, DeviceOrdinal, DeviceOwner, DeviceRange, Error, Ipc, ProcessIdentity,
 };
 use device_ipc_cuda::{CudaBackend, LEGACY};
 use support::backend;

@@ -7,7 +7,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Descriptor, DeviceIpc, Error, Ipc, Mapping, Result};
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::{Descriptor, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
 use other::{OtherProcess, serve};
 use support::backend;

@@ -11,10 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{
-    BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceStream, DeviceTimelines, Error,
-    TIMELINE_END,
-};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, TIMELINE_END};
 use device_ipc_cuda::CudaBackend;
 use other::{OtherProcess, serve};
 use rustix::fd::OwnedFd;

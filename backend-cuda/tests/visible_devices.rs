@@ -8,7 +8,8 @@ mod support;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use device_ipc_core::{Descriptor, DeviceIpc, DeviceOrdinal, Error, Ipc, Mapping, Result};
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::{Descriptor, DeviceOrdinal, Error, Ipc, Mapping, Result};
 use device_ipc_cuda::CudaBackend;
 use other::{OtherProcess, serve};
 use support::backend;

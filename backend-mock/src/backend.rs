@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    Generation, HandleBytes, HandleKind, HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle,
+    Registration, TestKernels, environment,
+};
 use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceIdentity, DeviceInfo, DeviceIpc, DeviceMemory,
-    DeviceOrdinal, DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, Generation, HandleBytes,
-    HandleKind, HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle, Registration, Result, Unavailable,
-    environment,
+    Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 

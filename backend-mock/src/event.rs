@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 use device_ipc_mock_engine::{EventId, Machine};
 
 use crate::errors::{engine, timeout, unsupported};

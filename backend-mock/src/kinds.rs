@@ -1,6 +1,6 @@
 //! The name of the backend and the kinds of its handles.
 
-use device_ipc_core::HandleKind;
+use device_ipc_core::backend::HandleKind;
 
 /// The backend's name.
 pub const NAME: &str = "mock";

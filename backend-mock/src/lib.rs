@@ -12,7 +12,7 @@
 //! DEVICE_IPC_MOCK='devices=2;visible=1,0;lifetime=revoking;handles=fds'
 //! ```
 //!
-//! Free memory ([`memory_info`](device_ipc_core::DeviceMemory::memory_info)) is that of the whole device if
+//! Free memory ([`memory_info`](device_ipc_core::backend::DeviceMemory::memory_info)) is that of the whole device if
 //! [`NODE_VARIABLE`](engine::NODE_VARIABLE) names a node, as the conformance suite does for each case. Otherwise a
 //! process counts only its own allocations, so that concurrent tests do not disturb each other.
 

@@ -9,11 +9,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind,
-    MemoryInfo, Result,
-};
+use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo, TestKernels};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 use device_ipc_mock_engine::{Address, Machine};
 
 use crate::errors::{engine, unknown_kind, unsupported};

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceStream, Error, Result};
+use device_ipc_core::backend::DeviceStream;
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 use device_ipc_mock_engine::{Machine, StreamId};
 
 use crate::kinds::NAME;

@@ -5,7 +5,8 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceTimelines, Result};
+use device_ipc_core::backend::DeviceTimelines;
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Result};
 use device_ipc_mock_engine::{Address, Machine};
 
 use crate::errors::engine;

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use device_ipc_conformance::{Suite, visible_devices};
-use device_ipc_core::{DeviceIpc, Unavailable};
+use device_ipc_core::Unavailable;
+use device_ipc_core::backend::DeviceIpc;
 use device_ipc_mock::MockBackend;
 
 use restricted::Restricted;

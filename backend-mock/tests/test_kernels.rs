@@ -7,10 +7,11 @@ mod delegate;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DeviceRange, Error, Exported, Extent, HandleKind, HandleKindInfo, Ipc, Opened, ReceivedHandle, Result,
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, Exported, Extent, HandleKind,
+    HandleKindInfo, Opened, ReceivedHandle,
 };
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Error, Ipc, Result};
 use device_ipc_mock::MockBackend;
 
 /// The mock without test kernels.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use device_ipc::{Descriptor, environment};
+use device_ipc::Descriptor;
+use device_ipc::backend::environment;
 
 use crate::memory::{OpenArguments, OpenTensor};
 use crate::transport::authenticated::AuthenticatedConnection;

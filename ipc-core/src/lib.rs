@@ -34,27 +34,24 @@ mod sharing;
 mod transport;
 mod wire;
 
+pub use backend::buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
-pub use backend::select::{self, BackendStatus, Backends, Rank, Registration, Unavailable};
+pub use backend::select::{BACKEND_VARIABLE, BackendStatus, Backends, Unavailable};
 pub use backend::stream::{AsStream, BorrowedStream};
-pub use backend::{
-    Access, BackendInfo, Buffer, BufferSlice, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory,
-    DeviceStream, DeviceTimelines, Exported, HandleBytes, HandleKind, HandleKindInfo, Lifetime, MemoryInfo,
-    Opened, ReceivedHandle, Stream, View, ViewMut,
-};
 pub use control::{
     close_mappings_of, close_unused, counters, set_cache_limits, set_staging_limits, shutdown,
 };
 pub use ipc::{Ipc, IpcBuilder};
-pub use model::address::{DevicePtr, DeviceRange, Extent, Generation};
-pub use model::device::{self, DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId};
+pub use model::access::Access;
+pub use model::address::{DevicePtr, DeviceRange};
+pub use model::device::{DeviceIdentity, DeviceInfo, DeviceOrdinal};
 pub use model::error::{Error, Result, VendorError, VendorStatus};
 pub use model::lease::{Holder, Holders, LeaseId};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
-pub use model::tensor::{self, Dtype, Element, LayoutError, TensorLayout, TensorTable};
-pub use os::environment;
+pub use model::tensor::{Dtype, Element, LayoutError, TensorLayout, TensorTable};
 #[cfg(feature = "kill-points")]
+#[doc(hidden)]
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
@@ -71,7 +68,25 @@ pub use sharing::import::{CacheLimits, Mapping, OpenBuilder, Tensor};
 pub use sharing::staging::StagingLimits;
 pub use sharing::timeline::{TIMELINE_END, Timeline};
 pub use transport::{AllowList, Counters, ListedProcess, list_exports};
-pub use wire::channel::MAX_MESSAGE_TENSORS;
-pub use wire::descriptor::{self, Descriptor, DescriptorError, DescriptorView, ExportId};
-pub use wire::ring::{MAX_RING_SLOTS, RingSlots};
+pub use wire::descriptor::{Descriptor, DescriptorError, DescriptorView, ExportId, FormatVersion};
+pub use wire::ring::RingSlots;
 pub use wire::{BrokerAddress, ListedExport, ListedHolder, SOCKET_DIR_VARIABLE};
+
+/// The limits of descriptors, tables, rings and messages, and the constants of the descriptor format.
+pub mod limits {
+    pub use crate::model::tensor::{MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
+    pub use crate::wire::channel::MAX_MESSAGE_TENSORS;
+    pub use crate::wire::descriptor::{
+        FORMAT_VERSION, MAX_DESCRIPTOR_BYTES, MAX_EXTENTS, MAX_REGIONS_ALLOCATIONS, MAX_REGIONS_SECTIONS,
+        TEXT_PREFIX,
+    };
+    pub use crate::wire::ring::MAX_RING_SLOTS;
+}
+
+/// For [`register_backend!`].
+#[doc(hidden)]
+pub mod __private {
+    pub use inventory;
+
+    pub use crate::backend::select::Registered;
+}

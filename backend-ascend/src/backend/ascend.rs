@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Opened, ReceivedHandle,
-    Result,
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
 };
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result};
 
 use crate::library::{NAME, VISIBLE_DEVICES, call};
 use crate::memory::options::PidValidation;

@@ -4,7 +4,8 @@
 //! card may behave differently. [`AscendBackend::observe`] makes the calls in question and returns their results, so
 //! that a user with a card can report them.
 
-use device_ipc_core::{DeviceMemory, DeviceOrdinal, DeviceRange, HandleKind, Result};
+use device_ipc_core::backend::{DeviceMemory, HandleKind};
+use device_ipc_core::{DeviceOrdinal, DeviceRange, Result};
 
 use super::ascend::AscendBackend;
 use crate::bindings::*;

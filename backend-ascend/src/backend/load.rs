@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use device_ipc_core::{DeviceIpc, HandleKind, Rank, Registration, Result, Unavailable};
+use device_ipc_core::backend::{DeviceIpc, HandleKind, Rank, Registration};
+use device_ipc_core::{Result, Unavailable};
 
 use super::ascend::AscendBackend;
 use crate::library::NAME;

@@ -1,9 +1,7 @@
 //! Plain device memory ("Device Memory Malloc and Free", "Memory Copy and Set").
 
-use device_ipc_core::{
-    BorrowedStream, DeviceIpc, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind,
-    MemoryInfo, Result,
-};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, HandleKind, MemoryInfo};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Error, Result};
 
 use super::ascend::AscendBackend;
 use crate::bindings::*;

@@ -5,7 +5,8 @@
 
 use std::ptr::NonNull;
 
-use device_ipc_core::{BorrowedStream, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceTimelines, Error, Result};
+use device_ipc_core::backend::{DeviceIpc, DeviceTimelines};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Error, Result};
 
 use super::ascend::AscendBackend;
 use crate::library::NAME;

@@ -2,7 +2,7 @@
 //!
 //! Descriptors contain the number of a kind, so a number never changes its meaning.
 
-use device_ipc_core::{HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
 
 /// An IPC key of `aclrtIpcMemGetExportKey`, for memory of `aclrtMalloc`, and the size of the memory.
 ///

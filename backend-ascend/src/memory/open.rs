@@ -1,6 +1,7 @@
 //! Opens and closes memory of other processes, of every kind.
 
-use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, Error, Opened, ReceivedHandle, Result};
+use device_ipc_core::backend::{Opened, ReceivedHandle};
+use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, Error, Result};
 
 use super::imports::{self, ImportHandle};
 use super::kind::{KEY, SHAREABLE};

@@ -1,6 +1,7 @@
 //! Settings of the environment: the processes that may open exports, and the default kind of memory.
 
-use device_ipc_core::{HandleKind, Unavailable, environment};
+use device_ipc_core::Unavailable;
+use device_ipc_core::backend::{HandleKind, environment};
 
 use super::kind::{KEY, SHAREABLE};
 

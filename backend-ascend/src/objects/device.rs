@@ -6,7 +6,8 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, HostId, Result, Unavailable};
+use device_ipc_core::backend::HostId;
+use device_ipc_core::{DeviceIdentity, DeviceInfo, DeviceOrdinal, Result, Unavailable};
 
 use super::chip::Chip;
 use super::retired::RetiredStreams;

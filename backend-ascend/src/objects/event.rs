@@ -7,7 +7,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use super::chip::Chip;
 use super::driver::Driver;

@@ -29,7 +29,7 @@ impl HostPages {
     ///
     /// # Safety
     ///
-    /// As [`DeviceTimelines::register`](device_ipc_core::DeviceTimelines::register).
+    /// As [`DeviceTimelines::register`](device_ipc_core::backend::DeviceTimelines::register).
     pub(crate) unsafe fn register(
         &self,
         driver: &Driver,
@@ -67,7 +67,7 @@ impl HostPages {
     ///
     /// # Safety
     ///
-    /// As [`DeviceTimelines::unregister`](device_ipc_core::DeviceTimelines::unregister).
+    /// As [`DeviceTimelines::unregister`](device_ipc_core::backend::DeviceTimelines::unregister).
     pub(crate) unsafe fn unregister(
         &self,
         driver: &Driver,

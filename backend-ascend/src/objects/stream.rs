@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceStream, Result};
+use device_ipc_core::backend::DeviceStream;
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Result};
 
 use super::driver::Driver;
 use crate::bindings::*;

@@ -1,7 +1,8 @@
 //! Memory of another card.
 
 use device_ipc_ascend::{KEY, SHAREABLE};
-use device_ipc_core::{Access, DeviceIpc, DeviceMemory, DeviceOrdinal, Error, HandleKind};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, HandleKind};
+use device_ipc_core::{Access, DeviceOrdinal, Error};
 
 use crate::importer::{
     IMPORTER, close_and_unexport, encode, hex, importer, open_expecting_success, received, unhex,

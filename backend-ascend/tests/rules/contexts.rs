@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use device_ipc_ascend::{KEY, SHAREABLE};
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{Access, BorrowedStream, DeviceIpc, DeviceMemory, DeviceRange, VendorStatus};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, TestKernels};
+use device_ipc_core::{Access, BorrowedStream, DeviceRange, VendorStatus};
 
 use crate::importer::received;
 use crate::memory::{HUGE, ONE, ZERO, backend, extent_of, memory, read, status_of};

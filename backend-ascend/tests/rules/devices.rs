@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use device_ipc_ascend::AscendBackend;
-use device_ipc_core::{DeviceIdentity, DeviceIpc, HostId, Ipc};
+use device_ipc_core::backend::{DeviceIpc, HostId};
+use device_ipc_core::{DeviceIdentity, Ipc};
 
 use crate::memory::{ONE, ZERO, backend};
 use crate::support::{Raw, Scene};

@@ -1,6 +1,7 @@
 //! Interprocess events.
 
-use device_ipc_core::{DeviceIpc, Error};
+use device_ipc_core::Error;
+use device_ipc_core::backend::DeviceIpc;
 
 use crate::memory::{ZERO, backend};
 use crate::support::Scene;

@@ -1,7 +1,8 @@
 //! Exports of whole allocations, by their base.
 
 use device_ipc_ascend::KEY;
-use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, Extent};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Extent};
+use device_ipc_core::{Access, Error};
 use device_ipc_sim_ascendcl::Cann;
 
 use crate::importer::{IMPORTER, close_and_unexport, encode, hex, open_expecting_success, received, unhex};

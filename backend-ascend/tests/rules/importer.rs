@@ -1,11 +1,10 @@
 //! An importer process.
 
 use device_ipc_ascend::AscendBackend;
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    Access, DeviceIpc, DeviceMemory, DeviceOrdinal, Exported, HandleBytes, HandleKind, Opened,
-    ProcessIdentity, ReceivedHandle, Result,
+use device_ipc_core::backend::{
+    DeviceIpc, DeviceMemory, Exported, HandleBytes, HandleKind, Opened, ReceivedHandle, TestKernels,
 };
+use device_ipc_core::{Access, DeviceOrdinal, ProcessIdentity, Result};
 
 use crate::memory::{ZERO, backend, pattern, read, write};
 use crate::support::{Peer, Raw, Requests, Role};

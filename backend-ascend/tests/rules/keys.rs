@@ -1,7 +1,7 @@
 //! Keys: their format, and how often the backend opens and closes one.
 
 use device_ipc_ascend::KEY;
-use device_ipc_core::{DeviceIpc, DeviceMemory, Exported};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported};
 
 use crate::importer::{IMPORTER, close_and_unexport, encode, open_expecting_success, open_listed};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory};

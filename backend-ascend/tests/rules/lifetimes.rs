@@ -1,7 +1,8 @@
 //! Mappings after the exporter's exit.
 
 use device_ipc_ascend::{AscendBackend, KEY, SHAREABLE};
-use device_ipc_core::{Access, DeviceIpc, DeviceMemory, Error, HandleKind, Lifetime, Opened};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, HandleKind, Lifetime, Opened};
+use device_ipc_core::{Access, Error};
 
 use crate::importer::{encode, hex, received, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, read};

@@ -3,7 +3,8 @@
 use std::process::{Child, Command};
 
 use device_ipc_ascend::{KEY, LoadOptions, PidValidation, SHAREABLE};
-use device_ipc_core::{DeviceIpc, Error, VendorStatus};
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::{Error, VendorStatus};
 
 use crate::importer::{IMPORTER, close_and_unexport, encode, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, share, status_of};

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use device_ipc_ascend::AscendBackend;
-use device_ipc_core::{
-    DeviceIpc, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, Exported, Extent,
-    HandleKind, Result, VendorStatus,
-};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, DeviceStream, Exported, Extent, HandleKind};
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, VendorStatus};
 
 pub(crate) const ZERO: DeviceOrdinal = DeviceOrdinal::new(0);
 pub(crate) const ONE: DeviceOrdinal = DeviceOrdinal::new(1);

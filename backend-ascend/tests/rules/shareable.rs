@@ -1,7 +1,8 @@
 //! Shareable handles of physical memory.
 
 use device_ipc_ascend::{KEY, LoadOptions, SHAREABLE};
-use device_ipc_core::{DeviceIpc, DeviceMemory, DeviceRange, Error, Exported, HandleKind, Unavailable};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory, Exported, HandleKind};
+use device_ipc_core::{DeviceRange, Error, Unavailable};
 
 use crate::importer::{IMPORTER, close_and_unexport, encode, encode_all, hex, open_listed, unhex};
 use crate::memory::{HUGE, ZERO, backend, extent_of, memory, pattern, range, share, write};

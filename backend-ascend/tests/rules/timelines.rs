@@ -4,7 +4,8 @@ use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device_ipc_core::{DeviceIpc, DeviceMemory, Error};
+use device_ipc_core::Error;
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory};
 
 use crate::memory::{ONE, ZERO, backend};
 use crate::support::{Raw, Scene};

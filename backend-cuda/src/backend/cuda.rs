@@ -4,12 +4,11 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
-    Registration, Result, Unavailable,
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration, TestKernels,
 };
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Result, Unavailable};
 
 use crate::bindings::api::DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED;
 use crate::library::NAME;

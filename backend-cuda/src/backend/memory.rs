@@ -6,10 +6,8 @@
 
 use std::ptr::NonNull;
 
-use device_ipc_core::{
-    BorrowedStream, DeviceMemory, DeviceOrdinal, DeviceRange, DeviceStream, Error, HandleKind, MemoryInfo,
-    Result,
-};
+use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceRange, Error, Result};
 
 use super::cuda::CudaBackend;
 use crate::memory::allocate;

@@ -7,7 +7,8 @@
 
 use std::ptr::NonNull;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceTimelines, Result};
+use device_ipc_core::backend::DeviceTimelines;
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, Result};
 
 use super::cuda::CudaBackend;
 use crate::bindings::api::{STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};

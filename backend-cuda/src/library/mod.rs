@@ -10,7 +10,8 @@ use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-use device_ipc_core::{Error, Result, Unavailable, VendorError, VendorStatus, environment};
+use device_ipc_core::backend::environment;
+use device_ipc_core::{Error, Result, Unavailable, VendorError, VendorStatus};
 use libloading::Library;
 
 use crate::bindings::api::Api;

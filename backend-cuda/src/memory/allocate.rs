@@ -12,9 +12,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::{
-    Access, DeviceOrdinal, DevicePtr, DeviceRange, DeviceStream, Error, HandleKind, MemoryInfo, Result,
-};
+use device_ipc_core::backend::{DeviceStream, HandleKind, MemoryInfo};
+use device_ipc_core::{Access, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
 use super::fabric::support::{FabricProbes, FabricSupport};
 use super::kind::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
@@ -81,7 +80,7 @@ impl Allocator {
     ///
     /// # Safety
     ///
-    /// As [`DeviceMemory::free`](device_ipc_core::DeviceMemory::free).
+    /// As [`DeviceMemory::free`](device_ipc_core::backend::DeviceMemory::free).
     pub(crate) unsafe fn free(&self, range: DeviceRange) -> Result<()> {
         let driver = &self.driver;
         // cuMemFree of memory of cuMemAlloc waits for the streams of its context; CUDA does not promise it for streams

@@ -1,6 +1,7 @@
 //! Handles of this process's allocations, of every kind.
 
-use device_ipc_core::{DeviceRange, Exported, Extent, HandleBytes, HandleKind, Result};
+use device_ipc_core::backend::{Exported, Extent, HandleBytes, HandleKind};
+use device_ipc_core::{DeviceRange, Result};
 
 use super::kind::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use super::pool::export::ExportedPools;
@@ -42,7 +43,7 @@ pub(crate) fn unexport(pools: &ExportedPools, exported: &Exported) {
 }
 
 /// Returns the bytes that kernels of an importer can reach. See
-/// [`DeviceIpc::reach`](device_ipc_core::DeviceIpc::reach).
+/// [`DeviceIpc::reach`](device_ipc_core::backend::DeviceIpc::reach).
 pub(crate) fn reach(exported: &Exported) -> Option<DeviceRange> {
     match exported.kind {
         LEGACY => legacy::reach(exported.extent.allocation),

@@ -1,6 +1,7 @@
 //! The allocations that a range lies in.
 
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Extent, HandleKind, Result};
+use device_ipc_core::backend::{Extent, HandleKind};
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
 
 use super::kind::{self, FABRIC, VIRTUAL_MEMORY};
 use super::lookup_cache;

@@ -6,7 +6,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-use device_ipc_core::{DeviceOrdinal, HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::DeviceOrdinal;
+use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
 
 use crate::bindings::layout::HANDLE_TYPE_POSIX_FD;
 use crate::objects::driver::Driver;

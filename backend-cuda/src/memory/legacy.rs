@@ -4,7 +4,8 @@
 //! A handle opens in the current context, so the same bytes map the memory for another device when that device's
 //! context is current; the driver then enables peer access (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`).
 
-use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, ReceivedHandle, Result};
+use device_ipc_core::backend::ReceivedHandle;
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
 use super::received::{out_of_memory, parts, single};
 use crate::bindings::api::{IPC_HANDLE_BYTES, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle};

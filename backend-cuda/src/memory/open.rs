@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::{Access, DeviceOrdinal, Error, Opened, ReceivedHandle, Result};
+use device_ipc_core::backend::{Opened, ReceivedHandle};
+use device_ipc_core::{Access, DeviceOrdinal, Error, Result};
 
 use super::kind::{self, FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
 use super::pool::import::{ImportedPools, OpenPointer};

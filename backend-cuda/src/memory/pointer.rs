@@ -5,7 +5,8 @@
 
 use std::ffi::c_void;
 
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Generation, Result};
+use device_ipc_core::backend::Generation;
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
 
 use crate::bindings::api::{PointerAttribute, Pool};
 use crate::library::CudaLibrary;

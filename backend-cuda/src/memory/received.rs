@@ -2,7 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use device_ipc_core::{DeviceOrdinal, Error, HandleKind, ReceivedHandle, Result};
+use device_ipc_core::backend::{HandleKind, ReceivedHandle};
+use device_ipc_core::{DeviceOrdinal, Error, Result};
 
 use super::kind;
 use crate::library::status::number;
@@ -97,7 +98,8 @@ pub(super) fn unsupported(what: &str, why: &str) -> Error {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use device_ipc_core::{HandleBytes, ProcessIdentity};
+    use device_ipc_core::ProcessIdentity;
+    use device_ipc_core::backend::HandleBytes;
 
     use super::*;
     use crate::memory::kind::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};

@@ -6,7 +6,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device_ipc_core::{BorrowedStream, DeviceEvent, DeviceOrdinal, Error, HandleBytes, Result};
+use device_ipc_core::backend::{DeviceEvent, HandleBytes};
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Error, Result};
 
 use crate::bindings::api::{
     EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, Event, IPC_HANDLE_BYTES, IpcHandle,

@@ -34,7 +34,7 @@ impl HostPages {
     ///
     /// # Safety
     ///
-    /// As [`DeviceTimelines::register`](device_ipc_core::DeviceTimelines::register).
+    /// As [`DeviceTimelines::register`](device_ipc_core::backend::DeviceTimelines::register).
     pub(crate) unsafe fn register(
         &self,
         driver: &Driver,
@@ -93,7 +93,7 @@ impl HostPages {
     ///
     /// # Safety
     ///
-    /// As [`DeviceTimelines::unregister`](device_ipc_core::DeviceTimelines::unregister).
+    /// As [`DeviceTimelines::unregister`](device_ipc_core::backend::DeviceTimelines::unregister).
     pub(crate) unsafe fn unregister(
         &self,
         driver: &Driver,

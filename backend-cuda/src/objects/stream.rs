@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{BorrowedStream, DeviceOrdinal, DeviceStream, Result};
+use device_ipc_core::backend::DeviceStream;
+use device_ipc_core::{BorrowedStream, DeviceOrdinal, Result};
 
 use crate::bindings::api::{STREAM_NON_BLOCKING, Stream};
 use crate::library::NAME;

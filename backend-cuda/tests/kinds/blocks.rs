@@ -4,7 +4,8 @@
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::Arc;
 
-use device_ipc_core::{DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange};
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange};
 use device_ipc_cuda::CudaBackend;
 use libloading::Library;
 

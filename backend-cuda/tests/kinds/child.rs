@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{DeviceIpc, HandleKind, TestKernels};
 use device_ipc_core::{
-    Access, Descriptor, DeviceIpc, DevicePtr, DeviceRange, Error, Export, HandleKind, Ipc, Mapping,
-    close_unused,
+    Access, Descriptor, DevicePtr, DeviceRange, Error, Export, Ipc, Mapping, close_unused,
 };
 use device_ipc_cuda::{CudaBackend, make_pool_shareable};
 

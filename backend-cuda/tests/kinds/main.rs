@@ -13,10 +13,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use device_ipc_core::backend::{DeviceIpc, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc_core::{
-    Access, Buffer, Descriptor, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange, Error, Export,
-    ExposurePolicy, HandleBytes, HandleKind, Ipc, OwnedRegion, ProcessIdentity, ReceivedHandle, Region,
-    close_mappings_of, close_unused,
+    Access, Buffer, Descriptor, DeviceOrdinal, DevicePtr, DeviceRange, Error, Export, ExposurePolicy, Ipc,
+    OwnedRegion, ProcessIdentity, Region, close_mappings_of, close_unused,
 };
 use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, NAME, POOL, VIRTUAL_MEMORY};
 

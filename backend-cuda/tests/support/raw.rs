@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use libloading::Library;
 
-use device_ipc_core::DeviceIpc;
+use device_ipc_core::backend::DeviceIpc;
 use device_ipc_cuda::CudaBackend;
 
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.

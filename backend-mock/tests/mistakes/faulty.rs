@@ -10,11 +10,12 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceStream, DeviceTimelines, Exported,
+    Extent, HandleKind, HandleKindInfo, MemoryInfo, Opened, ReceivedHandle, TestKernels,
+};
 use device_ipc_core::{
-    Access, BackendInfo, BorrowedStream, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory,
-    DeviceOrdinal, DeviceRange, DeviceStream, DeviceTimelines, Error, Exported, Extent, HandleKind,
-    HandleKindInfo, MemoryInfo, Opened, ReceivedHandle, Result, Unavailable,
+    Access, BorrowedStream, DeviceInfo, DeviceOrdinal, DeviceRange, Error, Result, Unavailable,
 };
 use device_ipc_mock::MockBackend;
 use device_ipc_mock::engine::Address;

@@ -11,12 +11,11 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DevicePtr, DeviceRange, DeviceTimelines, Error, Exported, Extent, HandleBytes, HandleKind,
-    HandleKindInfo, Opened, ReceivedHandle, Result,
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    HandleBytes, HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
 };
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
 
 /// Size of the pages that an importer maps, in bytes.
 const PAGE: u64 = 2 << 20;

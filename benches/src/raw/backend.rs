@@ -4,10 +4,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{
-    Access, BorrowedStream, DeviceIpc, DeviceOrdinal, DevicePtr, DeviceRange, Generation, HandleBytes,
-    HandleKind, Ipc, ProcessIdentity, ReceivedHandle,
-};
+use device_ipc::backend::{DeviceIpc, Generation, HandleBytes, HandleKind, ReceivedHandle};
+use device_ipc::{Access, BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Ipc, ProcessIdentity};
 
 use super::{RawExport, RawHandle, RawMapping, RawSide};
 

@@ -13,7 +13,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::Result;
-use device_ipc::{BorrowedStream, DeviceRange, Exported, Ipc, Opened};
+use device_ipc::backend::{Exported, Opened};
+use device_ipc::{BorrowedStream, DeviceRange, Ipc};
 use serde::{Deserialize, Serialize};
 
 /// A handle in the form in which one process sends it to another.

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use device_ipc::ascend::{AscendBackend, KEY, SHAREABLE};
-use device_ipc::{Descriptor, DeviceIpc, HandleKind, Ipc};
+use device_ipc::backend::{DeviceIpc, HandleKind};
+use device_ipc::{Descriptor, Ipc};
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;

@@ -1,7 +1,7 @@
 //! Descriptors of any kind: an export, a bundle or a ring, distinguished by their contents.
 
 use anyhow::{Context, Result, bail};
-use device_ipc::descriptor::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use device_ipc::limits::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
 use device_ipc::{Descriptor, ProcessIdentity};
 use serde_json::Value;
 

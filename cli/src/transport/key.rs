@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use device_ipc::environment;
+use device_ipc::backend::environment;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 

@@ -50,7 +50,7 @@ pub struct Capabilities {
     /// Streams can write and wait for 64-bit words in host memory that other processes map too
     /// ([`DeviceTimelines`](super::DeviceTimelines)).
     pub timelines: bool,
-    /// The vendor numbers its allocations ([`Extent::generation`](crate::Extent)), which reveals a new allocation at an old
+    /// The vendor numbers its allocations ([`Extent::generation`](super::Extent)), which reveals a new allocation at an old
     /// address.
     pub generations: bool,
 }

@@ -115,14 +115,14 @@
 //! `aclrtStreamWaitEvent`).
 
 mod bound;
-mod buffer;
+pub(crate) mod buffer;
 mod capabilities;
 mod check;
 mod event;
 pub(crate) mod interop;
 pub mod library;
 mod memory;
-pub mod select;
+pub(crate) mod select;
 pub(crate) mod stream;
 mod test_kernels;
 mod timeline;
@@ -131,20 +131,24 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub use crate::model::access::Access;
+pub use crate::model::address::{Extent, Generation};
+pub use crate::model::device::HostId;
+pub use crate::os::environment;
 pub(crate) use bound::DeviceBound;
-pub use buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
+pub(crate) use buffer::{Buffer, Stream};
 pub use capabilities::{Capabilities, HandleKind, HandleKindInfo, Lifetime};
 pub(crate) use check::check_backend;
 pub use event::DeviceEvent;
 pub use memory::{DeviceMemory, DeviceStream, MemoryInfo};
+pub use select::{Rank, Registration};
 pub use test_kernels::TestKernels;
 pub use timeline::DeviceTimelines;
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::model::address::{DeviceRange, Extent, Generation};
+pub(crate) use crate::model::access::Access;
+use crate::model::address::DeviceRange;
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::process::ProcessIdentity;

@@ -3,11 +3,11 @@
 pub(crate) mod access;
 pub(crate) mod address;
 pub(crate) mod availability;
-pub mod device;
+pub(crate) mod device;
 pub(crate) mod error;
 pub(crate) mod layout;
 pub(crate) mod lease;
 pub(crate) mod one_or_many;
 pub(crate) mod placement;
 pub(crate) mod printable;
-pub mod tensor;
+pub(crate) mod tensor;

@@ -39,9 +39,9 @@ pub(crate) struct HostPages {
 /// The use of pages by devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Streams write and wait on words in them ([`DeviceTimelines`](crate::DeviceTimelines)).
+    /// Streams write and wait on words in them ([`DeviceTimelines`](crate::backend::DeviceTimelines)).
     Words,
-    /// Streams copy to and from them ([`DeviceMemory::pin_host`](crate::DeviceMemory::pin_host)).
+    /// Streams copy to and from them ([`DeviceMemory::pin_host`](crate::backend::DeviceMemory::pin_host)).
     Copies,
 }
 

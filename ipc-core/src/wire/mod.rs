@@ -4,7 +4,7 @@
 
 pub(crate) mod address;
 pub(crate) mod channel;
-pub mod descriptor;
+pub(crate) mod descriptor;
 #[cfg(test)]
 mod properties;
 pub(crate) mod protocol;

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use device_ipc_core::{DeviceIpc, Exported, HandleKind, ProcessIdentity};
+use device_ipc_core::ProcessIdentity;
+use device_ipc_core::backend::{DeviceIpc, Exported, HandleKind};
 
 use crate::agent::{Agent, Answer, BareHandle, Command};
 use crate::outcome::{Outcome, Stop, fail};

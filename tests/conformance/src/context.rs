@@ -4,7 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{DeviceInfo, DeviceIpc, DeviceOrdinal, Error, HandleKindInfo, Ipc};
+use device_ipc_core::backend::{DeviceIpc, HandleKindInfo};
+use device_ipc_core::{DeviceInfo, DeviceOrdinal, Error, Ipc};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 

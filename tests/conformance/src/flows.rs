@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{
-    Buffer, Counters, Dtype, Export, HandleKind, HandleKindInfo, Ipc, Mapping, Region, Stream, Tensor,
-    counters,
-};
+use device_ipc_core::backend::{HandleKind, HandleKindInfo};
+use device_ipc_core::{Buffer, Counters, Dtype, Export, Ipc, Mapping, Region, Stream, Tensor, counters};
 
 use crate::check;
 use crate::context::Context;

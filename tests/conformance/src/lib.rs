@@ -22,7 +22,8 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use device_ipc_core::{DeviceIpc, Unavailable};
+//! # use device_ipc_core::backend::DeviceIpc;
+//! # use device_ipc_core::Unavailable;
 //! # fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> {
 //! #     Err(Unavailable::NoDevice { detail: String::new() })
 //! # }
@@ -44,7 +45,7 @@
 //! - The text given to [`Suite::expected_skips`] lists what may be skipped. A skip that is not listed fails the run, and
 //!   so does a listed case that ran. A run prints the lines for the skips that are not listed, ready to be pasted.
 //! - Cases of a hidden device start processes with the backend's
-//!   [`visible_devices_variable`](device_ipc_core::DeviceIpc::visible_devices_variable) set; a backend that reads its
+//!   [`visible_devices_variable`](device_ipc_core::backend::DeviceIpc::visible_devices_variable) set; a backend that reads its
 //!   devices from elsewhere asks [`visible_devices`].
 //!
 //! # Write a case

@@ -7,10 +7,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::TestKernels;
+use device_ipc_core::backend::{DeviceIpc, HandleKind, TestKernels};
 use device_ipc_core::{
-    AsStream, BorrowedStream, DeviceIpc, DeviceOrdinal, DeviceRange, HandleKind, Ipc, OwnedRegion, Region,
-    Result, ShareBuilder,
+    AsStream, BorrowedStream, DeviceOrdinal, DeviceRange, Ipc, OwnedRegion, Region, Result, ShareBuilder,
 };
 
 /// An owner of a region that owns nothing: for addresses that the library is to refuse.

@@ -4,7 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use device_ipc_core::{DeviceIdentity, DeviceIpc};
+use device_ipc_core::DeviceIdentity;
+use device_ipc_core::backend::DeviceIpc;
 use device_ipc_cuda::CudaBackend;
 use support::{Installed, finish};
 

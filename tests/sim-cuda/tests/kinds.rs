@@ -2,7 +2,8 @@
 
 mod support;
 
-use device_ipc_core::{DeviceIpc, DeviceMemory, DeviceOrdinal, DevicePtr, DeviceRange, Error};
+use device_ipc_core::backend::{DeviceIpc, DeviceMemory};
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error};
 use device_ipc_cuda::{CudaBackend, FABRIC, FabricSupport, LEGACY, POOL, VIRTUAL_MEMORY};
 
 #[path = "../../../backend-cuda/tests/kinds/main.rs"]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use device_ipc_core::{DeviceMemory, DeviceOrdinal};
+use device_ipc_core::DeviceOrdinal;
+use device_ipc_core::backend::DeviceMemory;
 use device_ipc_cuda::CudaBackend;
 use libloading::Library;
 

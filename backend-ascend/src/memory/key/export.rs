@@ -1,6 +1,7 @@
 //! Exports of memory by key.
 
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Exported, Result};
+use device_ipc_core::backend::Exported;
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
 
 use super::table;
 use crate::bindings::*;

@@ -1,6 +1,7 @@
 //! Imports of memory by key.
 
-use device_ipc_core::{DeviceOrdinal, DeviceRange, Error, Opened, ReceivedHandle, Result};
+use device_ipc_core::backend::{Opened, ReceivedHandle};
+use device_ipc_core::{DeviceOrdinal, DeviceRange, Error, Result};
 
 use crate::bindings::*;
 use crate::library::{AclLibrary, call};

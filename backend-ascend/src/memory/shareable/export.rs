@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use device_ipc_core::{DevicePtr, DeviceRange, Error, Exported, Result};
+use device_ipc_core::backend::Exported;
+use device_ipc_core::{DevicePtr, DeviceRange, Error, Result};
 
 use super::table::Shareable;
 use crate::bindings::*;

@@ -1,6 +1,7 @@
 //! Imports of physical memory by shareable handle, mapped side by side at reserved addresses.
 
-use device_ipc_core::{DeviceOrdinal, DevicePtr, Error, Opened, ReceivedHandle, Result};
+use device_ipc_core::backend::{Opened, ReceivedHandle};
+use device_ipc_core::{DeviceOrdinal, DevicePtr, Error, Result};
 
 use crate::bindings::*;
 use crate::library::{AclLibrary, VISIBLE_DEVICES, call};

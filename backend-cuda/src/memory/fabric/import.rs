@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, ReceivedHandle, Result};
+use device_ipc_core::backend::ReceivedHandle;
+use device_ipc_core::{Access, DeviceOrdinal, DeviceRange, Result};
 
 use super::support::CHANNEL_HINT;
 use crate::bindings::layout::{FABRIC_BYTES, FabricHandle, HANDLE_TYPE_FABRIC};

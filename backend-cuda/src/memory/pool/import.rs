@@ -7,9 +7,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device_ipc_core::{
-    DeviceOrdinal, DevicePtr, DeviceRange, Error, Generation, ProcessIdentity, ReceivedHandle, Result,
-};
+use device_ipc_core::backend::{Generation, ReceivedHandle};
+use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Error, ProcessIdentity, Result};
 
 use super::handle::{HANDLE_BYTES, PointerBytes, PoolName, api, decode};
 use crate::bindings::api::{Pool, PoolApi};

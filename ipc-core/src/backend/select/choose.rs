@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::DeviceIpc;
-use crate::backend::select::{Rank, Registration};
+use crate::backend::select::{Rank, Registered, Registration};
 use crate::model::availability::{BackendStatus, Unavailable};
 use crate::model::device::DeviceInfo;
 use crate::model::error::{Error, Result};
@@ -23,7 +23,7 @@ pub struct Backends {
 impl Backends {
     /// Returns all registered backends.
     pub fn registered() -> Self {
-        inventory::iter::<Registration>.into_iter().fold(Self::none(), |backends, one| backends.with(*one))
+        inventory::iter::<Registered>.into_iter().fold(Self::none(), |backends, one| backends.with(one.0))
     }
 
     /// Returns an empty set.

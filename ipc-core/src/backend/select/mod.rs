@@ -5,10 +5,7 @@ mod registry;
 
 pub use crate::model::availability::{BackendStatus, Unavailable};
 pub use choose::{BACKEND_VARIABLE, Backends};
-pub use registry::{Rank, Registration};
-
-#[doc(hidden)]
-pub use inventory;
+pub use registry::{Rank, Registered, Registration};
 
 /// Registers a backend of another crate, so that [`Backends::registered`] lists it.
 ///
@@ -17,13 +14,14 @@ pub use inventory;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use device_ipc_core::{DeviceIpc, Rank, Registration, Unavailable};
+/// # use device_ipc_core::backend::{DeviceIpc, Rank, Registration};
+/// # use device_ipc_core::Unavailable;
 /// # fn load() -> Result<Arc<dyn DeviceIpc>, Unavailable> { Err(Unavailable::NoDevice { detail: "none".into() }) }
 /// device_ipc_core::register_backend!(Registration::new("acme", Rank::THIRD_PARTY, load));
 /// ```
 #[macro_export]
 macro_rules! register_backend {
     ($registration:expr) => {
-        $crate::select::inventory::submit! { $registration }
+        $crate::__private::inventory::submit! { $crate::__private::Registered($registration) }
     };
 }

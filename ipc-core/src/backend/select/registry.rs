@@ -31,7 +31,11 @@ impl Registration {
     }
 }
 
-inventory::collect!(Registration);
+/// The element of the list that [`register_backend!`](crate::register_backend) fills, so that [`Registration`] does not
+/// depend on how the list is made.
+pub struct Registered(pub Registration);
+
+inventory::collect!(Registered);
 
 /// The priority of a backend in [`Backends::auto`](crate::Backends::auto); lower ranks are tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,7 +19,7 @@ impl DeviceOrdinal {
         self.0
     }
 
-    /// The position as an index into [`DeviceIpc::devices`](crate::DeviceIpc::devices).
+    /// The position as an index into [`DeviceIpc::devices`](crate::backend::DeviceIpc::devices).
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -278,6 +278,6 @@ pub enum HolderPolicy {
     /// Keeps the memory until the last lease has ended.
     Keep,
     /// Frees the memory. Only for kinds of handle that revoke the mappings of importers
-    /// ([`Lifetime::Revokes`](crate::Lifetime::Revokes)); their work that still uses it fails.
+    /// ([`Lifetime::Revokes`](crate::backend::Lifetime::Revokes)); their work that still uses it fails.
     FreeAnyway,
 }

@@ -1,7 +1,7 @@
 //! Timelines: counters that the streams of an exporter and of an importer write and wait on.
 //!
 //! Each lease has a slot of words in host memory that both processes map, and both register with their devices. A word
-//! has one writer. The reasons for host memory are listed at [`DeviceTimelines`](crate::DeviceTimelines): above all, a
+//! has one writer. The reasons for host memory are listed at [`DeviceTimelines`](crate::backend::DeviceTimelines): above all, a
 //! stream that waits for a terminated peer is freed by a plain store, whatever the driver is doing.
 
 mod endpoint;

@@ -11,7 +11,8 @@ pub mod words;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Descriptor, DeviceIdentity, HandleKind};
+use device_ipc_core::backend::HandleKind;
+use device_ipc_core::{Descriptor, DeviceIdentity};
 use serde::Serialize;
 
 pub use answer::{Answer, Mapped, Reply};

@@ -1,11 +1,9 @@
-//! The contract of the trait [`DeviceIpc`](device_ipc_core::DeviceIpc), on the bare backend.
+//! The contract of the trait [`DeviceIpc`](device_ipc_core::backend::DeviceIpc), on the bare backend.
 
 use std::collections::HashSet;
 
-use device_ipc_core::{
-    Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, Extent, HandleBytes, HandleKind, ProcessIdentity,
-    ReceivedHandle,
-};
+use device_ipc_core::backend::{Extent, HandleBytes, HandleKind, ReceivedHandle};
+use device_ipc_core::{Access, AsStream, DeviceOrdinal, DevicePtr, DeviceRange, ProcessIdentity};
 
 use crate::bare::BareExport;
 use crate::check::{equal, refused, refused_as_one_of, same, that};

@@ -1,7 +1,7 @@
 //! Descriptors that were damaged on their way, or made by somebody who lies. None may panic, none may open anything, and
 //! each says what is wrong with it.
 
-use device_ipc_core::descriptor::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
+use device_ipc_core::limits::{MAX_DESCRIPTOR_BYTES, TEXT_PREFIX};
 use device_ipc_core::{Descriptor, DescriptorError, Export, Ipc};
 
 use crate::agent::{Opening, Place};

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{AsStream, DeviceEvent, DeviceOrdinal};
+use device_ipc_core::backend::DeviceEvent;
+use device_ipc_core::{AsStream, DeviceOrdinal};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{refused, same, that};

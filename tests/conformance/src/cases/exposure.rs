@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::{
-    Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, HandleKindInfo, Region, ErrorWith, counters,
-};
+use device_ipc_core::backend::HandleKindInfo;
+use device_ipc_core::{Buffer, DeviceOwner, DeviceRange, ExposurePolicy, Exposure, Region, ErrorWith, counters};
 
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same, that};

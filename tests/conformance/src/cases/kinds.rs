@@ -5,7 +5,8 @@ mod access;
 
 use std::time::Instant;
 
-use device_ipc_core::{Access, DeviceOrdinal, Error, HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
+use device_ipc_core::{Access, DeviceOrdinal, Error};
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};

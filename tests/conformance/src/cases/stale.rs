@@ -4,7 +4,8 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Error, Lifetime};
+use device_ipc_core::backend::Lifetime;
+use device_ipc_core::Error;
 
 use crate::agent::{Command, Opening, Place, Sharing};
 use crate::check::{Refusal, refused, refused_as_one_of, same, that};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use device_ipc_core::backend::HandleKind;
 use device_ipc_core::{
-    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HandleKind, HolderPolicy, Region, Result,
+    Access, Buffer, DeviceOrdinal, DeviceOwner, DeviceRange, Export, HolderPolicy, Region, Result,
 };
 
 use super::{Server, named, taken};

@@ -1,8 +1,8 @@
 //! Mappings, and the bytes of mappings and buffers.
 
+use device_ipc_core::backend::{Generation, HandleBytes, HandleKind, ReceivedHandle};
 use device_ipc_core::{
-    Access, DeviceMap, DeviceName, DeviceOrdinal, Element, Error, Generation, HandleBytes, HandleKind,
-    Mapping, ReceivedHandle, Result, Stream, ViewMut,
+    Access, DeviceMap, DeviceName, DeviceOrdinal, Element, Error, Mapping, Result, Stream, ViewMut,
 };
 
 use super::{Server, named, taken};

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use device_ipc_core::backend::{DeviceEvent, DeviceIpc};
 use device_ipc_core::{
-    Buffer, CacheLimits, Channel, DeviceEvent, DeviceIpc, DeviceOrdinal, Error, Export, Ipc, Listener,
-    Mapping, Received, Result, StagingLimits, Stream, Timeline,
+    Buffer, CacheLimits, Channel, DeviceOrdinal, Error, Export, Ipc, Listener, Mapping, Received, Result,
+    StagingLimits, Stream, Timeline,
 };
 use serde::de::DeserializeOwned;
 

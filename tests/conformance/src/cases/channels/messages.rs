@@ -1,6 +1,7 @@
 //! Messages of bytes: order, sizes, and waits.
 
-use device_ipc_core::{Dtype, MAX_MESSAGE_TENSORS, Message};
+use device_ipc_core::limits::MAX_MESSAGE_TENSORS;
+use device_ipc_core::{Dtype, Message};
 
 use super::{BYTES, SHORT, connecting, name, open_on_stream, pair, receive, send, went_well};
 use crate::agent::Command;
