@@ -11,7 +11,7 @@
 //! | `model` | values without I/O: devices, addresses, element types, tensors, leases, errors | everything else |
 //! | `os` | environment variables, process identity, fork detection, threads, spinning | devices |
 //! | [`backend`] | the traits that a vendor implements, their contract, the registry, buffers and streams | processes |
-//! | `wire` | encoding and decoding of [`descriptor`]s, the broker protocol and channel frames | sockets |
+//! | `wire` | encoding and decoding of descriptors, the broker protocol and channel frames | sockets |
 //! | `transport` | sockets and peer credentials, poller, worker, deadlines | exports and imports |
 //! | `sharing` | exports, leases, import cache, timelines, staging | rings and channels |
 //! | `patterns` | rings and channels | |
