@@ -39,15 +39,10 @@ fn vendor(call: &'static str, error: &EngineError) -> Error {
         EngineError::Revoked { .. } => "close the mapping and ask the exporter for a new descriptor",
         _ => "",
     };
-    VendorError {
-        backend: NAME,
-        call,
-        status: VendorStatus(error.code()),
-        name,
-        message: error.to_string(),
-        hint: hint.to_owned(),
-    }
-    .into()
+    VendorError::new(NAME, call, VendorStatus(error.code()), name)
+        .with_message(error.to_string())
+        .with_hint(hint)
+        .into()
 }
 
 pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Error {

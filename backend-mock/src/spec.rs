@@ -8,6 +8,7 @@ pub const MACHINE_VARIABLE: &str = "DEVICE_IPC_MOCK";
 
 /// The form of handles: `handles=bytes` or `handles=fds`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HandleForm {
     /// Bytes only, like CUDA's legacy handles and Ascend's keys.
     #[default]

@@ -164,14 +164,9 @@ impl AclLibrary {
 
     fn vendor_error(&self, call: &'static str, status: aclError, hint: &str) -> VendorError {
         let name = status::name(VendorStatus(status)).unwrap_or("unknown status");
-        VendorError {
-            backend: NAME,
-            call,
-            status: VendorStatus(status),
-            name: name.to_owned(),
-            message: self.recent_message(),
-            hint: if hint.is_empty() { status::hint(VendorStatus(status)) } else { hint }.to_owned(),
-        }
+        VendorError::new(NAME, call, VendorStatus(status), name)
+            .with_message(self.recent_message())
+            .with_hint(if hint.is_empty() { status::hint(VendorStatus(status)) } else { hint })
     }
 
     /// Returns the runtime's latest message for the calling thread ("Error Reporting APIs", `aclGetRecentErrMsg`), in

@@ -13,6 +13,7 @@ pub const ALLOCATION_VARIABLE: &str = "DEVICE_IPC_ASCEND_ALLOCATE";
 
 /// Whether the driver validates the process that opens a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PidValidation {
     /// The driver admits the processes that the exporter has listed (`aclrtIpcMemSetImportPid`): the broker lists each
     /// importer when it grants a lease. Other processes that read the key cannot open the memory.

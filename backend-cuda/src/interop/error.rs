@@ -8,13 +8,7 @@ use crate::library::{NAME, status};
 /// Returns the error of a call that cudarc made. Without cudarc's text, whose query can panic.
 pub(super) fn vendor_error(call: &'static str, error: DriverError) -> Error {
     let status = VendorStatus(error.0 as i32);
-    VendorError {
-        backend: NAME,
-        call,
-        status,
-        name: status::name(status).unwrap_or("unknown status").to_owned(),
-        message: String::new(),
-        hint: status::hint(status).to_owned(),
-    }
-    .into()
+    VendorError::new(NAME, call, status, status::name(status).unwrap_or("unknown status"))
+        .with_hint(status::hint(status))
+        .into()
 }

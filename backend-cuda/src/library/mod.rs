@@ -81,18 +81,18 @@ impl CudaLibrary {
     fn vendor_error(&self, call: &'static str, status: i32, hint: &str) -> VendorError {
         let name = status::name(VendorStatus(status)).map(str::to_owned);
         let name = name.or_else(|| self.text(self.api.get_error_name, status));
-        VendorError {
-            backend: NAME,
+        VendorError::new(
+            NAME,
             call,
-            status: VendorStatus(status),
-            name: name.unwrap_or_else(|| "unknown status".to_owned()),
-            message: self.text(self.api.get_error_string, status).unwrap_or_default(),
-            hint: if hint.is_empty() {
-                status::hint(VendorStatus(status)).to_owned()
-            } else {
-                hint.to_owned()
-            },
-        }
+            VendorStatus(status),
+            name.unwrap_or_else(|| "unknown status".to_owned()),
+        )
+        .with_message(self.text(self.api.get_error_string, status).unwrap_or_default())
+        .with_hint(if hint.is_empty() {
+            status::hint(VendorStatus(status)).to_owned()
+        } else {
+            hint.to_owned()
+        })
     }
 
     fn text(&self, function: Option<StatusText>, status: i32) -> Option<String> {

@@ -253,7 +253,7 @@ impl Server {
 
     fn open_all(&mut self, file: &Path, count: usize) -> Result<Reply> {
         // Released mappings stay cached until the exporter closes the exports.
-        device_ipc::set_cache_limits(CacheLimits { mappings: usize::MAX, bytes: u64::MAX })?;
+        device_ipc::set_cache_limits(CacheLimits::default().with_mappings(usize::MAX))?;
         let text = std::fs::read_to_string(file).context("cannot read the descriptors")?;
         let descriptors: Vec<Descriptor> =
             text.lines().take(count).map(str::parse).collect::<Result<_, _>>()?;

@@ -14,6 +14,7 @@ use crate::model::tensor::{Dtype, Element};
 
 /// A region of device memory as its owner describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Region {
     /// The backend of the memory.
     pub backend: &'static str,

@@ -98,6 +98,12 @@
 //!
 //! Behaviour is undefined only for violations of the `# Safety` sections of the unsafe methods.
 //!
+//! # Growth of the types
+//!
+//! [`Exported`], [`ReceivedHandle`], [`Opened`], [`Extent`], [`MemoryInfo`] and [`HandleKindInfo`] are exhaustive on purpose:
+//! a new field is a new question that every backend has to answer, so it comes with a new major version. All other types that
+//! may grow are non-exhaustive, and have constructors.
+//!
 //! # Access and trust
 //!
 //! [`export`](DeviceIpc::export) does not receive the access of the share, because no vendor has read-only handles:

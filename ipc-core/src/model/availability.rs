@@ -6,6 +6,7 @@ use super::device::DeviceInfo;
 
 /// The availability of a backend.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BackendStatus {
     /// The backend's name.
     pub name: &'static str,

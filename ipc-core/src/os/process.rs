@@ -16,6 +16,7 @@ use crate::os::process_epoch;
 
 /// The identity of a process, different from that of any other process on any host at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ProcessIdentity {
     /// The machine; persists across reboots.
     pub host: HostId,

@@ -115,6 +115,7 @@ impl From<LayoutError> for DescriptorError {
 
 /// The version of a layout. A reader of the same major version reads every minor one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FormatVersion {
     /// Another number: another layout.
     pub major: u8,

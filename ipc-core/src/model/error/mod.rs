@@ -543,6 +543,7 @@ pub struct VendorStatus(pub i32);
     separated(": ", .message),
     separated(". ", .hint)
 )]
+#[non_exhaustive]
 pub struct VendorError {
     /// The backend.
     pub backend: &'static str,
@@ -556,6 +557,30 @@ pub struct VendorError {
     pub message: String,
     /// What to do about it, or empty.
     pub hint: String,
+}
+
+impl VendorError {
+    /// Creates an error without the vendor's message and without advice.
+    pub fn new(
+        backend: &'static str,
+        call: &'static str,
+        status: VendorStatus,
+        name: impl Into<String>,
+    ) -> Self {
+        Self { backend, call, status, name: name.into(), message: String::new(), hint: String::new() }
+    }
+
+    /// Sets [`message`](Self::message).
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.message = message.into();
+        self
+    }
+
+    /// Sets [`hint`](Self::hint).
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
 }
 
 fn not_released(after: Duration, holders: &Holders) -> String {

@@ -15,6 +15,7 @@ use crate::model::error::{Error, Result};
 
 /// What to do where importers could reach more than the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ExposurePolicy {
     /// Share it; [`Export::exposure`](super::Export::exposure) tells what they reach.
     #[default]
@@ -27,6 +28,7 @@ pub enum ExposurePolicy {
 
 /// What device work of importers can reach of the exporting process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Exposure {
     /// Bytes of the region that is shared.
     pub region_bytes: u64,

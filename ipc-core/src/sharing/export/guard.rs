@@ -274,6 +274,7 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
 
 /// What becomes of memory that somebody still holds when the time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HolderPolicy {
     /// Keeps the memory until the last lease has ended.
     Keep,

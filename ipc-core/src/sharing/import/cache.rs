@@ -46,6 +46,7 @@ pub(super) trait Cached {
 
 /// How much may stay open while nobody uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheLimits {
     /// How many mappings.
     pub mappings: usize,
@@ -56,6 +57,18 @@ pub struct CacheLimits {
 impl CacheLimits {
     /// Nothing stays open.
     pub const NONE: Self = Self { mappings: 0, bytes: 0 };
+
+    /// Sets [`mappings`](Self::mappings).
+    pub const fn with_mappings(mut self, mappings: usize) -> Self {
+        self.mappings = mappings;
+        self
+    }
+
+    /// Sets [`bytes`](Self::bytes).
+    pub const fn with_bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
 }
 
 impl Default for CacheLimits {

@@ -9,12 +9,27 @@ use crate::transport::ConnectionId;
 
 /// The limits on host memory for copies to other processes, for [`set_staging_limits`](crate::set_staging_limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StagingLimits {
     /// Bytes of a chunk, rounded up to whole 64 KiB, at most 64 MiB; a copy has two of them. Default: 8 MiB.
     pub chunk_bytes: u64,
     /// Bytes for all copies at a time, of which one importing process gets half; copies that do not fit wait until others have
     /// finished. One copy may always be made. Default: 256 MiB.
     pub total_bytes: u64,
+}
+
+impl StagingLimits {
+    /// Sets [`chunk_bytes`](Self::chunk_bytes).
+    pub const fn with_chunk_bytes(mut self, bytes: u64) -> Self {
+        self.chunk_bytes = bytes;
+        self
+    }
+
+    /// Sets [`total_bytes`](Self::total_bytes).
+    pub const fn with_total_bytes(mut self, bytes: u64) -> Self {
+        self.total_bytes = bytes;
+        self
+    }
 }
 
 impl Default for StagingLimits {

@@ -104,7 +104,7 @@ pub fn limits_of_nothing_keep_nothing(context: &Context) -> Outcome {
 pub fn limits_close_the_longest_unused(context: &Context) -> Outcome {
     let mut exporter = context.agent()?;
     let ipc = context.ipc();
-    set_cache_limits(CacheLimits { mappings: 2, bytes: u64::MAX })?;
+    set_cache_limits(CacheLimits::default().with_mappings(2))?;
     let descriptors: Vec<_> =
         (0..4).map(|index| exporter.export(&index.to_string(), &pattern(64))).collect::<Result<_, _>>()?;
     let used = ipc.open(&descriptors[0]).at_home()?;
@@ -215,7 +215,7 @@ pub fn many_threads_with_little_room(context: &Context) -> Outcome {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
         return skip("needs two processors");
     }
-    set_cache_limits(CacheLimits { mappings: 2, bytes: u64::MAX })?;
+    set_cache_limits(CacheLimits::default().with_mappings(2))?;
     let (mut one, mut other) = (context.agent()?, context.agent()?);
     let mut descriptors = Vec::new();
     for index in 0..EXPORTS {

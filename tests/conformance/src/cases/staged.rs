@@ -33,7 +33,7 @@ fn copied(receiver: &mut Agent, name: &str, opening: Opening) -> Result<Mapped, 
 
 /// Short chunks for what this process shares, so that a region has several.
 fn short_chunks() -> Outcome {
-    Ok(set_staging_limits(StagingLimits { chunk_bytes: CHUNK, ..StagingLimits::default() })?)
+    Ok(set_staging_limits(StagingLimits::default().with_chunk_bytes(CHUNK))?)
 }
 
 /// A copy on another card has the bytes, says what it is and whose, and the export is free again when the open returns.

@@ -152,18 +152,20 @@ impl Server {
                 });
                 Ok(Answer::Counters(counters.collect()))
             }
-            Command::Cache { mappings, bytes } => {
-                device_ipc_core::set_cache_limits(CacheLimits { mappings, bytes }).map(done)
-            }
+            Command::Cache { mappings, bytes } => device_ipc_core::set_cache_limits(
+                CacheLimits::default().with_mappings(mappings).with_bytes(bytes),
+            )
+            .map(done),
             Command::CloseUnused { timeout } => device_ipc_core::close_unused(timeout).map(done),
             Command::CloseMappingsOf { descriptor } => {
                 let closed = unchecked::close_mappings_of(descriptor.exporter())?;
                 Ok(Answer::Number(closed as u64))
             }
             Command::Shutdown { timeout } => device_ipc_core::shutdown(timeout).map(done),
-            Command::StagingLimits { chunk_bytes, total_bytes } => {
-                device_ipc_core::set_staging_limits(StagingLimits { chunk_bytes, total_bytes }).map(done)
-            }
+            Command::StagingLimits { chunk_bytes, total_bytes } => device_ipc_core::set_staging_limits(
+                StagingLimits::default().with_chunk_bytes(chunk_bytes).with_total_bytes(total_bytes),
+            )
+            .map(done),
             other => self.carry_out_export(other),
         }
     }
