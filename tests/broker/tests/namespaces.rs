@@ -22,19 +22,17 @@ fn late_bytes(exporter: &mut Child, importer: &mut Child, place: &str) {
     importer.ok("allocate warm 4096");
     importer.ok("fill warm 0");
     importer.ok("sync");
+    // On a stream longer than an open takes on a loaded machine.
+    let delay = if place == "stream:0" { 3_000 } else { 700 };
     let since = Instant::now();
-    let late = exporter.share("late 4096 ready-in=700");
-    let begun = Instant::now();
+    let late = exporter.share(&format!("late 4096 ready-in={delay}"));
     importer.ok(&format!("open late {late} place={place}"));
+    let delay = Duration::from_millis(delay);
     if place == "stream:0" {
-        let took = begun.elapsed();
-        assert!(
-            took < Duration::from_millis(600),
-            "the host has waited, or the machine is too slow: {took:?}"
-        );
+        assert!(since.elapsed() < delay, "the host has waited");
     }
     importer.ok("touch late");
-    assert!(since.elapsed() >= Duration::from_millis(700), "nobody has waited");
+    assert!(since.elapsed() >= delay, "neither the stream nor the host has waited");
     importer.ok("drop late");
     exporter.ok("wait-released late 10000");
     exporter.ok("close late 10000");
