@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use device_ipc::AllowList;
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
 use device_ipc_cli::output::line;
@@ -148,7 +149,7 @@ fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn prepare(arguments: &Arguments) -> Result<Bench> {
-    let ipc = select_backend(arguments.backend.as_deref())?.ipc;
+    let ipc = select_backend(arguments.backend.as_deref(), AllowList::own_user())?.ipc;
     let count = ipc.devices()?.len() as u32;
     let device = arguments.device;
     let other = arguments.other.unwrap_or(if count > 1 { (device + 1) % count } else { device });

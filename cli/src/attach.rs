@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use device_ipc::Descriptor;
+use device_ipc::{AllowList, Descriptor};
 use serde_json::{Value, json};
 
 use crate::exporter::{self, ExporterState};
 use crate::memory::{OpenArguments, OpenTensor};
 use crate::recv::write_out;
+use crate::transcript::Transcript;
 use crate::transport::descriptor::{AnyDescriptor, RING_IS_NOT_READABLE};
 use crate::transport::{descriptor_argument, printable};
-use device_ipc_cli::output::{self, line};
+use device_ipc_cli::output::{self, UsageError};
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -20,6 +21,9 @@ pub(crate) struct Arguments {
     /// given as text it is visible to every user of this machine in 'ps'
     #[arg(value_name = "@FILE|-|DESCRIPTOR")]
     descriptor: String,
+    /// Name of the tensor in a bundle
+    #[arg(long, value_name = "NAME", global = true)]
+    tensor: Option<String>,
     #[command(flatten)]
     open: OpenArguments,
     #[command(subcommand)]
@@ -28,7 +32,7 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Print the contents of the descriptor and the state of its export as JSON, without the token; opens nothing
+    /// Print the contents of the descriptor and the state of its export, without the token; opens nothing
     Info {
         /// Do not query the exporter
         #[arg(long)]
@@ -39,15 +43,11 @@ enum Action {
         /// File to write the tensor's bytes to, in memory order; '-' is standard output
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        #[command(flatten)]
-        selection: TensorSelection,
     },
     /// Set every byte of the tensor, or of the whole region if the descriptor states no tensor
     Fill {
         /// Value of each byte, 0 to 255
         byte: u8,
-        #[command(flatten)]
-        selection: TensorSelection,
     },
     /// Add a number to every element in place: float32 by a kernel on the device, other types through host memory.
     /// Integers wrap around; a region without an element type is treated as uint8
@@ -55,29 +55,7 @@ enum Action {
         /// Number to add
         #[arg(allow_hyphen_values = true)]
         summand: String,
-        #[command(flatten)]
-        selection: TensorSelection,
     },
-}
-
-/// Selection of one tensor of a bundle.
-#[derive(clap::Args)]
-struct TensorSelection {
-    /// Name of the tensor in the bundle
-    #[arg(long, value_name = "NAME")]
-    tensor: Option<String>,
-}
-
-impl Action {
-    /// Returns the name of the selected tensor.
-    fn tensor(&self) -> Option<&str> {
-        match self {
-            Self::Info { .. } => None,
-            Self::Read { selection, .. } | Self::Fill { selection, .. } | Self::Add { selection, .. } => {
-                selection.tensor.as_deref()
-            }
-        }
-    }
 }
 
 const EXAMPLES: &str = "\
@@ -95,34 +73,41 @@ With the descriptor of a bundle in the file 'bundle':
 /// Maximum number of tensor names in an error message.
 const MAX_NAMES: usize = 8;
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let descriptor = descriptor_argument(&arguments.descriptor, arguments.open.timeout())?;
+pub(crate) fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let descriptor = descriptor_argument(&arguments.descriptor, arguments.open.timeout)?;
     if let Action::Info { offline } = arguments.action {
-        return info(&descriptor, offline);
+        if arguments.tensor.is_some() {
+            bail!(UsageError("info describes all tensors; remove --tensor".into()));
+        }
+        return info(&descriptor, offline, &arguments.open.allow.list(), as_json);
     }
     let tensor = open(&descriptor, arguments)?;
-    match &arguments.action {
-        Action::Read { out: Some(path), .. } => write_out(&tensor, path)?,
-        Action::Fill { byte, .. } => {
+    let (event, done) = match &arguments.action {
+        Action::Read { out: Some(path) } => {
+            write_out(&tensor, path)?;
+            return tensor.release();
+        }
+        Action::Fill { byte } => {
             tensor.fill(*byte)?;
-            line(format_args!("set every byte to {byte}: {}", tensor.place()))?;
-            line(tensor.summary()?)?;
+            ("filled", format!("set every byte to {byte}: "))
         }
-        Action::Add { summand, .. } => {
+        Action::Add { summand } => {
             let path = tensor.add(summand)?;
-            line(format_args!("added {summand} {path}: {}", tensor.place()))?;
-            line(tensor.summary()?)?;
+            ("added", format!("added {summand} {path}: "))
         }
-        Action::Read { out: None, .. } | Action::Info { .. } => {
-            line(tensor.place())?;
-            line(tensor.summary()?)?;
-        }
+        Action::Read { out: None } | Action::Info { .. } => ("read", String::new()),
+    };
+    let summary = tensor.summary()?;
+    let (mut fields, text) = (tensor.report()?, format!("{done}{}\n{summary}", tensor.place()));
+    if let (Some(fields), Value::Object(summary)) = (fields.as_object_mut(), summary.report()) {
+        fields.extend(summary);
     }
+    Transcript::new(as_json, false).event(event, fields, text)?;
     tensor.release()
 }
 
 fn open(descriptor: &AnyDescriptor, arguments: &Arguments) -> Result<OpenTensor> {
-    match (descriptor, arguments.action.tensor()) {
+    match (descriptor, arguments.tensor.as_deref()) {
         (AnyDescriptor::Export(descriptor), None) => OpenTensor::open(descriptor, &arguments.open),
         (AnyDescriptor::Export(_), Some(name)) => {
             bail!(
@@ -157,15 +142,15 @@ fn names(bundle: &Descriptor) -> String {
     format!("{}{rest}", first.join(", "))
 }
 
-/// Prints one JSON document. Fails after that if the exporter no longer shares the memory.
-fn info(descriptor: &AnyDescriptor, offline: bool) -> Result<()> {
+/// Prints one document. Fails after that if the exporter no longer shares the memory.
+fn info(descriptor: &AnyDescriptor, offline: bool, allow: &AllowList, as_json: bool) -> Result<()> {
     let (kind, view) = (descriptor.kind(), descriptor.view()?);
     if offline {
-        return output::json(&json!({ "kind": kind, "descriptor": view }));
+        return output::document(&json!({ "kind": kind, "descriptor": view }), as_json);
     }
-    let (exporter, problem) = query_exporter(descriptor)?;
+    let (exporter, problem) = query_exporter(descriptor, allow)?;
     let document = json!({ "kind": kind, "descriptor": view, "exporter": exporter });
-    output::json(&document)?;
+    output::document(&document, as_json)?;
     match problem {
         Some(problem) => bail!("{problem}"),
         None => Ok(()),
@@ -173,9 +158,9 @@ fn info(descriptor: &AnyDescriptor, offline: bool) -> Result<()> {
 }
 
 /// Returns the state of the export as its exporter reports it, and the problem if it is not shared.
-fn query_exporter(descriptor: &AnyDescriptor) -> Result<(Value, Option<String>)> {
+fn query_exporter(descriptor: &AnyDescriptor, allow: &AllowList) -> Result<(Value, Option<String>)> {
     let pid = descriptor.exporter().pid;
-    let process = match exporter::find(descriptor)? {
+    let process = match exporter::find(descriptor, allow)? {
         ExporterState::Answered(process) => process,
         ExporterState::Unresponsive => {
             let why = format!(

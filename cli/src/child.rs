@@ -78,7 +78,7 @@ impl ChildProcess {
         match self.lines.recv_timeout(self.remaining()) {
             Ok(line) => Ok(line),
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the child process did not answer: timed out after {} s", self.timeout.as_secs())
+                bail!("the child process did not answer: timed out after {:?}", self.timeout)
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.child.wait().context("cannot wait for the child process")?;
@@ -98,7 +98,7 @@ impl ChildProcess {
         match self.lines.recv_timeout(self.remaining()) {
             Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the child process did not exit: timed out after {} s", self.timeout.as_secs())
+                bail!("the child process did not exit: timed out after {:?}", self.timeout)
             }
             Ok(line) => bail!("the child process wrote an unexpected line: {line}"),
         }

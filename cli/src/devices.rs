@@ -1,6 +1,6 @@
 //! `device-ipc devices`: lists backends and devices.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use device_ipc::{Backends, DeviceInfo, Ipc};
 use serde::Serialize;
@@ -9,12 +9,9 @@ use device_ipc_cli::output::line;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Show only this backend
-    #[arg(long, value_name = "NAME")]
+    /// Show only this backend; its unavailability is an error
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend())]
     backend: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Serialize)]
@@ -56,19 +53,21 @@ impl From<&DeviceInfo> for DeviceReport {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let report = report(arguments.backend.as_deref())?;
-    if arguments.json { line(serde_json::to_string_pretty(&report)?) } else { print(&report) }
+pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
+    let only = arguments.backend.as_deref();
+    let report = report(only)?;
+    if json {
+        line(serde_json::to_string_pretty(&report)?)?
+    } else {
+        print(&report)?
+    }
+    match report.backends.iter().find(|backend| only.is_some() && !backend.available) {
+        Some(backend) => bail!("the backend {} is unavailable; the reason is printed above", backend.name),
+        None => Ok(()),
+    }
 }
 
 fn report(only: Option<&str>) -> Result<Report> {
-    if let Some(name) = only {
-        // An unknown name is an error; an unavailable backend is part of the report.
-        match Backends::registered().named(name) {
-            Ok(_) | Err(device_ipc::Error::BackendUnavailable { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
     let mut backends = Vec::new();
     for status in Ipc::available() {
         if only.is_some_and(|only| only != status.name) {

@@ -21,13 +21,13 @@ pub(crate) enum ExporterState {
 }
 
 /// Returns the state of the exporter that the descriptor names.
-pub(crate) fn find(descriptor: &AnyDescriptor) -> Result<ExporterState> {
+pub(crate) fn find(descriptor: &AnyDescriptor, allow: &AllowList) -> Result<ExporterState> {
     let view = descriptor.view()?;
     // An abstract socket needs no directory.
     let socket = view["exporter"]["socket"].as_str().filter(|socket| socket.starts_with('/'));
     let directory =
         socket.and_then(|socket| Path::new(socket).parent()).filter(|directory| directory.is_dir());
-    let listed = list_exports(directory, &AllowList::own_user(), TIMEOUT)?;
+    let listed = list_exports(directory, allow, TIMEOUT)?;
     let answered = listed.into_iter().flatten().find(|process| process.process == *descriptor.exporter());
     Ok(match answered {
         Some(process) => ExporterState::Answered(process),

@@ -5,25 +5,72 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Stdout, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
 use device_ipc::printable;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::Serialize;
+use serde_json::Value;
 
-/// Prints a line. A closed pipe (`| head`) is not an error: its reader has read enough.
+/// Whether notices and warnings are not printed.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether [`notice`] and [`warning`] print nothing.
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Returns whether only results and errors are printed.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// The color of errors and problems.
+pub const RED: Style = AnsiColor::Red.on_default().bold();
+
+/// The color of warnings.
+pub const YELLOW: Style = AnsiColor::Yellow.on_default().bold();
+
+/// The color of a check without findings.
+pub const GREEN: Style = AnsiColor::Green.on_default();
+
+/// Prints a line to standard error, unless the program is [quiet](set_quiet).
+pub fn notice(text: impl Display) {
+    if !is_quiet() {
+        eprintln!("{text}");
+    }
+}
+
+/// Prints a warning to standard error, unless the program is [quiet](set_quiet).
+pub fn warning(text: impl Display) {
+    if !is_quiet() {
+        anstream::eprintln!("{YELLOW}warning:{YELLOW:#} {text}");
+    }
+}
+
+/// Prints a line. Escape sequences of colors are removed where standard output does not take them. A closed pipe (`| head`)
+/// is not an error: its reader has read enough.
 ///
 /// # Errors
 ///
 /// Fails if standard output cannot be written for another reason.
 pub fn line(text: impl Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write to standard output")
-        }
-        _ => Ok(()),
+    match write_line(text) {
+        Err(error) if error.is::<OutputClosed>() => Ok(()),
+        other => other,
     }
+}
+
+/// Prints a line as [`line()`] does.
+///
+/// # Errors
+///
+/// Fails as [`line()`] does, and with [`OutputClosed`] if the reader of standard output has closed it.
+pub fn write_line(text: impl Display) -> Result<()> {
+    check_stdout(writeln!(anstream::stdout(), "{text}"))
 }
 
 /// A destination of raw bytes: a file, or standard output.
@@ -98,7 +145,8 @@ pub fn json(document: &impl Serialize) -> Result<()> {
     line(escaped(&serde_json::to_string_pretty(document)?))
 }
 
-fn escaped(json: &str) -> String {
+/// Escapes the control characters of a JSON text, except line feeds.
+pub fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
         let mut bytes = [0; 4];
@@ -110,6 +158,65 @@ fn escaped(json: &str) -> String {
         }
     }
     text
+}
+
+/// Prints a JSON document, or for people the same as indented lines `name: value`.
+///
+/// # Errors
+///
+/// Fails as [`line()`] does.
+pub fn document(document: &Value, as_json: bool) -> Result<()> {
+    if as_json {
+        return json(document);
+    }
+    let mut text = String::new();
+    write_indented(document, 0, &mut text);
+    line(text.trim_end())
+}
+
+fn write_indented(value: &Value, depth: usize, text: &mut String) {
+    let mut entry = |name: &str, value: &Value| {
+        let indent = "  ".repeat(depth);
+        let nested = match value {
+            Value::Object(fields) => !fields.is_empty(),
+            Value::Array(items) => items.iter().any(|item| item.is_object() || item.is_array()),
+            _ => false,
+        };
+        if nested {
+            text.push_str(&format!("{indent}{name}:\n"));
+            write_indented(value, depth + 1, text);
+        } else {
+            let value = match value {
+                Value::String(value) => printable(value),
+                other => escaped(&other.to_string()),
+            };
+            text.push_str(&format!("{indent}{name}: {value}\n"));
+        }
+    };
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| entry(&printable(name), value)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, value)| entry(&index.to_string(), value))
+        }
+        other => text.push_str(&escaped(&other.to_string())),
+    }
+}
+
+/// An error: a value or a combination of options that no machine accepts. The program exits with code 2.
+#[derive(Debug)]
+pub struct UsageError(pub String);
+
+impl Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Returns an error as a [`UsageError`] with the texts of its chain.
+pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    UsageError(format!("{:#}", error.into())).into()
 }
 
 /// An error: the reader closed standard output before all bytes were written (`| head`). The program fails without a
@@ -142,5 +249,14 @@ mod tests {
         let text = escaped(&serde_json::to_string_pretty(&[name]).unwrap());
         assert_eq!(text, "[\n  \"a\\u009b31mb\\u202ec\\udb40\\udc41ü\"\n]");
         assert_eq!(serde_json::from_str::<Vec<String>>(&text).unwrap(), [name]);
+    }
+
+    #[test]
+    fn document_for_people_is_indented_and_printable() {
+        let value =
+            serde_json::json!({ "a": { "b": "x\u{1b}[2J", "c": [1, 2], "d": [] }, "e": [{ "f": null }] });
+        let mut text = String::new();
+        write_indented(&value, 0, &mut text);
+        assert_eq!(text, "a:\n  b: x\u{fffd}[2J\n  c: [1,2]\n  d: []\ne:\n  0:\n    f: null\n");
     }
 }

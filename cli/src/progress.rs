@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
+use device_ipc_cli::output::{is_quiet, notice};
+
 /// Interval between lines where standard error is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -21,7 +23,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Starts the progress of an operation on `total` bytes; a bar is shown if they exceed one piece.
     pub(crate) fn of_bytes(operation: &'static str, total: u64, piece: u64) -> Self {
-        let bar = (total > piece && std::io::stderr().is_terminal()).then(|| {
+        let bar = (total > piece && !is_quiet() && std::io::stderr().is_terminal()).then(|| {
             let style =
                 ProgressStyle::with_template("{msg} {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}");
             ProgressBar::new(total)
@@ -38,7 +40,8 @@ impl Progress {
             bar.set_position(self.done.get());
         } else if self.printed.get().elapsed() >= INTERVAL {
             self.printed.set(Instant::now());
-            eprintln!("{}: {} of {}", self.operation, HumanBytes(self.done.get()), HumanBytes(self.total));
+            let (done, total) = (HumanBytes(self.done.get()), HumanBytes(self.total));
+            notice(format_args!("{}: {done} of {total}", self.operation));
         }
     }
 }

@@ -1,26 +1,37 @@
 //! `device-ipc ps`: lists the exports of this user's processes, and the processes that lease them.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use device_ipc::{AllowList, ListedExport, ListedProcess, list_exports};
+use device_ipc::{ListedExport, ListedProcess, list_exports};
 use serde::Serialize;
 
-use device_ipc_cli::output::{json, line};
+use crate::arguments::{AllowArguments, positive_duration};
+use device_ipc_cli::output::{escaped, json, line, warning, write_line};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Also search this socket directory; default: DEVICE_IPC_SOCKET_DIR
     #[arg(long, value_name = "DIR")]
     socket_dir: Option<PathBuf>,
-    /// Timeout for the answers of all processes, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 1000)]
-    timeout: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    /// Timeout for the answers of all processes
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = positive_duration)]
+    timeout: Duration,
+    #[command(flatten)]
+    allow: AllowArguments,
+    /// Repeat the list until stopped, every 2 s or at this interval; with --json one object per line
+    #[arg(
+        long,
+        value_name = "INTERVAL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s",
+        value_parser = positive_duration
+    )]
+    watch: Option<Duration>,
 }
 
 #[derive(Serialize)]
@@ -49,25 +60,47 @@ impl From<ListedProcess> for ProcessReport {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let timeout = Duration::from_millis(arguments.timeout);
+pub(crate) fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let Some(interval) = arguments.watch else {
+        let report = report(arguments)?;
+        return if as_json { json(&report) } else { line(text(&report)) };
+    };
+    let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
+    loop {
+        let report = report(arguments)?;
+        // A reader that closes the pipe ends the repetition.
+        if as_json {
+            write_line(escaped(&serde_json::to_string(&report)?))?;
+        } else {
+            write_line(format_args!("{clear}{}", text(&report)))?;
+        }
+        std::thread::sleep(interval);
+    }
+}
+
+/// Escape sequences that move the cursor to the top left of a terminal and erase everything below.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+fn report(arguments: &Arguments) -> Result<Report> {
     let mut report = Report { processes: Vec::new(), unanswered: Vec::new() };
-    for process in list_exports(arguments.socket_dir.as_deref(), &AllowList::own_user(), timeout)? {
+    for process in list_exports(arguments.socket_dir.as_deref(), &arguments.allow.list(), arguments.timeout)?
+    {
         match process {
             Ok(process) => report.processes.push(process.into()),
             Err(error) => report.unanswered.push(error.to_string()),
         }
     }
-    if arguments.json {
-        return json(&report);
-    }
     for error in &report.unanswered {
-        eprintln!("warning: cannot query a process that shares memory: {error}");
+        warning(format_args!("cannot query a process that shares memory: {error}"));
     }
+    Ok(report)
+}
+
+fn text(report: &Report) -> String {
     if report.processes.iter().all(|process| process.exports.is_empty()) {
-        return line("no process of this user shares memory");
+        return "no process of this user shares memory".into();
     }
-    line(table(&report))
+    table(report).to_string()
 }
 
 fn table(report: &Report) -> Table {

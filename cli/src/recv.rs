@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use device_ipc::Descriptor;
 use device_ipc::backend::environment;
+use serde_json::json;
 
+use crate::arguments::{self, address, duration};
 use crate::memory::{OpenArguments, OpenTensor};
+use crate::transcript::Transcript;
 use crate::transport::authenticated::AuthenticatedConnection;
 use crate::transport::descriptor::AnyDescriptor;
 use crate::transport::key::KeyArguments;
 use crate::transport::message::{FromReceiver, FromSender};
 use crate::transport::{DESCRIPTOR_VARIABLE, connect, descriptor_argument, descriptor_of, file, handshake};
-use device_ipc_cli::output::{RawOutput, line};
+use device_ipc_cli::output::{RawOutput, UsageError, notice};
 
 /// Timeout of the handshake and of each message to the sender.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,7 +25,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 #[command(group = clap::ArgGroup::new("transport").args(["connect", "file", "descriptor"]), after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Get the descriptor from 'device-ipc send --listen' at this address; retries until --timeout
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     connect: Option<String>,
     /// Read the descriptor from this file; waits for the file until --timeout
     #[arg(long, value_name = "PATH")]
@@ -41,9 +44,9 @@ pub(crate) struct Arguments {
     /// File to write the tensor's bytes to, in memory order; '-' is standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Keep the tensor open for this time before releasing it; fails if the sender exits meanwhile
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    hold: u64,
+    /// Keep the tensor open for this time before releasing it, for example 10s; fails if the sender exits meanwhile
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    hold: Duration,
 }
 
 const EXAMPLES: &str = "\
@@ -53,13 +56,15 @@ Examples:
   DEVICE_IPC_DESCRIPTOR=dipc1:… device-ipc recv
   device-ipc recv --file w.ipc --out - | sha256sum";
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
+    let to_stdout = |path: &PathBuf| path.as_os_str() == "-";
+    let transcript = Transcript::new(json, arguments.out.as_ref().is_some_and(to_stdout));
     let Some(address) = &arguments.connect else {
         let descriptor = descriptor(arguments)?;
-        return receive(arguments, &descriptor, |_| Ok(())).map(drop);
+        return receive(arguments, &descriptor, transcript, |_| Ok(())).map(drop);
     };
     let mut sender = connect_to_sender(arguments, address)?;
-    let outcome = over_tcp(arguments, &mut sender);
+    let outcome = over_tcp(arguments, transcript, &mut sender);
     if let Err(error) = &outcome {
         // The sender prints the reason. It may have exited already.
         let failed = FromReceiver::Failed { error: format!("{error:#}") };
@@ -71,43 +76,49 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Reads the descriptor from a file, an argument or the environment.
 fn descriptor(arguments: &Arguments) -> Result<Descriptor> {
     if let Some(path) = &arguments.file {
-        let (seconds, shown) = (arguments.open.timeout, path.display());
-        let waiting = || eprintln!("waiting up to {seconds} s for a sender to write {shown}");
-        return file::read(path, arguments.open.timeout(), waiting);
+        let (timeout, shown) = (arguments.open.timeout, path.display());
+        let limit = arguments::shown(timeout);
+        let waiting = || notice(format_args!("waiting up to {limit} for a sender to write {shown}"));
+        return file::read(path, timeout, waiting);
     }
     if let Some(text) = &arguments.descriptor {
-        return descriptor_argument(text, arguments.open.timeout())?.into_single_tensor();
+        return descriptor_argument(text, arguments.open.timeout)?.into_single_tensor();
     }
     match environment::variable(DESCRIPTOR_VARIABLE) {
         Some(text) => {
-            let descriptor = descriptor_of(&text.to_string_lossy(), arguments.open.timeout())
+            let descriptor = descriptor_of(&text.to_string_lossy(), arguments.open.timeout)
                 .and_then(AnyDescriptor::into_single_tensor);
             descriptor
                 .with_context(|| format!("cannot read a descriptor from the variable {DESCRIPTOR_VARIABLE}"))
         }
-        None => bail!(
+        None => bail!(UsageError(format!(
             "no descriptor given: use --connect HOST:PORT, --file PATH or --descriptor TEXT, or set {DESCRIPTOR_VARIABLE}"
-        ),
+        ))),
     }
 }
 
 /// Connects to the sender and authenticates both sides.
 fn connect_to_sender(arguments: &Arguments, address: &str) -> Result<AuthenticatedConnection> {
-    let key = arguments.key.read(arguments.open.timeout())?;
-    let seconds = arguments.open.timeout;
-    let waiting = || eprintln!("waiting up to {seconds} s for a sender to listen at {address}");
-    let wire = connect(address, arguments.open.timeout(), waiting)?;
+    let key = arguments.key.read(arguments.open.timeout)?;
+    let limit = arguments::shown(arguments.open.timeout);
+    let waiting = || notice(format_args!("waiting up to {limit} for a sender to listen at {address}"));
+    let wire = connect(address, arguments.open.timeout, waiting)?;
     handshake::connect(wire, &key, Instant::now() + HANDSHAKE_TIMEOUT)
         .with_context(|| format!("cannot authenticate with the sender at {address}"))
 }
 
-fn over_tcp(arguments: &Arguments, sender: &mut AuthenticatedConnection) -> Result<()> {
+fn over_tcp(
+    arguments: &Arguments,
+    transcript: Transcript,
+    sender: &mut AuthenticatedConnection,
+) -> Result<()> {
     let deadline = || Some(Instant::now() + HANDSHAKE_TIMEOUT);
     sender.send_message(&FromReceiver::Ready, deadline())?;
     let (descriptor, pid) = FromSender::receive_offer(sender, deadline())?;
     let descriptor = AnyDescriptor::parse(&descriptor)?.into_single_tensor()?;
-    transcript(arguments, format!("[receiver] got the descriptor from process {pid}"))?;
-    let summary = receive(arguments, &descriptor, |opened| {
+    let text = format!("[receiver] got the descriptor from process {pid}");
+    transcript.event("offered", json!({ "sender_pid": pid }), text)?;
+    let summary = receive(arguments, &descriptor, transcript, |opened| {
         let opened = FromReceiver::Opened { pid: std::process::id(), place: opened.place() };
         sender.send_message(&opened, deadline())
     })?;
@@ -120,41 +131,38 @@ fn over_tcp(arguments: &Arguments, sender: &mut AuthenticatedConnection) -> Resu
 fn receive(
     arguments: &Arguments,
     descriptor: &Descriptor,
+    transcript: Transcript,
     on_open: impl FnOnce(&OpenTensor) -> Result<()>,
 ) -> Result<String> {
-    let print = |text: String| transcript(arguments, text);
     let tensor = OpenTensor::open(descriptor, &arguments.open)?;
     on_open(&tensor)?;
-    print(format!("[receiver] pid={} got tensor: {}", std::process::id(), tensor.place()))?;
-    let mut summary = tensor.summary()?.to_string();
-    print(format!("[receiver] {summary}"))?;
+    let pid = std::process::id();
+    let mut opened = tensor.report()?;
+    opened["pid"] = json!(pid);
+    transcript.event(
+        "opened",
+        opened,
+        format_args!("[receiver] pid={pid} got tensor: {}", tensor.place()),
+    )?;
+    let read = tensor.summary()?;
+    let mut summary = read.to_string();
+    transcript.event("read", read.report(), format_args!("[receiver] {summary}"))?;
     if let Some(summand) = &arguments.add {
         let path = tensor.add(summand)?;
-        summary = format!("added {summand} {path}, {}", tensor.summary()?);
-        print(format!("[receiver] {summary}"))?;
+        let after = tensor.summary()?;
+        summary = format!("added {summand} {path}, {after}");
+        transcript.event("added", after.report(), format_args!("[receiver] {summary}"))?;
     }
     if let Some(path) = &arguments.out {
         write_out(&tensor, path)?;
     }
-    if arguments.hold > 0 {
-        print(format!("[receiver] holding it for {} s", arguments.hold))?;
-        tensor.hold(Duration::from_secs(arguments.hold))?;
+    if !arguments.hold.is_zero() {
+        let text = format!("[receiver] holding it for {}", arguments::shown(arguments.hold));
+        transcript.event("holding", json!({ "hold_ms": arguments.hold.as_millis() as u64 }), text)?;
+        tensor.hold(arguments.hold)?;
     }
     tensor.release()?;
     Ok(summary)
-}
-
-/// Prints a line of the transcript: to standard error if standard output receives the tensor's bytes.
-fn transcript(arguments: &Arguments, text: String) -> Result<()> {
-    if is_standard_output(arguments.out.as_deref()) {
-        eprintln!("{text}");
-        return Ok(());
-    }
-    line(text)
-}
-
-fn is_standard_output(path: Option<&Path>) -> bool {
-    path.is_some_and(|path| path.as_os_str() == "-")
 }
 
 /// Writes the tensor's bytes to a file, or to standard output for `-`.

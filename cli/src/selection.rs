@@ -1,7 +1,7 @@
 //! Selection of the backend that a command runs on.
 
 use anyhow::{Result, bail};
-use device_ipc::{DeviceOrdinal, Error, Ipc};
+use device_ipc::{AllowList, DeviceOrdinal, Error, Ipc};
 
 /// A selected backend.
 pub struct Selection {
@@ -12,19 +12,20 @@ pub struct Selection {
 }
 
 /// Selects the backend of this name; without a name the first backend that has a device, and the mock where no backend has
-/// one.
+/// one. The list contains the users to share with and to open from.
 ///
 /// # Errors
 ///
 /// Fails if the named backend does not exist or is unavailable.
-pub fn select_backend(name: Option<&str>) -> Result<Selection> {
+pub fn select_backend(name: Option<&str>, allow: AllowList) -> Result<Selection> {
+    let builder = Ipc::builder().allow(allow);
     if let Some(name) = name {
-        return Ok(Selection { ipc: Ipc::named(name)?, fallback: None });
+        return Ok(Selection { ipc: builder.named(name)?, fallback: None });
     }
-    match Ipc::auto() {
+    match builder.clone().auto() {
         Ok(ipc) => Ok(Selection { ipc, fallback: None }),
         Err(Error::NoBackend(tried)) => {
-            let ipc = Ipc::builder().allow_simulated(true).auto()?;
+            let ipc = builder.allow_simulated(true).auto()?;
             let selected = ipc.backend().info().name;
             let others = tried.iter().filter(|status| status.name != selected);
             let reasons = others.map(|status| format!("\n  {status}")).collect();

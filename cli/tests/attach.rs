@@ -53,7 +53,7 @@ fn unsupported_actions_are_rejected_without_changes() {
     assert!(run(["attach", &at, "add", "1"]).bad().contains("elements of bool"));
     assert!(run(["attach", &at, "--device", "5", "read"]).bad().contains("--device 5"));
     assert_eq!(run(["attach", &at, "fill", "256"]).status.code(), Some(2));
-    assert!(run(["attach", &file, "read"]).bad().contains("@FILE"));
+    assert!(run(["attach", &file, "read"]).usage().contains("@FILE"));
     assert!(attach(&file, &["read"]).contains("values=[01, 01"));
     sender.signal(Signal::TERM);
     assert!(sender.wait().good().contains("the export is closed"));
@@ -63,7 +63,7 @@ fn unsupported_actions_are_rejected_without_changes() {
 fn info_omits_the_token_and_reports_the_exporter() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--shape", "2,3", "--receivers", "0"]);
-    let text = attach(&file, &["info"]);
+    let text = attach(&file, &["info", "--json"]);
     let info: Value = serde_json::from_str(&text).expect("one JSON document");
     assert_eq!(info["descriptor"]["tensor"]["shape"], serde_json::json!([2, 3]));
     assert_eq!(info["descriptor"]["length_bytes"], 24);
@@ -78,9 +78,9 @@ fn info_omits_the_token_and_reports_the_exporter() {
     let kept = directory.file("kept", line.as_bytes());
     sender.signal(Signal::TERM);
     sender.wait().good();
-    let info: Value = serde_json::from_str(&attach(&kept, &["info", "--offline"])).unwrap();
+    let info: Value = serde_json::from_str(&attach(&kept, &["info", "--offline", "--json"])).unwrap();
     assert!(info["descriptor"]["backend"] == "mock" && info.get("exporter").is_none(), "{info}");
-    let result = run(["attach", &format!("@{kept}"), "info"]);
+    let result = run(["attach", &format!("@{kept}"), "info", "--json"]);
     assert!(result.out.contains("\"no answer\""), "{result:?}");
     assert!(result.bad().contains("no process answers for this descriptor"));
     for action in [&["read"][..], &["fill", "0"], &["add", "1"]] {
@@ -205,7 +205,7 @@ fn actions_apply_to_one_tensor_of_a_bundle() {
     let file = directory.file("bundle", export.descriptor().to_string().as_bytes());
     let at = format!("@{file}");
 
-    let text = program(&["attach", &at, "info"]).good();
+    let text = program(&["attach", &at, "info", "--json"]).good();
     let info: Value = serde_json::from_str(&text).expect("one JSON document");
     assert_eq!(
         (info["kind"].as_str(), info["exporter"]["state"].as_str()),
@@ -238,7 +238,7 @@ fn actions_apply_to_one_tensor_of_a_bundle() {
         assert!(error.contains(expected), "{error}");
     }
     drop(export);
-    let dropped = program(&["attach", &at, "info"]);
+    let dropped = program(&["attach", &at, "info", "--json"]);
     assert!(dropped.out.contains("\"dropped\""), "{dropped:?}");
     assert!(dropped.bad().contains("has dropped this bundle"));
 }
@@ -248,7 +248,7 @@ fn ring_is_described_but_not_readable() {
     let (ipc, program) = machine("devices=1");
     let ring = ipc.ring(ipc.allocate(0, 4096).unwrap()).slots(2).start().map_err(Error::from).unwrap();
     let at = ring.descriptor().to_string();
-    let text = program(&["attach", &at, "info"]).good();
+    let text = program(&["attach", &at, "info", "--json"]).good();
     let info: Value = serde_json::from_str(&text).expect("one JSON document");
     let slots = &info["descriptor"]["ring"];
     assert_eq!((&slots["slots"], &slots["slot_bytes"]), (&2.into(), &2048.into()));
@@ -258,7 +258,7 @@ fn ring_is_described_but_not_readable() {
         let error = program(arguments).bad();
         assert!(error.contains("a program reads it with Ipc::open_ring"), "{error}");
     }
-    let error = program(&["attach", &at[..at.len() - 9], "info"]).bad();
+    let error = program(&["attach", &at[..at.len() - 9], "info"]).usage();
     assert!(error.contains("cannot parse the descriptor"), "{error}");
 }
 
@@ -279,7 +279,7 @@ fn staged_copy_is_opened_on_request_and_reported() {
     let filled = attach(&["--staged", "fill", "9"]).good();
     assert!(filled.contains(copy) && filled.contains("mean=9"), "{filled}");
     let received =
-        program(&["recv", "--descriptor", &at, "--device", "1", "--or-staged", "--add", "1", "--hold", "1"]);
+        program(&["recv", "--descriptor", &at, "--device", "1", "--or-staged", "--add", "1", "--hold", "1s"]);
     let received = received.good();
     assert!(received.contains(copy) && received.contains("mean=4"), "{received}");
     assert_eq!(bytes_of(&ipc, &memory), [3; 100], "the export is unchanged");

@@ -65,7 +65,7 @@ fn receiver_waits_for_the_file() {
     // A shell redirection creates the file before the sender prints the descriptor.
     std::fs::write(&file, "").unwrap();
     let mut receiver = start(["recv", "--file", &file]);
-    receiver.until("waiting up to 60 s for a sender to write");
+    receiver.until("waiting up to 1m for a sender to write");
     std::fs::remove_file(&file).unwrap();
     let (sender, _) = send_by_file(&directory, &[]);
     receiver.wait().good();
@@ -75,7 +75,7 @@ fn receiver_waits_for_the_file() {
 #[test]
 fn missing_or_invalid_descriptor_file_is_an_error() {
     let directory = Directory::new();
-    let error = run(["recv", "--file", &directory.text("w.ipc"), "--timeout", "1"]).bad();
+    let error = run(["recv", "--file", &directory.text("w.ipc"), "--timeout", "1s"]).bad();
     assert!(error.contains("w.ipc does not exist") && error.contains("device-ipc send --file"), "{error}");
     let garbage = directory.file("garbage", b"dipc1:garbage");
     assert!(run(["recv", "--file", &garbage]).bad().contains("garbage does not contain the descriptor"));
@@ -116,11 +116,11 @@ fn descriptor_is_read_from_environment_and_argument() {
     assert!(sent.err.contains("afterwards"), "{sent:?}");
     assert_eq!(sent.good(), format!("{descriptor}\n"), "standard output contains only the descriptor");
 
-    let error = run(["recv"]).bad();
+    let error = run(["recv"]).usage();
     assert!(error.contains("--connect HOST:PORT") && error.contains("DEVICE_IPC_DESCRIPTOR"), "{error}");
     let mut command = device_ipc();
     command.arg("recv").env("DEVICE_IPC_DESCRIPTOR", "nonsense");
-    let error = Terminal::start(command).wait().bad();
+    let error = Terminal::start(command).wait().usage();
     assert!(error.contains("DEVICE_IPC_DESCRIPTOR"), "{error}");
 }
 
@@ -137,7 +137,7 @@ fn stopped_sender_closes_the_export_and_names_holders() {
     }
 
     let (sender, file) = send_by_file(&directory, &[]);
-    let mut receiver = start(["recv", "--file", &file, "--hold", "60"]);
+    let mut receiver = start(["recv", "--file", &file, "--hold", "60s"]);
     receiver.until("holding it");
     let pid = receiver.pid();
     sender.signal(Signal::INT);
@@ -153,7 +153,7 @@ fn stopped_sender_closes_the_export_and_names_holders() {
 fn termination_of_either_side_is_detected() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &[]);
-    let mut receiver = start(["recv", "--file", &file, "--hold", "60"]);
+    let mut receiver = start(["recv", "--file", &file, "--hold", "60s"]);
     receiver.until("holding it");
     let pid = sender.pid();
     sender.kill();
@@ -161,7 +161,7 @@ fn termination_of_either_side_is_detected() {
     assert!(error.contains(&format!("the exporting process {pid} has ended")), "{error}");
 
     let (sender, file) = send_by_file(&directory, &[]);
-    let mut receiver = start(["recv", "--file", &file, "--hold", "60"]);
+    let mut receiver = start(["recv", "--file", &file, "--hold", "60s"]);
     receiver.until("holding it");
     receiver.kill();
     assert!(sender.wait().good().contains("afterwards"));
@@ -171,33 +171,39 @@ fn termination_of_either_side_is_detected() {
 fn invalid_arguments_are_rejected_before_sharing() {
     let directory = Directory::new();
     let five = directory.file("five", b"12345");
-    for (arguments, expected) in [
-        (&["--device", "7"][..], "--device 7 is out of range: the backend mock has 2 device(s)"),
+    for (code, arguments, expected) in [
+        (1, &["--device", "7"][..], "--device 7 is out of range: the backend mock has 2 device(s)"),
         (
+            2,
             &["--value", "300", "--dtype", "uint8"],
             "300 is out of range: the element type holds values from 0 to 255",
         ),
-        (&["--value", "1", "--dtype", "complex64"], "--in FILE"),
-        (&["--shape", "0"], "no elements to share"),
-        (&["--shape", "99999999999999,99999999999999"], "does not fit 64 bits"),
-        (&["--in", &five, "--dtype", "float32"], "has 5 B, but float32 of shape [1] requires 4 B"),
-        (&["--in", &directory.text("nothing")], "cannot open"),
-        (&["--backend", "acme"], "no backend is called \"acme\""),
+        (2, &["--value", "1", "--dtype", "complex64"], "--in FILE"),
+        (2, &["--shape", "0"], "no elements to share"),
+        (2, &["--shape", "99999999999999,99999999999999"], "does not fit 64 bits"),
+        (1, &["--in", &five, "--dtype", "float32"], "has 5 B, but float32 of shape [1] requires 4 B"),
+        (1, &["--in", &directory.text("nothing")], "cannot open"),
+        (2, &["--backend", "acme"], "invalid value 'acme' for '--backend <NAME>'"),
     ] {
         let file = directory.text("w.ipc");
-        let error = run(["send", "--file", &file].iter().chain(arguments)).bad();
+        let failed = run(["send", "--file", &file].iter().chain(arguments));
+        assert_eq!(failed.status.code(), Some(code), "{failed:?}");
+        let error = failed.err;
         assert!(error.to_lowercase().contains(&expected.to_lowercase()), "{arguments:?}: {error}");
         assert!(!Path::new(&file).exists());
     }
     let usage = run(["send", "--print", "--dtype", "float31"]);
-    assert!(usage.status.code() == Some(2) && usage.err.contains("float16, bfloat16"), "{usage:?}");
+    assert!(
+        usage.status.code() == Some(2) && usage.err.contains("a similar value exists: 'float32'"),
+        "{usage:?}"
+    );
     assert_eq!(run(["send"]).status.code(), Some(2), "a transport is required");
 
     let (sender, file) = send_by_file(&directory, &[]);
     let error = run(["recv", "--file", &file, "--device", "2"]).bad();
     assert!(error.contains("--device 2 is out of range: the backend mock has 2 device(s)"), "{error}");
-    let error = run(["recv", "--file", &file, "--backend", "acme"]).bad();
-    assert!(error.contains("no backend is called \"acme\""), "{error}");
+    let error = run(["recv", "--file", &file, "--backend", "acme"]).usage();
+    assert!(error.contains("[possible values: cuda, ascend, mock]"), "{error}");
     // None of the receivers opened it.
     sender.signal(Signal::TERM);
     assert!(sender.wait().good().contains("no process has opened it yet"));
@@ -208,10 +214,10 @@ fn stopped_sender_is_distinguished_from_exited_sender() {
     let directory = Directory::new();
     let (sender, file) = send_by_file(&directory, &["--receivers", "0"]);
     sender.signal(Signal::STOP);
-    let error = run(["recv", "--file", &file, "--timeout", "1"]).bad();
+    let error = run(["recv", "--file", &file, "--timeout", "1s"]).bad();
     assert!(error.contains("did not happen within 1000 ms") && error.contains("is process"), "{error}");
     let at = format!("@{file}");
-    let info = run(["attach", &at, "info"]);
+    let info = run(["attach", &at, "info", "--json"]);
     assert!(info.out.contains("\"silent\""), "{info:?}");
     assert!(
         info.bad().contains(&format!("the exporter, process {}, is alive and does not answer", sender.pid()))
@@ -283,7 +289,7 @@ fn exporter_in_socket_directory_is_found() {
     let mut sender = Terminal::start(command);
     sender.until("wrote");
     let at = format!("@{file}");
-    assert!(run(["attach", &at, "info"]).good().contains("\"sharing\""));
+    assert!(run(["attach", &at, "info"]).good().contains("state: sharing"));
     let error = run(["send", "--file", &file]).bad();
     assert!(error.contains(&format!("in use by process {}", sender.pid())), "{error}");
     run(["attach", &at, "fill", "0"]).good();

@@ -29,10 +29,10 @@ fn pipe_without_writer_times_out() {
     let fifo = pipe(&directory, "pipe");
     let at = format!("@{fifo}");
     let cases: [&[&str]; 4] = [
-        &["recv", "--file", &fifo, "--timeout", "1"],
-        &["recv", "--descriptor", &at, "--timeout", "1"],
-        &["attach", &at, "--timeout", "1", "read"],
-        &["recv", "--connect", "127.0.0.1:1", "--key-file", &fifo, "--timeout", "1"],
+        &["recv", "--file", &fifo, "--timeout", "1s"],
+        &["recv", "--descriptor", &at, "--timeout", "1s"],
+        &["attach", &at, "--timeout", "1s", "read"],
+        &["recv", "--connect", "127.0.0.1:1", "--key-file", &fifo, "--timeout", "1s"],
     ];
     for arguments in cases {
         let since = Instant::now();
@@ -108,7 +108,7 @@ fn holder_name_is_printed_without_control_characters() {
     let directory = Directory::new();
     let (mut sender, file) = send_by_file(&directory, &["--receivers", "1"]);
     let mut command = device_ipc();
-    command.args(["recv", "--file", &file, "--hold", "60"]).arg0("/x/\u{1b}[2J\u{9b}31m\u{202e}evil\r");
+    command.args(["recv", "--file", &file, "--hold", "60s"]).arg0("/x/\u{1b}[2J\u{9b}31m\u{202e}evil\r");
     let mut holder = Terminal::start(command);
     holder.until("holding it");
     let table = run(["ps"]).good();

@@ -136,10 +136,10 @@ fn receiver_waits_for_the_sender() {
     let key = directory.key("key", KEY);
     // A port that was free a moment ago.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let error = run(["recv", "--connect", &address, "--key-file", &key, "--timeout", "1"]).bad();
-    assert!(error.contains("cannot connect to") && error.contains("within 1 s"), "{error}");
+    let error = run(["recv", "--connect", &address, "--key-file", &key, "--timeout", "1s"]).bad();
+    assert!(error.contains("cannot connect to") && error.contains("within 1s"), "{error}");
     let mut receiver = start(["recv", "--connect", &address, "--key-file", &key]);
-    receiver.until("waiting up to 60 s for a sender to listen");
+    receiver.until("waiting up to 1m for a sender to listen");
     let sender = start(["send", "--listen", &address, "--key-file", &key]);
     receiver.wait().good();
     sender.wait().good();
@@ -149,7 +149,7 @@ fn receiver_waits_for_the_sender() {
 fn missing_key_or_invalid_address_is_an_error() {
     let directory = Directory::new();
     for arguments in [["send", "--listen", "127.0.0.1:0"], ["recv", "--connect", "127.0.0.1:1"]] {
-        let error = run(arguments).bad();
+        let error = run(arguments).usage();
         assert!(error.contains("--key-file") && error.contains("DEVICE_IPC_KEY"), "{error}");
     }
     let empty = directory.key("empty", " ");
@@ -157,11 +157,11 @@ fn missing_key_or_invalid_address_is_an_error() {
     let key = directory.key("key", KEY);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    for address in [&address, "nonsense"] {
-        let error = run(["send", "--listen", address, "--key-file", &key]).bad();
-        assert!(error.contains("cannot listen at this address") && error.contains(address), "{error}");
+    let error = run(["send", "--listen", &address, "--key-file", &key]).bad();
+    assert!(error.contains("cannot listen at this address") && error.contains(&address), "{error}");
+    for arguments in [["send", "--listen", "nonsense"], ["recv", "--connect", "nonsense"]] {
+        assert!(run(arguments).usage().contains("an address is HOST:PORT"));
     }
-    assert!(run(["recv", "--connect", "nonsense", "--key-file", &key]).bad().contains("expected HOST:PORT"));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn sender_reports_failed_and_killed_receivers() {
     let error = run(["recv", "--connect", &address, "--key-file", &key, "--device", "5"]).bad();
     assert!(error.contains("--device 5"), "{error}");
     sender.until("failed: --device 5");
-    let mut receiver = start(["recv", "--connect", &address, "--key-file", &key, "--hold", "60"]);
+    let mut receiver = start(["recv", "--connect", &address, "--key-file", &key, "--hold", "60s"]);
     receiver.until("holding it");
     let pid = receiver.pid();
     receiver.kill();
@@ -183,7 +183,7 @@ fn sender_reports_failed_and_killed_receivers() {
 fn stopped_sender_names_the_holders() {
     let directory = Directory::new();
     let (sender, address, key) = listening(&directory, &[]);
-    let mut receiver = start(["recv", "--connect", &address, "--key-file", &key, "--hold", "60"]);
+    let mut receiver = start(["recv", "--connect", &address, "--key-file", &key, "--hold", "60s"]);
     receiver.until("holding it");
     sender.signal(Signal::TERM);
     let sent = sender.wait().good();

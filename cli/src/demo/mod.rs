@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Dtype, Stream, View};
+use device_ipc::{AllowList, Dtype, Stream, View};
 use serde::Serialize;
 
 use device_ipc_cli::child::ChildProcess;
@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Backend to use; default: the first that has a device, or the mock where none has
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend())]
     backend: Option<String>,
     /// Ordinal of the sender's device, on which the tensor resides
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -34,9 +34,6 @@ pub(crate) struct Arguments {
     /// Ordinal of the receiver's device; default: the sender's
     #[arg(long, value_name = "N")]
     to: Option<u32>,
-    /// Print JSON instead of a transcript
-    #[arg(long)]
-    json: bool,
 }
 
 /// The result of the demonstration.
@@ -58,9 +55,9 @@ struct Report {
     shared: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let print = |text: String| if arguments.json { Ok(()) } else { line(text) };
-    let selection = select_backend(arguments.backend.as_deref())?;
+pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
+    let print = |text: String| if json { Ok(()) } else { line(text) };
+    let selection = select_backend(arguments.backend.as_deref(), AllowList::own_user())?;
     let ipc = &selection.ipc;
     let info = ipc.backend().info();
     if let Some(reasons) = &selection.fallback {
@@ -87,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     print(format!("[sender]   mean before sharing = {mean_before:.6}"))?;
     let share = ipc.share(tensor.clone()).dtype(Dtype::F32).shape(SHAPE).ready_on(&stream).start()?;
     let mut receiver = ChildProcess::start(
-        &["demo-receiver", "--backend", info.name, "--device", &to.to_string()],
+        &["__demo-receiver", "--backend", info.name, "--device", &to.to_string()],
         TIMEOUT,
     )?;
     let receiver_pid = receiver.pid();
@@ -130,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         mean_delta: mean_after - mean_before,
         shared,
     };
-    if arguments.json {
+    if json {
         line(serde_json::to_string_pretty(&report)?)?;
     }
     print(format!("[sender]   mean after the receiver's add = {mean_after:.6}"))?;

@@ -44,7 +44,7 @@ struct Observation {
 
 /// Returns the observations of a child process as findings.
 pub(super) fn findings(timeout: Duration) -> Vec<Finding> {
-    let seen = process::run(&["doctor-ascend"], timeout).and_then(|printed| {
+    let seen = process::run(&["__doctor-ascend"], timeout).and_then(|printed| {
         // The vendor library may print additional lines.
         let last = printed.lines().last().unwrap_or_default();
         serde_json::from_str::<Vec<Observation>>(last).map_err(|error| format!("{error}: {last}"))
@@ -106,7 +106,7 @@ fn share_with_two_devices(backend: &Arc<AscendBackend>, kind: HandleKind) -> Res
             let path = file
                 .to_str()
                 .context("the path of the directory for temporary files is not UTF-8; set TMPDIR")?;
-            process::run(&["doctor-ascend", "--open", path], CHILD_TIMEOUT).map_err(anyhow::Error::msg)
+            process::run(&["__doctor-ascend", "--open", path], CHILD_TIMEOUT).map_err(anyhow::Error::msg)
         });
     std::fs::remove_file(&file)?;
     opened.map(drop)

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use device_ipc::printable;
 use serde::Serialize;
+
+use device_ipc_cli::output::{GREEN, RED, YELLOW};
 
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -42,16 +45,17 @@ impl Finding {
     }
 }
 
+/// The text has a colored verdict.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Ok => "ok",
-            Verdict::Warning => "warning",
-            Verdict::Problem => "problem",
+        let (verdict, style) = match self.verdict {
+            Verdict::Ok => ("ok", GREEN),
+            Verdict::Warning => ("warning", YELLOW),
+            Verdict::Problem => ("problem", RED),
         };
-        // The output of a program may have several lines.
-        let found = self.found.replace('\n', "\n         ");
-        write!(f, "{verdict:8} {}: {found}", self.check)?;
+        // The output of a program may have several lines, and escape sequences.
+        let found = self.found.split('\n').map(printable).collect::<Vec<_>>().join("\n         ");
+        write!(f, "{style}{verdict:8}{style:#} {}: {found}", self.check)?;
         match &self.change {
             Some(change) => write!(f, "\n         -> {change}"),
             None => Ok(()),

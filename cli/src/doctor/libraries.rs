@@ -95,7 +95,7 @@ pub(super) fn of_this_machine(only: Option<&str>, timeout: Duration) -> Vec<Libr
 /// Loads the library in a child process.
 fn probe_in_child(name: &str, timeout: Duration) -> Result<AvailableLibrary, UnavailableReason> {
     let unhealthy = |text| UnavailableReason { kind: ReasonKind::Unhealthy, text };
-    let printed = process::run(&["doctor-library", name], timeout).map_err(|why| {
+    let printed = process::run(&["__doctor-library", name], timeout).map_err(|why| {
         unhealthy(format!("loading the library and listing its devices in a child process failed: {why}"))
     })?;
     // A vendor library may print additional lines.

@@ -19,10 +19,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use device_ipc::Backends;
 use serde::Serialize;
 
-use device_ipc_cli::output::line;
+use crate::arguments::positive_duration;
+use device_ipc_cli::output::{line, notice};
 use facts::Facts;
 use finding::{Finding, Verdict};
 use libraries::Library;
@@ -31,18 +31,15 @@ use libraries::Library;
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Check only this backend; its unavailability is a problem
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend())]
     backend: Option<String>,
     /// Skip the round trips through child processes
     #[arg(long)]
     quick: bool,
-    /// Timeout for loading each vendor library and for each round trip, in seconds; creating the first context on a device
-    /// can take many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    /// Timeout for loading each vendor library and for each round trip; creating the first context on a device can take many
+    /// seconds
+    #[arg(long, value_name = "DURATION", default_value = "90s", value_parser = positive_duration)]
+    timeout: Duration,
 }
 
 const EXAMPLES: &str = "\
@@ -62,23 +59,16 @@ struct Report {
     checks: Vec<Finding>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    if let Some(name) = &arguments.backend {
-        let backends = Backends::registered();
-        if !backends.names().any(|known| known == name) {
-            // The error names the known backends.
-            backends.named(name)?;
-        }
-    }
+pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
     let mut report = Report { problems: 0, warnings: 0, checks: Vec::new() };
     let selected = arguments.backend.as_deref();
     let facts = Facts::of_this_machine();
-    let timeout = Duration::from_secs(arguments.timeout);
+    let timeout = arguments.timeout;
     let libraries = libraries::of_this_machine(selected, timeout);
     let report_finding = |report: &mut Report, finding: Finding| {
         report.problems += usize::from(finding.verdict == Verdict::Problem);
         report.warnings += usize::from(finding.verdict == Verdict::Warning);
-        let printed = if arguments.json { Ok(()) } else { line(&finding) };
+        let printed = if json { Ok(()) } else { line(&finding) };
         report.checks.push(finding);
         printed
     };
@@ -87,23 +77,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     if !arguments.quick {
         for round_trip in round_trip::round_trips(&libraries, selected) {
-            if !arguments.json {
-                eprintln!("trying {round_trip}");
+            if !json {
+                notice(format_args!("trying {round_trip}"));
             }
             report_finding(&mut report, round_trip.run(timeout))?;
         }
         let ascend =
             libraries.iter().any(|library| library.name == "ascend" && library.available().is_some());
         if ascend && selected == Some("ascend") {
-            if !arguments.json {
-                eprintln!("probing the Ascend cards");
+            if !json {
+                notice("probing the Ascend cards");
             }
             for finding in ascend_card::findings(timeout) {
                 report_finding(&mut report, finding)?;
             }
         }
     }
-    if arguments.json {
+    if json {
         line(serde_json::to_string_pretty(&report)?)?;
     } else {
         line(format_args!("\n{} problem(s), {} warning(s)", report.problems, report.warnings))?;

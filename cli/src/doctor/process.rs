@@ -39,7 +39,7 @@ fn finish(mut command: Command, timeout: Duration) -> Result<String, String> {
     kill_group(&child);
     let status = wait(child);
     let Some((stdout, stderr)) = texts else {
-        return Err(format!("timed out after {} s", timeout.as_secs()));
+        return Err(format!("timed out after {timeout:?}"));
     };
     match status {
         Some(status) if status.success() => Ok(stdout),

@@ -8,34 +8,45 @@ use anyhow::{Result, anyhow, bail};
 use device_ipc::{
     Access, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, Stream, Tensor, TensorLayout,
 };
+use serde_json::{Value, json};
 
 use super::{DeviceBytes, Summary, add_to_bytes};
+use crate::arguments::{AllowArguments, positive_duration};
+use device_ipc_cli::output::UsageError;
 use device_ipc_cli::selection::check_device;
 
 /// Options for opening a tensor.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct OpenArguments {
     /// Backend to use; default: the one that the descriptor names
-    #[arg(long, value_name = "NAME")]
-    pub(crate) backend: Option<String>,
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend(), global = true)]
+    backend: Option<String>,
     /// Ordinal of the device to open on; default: the tensor's home device
-    #[arg(long, value_name = "N")]
-    pub(crate) device: Option<u32>,
-    /// Timeout for the sender to appear, to answer and to have the data ready, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) timeout: u64,
+    #[arg(long, value_name = "N", global = true)]
+    device: Option<u32>,
+    /// Timeout for the sender to appear, to answer and to have the data ready
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = positive_duration, global = true)]
+    pub(crate) timeout: Duration,
+    #[command(flatten)]
+    pub(crate) allow: AllowArguments,
     /// Open a copy, and report it, if the device cannot access the tensor's memory; on device 0 if the tensor's home device
     /// is not visible to this process and --device is not given
-    #[arg(long, conflicts_with = "staged")]
-    pub(crate) or_staged: bool,
+    #[arg(long, global = true)]
+    or_staged: bool,
     /// Always open a copy
-    #[arg(long)]
-    pub(crate) staged: bool,
+    #[arg(long, global = true)]
+    staged: bool,
 }
 
 impl OpenArguments {
-    pub(crate) fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout)
+    /// Returns the entry point of the library on the backend of an option or of the descriptor.
+    fn ipc(&self, descriptor: &Descriptor) -> Result<Ipc> {
+        // clap does not see a conflict between an option before an action and one after it.
+        if self.staged && self.or_staged {
+            bail!(UsageError("--staged cannot be used with --or-staged; choose one".into()));
+        }
+        let name = self.backend.as_deref().unwrap_or(descriptor.backend());
+        Ok(Ipc::builder().allow(self.allow.list()).named(name)?)
     }
 }
 
@@ -56,9 +67,9 @@ pub(crate) struct OpenTensor {
 
 impl OpenTensor {
     pub(crate) fn open(descriptor: &Descriptor, arguments: &OpenArguments) -> Result<Self> {
-        let ipc = Ipc::named(arguments.backend.as_deref().unwrap_or(descriptor.backend()))?;
+        let ipc = arguments.ipc(descriptor)?;
         let open = || {
-            let open = ipc.open(descriptor).timeout(arguments.timeout());
+            let open = ipc.open(descriptor).timeout(arguments.timeout);
             match (arguments.staged, arguments.or_staged) {
                 (true, _) => open.staged(),
                 (false, true) => open.or_staged(),
@@ -91,14 +102,14 @@ impl OpenTensor {
                 "--staged and --or-staged are not supported for a bundle; remove the option, or share the tensor as a single export"
             );
         }
-        let ipc = Ipc::named(arguments.backend.as_deref().unwrap_or(bundle.backend()))?;
-        let open = ipc.open(bundle).timeout(arguments.timeout());
+        let ipc = arguments.ipc(bundle)?;
+        let open = ipc.open(bundle).timeout(arguments.timeout);
         let mapping = match arguments.device {
             Some(device) => {
                 check_device(&ipc, "--device", device)?;
-                open.on_device(device)?
+                open.on_device(device).map_err(suggest_option)?
             }
-            None => open.at_home()?,
+            None => open.at_home().map_err(suggest_option)?,
         };
         let stream = ipc.create_stream(mapping.get(name)?.device())?;
         Ok(Self::new(&ipc, mapping, name, stream))
@@ -185,8 +196,9 @@ impl OpenTensor {
         let elements = self.writable()?;
         let dtype = self.layout().map_or(Dtype::U8, TensorLayout::dtype);
         let path = if let (Dtype::F32, Some(tensor), 1..) = (dtype, self.tensor()?, elements.len()) {
-            let Ok(summand) = summand.parse() else { bail!("{summand:?} is not a number") };
-            tensor.view_mut::<f32, _>(&self.stream)?.add(summand)?;
+            let parsed = summand.parse();
+            let parsed: f32 = parsed.map_err(|_| UsageError(format!("{summand:?} is not a number")))?;
+            tensor.view_mut::<f32, _>(&self.stream)?.add(parsed)?;
             self.stream.synchronize()?;
             "on the device"
         } else {
@@ -217,6 +229,22 @@ impl OpenTensor {
         Ok(self.mapping.release(&self.stream).map_err(Error::from)?)
     }
 
+    /// Returns the same as [`place`](Self::place) for programs.
+    pub(crate) fn report(&self) -> Result<Value> {
+        let mut report = json!({
+            "backend": self.backend,
+            "device": self.stream.device().get(),
+            "bytes": self.range()?.len,
+            "at_home": self.mapping.is_at_home(),
+            "copy": self.is_copy(),
+        });
+        if let Some(layout) = self.layout() {
+            report["shape"] = json!(layout.shape());
+            report["dtype"] = json!(layout.dtype().to_string());
+        }
+        Ok(report)
+    }
+
     /// Returns a description for the transcript: `shape=[4, 5] dtype=float32 device=mock:0 (its home)`.
     pub(crate) fn place(&self) -> String {
         let tensor = match self.layout() {
@@ -232,11 +260,14 @@ impl OpenTensor {
     }
 }
 
-/// Adds the command-line option to an error that names a call of the library.
+/// Adds what to do on the command line to an error of the library.
 fn suggest_option(error: Error) -> anyhow::Error {
     match error {
         Error::NoPeerAccess { .. } | Error::HomeNotVisible { .. } => {
             anyhow!("{error} (--or-staged opens a copy)")
+        }
+        Error::ExporterGone { .. } | Error::ExportDropped { .. } => {
+            anyhow!("{error}; share the memory again, and use the new descriptor")
         }
         error => error.into(),
     }

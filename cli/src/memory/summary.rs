@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use device_ipc::{Dtype, TensorLayout};
+use serde_json::{Value, json};
 
 use super::{DeviceBytes, values};
 
@@ -48,6 +49,13 @@ impl Summary {
         })?;
         let mean = sum.filter(|_| count > 0).map(|sum| sum / count as f64);
         Ok(Self { mean, more: bytes.len() > (first.len() * element) as u64, first })
+    }
+}
+
+impl Summary {
+    /// Returns the same as its text for programs; the values are text, because JSON has no infinity and no 64-bit integer.
+    pub(crate) fn report(&self) -> Value {
+        json!({ "mean": self.mean, "values": self.first, "more_values": self.more })
     }
 }
 

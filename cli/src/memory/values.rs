@@ -4,6 +4,8 @@ use anyhow::{Context, Result, bail};
 use device_ipc::Dtype;
 use half::{bf16, f16};
 
+use device_ipc_cli::output::as_usage;
+
 /// Returns the element type with this PyTorch name.
 pub(crate) fn dtype_of_name(name: &str) -> Result<Dtype, String> {
     Dtype::from_name(name).ok_or_else(|| {
@@ -155,7 +157,7 @@ pub(crate) fn bytes_of_value(dtype: Dtype, text: &str) -> Result<Vec<u8>> {
 /// Adds a value to every element. Integers wrap around: 250 plus 10 is 4 in `uint8`.
 pub(crate) fn add_to_bytes(dtype: Dtype, bytes: &mut [u8], summand: &str) -> Result<()> {
     for_number!(dtype, T => {
-        let summand = T::parse_summand(summand)?;
+        let summand = T::parse_summand(summand).map_err(as_usage)?;
         for element in bytes.chunks_exact_mut(T::BYTES) {
             T::read(element).plus(summand).write(element);
         }

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use device_ipc::{Error, Export};
+use serde_json::json;
 
+use crate::arguments::{AllowArguments, address};
+use crate::transcript::Transcript;
 use crate::transport::file::DescriptorFile;
 use crate::transport::key::KeyArguments;
 use device_ipc_cli::output::line;
@@ -31,7 +34,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 )]
 pub(crate) struct Arguments {
     /// Listen here and send the descriptor to receivers that prove that they know the key; port 0 selects a free port
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "file")]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "file", value_parser = address)]
     listen: Option<String>,
     /// Write the descriptor to this file, readable by this user only and removed at exit
     #[arg(long, value_name = "PATH")]
@@ -42,7 +45,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     key: KeyArguments,
     /// Backend to use; default: the first that has a device, or the mock where none has
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::backend())]
     backend: Option<String>,
     /// Ordinal of the device to allocate the tensor on
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -53,6 +56,8 @@ pub(crate) struct Arguments {
     /// otherwise when it has opened and released the tensor
     #[arg(long, value_name = "N", default_value_t = 1)]
     receivers: u64,
+    #[command(flatten)]
+    allow: AllowArguments,
 }
 
 const EXAMPLES: &str = "\
@@ -82,27 +87,29 @@ enum StopReason {
     Signal(&'static str),
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    // With --print, standard output carries only the descriptor.
-    let print = |text: String| if arguments.print { eprintln_line(&text) } else { line(text) };
+pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<()> {
+    // With --print, standard output carries only the descriptor; in JSON it is one of the events.
+    let transcript = Transcript::new(json, arguments.print && !json);
     let (events, event_receiver) = channel();
     stop::on_signals(events.clone())?;
     // First, so that a missing key or a port in use is reported immediately.
     let listener =
         arguments.listen.as_deref().map(|address| server::bind(address, &arguments.key)).transpose()?;
 
-    let Selection { ipc, fallback } = select_backend(arguments.backend.as_deref())?;
+    let Selection { ipc, fallback } = select_backend(arguments.backend.as_deref(), arguments.allow.list())?;
     if let Some(reasons) = fallback {
         let name = ipc.backend().info().name;
-        print(format!(
+        let text = format!(
             "No accelerator can be used here, so this runs on the {name}, which needs none:{reasons}"
-        ))?;
+        );
+        transcript.event("fallback", json!({ "backend": name }), text)?;
     }
     check_device(&ipc, "--device", arguments.device)?;
     let tensor = SharedTensor::make(&ipc, arguments.device, &arguments.tensor)?;
-    print(format!("[sender]   pid={} {}", std::process::id(), tensor.place()))?;
+    let text = format!("[sender]   pid={} {}", std::process::id(), tensor.place());
+    transcript.event("allocated", tensor.report(), text)?;
     let before = tensor.summary()?;
-    print(format!("[sender]   {before}"))?;
+    transcript.event("before", before.report(), format_args!("[sender]   {before}"))?;
     let export = tensor.share(&ipc)?;
     let change_events = events.clone();
     export.on_change(move || {
@@ -113,35 +120,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let file =
         arguments.file.as_deref().map(|path| DescriptorFile::write(path, export.descriptor())).transpose()?;
     if let Some(path) = &arguments.file {
-        print(format!("[sender]   wrote {}; receive it with: device-ipc recv --file {0}", path.display()))?;
+        let text =
+            format!("[sender]   wrote {}; receive it with: device-ipc recv --file {0}", path.display());
+        transcript.event("wrote", json!({ "file": path }), text)?;
     }
     let mut serving = None;
     if let Some(listener) = listener {
-        print(format!("[sender]   listening at {}", listener.address()))?;
+        let address = listener.address();
+        let text = format!("[sender]   listening at {address}");
+        transcript.event("listening", json!({ "address": address }), text)?;
         serving = Some(listener.serve(export.descriptor().to_string(), events));
     }
     if arguments.print {
-        line(export.descriptor())?;
+        let descriptor = export.descriptor().to_string();
+        if json {
+            transcript.event("descriptor", json!({ "descriptor": descriptor }), "")?;
+        } else {
+            line(descriptor)?;
+        }
     }
 
-    let reason = serve(&export, serving.as_ref(), arguments.receivers, &event_receiver, &print)?;
+    let reason = serve(&export, serving.as_ref(), arguments.receivers, &event_receiver, transcript)?;
     // Receivers must not get the descriptor of an export that is being closed.
     drop((file, serving));
     if let StopReason::Signal(signal) = reason {
-        print(format!("[sender]   stopped by {signal}"))?;
-        return stopped(export, &print);
+        let text = format!("[sender]   stopped by {signal}");
+        transcript.event("stopped", json!({ "signal": signal }), text)?;
+        return stopped(export, transcript);
     }
     let after = tensor.summary()?;
-    print(format!("[sender]   afterwards: {after}"))?;
+    transcript.event("after", after.report(), format_args!("[sender]   afterwards: {after}"))?;
     if let (Some(before), Some(after)) = (before.mean, after.mean) {
-        print(format!("[sender]   mean delta={:.6}", after - before))?;
+        let delta = after - before;
+        transcript.event(
+            "mean_delta",
+            json!({ "mean_delta": delta }),
+            format_args!("[sender]   mean delta={delta:.6}"),
+        )?;
     }
     Ok(export.close(CLOSE_TIMEOUT)?)
-}
-
-fn eprintln_line(text: &str) -> Result<()> {
-    eprintln!("{text}");
-    Ok(())
 }
 
 /// Serves until enough receivers are done or a signal arrives.
@@ -150,7 +167,7 @@ fn serve(
     server: Option<&Server>,
     receivers: u64,
     events: &Receiver<Event>,
-    print: &impl Fn(String) -> Result<()>,
+    transcript: Transcript,
 ) -> Result<StopReason> {
     // A server counts the receivers that report completion; without one, the leases are counted.
     let (mut done, mut final_messages_until) = (0, None);
@@ -170,10 +187,10 @@ fn serve(
             Some(end) => events.recv_timeout(end.saturating_duration_since(Instant::now())),
         };
         match next {
-            Ok(Event::Transcript(text)) => print(text)?,
-            Ok(Event::ReceiverDone(text)) => {
+            Ok(Event::Transcript(entry)) => transcript.print(entry)?,
+            Ok(Event::ReceiverDone(entry)) => {
                 done += 1;
-                print(text)?;
+                transcript.print(entry)?;
             }
             Ok(Event::Changed) => {}
             Ok(Event::Stop(signal)) => return Ok(StopReason::Signal(signal)),
@@ -186,19 +203,22 @@ fn serve(
 }
 
 /// Closes the export, and prints the processes that held it.
-fn stopped(export: Export, print: &impl Fn(String) -> Result<()>) -> Result<()> {
+fn stopped(export: Export, transcript: Transcript) -> Result<()> {
     let holders = export.holders();
     if holders.iter().len() == 0 {
-        print(format!("[sender]   {holders}; the export is closed"))?;
+        transcript.event("closed", json!({}), format_args!("[sender]   {holders}; the export is closed"))?;
         return Ok(export.close(CLOSE_TIMEOUT)?);
     }
-    print(format!("[sender]   the tensor is still held: {holders}"))?;
+    let pids: Vec<u32> = holders.iter().map(|holder| holder.pid).collect();
+    let text = format!("[sender]   the tensor is still held: {holders}");
+    transcript.event("still_held", json!({ "holder_pids": pids }), text)?;
     match export.close(Duration::ZERO) {
         Ok(()) | Err(Error::StillHeld { .. } | Error::Timeout { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    print(
-        "[sender]   the export is closed; its holders are notified and cannot rely on the bytes any longer"
-            .into(),
+    transcript.event(
+        "closed",
+        json!({}),
+        "[sender]   the export is closed; its holders are notified and cannot rely on the bytes any longer",
     )
 }

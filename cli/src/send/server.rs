@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
+use crate::transcript::Entry;
 use crate::transport::authenticated::AuthenticatedConnection;
 use crate::transport::handshake;
 use crate::transport::key::{Key, KeyArguments};
@@ -27,10 +29,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// An event for the main thread.
 pub(super) enum Event {
-    /// A line for the transcript.
-    Transcript(String),
-    /// A receiver that had opened the tensor is done, successfully or not; a line for the transcript.
-    ReceiverDone(String),
+    /// An entry of the transcript.
+    Transcript(Entry),
+    /// A receiver that had opened the tensor is done, successfully or not; an entry of the transcript.
+    ReceiverDone(Entry),
     /// The holders of the export or the active receivers have changed.
     Changed,
     /// A signal with this name has arrived.
@@ -92,8 +94,12 @@ impl Listener {
                 match self.listener.accept() {
                     Ok((stream, from)) => shared.start_connection(stream, from),
                     Err(error) => {
-                        shared.notify(Event::Transcript(format!(
-                            "[sender]   cannot accept a connection: {error}"
+                        let why = error.to_string();
+                        let text = format!("[sender]   cannot accept a connection: {why}");
+                        shared.notify(Event::Transcript(Entry::new(
+                            "accept_failed",
+                            json!({ "error": why }),
+                            text,
                         )));
                         std::thread::sleep(ACCEPT_PAUSE);
                     }
@@ -109,6 +115,12 @@ impl Server {
     pub(super) fn active_receivers(&self) -> usize {
         self.shared.active_receivers.load(Ordering::Acquire)
     }
+}
+
+/// Returns the fields and the line of an entry about a receiver that failed.
+fn about(from: SocketAddr, error: &str, text: &str) -> (Value, String) {
+    let error = printable(error);
+    (json!({ "address": from, "error": error }), format!("{text} {from}: {error}"))
 }
 
 impl Shared {
@@ -141,7 +153,8 @@ impl Shared {
         });
         if let Err(error) = started {
             self.unauthenticated().retain(|(other, _)| *other != id);
-            self.notify(Event::Transcript(format!("[sender]   cannot serve {from}: {error}")));
+            let (fields, text) = about(from, &error.to_string(), "[sender]   cannot serve");
+            self.notify(Event::Transcript(Entry::new("serve_failed", fields, text)));
         }
     }
 
@@ -159,10 +172,8 @@ impl Shared {
         match authenticated {
             Ok(connection) => self.send_descriptor(connection, from, deadline),
             Err(error) => {
-                self.notify(Event::Transcript(format!(
-                    "[sender]   refused {from}: {}",
-                    printable(&format!("{error:#}"))
-                )));
+                let (fields, text) = about(from, &format!("{error:#}"), "[sender]   refused");
+                self.notify(Event::Transcript(Entry::new("receiver_refused", fields, text)));
             }
         }
     }
@@ -172,9 +183,9 @@ impl Shared {
         self.active_receivers.fetch_add(1, Ordering::AcqRel);
         let offer = FromSender::Offer { descriptor: self.descriptor.clone(), pid: std::process::id() };
         if let Err(error) = connection.send_message(&offer, Some(deadline)) {
-            self.notify(Event::Transcript(format!(
-                "[sender]   cannot send the descriptor to {from}: {error:#}"
-            )));
+            let (fields, text) =
+                about(from, &format!("{error:#}"), "[sender]   cannot send the descriptor to");
+            self.notify(Event::Transcript(Entry::new("send_failed", fields, text)));
         } else {
             self.receive_reports(&mut connection, from);
         }
@@ -188,20 +199,23 @@ impl Shared {
         loop {
             match connection.receive_message(None) {
                 Ok(FromReceiver::Opened { pid, place }) => {
-                    self.notify(Event::Transcript(format!(
-                        "[receiver] {from} pid={pid} opened {}",
-                        printable(&place)
-                    )));
+                    let place = printable(&place);
+                    let text = format!("[receiver] {from} pid={pid} opened {place}");
+                    let fields = json!({ "address": from, "receiver_pid": pid, "place": place });
+                    self.notify(Event::Transcript(Entry::new("receiver_opened", fields, text)));
                     opened = Some(pid);
                 }
                 Ok(FromReceiver::Finished { summary }) => {
-                    return self.notify(Event::ReceiverDone(format!(
-                        "[receiver] {from} is done: {}",
-                        printable(&summary)
-                    )));
+                    let summary = printable(&summary);
+                    let text = format!("[receiver] {from} is done: {summary}");
+                    let fields = json!({ "address": from, "summary": summary });
+                    return self.notify(Event::ReceiverDone(Entry::new("receiver_done", fields, text)));
                 }
                 Ok(FromReceiver::Failed { error }) => {
-                    let failed = format!("[receiver] {from} failed: {}", printable(&error));
+                    let error = printable(&error);
+                    let fields = json!({ "address": from, "error": error });
+                    let text = format!("[receiver] {from} failed: {error}");
+                    let failed = Entry::new("receiver_failed", fields, text);
                     return self.notify(if opened.is_some() {
                         Event::ReceiverDone(failed)
                     } else {
@@ -210,12 +224,18 @@ impl Shared {
                 }
                 Ok(FromReceiver::Ready) => {}
                 Err(_) => {
+                    let fields = json!({ "address": from, "receiver_pid": opened });
+                    let event = "receiver_disconnected";
                     return self.notify(match opened {
-                        Some(pid) => Event::ReceiverDone(format!(
-                            "[receiver] {from} pid={pid} exited without reporting completion"
+                        Some(pid) => Event::ReceiverDone(Entry::new(
+                            event,
+                            fields,
+                            format!("[receiver] {from} pid={pid} exited without reporting completion"),
                         )),
-                        None => Event::Transcript(format!(
-                            "[receiver] {from} disconnected without opening the tensor"
+                        None => Event::Transcript(Entry::new(
+                            event,
+                            fields,
+                            format!("[receiver] {from} disconnected without opening the tensor"),
                         )),
                     });
                 }

@@ -8,6 +8,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
 use super::server::Event;
+use device_ipc_cli::output::notice;
 
 /// Sends an event for the first signal. The second signal terminates the process immediately.
 pub(super) fn on_signals(events: Sender<Event>) -> Result<()> {
@@ -18,7 +19,7 @@ pub(super) fn on_signals(events: Sender<Event>) -> Result<()> {
             if !std::mem::take(&mut first) {
                 let _ = emulate_default_handler(signal);
             }
-            eprintln!("stopping; send the signal again to exit immediately");
+            notice("stopping; send the signal again to exit immediately");
             let _ = events.send(Event::Stop(signal_name(signal).unwrap_or("a signal")));
         }
     });

@@ -8,17 +8,19 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use device_ipc::{Buffer, Dtype, Error, Export, Ipc, Stream, TensorLayout};
 use indicatif::HumanBytes;
+use serde_json::{Value, json};
 
-use crate::memory::{DeviceBytes, Summary, bytes_of_value, dtype_of_name};
+use crate::memory::{DeviceBytes, Summary, bytes_of_value};
 use crate::transport::input;
+use device_ipc_cli::output::{UsageError, as_usage};
 
 #[derive(clap::Args)]
 pub(super) struct TensorArguments {
     /// Size of each dimension; default: 4,5, or with --in one dimension with all elements of the file
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     shape: Option<Vec<u64>>,
-    /// Element type by its PyTorch name; default: float32, or uint8 with --in
-    #[arg(long, value_name = "NAME", value_parser = dtype_of_name)]
+    /// Element type by its PyTorch name or its short name (f32, bf16); default: float32, or uint8 with --in
+    #[arg(long, value_name = "NAME", value_parser = crate::arguments::dtype())]
     dtype: Option<Dtype>,
     /// Value of every element; default: 1
     #[arg(long, value_name = "X", conflicts_with = "input", allow_hyphen_values = true)]
@@ -48,8 +50,8 @@ impl TensorArguments {
         let Some(path) = &self.input else {
             let dtype = self.dtype.unwrap_or(Dtype::F32);
             let shape = self.shape.clone().unwrap_or_else(|| vec![4, 5]);
-            let element = bytes_of_value(dtype, self.value.as_deref().unwrap_or("1"))?;
-            return Ok((TensorLayout::contiguous(dtype, shape)?, Source::Element(element)));
+            let element = bytes_of_value(dtype, self.value.as_deref().unwrap_or("1")).map_err(as_usage)?;
+            return Ok((TensorLayout::contiguous(dtype, shape).map_err(as_usage)?, Source::Element(element)));
         };
         let shown = path.display();
         let file = input::open(path).with_context(|| format!("cannot open {shown}"))?;
@@ -61,7 +63,7 @@ impl TensorArguments {
         let dtype = self.dtype.unwrap_or(Dtype::U8);
         let element = dtype.bytes().context("element type not supported by this version")?;
         let shape = self.shape.clone().unwrap_or_else(|| vec![metadata.len() / element]);
-        let layout = TensorLayout::contiguous(dtype, shape)?;
+        let layout = TensorLayout::contiguous(dtype, shape).map_err(as_usage)?;
         let needed = layout.span_bytes()?;
         if needed != metadata.len() {
             bail!(
@@ -79,11 +81,11 @@ impl SharedTensor {
     pub(super) fn make(ipc: &Ipc, device: u32, arguments: &TensorArguments) -> Result<Self> {
         let (layout, source) = arguments.layout_and_source()?;
         let bytes = layout.span_bytes()?;
-        ensure!(
-            bytes > 0,
-            "a tensor of shape {:?} has no elements to share; choose another --shape",
-            layout.shape()
-        );
+        if bytes == 0 {
+            let shape = layout.shape();
+            let why = format!("a tensor of shape {shape:?} has no elements to share; choose another --shape");
+            bail!(UsageError(why));
+        }
         let stream = ipc.create_stream(device)?;
         let buffer = Arc::new(ipc.allocate(device, bytes)?);
         let tensor = Self { buffer, stream, layout, backend: ipc.backend().info().name };
@@ -119,6 +121,19 @@ impl SharedTensor {
     pub(super) fn share(&self, ipc: &Ipc) -> Result<Export> {
         let share = ipc.share(Arc::clone(&self.buffer)).dtype(self.layout.dtype());
         Ok(share.shape(self.layout.shape()).ready_on(&self.stream).start().map_err(Error::from)?)
+    }
+
+    /// Returns the same as [`place`](Self::place) for programs.
+    pub(super) fn report(&self) -> Value {
+        let range = self.buffer.range();
+        json!({
+            "pid": std::process::id(),
+            "shape": self.layout.shape(),
+            "dtype": self.layout.dtype().to_string(),
+            "backend": self.backend,
+            "device": range.device.get(),
+            "bytes": range.len,
+        })
     }
 
     /// Returns a description for the transcript: `shape=[4, 5] dtype=float32 device=mock:0, 80 B`.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::arguments;
+
 /// Interval between attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -83,9 +85,9 @@ pub(crate) fn connect(address: &str, timeout: Duration, on_wait: impl FnOnce()) 
         };
         let refused = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::TimedOut);
         if !refused || Instant::now() + RETRY_INTERVAL >= end {
-            let seconds = timeout.as_secs();
+            let timeout = arguments::shown(timeout);
             return Err(error).with_context(|| {
-                format!("cannot connect to {address} within {seconds} s; check that 'device-ipc send --listen' is running there")
+                format!("cannot connect to {address} within {timeout}; check that 'device-ipc send --listen' is running there")
             });
         }
         if let Some(on_wait) = on_wait.take() {

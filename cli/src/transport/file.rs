@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use device_ipc::Descriptor;
+use device_ipc::{AllowList, Descriptor};
 
 use super::descriptor::AnyDescriptor;
 use super::input::{self, Input};
 use super::read_text;
+use crate::arguments;
 use crate::exporter::{self, ExporterState};
+use device_ipc_cli::output::warning;
 
 /// Interval between checks for the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -54,7 +56,7 @@ impl Drop for DescriptorFile {
         });
         let ours = ours.unwrap_or(false);
         if ours && let Err(error) = fs::remove_file(&self.path) {
-            eprintln!("warning: cannot remove {}: {error}", self.path.display());
+            warning(format_args!("cannot remove {}: {error}", self.path.display()));
         }
     }
 }
@@ -81,7 +83,7 @@ fn is_stale(path: &Path) -> Result<bool> {
             "{shown} already exists and does not contain a descriptor, so it is not replaced; choose another path"
         );
     };
-    let pid = match exporter::find(&descriptor)? {
+    let pid = match exporter::find(&descriptor, &AllowList::own_user())? {
         ExporterState::Answered(process) => process.pid,
         ExporterState::Unresponsive => descriptor.exporter().pid,
         ExporterState::NotFound => return Ok(true),
@@ -112,8 +114,8 @@ pub(crate) fn read(path: &Path, timeout: Duration, on_wait: impl FnOnce()) -> Re
         };
         if Instant::now() >= end {
             bail!(
-                "timed out after {} s: {shown} {missing}; check that 'device-ipc send --file {shown}' is running",
-                timeout.as_secs()
+                "timed out after {}: {shown} {missing}; check that 'device-ipc send --file {shown}' is running",
+                arguments::shown(timeout)
             );
         }
         if let Some(on_wait) = on_wait.take() {

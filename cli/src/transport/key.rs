@@ -12,6 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::input::{self, Input};
+use device_ipc_cli::output::{UsageError, warning};
 
 /// The environment variable that contains the key.
 pub(crate) const KEY_VARIABLE: &str = "DEVICE_IPC_KEY";
@@ -41,10 +42,10 @@ impl KeyArguments {
         let (bytes, from) = match (&self.key_file, environment::variable(KEY_VARIABLE)) {
             (Some(path), _) => (read_file(path, timeout)?, path.display().to_string()),
             (None, Some(key)) => (key.into_encoded_bytes(), KEY_VARIABLE.to_owned()),
-            (None, None) => bail!(
+            (None, None) => bail!(UsageError(format!(
                 "TCP requires a key that sender and receiver share: create it with '(umask 077; head -c 32 /dev/urandom | \
                  base64 > key)' and use --key-file key on both sides, or set {KEY_VARIABLE} on both sides"
-            ),
+            ))),
         };
         // A newline that an editor or `echo` appends is not part of the key.
         let key = bytes.trim_ascii();
@@ -52,10 +53,10 @@ impl KeyArguments {
             bail!("invalid key: {from} is empty");
         }
         if key.len() < MIN_STRONG_BYTES {
-            eprintln!(
-                "warning: the key in {from} has {} B and may be guessed; use at least {MIN_STRONG_BYTES} B",
+            warning(format_args!(
+                "the key in {from} has {} B and may be guessed; use at least {MIN_STRONG_BYTES} B",
                 key.len()
-            );
+            ));
         }
         Ok(Key(key.to_vec()))
     }
@@ -66,7 +67,7 @@ fn read_file(path: &Path, timeout: Duration) -> Result<Vec<u8>> {
     let file = input::open(path).with_context(|| format!("cannot open the key file {shown}"))?;
     let metadata = file.metadata().with_context(|| format!("cannot read the key file {shown}"))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
-        eprintln!("warning: other users can read the key file; restrict it: chmod 600 {shown}");
+        warning(format_args!("other users can read the key file; restrict it: chmod 600 {shown}"));
     }
     let mut bytes = Vec::new();
     Input::new(file, timeout)

@@ -21,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use descriptor::AnyDescriptor;
+use device_ipc_cli::output::{as_usage, warning};
 use input::Input;
 
 /// The environment variable that contains a descriptor as text.
@@ -48,15 +49,16 @@ pub(crate) fn descriptor_argument(argument: &str, timeout: Duration) -> Result<A
     let descriptor = descriptor_of(argument, timeout)?;
     if argument != "-" && !argument.starts_with('@') {
         // Not an error: the token alone opens nothing, because the exporter verifies the user of the importer.
-        eprintln!(
-            "warning: every user of this machine can read this command line, and in it the descriptor with its secret (ps); \
-             use @FILE, or '-' for standard input"
+        warning(
+            "every user of this machine can read this command line, and in it the descriptor with its secret (ps); use @FILE, \
+             or '-' for standard input",
         );
     }
     Ok(descriptor)
 }
 
-/// Reads the descriptor that an argument names: `@FILE`, `-` for standard input, or the text itself.
+/// Reads the descriptor that an argument names: `@FILE`, `-` for standard input, or the text itself. Invalid text is wrong
+/// usage; an invalid file is not.
 pub(crate) fn descriptor_of(argument: &str, timeout: Duration) -> Result<AnyDescriptor> {
     let text = match argument.strip_prefix('@') {
         None if argument == "-" => {
@@ -67,7 +69,7 @@ pub(crate) fn descriptor_of(argument: &str, timeout: Duration) -> Result<AnyDesc
             let file = input::open(Path::new(path)).with_context(|| format!("cannot open {path}"))?;
             read_text(Input::new(file, timeout), path)?
         }
-        None => argument.to_owned(),
+        None => return AnyDescriptor::parse(argument).map_err(as_usage),
     };
     AnyDescriptor::parse(&text)
 }

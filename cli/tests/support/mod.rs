@@ -45,6 +45,13 @@ impl CommandResult {
         self.out
     }
 
+    /// Returns its standard error; asserts that it failed with exit code 2, for wrong usage.
+    #[track_caller]
+    pub(crate) fn usage(self) -> String {
+        assert_eq!(self.status.code(), Some(2), "{self:?}");
+        self.err
+    }
+
     /// Returns its standard error; asserts that it failed with exit code 1.
     #[track_caller]
     pub(crate) fn bad(self) -> String {
@@ -190,4 +197,18 @@ pub(crate) fn send_by_file(directory: &Directory, arguments: &[&str]) -> (Termin
     let mut sender = start(["send", "--file", &file].iter().chain(arguments));
     sender.until("wrote");
     (sender, file)
+}
+
+/// Waits until a child process exits, and kills it after the timeout.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        if let Some(status) = child.try_wait().expect("waiting for the process") {
+            return status;
+        }
+        if Instant::now() >= end {
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
