@@ -31,7 +31,11 @@ fn parse(text: &str) -> Result<Descriptor, DescriptorError> {
     }
     let bytes = BASE64URL_NOPAD.decode(encoded.as_bytes());
     let bytes = bytes.map_err(|error| cut_off(encoded, error))?;
-    Descriptor::from_bytes(&bytes)
+    // The prefix says that it is a descriptor, so that other first bytes are damage.
+    Descriptor::from_bytes(&bytes).map_err(|error| match error {
+        DescriptorError::BadMagic => DescriptorError::BadChecksum,
+        error => error,
+    })
 }
 
 /// Why a text cannot be decoded: the rest of one that was cut off within a group of characters is no Base64.
