@@ -2,8 +2,10 @@
 
 mod condvar;
 pub mod environment;
+mod exit;
 mod fork;
 pub(crate) mod kill;
+pub(crate) mod log;
 mod pace;
 pub(crate) mod process;
 pub(crate) mod received_file;
@@ -11,6 +13,7 @@ mod recent;
 mod thread;
 
 pub(crate) use condvar::Condvar;
+pub(crate) use exit::at_exit;
 pub(crate) use fork::{ClosedByFork, process_epoch};
 pub(crate) use pace::{Pace, PollMode, SPIN};
 pub(crate) use recent::Recent;

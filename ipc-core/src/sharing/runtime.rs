@@ -8,6 +8,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::model::error::Result;
+use crate::os::at_exit;
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
@@ -16,6 +17,14 @@ use crate::sharing::staging::Stagings;
 use crate::transport::{Metrics, Poller, Worker};
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// Reports to the exporters of leases that this process exits in order, so that they do not log a death.
+extern "C" fn announce_exit() {
+    // A forked child has the parent's registration, and no connection of its own.
+    if let Some(runtime) = Runtime::existing() {
+        runtime.imports.announce_exit();
+    }
+}
 
 /// The process-wide state.
 #[derive(Debug)]
@@ -55,7 +64,10 @@ impl Runtime {
             stagings: Stagings::default(),
         };
         // Of two threads that reach this point at a time, one receives the other's; its own worker ends when it is dropped.
-        Ok(RUNTIME.get_or_init(|| made))
+        Ok(RUNTIME.get_or_init(|| {
+            at_exit(announce_exit);
+            made
+        }))
     }
 
     /// Returns the state, where this process has made it.

@@ -11,6 +11,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::async_requests::{AsyncReply, AsyncRequests};
 use super::conversation::{Conversation, Deadline, Inbox, not_permitted, user_not_allowed};
@@ -145,6 +146,11 @@ impl<S: Subscriber> Client<S> {
         self.conversation.send(request, deadline).map_err(|error| self.check_gone(error))
     }
 
+    /// Sends a request that has no reply, if the exporter reads it at once.
+    pub(crate) fn try_send(&self, request: &Request) -> Result<()> {
+        self.conversation.send(request, Deadline::after(Duration::ZERO))
+    }
+
     /// Sends a request that has no reply. An exporter that does not read it in time counts as terminated, one that has terminated
     /// does not need it.
     pub(crate) fn send_final(
@@ -190,7 +196,6 @@ impl<S: Subscriber> Client<S> {
     /// Notes that the exporter has terminated.
     pub(crate) fn mark_gone(&self) {
         if !self.gone.swap(true, Ordering::AcqRel) {
-            tracing::debug!(pid = self.exporter.pid, "an exporter has terminated");
             let requests = std::mem::take(&mut *self.lock_async_requests());
             requests.end();
             self.subscriber.exporter_gone(self);

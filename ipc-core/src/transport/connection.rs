@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::Metrics;
 use super::service::{Next, Session};
 use super::socket::{self, PeerCredentials, PeerSocket, PlainMessage};
+use crate::os::log::Throttle;
 use crate::wire::protocol::{Reply, Request, decode, encode};
 
 /// Maximum number of queued replies. Notifications are exempt: they are unsolicited, bounded to two per export, and a peer that
@@ -181,12 +182,16 @@ impl Connection {
 
     /// Closes the connection of a peer that has violated the protocol.
     pub(crate) fn violated(&self, how: &str) -> Next {
-        tracing::warn!(
-            pid = self.peer.pid,
-            uid = self.peer.uid,
-            how,
-            "the connection of an importer is closed"
-        );
+        static WARNINGS: Throttle = Throttle::new();
+        if let Some(count) = WARNINGS.count() {
+            tracing::warn!(
+                pid = self.peer.pid,
+                uid = self.peer.uid,
+                count,
+                how,
+                "the connection of an importer is closed"
+            );
+        }
         Next::Close
     }
 }

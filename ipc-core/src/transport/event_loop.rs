@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use admission::Refusals;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
@@ -17,6 +16,7 @@ use super::service::{ConnectionId, Next, Service, Session};
 use super::socket::timespec;
 use super::socket_file::SocketFile;
 use super::{Metrics, Worker};
+use crate::os::log::Throttle;
 use crate::os::{ClosedByFork, Pace, PollMode};
 
 /// How long the loop looks for the next request before it sleeps, while importers send one request after the other: a driver's
@@ -80,7 +80,8 @@ pub(super) struct EventLoop<S: Service> {
     processes: HashMap<u64, u64>,
     timers: BTreeMap<(Instant, u64), Timer>,
     connections: usize,
-    refusals: Refusals,
+    /// Limits the warnings about refused connections, which another user can cause at will.
+    refusals: Throttle,
     next: u64,
     buffer: Vec<u8>,
     /// The rhythm of recent requests.
@@ -102,7 +103,7 @@ impl<S: Service> EventLoop<S> {
             processes: HashMap::new(),
             timers: BTreeMap::new(),
             connections: 0,
-            refusals: Refusals::default(),
+            refusals: Throttle::new(),
             next: WAKE + 1,
             buffer: Vec::new(),
             pace: Pace::within(SPIN),

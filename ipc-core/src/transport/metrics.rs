@@ -56,6 +56,14 @@ metrics! {
     gauge leases;
     /// Opens refused by this process's broker.
     counter refusals_total;
+    /// Connections refused by this process's broker: of a user that no export allows, or above a limit.
+    counter connections_refused_total;
+    /// Importers that were gone without notice, killed or crashed, while they held leases.
+    counter importers_lost_total;
+    /// Exporters that were gone while this process held leases on exports that they had not dropped.
+    counter exporters_lost_total;
+    /// Waits for the release of an export that ended with StillHeld.
+    counter still_held_total;
     /// Opens of memory of other processes.
     counter opens_total;
     /// Opens that needed neither a message nor a driver call, as the memory was open here.

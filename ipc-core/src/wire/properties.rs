@@ -65,6 +65,7 @@ fn request() -> impl Strategy<Value = Request> {
             request: RequestId(request),
             after: ExportId(after)
         }),
+        Just(Request::Exit),
         vec(any::<(u64, [u8; 16])>(), 0..70).prop_map(|grants| Request::EndGrants {
             grants: grants
                 .into_iter()

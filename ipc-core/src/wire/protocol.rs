@@ -74,6 +74,8 @@ pub(crate) enum Request {
     Stage { request: RequestId, export: ExportId, token: Token },
     /// Asks for the next chunk of such a copy; the importer has taken those before it.
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
+    /// The importer's process exits in order; its leases end with the connection. Has no answer.
+    Exit,
 }
 
 impl Request {
@@ -84,7 +86,7 @@ impl Request {
 
     /// Does the importer get an answer, for which it mostly waits?
     pub(crate) const fn has_an_answer(&self) -> bool {
-        !matches!(self, Self::Release { .. } | Self::EndGrants { .. })
+        !matches!(self, Self::Release { .. } | Self::EndGrants { .. } | Self::Exit)
     }
 }
 

@@ -84,6 +84,8 @@ pub enum ToExporter {
         /// The chunk's number.
         chunk: u64,
     },
+    /// States that the process exits in order.
+    Exit,
 }
 
 /// The access that an importer requests.

@@ -80,10 +80,9 @@ impl Service for Broker {
     }
 
     fn closed(&mut self, mut session: Self::Session, peer: &PeerCredentials) {
+        session.log_end(peer);
         let slots = session.take_slots();
-        let leases = session.into_leases();
-        tracing::debug!(pid = peer.pid, leases = leases.len(), "an importer's connection has closed");
-        for (lease, export) in leases {
+        for (lease, export) in session.into_leases() {
             self.runtime.exports.release(export, lease, Termination::Died);
         }
         for page in slots.awaited_pages() {

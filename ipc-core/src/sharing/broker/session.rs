@@ -7,12 +7,13 @@ use std::sync::Arc;
 use crate::backend::Access;
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
+use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
-use crate::transport::{Connection, ConnectionId, Epoch, Next, Session};
+use crate::transport::{Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, RequestId, short_name};
 
@@ -30,6 +31,9 @@ const MAX_DEVICES: usize = 64;
 
 /// Maximum length of the name of a process on a vendor's whitelist, in bytes.
 const MAX_PEER_BYTES: usize = 64;
+
+/// Maximum number of exports in a log event.
+const SHOWN_EXPORTS: usize = 8;
 
 /// The state of one importer's connection.
 pub(crate) struct BrokerSession<'a> {
@@ -50,6 +54,8 @@ pub(crate) struct BrokerSession<'a> {
     pub(super) slots: Slots<LeaseId>,
     /// Copies, by their leases.
     pub(super) stagings: HashMap<LeaseId, Arc<Outgoing>>,
+    /// The importer exits in order.
+    exits: bool,
 }
 
 /// A reply that waits for the driver. It holds nothing of the export: the poller may not drop what an export owns.
@@ -114,6 +120,10 @@ impl Session for BrokerSession<'_> {
                     Err(how) => connection.violated(how),
                 }
             }
+            (Request::Exit, Some(_)) => {
+                self.exits = true;
+                Next::Keep
+            }
             (Request::Hello { .. }, Some(_)) => connection.violated("it said hello twice"),
             (_, None) => connection.violated("it did not say hello first"),
         }
@@ -162,6 +172,44 @@ impl<'a> BrokerSession<'a> {
             devices: Vec::new(),
             slots: Slots::new(true),
             stagings: HashMap::new(),
+            exits: false,
+        }
+    }
+
+    /// Logs the end of the connection: a warning if it holds leases and the importer did not report an orderly exit.
+    pub(super) fn log_end(&self, peer: &PeerCredentials) {
+        let (pid, uid, leases) = (peer.pid, peer.uid, self.leases.len());
+        if leases == 0 {
+            return tracing::debug!(pid, uid, "an importer without leases has disconnected");
+        }
+        let program = self.program.as_deref().unwrap_or_default();
+        let mut exports: Vec<_> = self.leases.values().copied().collect();
+        exports.sort_unstable();
+        exports.dedup();
+        let bytes: u64 = exports.iter().map(|export| self.exports.bytes(*export)).sum();
+        let shown =
+            exports.iter().take(SHOWN_EXPORTS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if self.exits {
+            tracing::info!(
+                pid,
+                uid,
+                program,
+                leases,
+                bytes,
+                exports = shown,
+                "an importer has exited; its leases end"
+            );
+        } else {
+            self.runtime.metrics.importers_lost_total.add(1);
+            tracing::warn!(
+                pid,
+                uid,
+                program,
+                leases,
+                bytes,
+                exports = shown,
+                "an importer is gone without notice (killed or crashed); its leases end"
+            );
         }
     }
 
@@ -288,7 +336,13 @@ impl<'a> BrokerSession<'a> {
         connection: &mut Connection,
     ) -> Next {
         let peer = connection.peer();
-        tracing::warn!(pid = peer.pid, uid = peer.uid, %export, ?refusal, "an open was refused");
+        static WARNINGS: Throttle = Throttle::new();
+        if matches!(refusal, Refusal::Dropped) {
+            // A descriptor outlives its export.
+            tracing::debug!(pid = peer.pid, uid = peer.uid, %export, "an open of a dropped export is refused");
+        } else if let Some(count) = WARNINGS.count() {
+            tracing::warn!(pid = peer.pid, uid = peer.uid, %export, ?refusal, count, "an open is refused");
+        }
         self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
         if self.wrong_tokens > WRONG_TOKENS {
             return connection.violated("it guesses tokens");

@@ -320,7 +320,7 @@ impl Model {
             // Nobody has been told to ask.
             Request::StageNext { .. } => Next::Close,
             // None of these exports has been sent by a channel.
-            Request::EndGrants { .. } => Next::Keep,
+            Request::EndGrants { .. } | Request::Exit => Next::Keep,
             Request::List { request, .. } => {
                 self.answers.push_back(Expected::Listing { request: request.0 });
                 Next::Keep

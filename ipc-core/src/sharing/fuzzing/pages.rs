@@ -290,7 +290,7 @@ impl Served {
                 let (chunk, bytes) = (choices.mostly(chunk), choices.mostly(self.handle.size.min(65536)));
                 self.send(&Reply::Staged { request, chunk, bytes }, None);
             }
-            Request::List { .. } | Request::Release { .. } | Request::EndGrants { .. } => {}
+            Request::List { .. } | Request::Release { .. } | Request::EndGrants { .. } | Request::Exit => {}
         }
     }
 

@@ -92,6 +92,24 @@ impl Subscriber for Subscriptions {
         if !self.runtime.owner.is_here() {
             return;
         }
+        let lost = exports
+            .iter()
+            .filter(|(_, notices)| !notices.is_dropped())
+            .map(|(id, notices)| (id, notices.leases()));
+        let lost: Vec<_> = lost.filter(|(_, leases)| !leases.is_empty()).collect();
+        let pid = self.exporter.pid;
+        if lost.is_empty() {
+            tracing::debug!(pid, "an exporter has terminated");
+        } else {
+            self.runtime.metrics.exporters_lost_total.add(1);
+            let leases: usize = lost.iter().map(|(_, leases)| leases.len()).sum();
+            tracing::warn!(
+                pid,
+                leases,
+                exports = lost.len(),
+                "an exporter has terminated without dropping exports that this process has leases on"
+            );
+        }
         self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());
         for (_, callback) in callbacks {
             self.run(callback);
@@ -190,6 +208,11 @@ impl Client<Subscriptions> {
             let end = || Request::EndGrants { grants };
             self.send_final(end, "grants", Deadline::after(RELEASE_DEADLINE));
         }
+    }
+
+    /// Reports that this process exits in order. Does not wait: an exporter that does not read takes it for a death.
+    pub(crate) fn announce_exit(&self) {
+        let _ = self.try_send(&Request::Exit);
     }
 
     /// Runs a callback when the exporter terminates, or at once where it has. Returns the callback's number.

@@ -45,28 +45,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of sockets that wait to be closed on other threads; above it no connection is accepted.
 const MAX_CLOSING: usize = 64;
 
-/// Minimum time between two warnings about refused connections.
-const WARNING_PERIOD: Duration = Duration::from_secs(1);
-
-/// Rate limit of warnings about refused connections, which another user can cause at will.
-#[derive(Debug, Default)]
-pub(super) struct Refusals {
-    last: Option<Instant>,
-    since: u64,
-}
-
-impl Refusals {
-    /// Counts a refusal. Returns the number of refusals since the last warning where the next one is due.
-    fn count(&mut self) -> Option<u64> {
-        self.since += 1;
-        let due = self.last.is_none_or(|last| last.elapsed() >= WARNING_PERIOD);
-        due.then(|| {
-            self.last = Some(Instant::now());
-            std::mem::take(&mut self.since)
-        })
-    }
-}
-
 impl<S: Service> EventLoop<S> {
     pub(super) fn accept(&mut self, listener: u64) {
         for _ in 0..ACCEPTED_PER_TURN {
@@ -112,6 +90,7 @@ impl<S: Service> EventLoop<S> {
             return self.refuse(&accepted, &peer);
         }
         if let Err(why) = self.make_room_for(&peer) {
+            self.metrics.connections_refused_total.add(1);
             if let Some(count) = self.refusals.count() {
                 tracing::warn!(pid = peer.pid, uid = peer.uid, count, why, "a connection is refused");
             }
@@ -140,6 +119,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Refuses a user whom no export has allowed. The reply says so, and nothing about this process.
     fn refuse(&mut self, accepted: &PeerSocket, peer: &PeerCredentials) {
+        self.metrics.connections_refused_total.add(1);
         if let Some(count) = self.refusals.count() {
             tracing::warn!(
                 pid = peer.pid,

@@ -16,6 +16,11 @@ impl ExportTable {
         self.lock().holders(export)
     }
 
+    /// Returns the length of the export's regions in bytes; 0 for an export that does not exist any longer.
+    pub(crate) fn bytes(&self, export: ExportId) -> u64 {
+        self.lock().exports.get(&export).map_or(0, |entry| entry.bytes)
+    }
+
     /// Returns whether any export so far has allowed this peer: only then is it spoken to.
     pub(crate) fn permits(&self, peer: &PeerCredentials) -> bool {
         self.lock().allowed.permits(peer)

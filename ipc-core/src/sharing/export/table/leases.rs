@@ -9,6 +9,7 @@ use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
 use crate::model::error::Result;
 use crate::model::lease::{Holder, LeaseId};
+use crate::os::log::Throttle;
 use crate::sharing::Runtime;
 use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline};
 use crate::transport::{ConnectionId, PeerCredentials};
@@ -258,7 +259,10 @@ impl State {
         // nor whether it knows the token.
         if !entry.allow.permits(&importer.credentials) {
             let PeerCredentials { pid, uid, .. } = importer.credentials;
-            tracing::warn!(export = %request.export, pid, uid, "this export does not allow the user");
+            static WARNINGS: Throttle = Throttle::new();
+            if let Some(count) = WARNINGS.count() {
+                tracing::warn!(export = %request.export, pid, uid, count, "this export does not allow the user");
+            }
             return Err(Refusal::Dropped);
         }
         let token = request.token.to_bytes();

@@ -44,6 +44,18 @@ impl ImportTable {
         slot.try_lock()?.as_ref().filter(|link| !link.is_gone()).cloned()
     }
 
+    /// Reports to all exporters that this process exits in order. Waits for no lock and no exporter.
+    pub(crate) fn announce_exit(&self) {
+        let Ok(links) = self.links.try_lock() else { return };
+        for slot in links.values() {
+            if let Some(link) =
+                slot.try_lock().as_ref().and_then(|slot| slot.as_ref()).filter(|link| !link.is_gone())
+            {
+                link.announce_exit();
+            }
+        }
+    }
+
     /// Returns whether the exporter is known to be alive, without asking the kernel.
     pub(in crate::sharing::import) fn knows_to_live(&self, exporter: &ProcessIdentity) -> bool {
         self.known_link(exporter).is_some_and(|link| link.is_known_to_live())
