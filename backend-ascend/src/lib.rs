@@ -46,3 +46,6 @@ pub use library::NAME;
 pub use library::search::LIBRARY_VARIABLE;
 pub use memory::kind::{KEY, SHAREABLE};
 pub use memory::options::{ALLOCATION_VARIABLE, PidValidation, VALIDATION_VARIABLE};
+
+/// The target of the log events of this crate; `docs/guide/operations.md` lists all targets.
+const LOG: &str = "device_ipc::ascend";

@@ -68,3 +68,6 @@ pub use library::NAME;
 pub use library::search::LIBRARY_VARIABLE;
 pub use memory::fabric::support::FabricSupport;
 pub use memory::kind::{FABRIC, LEGACY, POOL, VIRTUAL_MEMORY};
+
+/// The target of the log events of this crate; `docs/guide/operations.md` lists all targets.
+const LOG: &str = "device_ipc::cuda";

@@ -358,7 +358,7 @@ impl MappingSource {
 impl Drop for MappingSource {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::warn!(%error, "cannot close memory of a raw CUDA handle");
+            tracing::warn!(target: crate::LOG, %error, "cannot close memory of a raw CUDA handle");
         }
     }
 }

@@ -42,7 +42,7 @@ impl DeviceMemory for AscendBackend {
         for device in driver.devices.iter().filter(|device| device.context.get().is_some()) {
             if let Err(error) = self.synchronize_device(device.info.ordinal) {
                 // The work has failed or the device is lost: neither uses the memory any longer.
-                tracing::debug!(%error, device = %device.info.ordinal, "cannot wait for a device before a free");
+                tracing::debug!(target: crate::LOG, %error, device = %device.info.ordinal, "cannot wait for a device before a free");
             }
         }
         // SAFETY: the range is of `allocate_as`, and no work uses it any longer.

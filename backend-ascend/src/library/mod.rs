@@ -85,7 +85,7 @@ impl AclLibrary {
             ACL_ERROR_REPEAT_INITIALIZE => Initialisation::Counted,
             status => return status,
         };
-        tracing::debug!(?outcome, "initialised ACL");
+        tracing::debug!(target: crate::LOG, ?outcome, "initialised ACL");
         self.initialised.get_or_init(|| outcome);
         ACL_SUCCESS
     }
@@ -227,7 +227,7 @@ impl Drop for AclLibrary {
         let mut remaining = 0u64;
         // SAFETY: writes one number; reverts the `aclInit` of `initialise`; another owner's count remains.
         let status = unsafe { call!(self, aclFinalizeReference(&raw mut remaining)) };
-        tracing::debug!(status, remaining, "released the ACL runtime");
+        tracing::debug!(target: crate::LOG, status, remaining, "released the ACL runtime");
     }
 }
 

@@ -39,7 +39,7 @@ impl AclLibrary {
         // SAFETY: this process owns the reference; mapped memory stays until it is unmapped.
         let status = unsafe { call!(self, aclrtFreePhysical(handle)) };
         if status != ACL_SUCCESS {
-            tracing::warn!(status, "aclrtFreePhysical failed");
+            tracing::warn!(target: crate::LOG, status, "aclrtFreePhysical failed");
         }
     }
 }

@@ -48,7 +48,7 @@ impl Driver {
         let current = self.enter(device);
         if let Err(error) = &current {
             // Calls of the backend report the error themselves; an owner is dropped regardless.
-            tracing::debug!(%error, %device, "cannot enter the default context");
+            tracing::debug!(target: crate::LOG, %error, %device, "cannot enter the default context");
         }
         body();
     }
@@ -74,7 +74,7 @@ impl Driver {
             unsafe { call!(self, aclrtResetDevice(device.number())) };
             return Err(self.error("aclrtGetCurrentContext", ACL_ERROR_RT_CONTEXT_NULL, ""));
         };
-        tracing::debug!(device = %ordinal, "created the default ACL context");
+        tracing::debug!(target: crate::LOG, device = %ordinal, "created the default ACL context");
         Ok(aclrtContext(*device.context.get_or_init(|| context.0 as usize) as *mut c_void))
     }
 
@@ -90,7 +90,7 @@ impl Driver {
         // SAFETY: the context was current on this thread; a context that was destroyed since is an error.
         let status = unsafe { call!(self, aclrtSetCurrentContext(context)) };
         if status != ACL_SUCCESS {
-            tracing::warn!(status, "aclrtSetCurrentContext failed: cannot restore the caller's context");
+            tracing::warn!(target: crate::LOG, status, "aclrtSetCurrentContext failed: cannot restore the caller's context");
         }
     }
 
@@ -107,7 +107,7 @@ impl Driver {
         // which is being dropped.
         let status = unsafe { call!(self, aclrtResetDevice(device.number())) };
         if status != ACL_SUCCESS {
-            tracing::warn!(status, device = %device.info.ordinal, "aclrtResetDevice failed");
+            tracing::warn!(target: crate::LOG, status, device = %device.info.ordinal, "aclrtResetDevice failed");
         }
     }
 }

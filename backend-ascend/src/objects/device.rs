@@ -89,7 +89,7 @@ fn property(library: &AclLibrary, position: u32, property: aclrtDevAttr) -> Opti
     // SAFETY: writes one number.
     let status = unsafe { call!(library, aclrtGetDeviceInfo(position, property, &raw mut value)) };
     if status != ACL_SUCCESS {
-        tracing::debug!(status, device = position, property = property.0, "aclrtGetDeviceInfo failed");
+        tracing::debug!(target: crate::LOG, status, device = position, property = property.0, "aclrtGetDeviceInfo failed");
     }
     (status == ACL_SUCCESS).then_some(value)
 }

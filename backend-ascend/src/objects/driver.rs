@@ -52,7 +52,7 @@ impl Driver {
         if devices.is_empty() {
             return Err(Unavailable::NoDevice { detail: no_device("aclrtGetDeviceCount returned 0") });
         }
-        tracing::debug!(
+        tracing::debug!(target: crate::LOG,
             library = library.file,
             version = library.version(),
             devices = devices.len(),

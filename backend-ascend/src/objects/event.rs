@@ -54,13 +54,13 @@ fn trial_succeeds(driver: &Arc<Driver>, ordinal: DeviceOrdinal) -> bool {
     }
     let version = driver.package_version(c"driver");
     if !pages_fit(rustix::param::page_size(), version.as_deref()) {
-        tracing::debug!(?version, "no IPC events: the host's page size is not 4096 bytes");
+        tracing::debug!(target: crate::LOG, ?version, "no IPC events: the host's page size is not 4096 bytes");
         return false;
     }
     match AscendEvent::create_untried(driver, ordinal).and_then(|event| event.export()) {
         Ok(_) => true,
         Err(error) => {
-            tracing::debug!(device = %ordinal, %error, "no IPC events");
+            tracing::debug!(target: crate::LOG, device = %ordinal, %error, "no IPC events");
             false
         }
     }
@@ -129,7 +129,7 @@ impl AscendEvent {
             return Err(driver.error("aclrtIpcOpenEventHandle", status, hint));
         }
         driver.check_event_call("aclrtIpcOpenEventHandle", status, "open", on)?;
-        tracing::debug!(device = %on, "opened an IPC event");
+        tracing::debug!(target: crate::LOG, device = %on, "opened an IPC event");
         Ok(Self {
             driver: Arc::clone(driver),
             device: on,
@@ -252,7 +252,7 @@ impl Drop for AscendEvent {
         // SAFETY: the event is owned by this value.
         let status = unsafe { call!(self.driver, aclrtDestroyEvent(self.raw())) };
         if status != ACL_SUCCESS {
-            tracing::warn!(status, "aclrtDestroyEvent failed");
+            tracing::warn!(target: crate::LOG, status, "aclrtDestroyEvent failed");
         }
     }
 }

@@ -73,7 +73,7 @@ impl Drop for Relay {
         // SAFETY: the relay owns the event. The runtime keeps the resources of pending work.
         let status = unsafe { call!(self.driver, aclrtDestroyEvent(self.passed())) };
         if status != ACL_SUCCESS {
-            tracing::warn!(status, "aclrtDestroyEvent failed");
+            tracing::warn!(target: crate::LOG, status, "aclrtDestroyEvent failed");
         }
     }
 }

@@ -48,7 +48,7 @@ fn destroy_if_idle(library: &AclLibrary, raw: usize) -> bool {
     // SAFETY: the table owns the stream, whose work has completed or failed.
     let destroyed = unsafe { call!(library, aclrtDestroyStream(stream)) };
     if destroyed != ACL_SUCCESS {
-        tracing::warn!(status = destroyed, "aclrtDestroyStream failed");
+        tracing::warn!(target: crate::LOG, status = destroyed, "aclrtDestroyStream failed");
     }
     true
 }

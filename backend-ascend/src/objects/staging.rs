@@ -118,7 +118,7 @@ impl Pool {
         if waited == ACL_SUCCESS {
             self.put_back(buffer);
         } else {
-            tracing::warn!(status = waited, "leaked a staging buffer that pending work may use");
+            tracing::warn!(target: crate::LOG, status = waited, "leaked a staging buffer that pending work may use");
         }
         Err(error)
     }

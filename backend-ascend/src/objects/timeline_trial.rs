@@ -39,7 +39,7 @@ fn succeeds(driver: &Arc<Driver>, pages: &HostPages, device: DeviceOrdinal) -> b
     match run(driver, pages, device) {
         Ok(()) => true,
         Err(error) => {
-            tracing::debug!(%device, %error, "no timelines");
+            tracing::debug!(target: crate::LOG, %device, %error, "no timelines");
             false
         }
     }
@@ -58,7 +58,7 @@ fn run(driver: &Arc<Driver>, pages: &HostPages, device: DeviceOrdinal) -> Result
         Ok(()) => unsafe { pages.unregister(driver, device, page.at)? },
         Err(error) => {
             // The stream may still read the page, so both are leaked.
-            tracing::warn!(%device, "a stream is blocked on a word in host memory");
+            tracing::warn!(target: crate::LOG, %device, "a stream is blocked on a word in host memory");
             std::mem::forget((page, stream));
             return Err(error);
         }
@@ -137,7 +137,7 @@ impl Drop for SharedPage {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and words are borrowed from `self`.
         if let Err(error) = unsafe { munmap(self.at.as_ptr().cast(), PAGE) } {
-            tracing::warn!(%error, "munmap failed");
+            tracing::warn!(target: crate::LOG, %error, "munmap failed");
         }
     }
 }

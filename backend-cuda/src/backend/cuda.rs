@@ -182,7 +182,7 @@ impl DeviceIpc for CudaBackend {
         let current = self.driver.enter_for_foreign_code(device);
         if let Err(error) = &current {
             // Calls of the backend report the error themselves; an owner is dropped regardless.
-            tracing::debug!(%error, %device, "cannot enter the primary context");
+            tracing::debug!(target: crate::LOG, %error, %device, "cannot enter the primary context");
         }
         let _lookups = LookupScope::begin();
         body();

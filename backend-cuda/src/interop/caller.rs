@@ -39,7 +39,7 @@ impl Drop for CallerState {
         // SAFETY: the context was current before, or is null for none.
         let restored = unsafe { result::ctx::set_current(self.context.unwrap_or(std::ptr::null_mut())) };
         if let Err(error) = restored {
-            tracing::warn!(status = error.0 as i32, "cuCtxSetCurrent failed");
+            tracing::warn!(target: crate::LOG, status = error.0 as i32, "cuCtxSetCurrent failed");
         }
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn open(
         Ok(range) => Ok((range, address)),
         Err(error) => {
             let closed = close(driver, address);
-            tracing::debug!(ok = closed.is_ok(), "closed a CUDA IPC handle without a known range");
+            tracing::debug!(target: crate::LOG, ok = closed.is_ok(), "closed a CUDA IPC handle without a known range");
             Err(error)
         }
     }

@@ -73,7 +73,7 @@ impl OpenTable {
         }?;
         drop(current);
         let kind = kind::name(kind);
-        tracing::debug!(kind, device = %on, bytes = range.len, %access, "opened a CUDA handle");
+        tracing::debug!(target: crate::LOG, kind, device = %on, bytes = range.len, %access, "opened a CUDA handle");
         Ok(Opened { range, cookie: self.insert(open) })
     }
 
@@ -92,7 +92,7 @@ impl OpenTable {
             OpenRange::Mapped(mapping) => mapping.close(),
             OpenRange::Pool(pointer) => self.pools.close(driver, &pointer),
         };
-        tracing::debug!(%device, bytes = opened.range.len, ok = closed.is_ok(), "closed a CUDA handle");
+        tracing::debug!(target: crate::LOG, %device, bytes = opened.range.len, ok = closed.is_ok(), "closed a CUDA handle");
         closed
     }
 

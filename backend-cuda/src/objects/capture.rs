@@ -79,7 +79,7 @@ impl CudaLibrary {
         match unsafe { exchange(&raw mut mode) } {
             number::SUCCESS => Some(mode),
             status => {
-                tracing::debug!(status, "cuThreadExchangeStreamCaptureMode failed");
+                tracing::debug!(target: crate::LOG, status, "cuThreadExchangeStreamCaptureMode failed");
                 None
             }
         }

@@ -162,7 +162,7 @@ impl Driver {
         // SAFETY: writes one context; `handle` is of `cuDeviceGet`.
         let status = unsafe { (self.api.device_primary_ctx_retain)(&raw mut context, device.handle) };
         self.check("cuDevicePrimaryCtxRetain", status)?;
-        tracing::debug!(device = %ordinal, "retained the primary CUDA context");
+        tracing::debug!(target: crate::LOG, device = %ordinal, "retained the primary CUDA context");
         let id = self.context_id(context).ok();
         device.context.get_or_init(|| PrimaryContext { context, id });
         Ok(context)
@@ -228,7 +228,7 @@ impl Driver {
             status,
             number::SUCCESS | number::ERROR_DEINITIALIZED | number::ERROR_CONTEXT_IS_DESTROYED
         ) {
-            tracing::warn!(status, device = %device.info.ordinal, "cuDevicePrimaryCtxRelease failed");
+            tracing::warn!(target: crate::LOG, status, device = %device.info.ordinal, "cuDevicePrimaryCtxRelease failed");
         }
     }
 }
@@ -249,7 +249,7 @@ impl Drop for Current<'_> {
         // SAFETY: writes one context; `push` pushed one on this thread, which the guard cannot leave.
         let status = unsafe { (self.driver.api.ctx_pop_current)(&raw mut popped) };
         if status != number::SUCCESS {
-            tracing::warn!(status, "cuCtxPopCurrent failed");
+            tracing::warn!(target: crate::LOG, status, "cuCtxPopCurrent failed");
         }
     }
 }
@@ -264,7 +264,7 @@ impl Drop for CallerContext<'_> {
         // since is an error.
         let status = unsafe { (self.driver.api.ctx_set_current)(context) };
         if status != number::SUCCESS {
-            tracing::warn!(status, "cuCtxSetCurrent failed: cannot restore the caller's context");
+            tracing::warn!(target: crate::LOG, status, "cuCtxSetCurrent failed: cannot restore the caller's context");
         }
     }
 }

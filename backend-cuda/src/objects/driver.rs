@@ -53,7 +53,7 @@ impl Driver {
         }
         let mut peers = Vec::new();
         peers.resize_with(devices.len().pow(2), OnceLock::new);
-        tracing::debug!(
+        tracing::debug!(target: crate::LOG,
             library = library.file,
             version = library.version(),
             devices = devices.len(),

@@ -61,7 +61,7 @@ impl CudaIpcEvent {
         let status = unsafe { (driver.api.ipc_open_event_handle)(&raw mut raw, IpcHandle { reserved }) };
         let hint = match status {
             number::SUCCESS => {
-                tracing::debug!(device = %on, "opened a CUDA IPC event");
+                tracing::debug!(target: crate::LOG, device = %on, "opened a CUDA IPC event");
                 return Ok(Self {
                     driver: Arc::clone(driver),
                     device: on,
@@ -173,7 +173,7 @@ impl Drop for CudaIpcEvent {
         // SAFETY: the event is owned by this value. The driver keeps the resources of pending records and waits.
         let status = unsafe { (self.driver.api.event_destroy)(self.raw) };
         if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
-            tracing::warn!(status, "cuEventDestroy failed");
+            tracing::warn!(target: crate::LOG, status, "cuEventDestroy failed");
         }
     }
 }

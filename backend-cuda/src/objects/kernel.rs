@@ -46,7 +46,7 @@ impl Kernel {
         // SAFETY: the module was loaded into this context, and no thread launches from it any longer.
         let status = unsafe { (library.api.module_unload)(self.module) };
         if status != number::SUCCESS {
-            tracing::debug!(status, "cuModuleUnload failed");
+            tracing::debug!(target: crate::LOG, status, "cuModuleUnload failed");
         }
     }
 

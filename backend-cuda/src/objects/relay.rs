@@ -69,7 +69,7 @@ impl Drop for Relay {
             (self.driver.api.event_destroy)(self.passed)
         };
         if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
-            tracing::warn!(status, "cuEventDestroy failed");
+            tracing::warn!(target: crate::LOG, status, "cuEventDestroy failed");
         }
     }
 }

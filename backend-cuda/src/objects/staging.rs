@@ -62,7 +62,7 @@ impl Staging {
             if waited == number::SUCCESS {
                 self.lock().push(buffer);
             } else {
-                tracing::warn!(status = waited, "leaked a staging buffer that pending work may use");
+                tracing::warn!(target: crate::LOG, status = waited, "leaked a staging buffer that pending work may use");
             }
         }
         library.check("cuMemcpyHtoDAsync", copied)?;

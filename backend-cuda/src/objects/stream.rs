@@ -42,7 +42,7 @@ impl Drop for OwnedStream {
         // SAFETY: the stream is owned by this value; submitted work still executes.
         let status = unsafe { (self.driver.api.stream_destroy)(self.raw) };
         if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
-            tracing::warn!(status, "cuStreamDestroy failed");
+            tracing::warn!(target: crate::LOG, status, "cuStreamDestroy failed");
         }
     }
 }

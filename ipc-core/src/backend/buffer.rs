@@ -132,7 +132,7 @@ impl Drop for Buffer {
         // SAFETY: the range came from `allocate` and is freed only here. Views borrow the buffer, so no more work is
         // submitted; `free` waits for pending work.
         if let Err(error) = unsafe { self.backend.memory().free(self.range) } {
-            tracing::warn!(%error, "cannot free a buffer");
+            tracing::warn!(target: crate::os::log::BACKEND, %error, "cannot free a buffer");
         }
     }
 }

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 pub fn variable(name: &str) -> Option<OsString> {
     let value = std::env::var_os(name)?;
     if is_ignored() {
-        tracing::warn!(
+        tracing::warn!(target: super::log::ENVIRONMENT,
             name,
             "ignoring the environment variable: this program runs with elevated privileges (AT_SECURE)"
         );

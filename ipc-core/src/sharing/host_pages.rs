@@ -249,7 +249,7 @@ fn take_down(mapped: Mapped, registered: Vec<Registered>) {
             }
         };
         if let Err(error) = synchronized.and(forgotten) {
-            tracing::warn!(%error, "shared host memory stays mapped: the device may still use it");
+            tracing::warn!(target: crate::os::log::TIMELINE, %error, "shared host memory stays mapped: the device may still use it");
             return;
         }
     }

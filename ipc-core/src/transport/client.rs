@@ -164,7 +164,7 @@ impl<S: Subscriber> Client<S> {
         }
         self.metrics.releases_total.add(1);
         if let Err(error) = self.send(&request(), deadline) {
-            tracing::warn!(what, %error, "could not be given back; the exporter counts as terminated");
+            tracing::warn!(target: crate::os::log::TRANSPORT, what, %error, "could not be given back; the exporter counts as terminated");
             self.mark_gone();
         }
     }

@@ -184,7 +184,7 @@ impl Connection {
     pub(crate) fn violated(&self, how: &str) -> Next {
         static WARNINGS: Throttle = Throttle::new();
         if let Some(count) = WARNINGS.count() {
-            tracing::warn!(
+            tracing::warn!(target: crate::os::log::TRANSPORT,
                 pid = self.peer.pid,
                 uid = self.peer.uid,
                 count,

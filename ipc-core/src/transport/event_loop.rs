@@ -115,7 +115,7 @@ impl<S: Service> EventLoop<S> {
         let mut events = Vec::with_capacity(64);
         loop {
             if let Err(error) = self.wait(&mut events) {
-                tracing::error!(%error, "the device-ipc poller stops");
+                tracing::error!(target: crate::os::log::TRANSPORT, %error, "the device-ipc poller stops");
                 return;
             }
             for event in &events {
@@ -228,7 +228,7 @@ impl<S: Service> EventLoop<S> {
         let added =
             epoll::add(self.queue.epoll.fd(), client.socket(), data, EventFlags::IN | EventFlags::ONESHOT);
         if let Err(error) = added {
-            tracing::error!(%error, "an exporter's socket cannot be watched");
+            tracing::error!(target: crate::os::log::TRANSPORT, %error, "an exporter's socket cannot be watched");
             client.mark_gone();
             return;
         }
@@ -246,7 +246,7 @@ impl<S: Service> EventLoop<S> {
         // Only its hang-up is waited for: the owner reads.
         let data = EventData::new_u64(id);
         if let Err(error) = epoll::add(self.queue.epoll.fd(), socket.socket(), data, EventFlags::ONESHOT) {
-            tracing::error!(%error, "the socket of a channel cannot be watched");
+            tracing::error!(target: crate::os::log::TRANSPORT, %error, "the socket of a channel cannot be watched");
             socket.hung_up();
             return;
         }
@@ -350,14 +350,14 @@ impl<S: Service> EventLoop<S> {
     fn add(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) -> bool {
         let added = epoll::add(self.queue.epoll.fd(), fd, EventData::new_u64(id), flags);
         if let Err(error) = &added {
-            tracing::error!(%error, "a descriptor cannot be watched");
+            tracing::error!(target: crate::os::log::TRANSPORT, %error, "a descriptor cannot be watched");
         }
         added.is_ok()
     }
 
     fn modify(&self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) {
         if let Err(error) = epoll::modify(self.queue.epoll.fd(), fd, EventData::new_u64(id), flags) {
-            tracing::error!(%error, "a descriptor cannot be watched");
+            tracing::error!(target: crate::os::log::TRANSPORT, %error, "a descriptor cannot be watched");
         }
     }
 

@@ -60,7 +60,7 @@ metrics! {
     counter connections_refused_total;
     /// Importers that were gone without notice, killed or crashed, while they held leases.
     counter importers_lost_total;
-    /// Exporters that were gone while this process held leases on exports that they had not dropped.
+    /// Exporters that terminated while this process held leases on exports that they had not reported as dropped.
     counter exporters_lost_total;
     /// Waits for the release of an export that ended with StillHeld.
     counter still_held_total;

@@ -334,7 +334,7 @@ fn take_as(
         return Err(Errno::MSGSIZE);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        tracing::warn!("a message's descriptors were lost; raise this process's limit (ulimit -n)");
+        tracing::warn!(target: crate::os::log::TRANSPORT, "a message's descriptors were lost; raise this process's limit (ulimit -n)");
         fds = ReceivedFds::default();
     }
     if received.bytes == 0 {

@@ -148,7 +148,7 @@ impl Waiting {
         let Some(reached) = &mut self.reached else { return false };
         if !self.warned && self.since.elapsed() > PATIENCE {
             self.warned = true;
-            tracing::warn!(
+            tracing::warn!(target: crate::os::log::TRANSPORT,
                 seconds = PATIENCE.as_secs(),
                 "a stream has not reached its event yet; memory that was released on it stays open"
             );
@@ -156,7 +156,7 @@ impl Waiting {
         match catch_unwind(AssertUnwindSafe(reached)).unwrap_or(Ok(true)) {
             Ok(reached) => reached,
             Err(error) => {
-                tracing::warn!(%error, "a stream that memory was released on cannot be waited for");
+                tracing::warn!(target: crate::os::log::TRANSPORT, %error, "a stream that memory was released on cannot be waited for");
                 true
             }
         }
@@ -199,7 +199,7 @@ fn work(tasks: &Receiver<Task>) {
 
 fn run(job: Job) {
     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-        tracing::error!("a job of the device-ipc worker panicked");
+        tracing::error!(target: crate::os::log::TRANSPORT, "a job of the device-ipc worker panicked");
     }
 }
 

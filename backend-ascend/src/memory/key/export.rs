@@ -47,7 +47,7 @@ impl MemoryState {
             ));
         };
         table.add(allocation.ptr, key);
-        tracing::debug!(device = %allocation.device, bytes = allocation.len, "created an IPC key");
+        tracing::debug!(target: crate::LOG, device = %allocation.device, bytes = allocation.len, "created an IPC key");
         Ok(key.with_size(allocation.len))
     }
 
@@ -116,7 +116,7 @@ fn destroy(library: &AclLibrary, keys: Vec<Key>) -> Result<()> {
     for key in keys {
         // SAFETY: the key ends with a NUL, and was created here.
         let status = unsafe { call!(library, aclrtIpcMemClose(key.as_ptr())) };
-        tracing::debug!(status, "destroyed an IPC key");
+        tracing::debug!(target: crate::LOG, status, "destroyed an IPC key");
         outcome = outcome.and(library.check("aclrtIpcMemClose", status));
     }
     outcome

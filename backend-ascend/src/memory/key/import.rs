@@ -44,7 +44,7 @@ pub(in crate::memory) fn open(driver: &Driver, handle: &ReceivedHandle, on: Devi
     }
     match mapped_range(driver, range_at(on, mapped, stated)) {
         Ok(range) => {
-            tracing::debug!(device = %on, bytes = range.len, ?reach, "opened an IPC key");
+            tracing::debug!(target: crate::LOG, device = %on, bytes = range.len, ?reach, "opened an IPC key");
             let import = Import { range, home: handle.home, opens: 1, handle: ImportHandle::Key(key) };
             imports::lock().insert(range.ptr, import);
             Ok(Opened { range, cookie: range.ptr.get() })
@@ -52,7 +52,7 @@ pub(in crate::memory) fn open(driver: &Driver, handle: &ReceivedHandle, on: Devi
         Err(error) => {
             // SAFETY: imported above, and not shared.
             let status = unsafe { call!(driver, aclrtIpcMemClose(key.as_ptr())) };
-            tracing::debug!(status, "closed an IPC key without a known range");
+            tracing::debug!(target: crate::LOG, status, "closed an IPC key without a known range");
             Err(error)
         }
     }
@@ -62,7 +62,7 @@ pub(in crate::memory) fn open(driver: &Driver, handle: &ReceivedHandle, on: Devi
 pub(in crate::memory) fn close(library: &AclLibrary, key: &Key, bytes: u64) -> Result<()> {
     // SAFETY: imported once, and closed only here; the caller of `DeviceIpc::close` has finished all work on it.
     let status = unsafe { call!(library, aclrtIpcMemClose(key.as_ptr())) };
-    tracing::debug!(bytes, status, "closed an IPC key");
+    tracing::debug!(target: crate::LOG, bytes, status, "closed an IPC key");
     library.check("aclrtIpcMemClose", status)
 }
 

@@ -58,7 +58,7 @@ pub(in crate::memory) fn open(
         mapping.add(handle, number, size, at, on)?;
         at = at.checked_add(size).unwrap_or(DevicePtr::NULL);
     }
-    tracing::debug!(device = %on, bytes = range.len, "opened shareable handles");
+    tracing::debug!(target: crate::LOG, device = %on, bytes = range.len, "opened shareable handles");
     let home = handles.first().and_then(|handle| handle.home);
     let import = Import { range, home, opens: 1, handle: ImportHandle::Shareable(mapping.finish()) };
     imports::lock().insert(range.ptr, import);
@@ -157,7 +157,7 @@ impl PartialMapping<'_> {
 impl Drop for PartialMapping<'_> {
     fn drop(&mut self) {
         if let Err(error) = unmap(self.driver, self.base, &self.blocks) {
-            tracing::warn!(%error, "cannot undo a failed mapping");
+            tracing::warn!(target: crate::LOG, %error, "cannot undo a failed mapping");
         }
     }
 }

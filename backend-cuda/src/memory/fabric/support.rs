@@ -64,7 +64,7 @@ impl FabricProbes {
             return Ok(known.clone());
         }
         let found = probe(driver, device)?;
-        tracing::debug!(%device, %found, "tried to create a block with a fabric handle");
+        tracing::debug!(target: crate::LOG, %device, %found, "tried to create a block with a fabric handle");
         Ok(slot.get_or_init(|| found).clone())
     }
 }

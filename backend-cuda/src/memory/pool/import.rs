@@ -191,7 +191,7 @@ impl ImportedPool {
         // SAFETY: imported by this table, and none of its pointers is open any longer.
         let status = unsafe { (api.destroy)(pool) };
         if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
-            tracing::warn!(status, "cuMemPoolDestroy failed");
+            tracing::warn!(target: crate::LOG, status, "cuMemPoolDestroy failed");
         }
     }
 }
@@ -240,7 +240,7 @@ fn import_pointer(
     if range.is_err() {
         // SAFETY: imported above, and not shared.
         let status = unsafe { (driver.api.mem_free)(address) };
-        tracing::debug!(status, "closed a pool's block without a known range");
+        tracing::debug!(target: crate::LOG, status, "closed a pool's block without a known range");
     }
     range
 }

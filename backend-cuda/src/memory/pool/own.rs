@@ -53,7 +53,7 @@ impl OwnPools {
         export_pool(driver, pool)?;
         // SAFETY: the pool is of this device, and is never destroyed.
         driver.check("cuDeviceSetMemPool", unsafe { (api.set_current)(handle, pool) })?;
-        tracing::debug!(%device, "made the device's current memory pool shareable");
+        tracing::debug!(target: crate::LOG, %device, "made the device's current memory pool shareable");
         Ok(())
     }
 }

@@ -101,7 +101,7 @@ impl Drop for Block<'_> {
         // SAFETY: this value owns the reference.
         let status = unsafe { (self.api.release)(self.handle) };
         if !matches!(status, number::SUCCESS | number::ERROR_DEINITIALIZED) {
-            tracing::warn!(status, "cuMemRelease failed");
+            tracing::warn!(target: crate::LOG, status, "cuMemRelease failed");
         }
     }
 }
@@ -221,7 +221,7 @@ impl Drop for Mapping {
             return;
         }
         if let Err(error) = self.undo() {
-            tracing::warn!(%error, "cannot unmap virtual memory");
+            tracing::warn!(target: crate::LOG, %error, "cannot unmap virtual memory");
         }
     }
 }

@@ -215,7 +215,7 @@ impl Connection {
 
     /// Ends the channel because of a protocol violation of the peer.
     pub(super) fn reject_peer(&self, how: String) -> Error {
-        tracing::warn!(
+        tracing::warn!(target: crate::os::log::CHANNEL,
             pid = self.peer.pid,
             program = self.peer.program,
             how,

@@ -211,7 +211,7 @@ impl Listener {
             let credentials = socket::peer_credentials(accepted.owned())
                 .map_err(|error| Error::io("reading the credentials of a connecting process", error))?;
             if !self.ipc.allow_list().permits(&credentials) {
-                tracing::warn!(
+                tracing::warn!(target: crate::os::log::CHANNEL,
                     pid = credentials.pid,
                     uid = credentials.uid,
                     "refusing a channel to this user"

@@ -256,7 +256,7 @@ impl OpenReceived<'_> {
             };
             match self.open_now(timeout, |builder| builder.open(stream, &place)) {
                 Err(error) if self.needs_copy(&error) => {
-                    tracing::debug!(%error, "the memory is copied, as it cannot be opened");
+                    tracing::debug!(target: crate::os::log::CHANNEL, %error, "the memory is copied, as it cannot be opened");
                 }
                 opened => return opened,
             }

@@ -80,7 +80,7 @@ impl Member {
                 Ok(released) => Some(released.max(self.start)),
                 Err(why) => {
                     let (pid, program) = (self.timeline.peer(), &self.program);
-                    tracing::warn!(pid, program, why, "dismissing a ring reader that violates the protocol");
+                    tracing::warn!(target: crate::os::log::RING, pid, program, why, "dismissing a ring reader that violates the protocol");
                     self.dismiss();
                     None
                 }
@@ -263,7 +263,7 @@ impl Members {
         drop(state);
         let was_present = member.is_present();
         member.dismiss();
-        tracing::info!(pid = member.timeline.peer(), program = member.program, "dismissing a ring reader");
+        tracing::info!(target: crate::os::log::RING, pid = member.timeline.peer(), program = member.program, "dismissing a ring reader");
         was_present
     }
 

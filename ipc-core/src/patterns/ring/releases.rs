@@ -196,7 +196,7 @@ impl ReaderState {
 
     fn release_dropped(&self, sequence: u64) {
         if let Err(error) = self.backend.synchronize_device(self.slots.device()) {
-            tracing::warn!(%error, "cannot synchronise the device before releasing a dropped ring slot");
+            tracing::warn!(target: crate::os::log::RING, %error, "cannot synchronise the device before releasing a dropped ring slot");
         }
         let mut releases = self.lock();
         let released = if self.timeline.check().is_err() {
@@ -212,7 +212,7 @@ impl ReaderState {
             self.release_on_own_stream(&mut releases, sequence)
         };
         if let Err(error) = released {
-            tracing::warn!(%error, sequence, "cannot release a dropped ring slot");
+            tracing::warn!(target: crate::os::log::RING, %error, sequence, "cannot release a dropped ring slot");
             releases.taken.set(sequence, SlotState::Held);
         }
         drop(releases);

@@ -394,7 +394,7 @@ impl Ring {
                     Err(error) if signalled == 0 => return Err(error),
                     // Other readers may be reading the slot, so it is published. This reader would wait for ever.
                     Err(error) => {
-                        tracing::warn!(pid = member.timeline.peer(), %error, "cannot signal a ring reader");
+                        tracing::warn!(target: crate::os::log::RING, pid = member.timeline.peer(), %error, "cannot signal a ring reader");
                         member.dismiss();
                     }
                 }

@@ -180,7 +180,7 @@ impl<'a> BrokerSession<'a> {
     pub(super) fn log_end(&self, peer: &PeerCredentials) {
         let (pid, uid, leases) = (peer.pid, peer.uid, self.leases.len());
         if leases == 0 {
-            return tracing::debug!(pid, uid, "an importer without leases has disconnected");
+            return tracing::debug!(target: crate::os::log::EXPORT, pid, uid, "an importer without leases has disconnected");
         }
         let program = self.program.as_deref().unwrap_or_default();
         let mut exports: Vec<_> = self.leases.values().copied().collect();
@@ -190,7 +190,7 @@ impl<'a> BrokerSession<'a> {
         let shown =
             exports.iter().take(SHOWN_EXPORTS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if self.exits {
-            tracing::info!(
+            tracing::info!(target: crate::os::log::EXPORT,
                 pid,
                 uid,
                 program,
@@ -201,7 +201,7 @@ impl<'a> BrokerSession<'a> {
             );
         } else {
             self.runtime.metrics.importers_lost_total.add(1);
-            tracing::warn!(
+            tracing::warn!(target: crate::os::log::EXPORT,
                 pid,
                 uid,
                 program,
@@ -339,9 +339,9 @@ impl<'a> BrokerSession<'a> {
         static WARNINGS: Throttle = Throttle::new();
         if matches!(refusal, Refusal::Dropped) {
             // A descriptor outlives its export.
-            tracing::debug!(pid = peer.pid, uid = peer.uid, %export, "an open of a dropped export is refused");
+            tracing::debug!(target: crate::os::log::EXPORT, pid = peer.pid, uid = peer.uid, %export, "an open of a dropped export is refused");
         } else if let Some(count) = WARNINGS.count() {
-            tracing::warn!(pid = peer.pid, uid = peer.uid, %export, ?refusal, count, "an open is refused");
+            tracing::warn!(target: crate::os::log::EXPORT, pid = peer.pid, uid = peer.uid, %export, ?refusal, count, "an open is refused");
         }
         self.wrong_tokens += u32::from(matches!(refusal, Refusal::WrongToken));
         if self.wrong_tokens > WRONG_TOKENS {

@@ -268,7 +268,7 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
         }
         // A caller may ask repeatedly without waiting.
         if let Some(count) = WARNINGS.count() {
-            tracing::warn!(%holders, after_ms = after.as_millis() as u64, count, "an export is still held");
+            tracing::warn!(target: crate::os::log::EXPORT, %holders, after_ms = after.as_millis() as u64, count, "an export is still held");
         }
         return Error::StillHeld { after, holders };
     }

@@ -335,7 +335,7 @@ impl Prepared {
         let export = self.runtime.exports.insert(self.export);
         self.contents.parts[0].export = export;
         kill_point!("exporter:published");
-        tracing::debug!(%export, bytes, "shared");
+        tracing::debug!(target: crate::os::log::EXPORT, %export, bytes, "shared");
         let published = OneOrMany::One(Published::new(export));
         Ok(Export::new(Descriptor::new(self.contents), published, Reach::Known(self.exposure)))
     }

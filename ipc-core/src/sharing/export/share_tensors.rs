@@ -262,7 +262,7 @@ impl Prepared {
         }
         let remembered = self.is_remembered.then_some(Remembered { allocations: &self.handles });
         let tensors: Arc<Tensors> = set.into_tensors(self.gathered, remembered);
-        tracing::debug!(parts = published.len(), tensors = tensors.table().len(), "named tensors are shared");
+        tracing::debug!(target: crate::os::log::EXPORT, parts = published.len(), tensors = tensors.table().len(), "named tensors are shared");
         self.contents.memory = Memory::Tensors(tensors);
         Export::new(Descriptor::new(self.contents), published, self.reach)
     }

@@ -172,7 +172,7 @@ impl Drop for Allocation {
             // Nobody else has it: it is lent while an answer is written, by those who hold the allocation.
             let Some(exported) = Arc::into_inner(handle) else { continue };
             if let Err(error) = self.backend.unexport(exported) {
-                tracing::warn!(%error, "an export could not be taken back");
+                tracing::warn!(target: crate::os::log::EXPORT, %error, "an export could not be taken back");
             }
         }
         if let Some(runtime) = Runtime::existing() {

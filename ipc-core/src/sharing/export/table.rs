@@ -133,7 +133,13 @@ impl ExportTable {
 
     /// Returns the page that counts drops for importers.
     pub(crate) fn epoch(&self) -> Option<&Epoch> {
-        let create = || Epoch::create().inspect_err(|error| tracing::warn!(%error, "no page for drops")).ok();
+        let create = || {
+            Epoch::create()
+                .inspect_err(
+                    |error| tracing::warn!(target: crate::os::log::EXPORT, %error, "no page for drops"),
+                )
+                .ok()
+        };
         self.epoch.get_or_init(create).as_ref()
     }
 
@@ -158,7 +164,7 @@ impl ExportTable {
             epoch.advance();
         }
         kill_point!("exporter:dropped");
-        tracing::debug!(%export, leases = entry.leases.len(), "dropped");
+        tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
         let connections = entry.connections();
         self.retire_if_free(&mut state, export);
         drop(state);
@@ -179,7 +185,7 @@ impl ExportTable {
             kill_point!("exporter:retiring");
             // The rest of this job runs after a panic too: `close` waits for it.
             if catch_unwind(AssertUnwindSafe(|| drop(shared))).is_err() {
-                tracing::error!(%export, "the drop of an export's owner panicked");
+                tracing::error!(target: crate::os::log::EXPORT, %export, "the drop of an export's owner panicked");
             }
             kill_point!("exporter:retired");
             let mut state = runtime.exports.lock();

@@ -104,7 +104,9 @@ impl Drop for HeldGrant {
             match connected {
                 Ok((link, _)) => link.end_grants(vec![(export, token)]),
                 // It ends with the channel.
-                Err(error) => tracing::debug!(%error, "a grant could not be given back"),
+                Err(error) => {
+                    tracing::debug!(target: crate::os::log::IMPORT, %error, "a grant could not be given back")
+                }
             }
         });
     }

@@ -393,7 +393,7 @@ impl Drop for Held {
         let Some(hold) = hold.let_go_of_lease(runtime, false) else { return };
         runtime.worker.submit(move || {
             if let Err(error) = hold.backend().synchronize_device(device) {
-                tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+                tracing::warn!(target: crate::os::log::IMPORT, %error, "the device could not be waited for before a mapping was closed");
             }
             end(near);
             hold.let_go(runtime);

@@ -99,15 +99,15 @@ impl Subscriber for Subscriptions {
         let lost: Vec<_> = lost.filter(|(_, leases)| !leases.is_empty()).collect();
         let pid = self.exporter.pid;
         if lost.is_empty() {
-            tracing::debug!(pid, "an exporter has terminated");
+            tracing::debug!(target: crate::os::log::IMPORT, pid, "an exporter has terminated");
         } else {
             self.runtime.metrics.exporters_lost_total.add(1);
             let leases: usize = lost.iter().map(|(_, leases)| leases.len()).sum();
-            tracing::warn!(
+            tracing::warn!(target: crate::os::log::IMPORT,
                 pid,
                 leases,
                 exports = lost.len(),
-                "an exporter has terminated without dropping exports that this process has leases on"
+                "an exporter has terminated while this process has leases on its exports"
             );
         }
         self.close_idle(exports.values().flat_map(|notices| notices.leases()).collect());

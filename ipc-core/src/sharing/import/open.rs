@@ -254,7 +254,7 @@ impl<'a> OpenBuilder<'a> {
         }
         match opening.opened(runtime, &|_, error| error) {
             Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
-                tracing::debug!(%error, "the memory is copied, as it cannot be opened");
+                tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
                 opening.copied(runtime, bytes)
             }
             opened => opened,

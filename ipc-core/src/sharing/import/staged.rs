@@ -117,7 +117,7 @@ impl Staging {
         let pinned = match pages.known_to(incoming.backend, incoming.device, Use::Copies) {
             Ok(_) => true,
             Err(error) => {
-                tracing::debug!(%error, "a copy goes through memory that is not page-locked");
+                tracing::debug!(target: crate::os::log::IMPORT, %error, "a copy goes through memory that is not page-locked");
                 false
             }
         };

@@ -81,7 +81,7 @@ impl ImportTable {
             self.settle(grant, &lease);
         }
         let (pid, export, device) = (descriptor.exporter.pid, descriptor.export, wanted.device);
-        tracing::debug!(pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
+        tracing::debug!(target: crate::os::log::IMPORT, pid, %export, %device, bytes = lease.bytes(), was_open, "opened");
         Ok(lease)
     }
 
@@ -107,7 +107,7 @@ impl ImportTable {
             Some(lease)
         })?;
         self.settle(grant, &lease);
-        tracing::debug!(pid = named.exporter.pid, export = %named.export, %device, "opened again");
+        tracing::debug!(target: crate::os::log::IMPORT, pid = named.exporter.pid, export = %named.export, %device, "opened again");
         Some(lease)
     }
 
@@ -195,7 +195,7 @@ impl ImportTable {
         lease.end_timelines();
         self.release_ranges(lease.unmap().unwrap_or_default());
         kill_point!("importer:closed");
-        tracing::debug!(pid = exporter.pid, %export, "closed");
+        tracing::debug!(target: crate::os::log::IMPORT, pid = exporter.pid, %export, "closed");
         // No notification about the export arrives from now on.
         self.give_back_over(&lease.link, exporter);
         lease.link.release(lease.id);

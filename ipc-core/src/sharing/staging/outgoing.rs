@@ -146,7 +146,7 @@ impl Outgoing {
         }
         let seconds = SILENCE.as_secs();
         let detail = format!("the importer took no chunk for {seconds} s while other copies waited for room");
-        tracing::warn!(export = %self.export, lease = %self.lease, detail, "a copy is given up");
+        tracing::warn!(target: crate::os::log::STAGING, export = %self.export, lease = %self.lease, detail, "a copy is given up");
         state.failed = Some(Refusal::Failed { detail });
         let halves = state.halves.take();
         drop(state);
@@ -339,7 +339,7 @@ impl Halves {
         let pinned = match pages.known_to(backend, range.device, Use::Copies) {
             Ok(_) => true,
             Err(error) => {
-                tracing::debug!(%error, "a copy goes through memory that is not page-locked");
+                tracing::debug!(target: crate::os::log::STAGING, %error, "a copy goes through memory that is not page-locked");
                 false
             }
         };

@@ -83,10 +83,10 @@ impl OwnCounter {
     /// no value may overtake earlier work.
     pub(crate) fn mark(&self, value: u64, stream: BorrowedStream<'_>) {
         let Err(error) = self.timeline.signal(value, &stream) else { return };
-        tracing::warn!(%error, "a stream cannot be ordered before others, and is waited for");
+        tracing::warn!(target: crate::os::log::TIMELINE, %error, "a stream cannot be ordered before others, and is waited for");
         let waited = self.timeline.endpoint().backend.memory().synchronize(stream);
         if let Err(error) = waited.and_then(|()| self.timeline.signal_now(value)) {
-            tracing::warn!(%error, "streams are no longer ordered among each other");
+            tracing::warn!(target: crate::os::log::TIMELINE, %error, "streams are no longer ordered among each other");
         }
     }
 

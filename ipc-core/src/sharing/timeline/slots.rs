@@ -166,7 +166,7 @@ impl<K: Copy + Eq + Hash> Slots<K> {
         if self.pages.len() >= self.most_pages {
             let most = self.most_pages * SLOTS as usize;
             if !std::mem::replace(&mut self.warned, true) {
-                tracing::warn!(
+                tracing::warn!(target: crate::os::log::TIMELINE,
                     slots = most,
                     "all counter slots of a peer are in use; its hand-overs have no timelines, and wait for events"
                 );

@@ -77,7 +77,7 @@ impl<S: Service> EventLoop<S> {
 
     /// The kernel reports a pending connection repeatedly; without a pause the poller would do nothing else.
     fn pause_accepting(&mut self, listener: u64, why: &str) {
-        tracing::warn!(why, pause_ms = ACCEPT_PAUSE.as_millis(), "no connection can be accepted");
+        tracing::warn!(target: crate::os::log::TRANSPORT, why, pause_ms = ACCEPT_PAUSE.as_millis(), "no connection can be accepted");
         if let Some(Source::Listener(Listener { socket, .. })) = self.sources.get(&listener) {
             self.modify(socket.as_fd(), listener, EventFlags::empty());
             self.timers.insert((Instant::now() + ACCEPT_PAUSE, listener), Timer::Listen);
@@ -92,7 +92,7 @@ impl<S: Service> EventLoop<S> {
         if let Err(why) = self.make_room_for(&peer) {
             self.metrics.connections_refused_total.add(1);
             if let Some(count) = self.refusals.count() {
-                tracing::warn!(pid = peer.pid, uid = peer.uid, count, why, "a connection is refused");
+                tracing::warn!(target: crate::os::log::TRANSPORT, pid = peer.pid, uid = peer.uid, count, why, "a connection is refused");
             }
             return;
         }
@@ -121,7 +121,7 @@ impl<S: Service> EventLoop<S> {
     fn refuse(&mut self, accepted: &PeerSocket, peer: &PeerCredentials) {
         self.metrics.connections_refused_total.add(1);
         if let Some(count) = self.refusals.count() {
-            tracing::warn!(
+            tracing::warn!(target: crate::os::log::TRANSPORT,
                 pid = peer.pid,
                 uid = peer.uid,
                 count,

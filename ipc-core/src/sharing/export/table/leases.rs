@@ -221,7 +221,7 @@ impl ExportTable {
         entry.leases.drain().for_each(|(_, lease)| lease.end(Termination::Released));
         entry.tell_change();
         state.take_grants(export);
-        tracing::warn!(%export, leases = ended, "memory is freed although others still hold it");
+        tracing::warn!(target: crate::os::log::EXPORT, %export, leases = ended, "memory is freed although others still hold it");
         metrics(|metrics| metrics.leases.subtract(ended as u64));
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
@@ -261,7 +261,7 @@ impl State {
             let PeerCredentials { pid, uid, .. } = importer.credentials;
             static WARNINGS: Throttle = Throttle::new();
             if let Some(count) = WARNINGS.count() {
-                tracing::warn!(export = %request.export, pid, uid, count, "this export does not allow the user");
+                tracing::warn!(target: crate::os::log::EXPORT, export = %request.export, pid, uid, count, "this export does not allow the user");
             }
             return Err(Refusal::Dropped);
         }

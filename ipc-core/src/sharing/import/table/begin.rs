@@ -191,7 +191,7 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
             Ok(word) => Ok(Ready::Word(word)),
             Err(gone @ Error::ExporterGone { .. }) => Err(gone),
             Err(error) => {
-                tracing::debug!(%error, "there is no word for the bytes; their event is waited for");
+                tracing::debug!(target: crate::os::log::IMPORT, %error, "there is no word for the bytes; their event is waited for");
                 Ok(Ready::Event(event))
             }
         },
@@ -200,7 +200,7 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
         Err(error) => match link.timeline(lease, wanted.backend, true, wanted.deadline) {
             Ok(word) => Ok(Ready::Word(word)),
             Err(Error::NotPermitted(why)) => {
-                tracing::warn!(why, "the exporter cannot write a word when the bytes are ready either");
+                tracing::warn!(target: crate::os::log::IMPORT, why, "the exporter cannot write a word when the bytes are ready either");
                 Err(error)
             }
             Err(other) => Err(other),

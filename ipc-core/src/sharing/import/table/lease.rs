@@ -222,7 +222,7 @@ impl Lease {
 
     pub(super) fn wait_for_device(&self) {
         if let Err(error) = self.backend().synchronize_device(self.mapped()[0].device) {
-            tracing::warn!(%error, "the device could not be waited for before a mapping was closed");
+            tracing::warn!(target: crate::os::log::IMPORT, %error, "the device could not be waited for before a mapping was closed");
         }
     }
 

@@ -121,7 +121,7 @@ impl OpenRange {
             runtime.imports.addresses.remove(self.range);
         }
         if let Err(error) = self.backend.close(opened) {
-            tracing::warn!(%error, "a mapping could not be closed");
+            tracing::warn!(target: crate::os::log::IMPORT, %error, "a mapping could not be closed");
         }
     }
 }
