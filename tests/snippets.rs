@@ -391,7 +391,16 @@ fn attachable(weights: Buffer) -> Result<()> {
     Ok(())
 }
 
-const PAGES: [(&str, &str); 16] = [
+#[rustfmt::skip]
+fn operations() -> Result<()> {
+    // begin docs/guide/operations.md
+    std::fs::write("/var/lib/node_exporter/device_ipc.prom", device_ipc::counters().to_prometheus())?;
+    device_ipc::shutdown(Duration::from_secs(30))?; // the error names the processes that still hold memory
+    // end
+    Ok(())
+}
+
+const PAGES: [(&str, &str); 17] = [
     ("README.md", include_str!("../README.md")),
     ("docs/seeds/000.md", include_str!("../docs/seeds/000.md")),
     ("docs/seeds/001.md", include_str!("../docs/seeds/001.md")),
@@ -408,6 +417,7 @@ const PAGES: [(&str, &str); 16] = [
     ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
     ("docs/guide/ascend.md", include_str!("../docs/guide/ascend.md")),
     ("docs/guide/program.md", include_str!("../docs/guide/program.md")),
+    ("docs/guide/operations.md", include_str!("../docs/guide/operations.md")),
 ];
 
 /// What stands between a line that is `begin` and the next that is `end`, each time, less the indentation of the former.
