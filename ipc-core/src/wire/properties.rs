@@ -65,7 +65,7 @@ fn request() -> impl Strategy<Value = Request> {
             request: RequestId(request),
             after: ExportId(after)
         }),
-        Just(Request::Exit),
+        Just(()).prop_map(|()| Request::Exit),
         vec(any::<(u64, [u8; 16])>(), 0..70).prop_map(|grants| Request::EndGrants {
             grants: grants
                 .into_iter()
