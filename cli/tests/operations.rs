@@ -58,7 +58,8 @@ fn killed_importer_is_a_warning_and_exited_importer_is_none() {
     run(["recv", "--file", &file]).good();
     let exited = sender.until("an importer has exited");
     assert!(exited.contains("INFO device_ipc::export") && exited.contains("leases=1"), "{exited}");
-    assert_eq!(log_of(sender, "WARN").len(), 1, "only the killed one");
+    // Other programs of the machine may connect, which is another warning.
+    assert_eq!(log_of(sender, "gone without notice").len(), 1, "only the killed one");
 }
 
 #[test]
