@@ -55,7 +55,8 @@ pub use model::tensor::{Dtype, Element, LayoutError, TensorLayout, TensorTable};
 pub use os::kill::KILL_POINTS;
 pub use os::process::ProcessIdentity;
 pub use patterns::channel::{
-    Channel, ConnectBuilder, ListenBuilder, Listener, Message, OpenReceived, Received, ReceivedExport,
+    Channel, ChannelReceiver, ChannelSender, ConnectBuilder, ListenBuilder, Listener, Message, MessageExport,
+    OpenReceived, Received, ReceivedExport, TrySendError,
 };
 pub use patterns::ring::{
     ReaderPosition, Ring, RingBuilder, RingOpenBuilder, RingReadSlot, RingReader, RingReaders, RingWriteSlot,

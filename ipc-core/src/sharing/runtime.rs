@@ -7,8 +7,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::model::error::Result;
-use crate::os::at_exit;
+use crate::model::error::{Error, Result};
+use crate::os::{Readiness, at_exit};
 use crate::os::process::{Owner, ProcessIdentity};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
@@ -37,6 +37,8 @@ pub(crate) struct Runtime {
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
     pub(crate) stagings: Stagings,
+    /// Always readable: stands in for a descriptor that could not be created, so that its user polls instead of waiting for ever.
+    pub(crate) always_ready: Readiness,
 }
 
 impl Runtime {
@@ -53,6 +55,8 @@ impl Runtime {
         }
         let metrics = Arc::<Metrics>::default();
         let (identity, worker) = (ProcessIdentity::current()?, Worker::start(Arc::clone(&metrics))?);
+        let always_ready = Readiness::new().map_err(|error| Error::io("creating an eventfd", error))?;
+        always_ready.set();
         let made = Self {
             owner: Owner::current(),
             identity,
@@ -62,6 +66,7 @@ impl Runtime {
             exports: ExportTable::default(),
             imports: ImportTable::default(),
             stagings: Stagings::default(),
+            always_ready,
         };
         // Of two threads that reach this point at a time, one receives the other's; its own worker ends when it is dropped.
         Ok(RUNTIME.get_or_init(|| {

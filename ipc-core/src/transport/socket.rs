@@ -231,6 +231,22 @@ pub(crate) fn new_socket() -> rustix::io::Result<OwnedFd> {
     )
 }
 
+/// Creates two connected non-blocking sockets.
+pub(crate) fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Checks that a descriptor of a peer is a socket that keeps the bounds of packets.
+pub(crate) fn check_seqpacket(socket: BorrowedFd<'_>) -> crate::model::error::Result<()> {
+    match rustix::net::sockopt::socket_type(socket) {
+        Ok(SocketType::SEQPACKET) => Ok(()),
+        _ => Err(crate::model::error::Error::Protocol(
+            "its hello contained a descriptor that is not a packet socket".into(),
+        )),
+    }
+}
+
 /// Connects a new socket, which sends nothing.
 pub(crate) fn connect_to(address: &BrokerAddress) -> rustix::io::Result<OwnedFd> {
     let target = address.to_socket_address().map_err(|_| Errno::INVAL)?;

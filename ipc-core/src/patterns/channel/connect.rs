@@ -1,5 +1,6 @@
 //! The connecting end.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -7,6 +8,7 @@ use rustix::io::Errno;
 
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
+use super::limits::Limits;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT, name};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
@@ -47,13 +49,22 @@ pub struct ConnectBuilder<'a> {
     name: &'a str,
     map: DeviceMap,
     limit: u64,
+    limits: Limits,
     timeout: Duration,
     user: Option<u32>,
 }
 
 impl<'a> ConnectBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Session, name: &'a str, timeout: Duration) -> Self {
-        Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT, timeout, user: None }
+        Self {
+            ipc,
+            name,
+            map: DeviceMap::new(),
+            limit: DEFAULT_MESSAGE_LIMIT,
+            limits: Limits::DEFAULT,
+            timeout,
+            user: None,
+        }
     }
 
     /// Sets the devices on which the listener opens memory of this process.
@@ -67,6 +78,25 @@ impl<'a> ConnectBuilder<'a> {
     /// Sets the maximum size of a message in bytes, by default 64 MiB. A channel uses the smaller limit of its two ends.
     pub const fn message_limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
+        self
+    }
+
+    /// Sets the maximum number of messages that this process has sent and the peer has not received, by default 128.
+    ///
+    /// At the limit, [`Channel::send`] waits and [`Channel::try_send`] returns the message. At least one message can always be
+    /// sent.
+    pub const fn max_messages_in_flight(mut self, messages: u64) -> Self {
+        self.limits.messages = messages;
+        self
+    }
+
+    /// Sets the maximum number of bytes of the messages that this process has sent and the peer has not received, by default
+    /// 256 MiB.
+    ///
+    /// The bytes of a message are its payload and the memory of its exports, which stays allocated until the peer has received
+    /// the message and opened or discarded it. A message larger than the limit is sent when no other message is in flight.
+    pub const fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
+        self.limits.bytes = bytes;
         self
     }
 
@@ -191,15 +221,26 @@ impl<'a> ConnectBuilder<'a> {
         check_identity(&peer, &runtime.identity, &credentials)?;
         let maps = own.agree_with(&peer)?;
         let sent = packet.fds.len();
-        let page = packet.fds.take_first().filter(|_| sent == 1).ok_or_else(|| {
-            Error::Protocol(format!(
-                "its hello contained {sent} file descriptors instead of 1; this process may have reached its limit of open files \
+        let fds: Result<[OwnedFd; 2], _> = packet.fds.take().try_into();
+        let Ok([page, control]) = fds else {
+            return Err(Error::Protocol(format!(
+                "its hello contained {sent} file descriptors instead of 2; this process may have reached its limit of open files \
                  (ulimit -n)"
-            ))
-        })?;
+            )));
+        };
+        let control = PeerSocket::new(control, true);
+        socket::check_seqpacket(control.fd())?;
         let page = WordPage::open(page)?;
         kill_point!("connector:channel-welcomed");
-        let agreement = Agreement { own: own.clone(), peer, maps, page, side: Side::Importer };
+        let agreement = Agreement {
+            own: own.clone(),
+            peer,
+            maps,
+            page,
+            side: Side::Importer,
+            control,
+            limits: self.limits,
+        };
         let connection = Connection::begin(self.ipc, socket, credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }

@@ -1,6 +1,6 @@
 //! One end of a channel: the socket, the shared counter page, and the state of the peer.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,9 @@ use rustix::net::Shutdown;
 
 use super::handshake::Hello;
 use super::inbox::{self, Inbox};
+use super::limits::Limits;
 use super::maps::Maps;
+use super::readiness::SocketReadiness;
 use super::receive::ReceiveState;
 use super::send::SendState;
 use crate::backend::stream::BorrowedStream;
@@ -41,9 +43,9 @@ pub(super) const LONGEST_RECEIVE: Duration = Duration::from_secs(1);
 pub(super) enum Slot {
     /// The counter that streams signal when the tensors of a message are ready.
     Ready = 0,
-    /// 1 after the end was closed; stored before the socket is closed.
+    /// The directions that the end has closed, as bits of [`Direction`]; stored before the sockets are closed.
     Closed = 1,
-    /// The number of messages that the end has received.
+    /// The number of messages that the end has received, lost ones included.
     Received = 2,
     /// The number of tensors that the end has opened or discarded.
     Settled = 3,
@@ -53,7 +55,30 @@ pub(super) enum Slot {
     Taken = 5,
     /// 1 while the end is awake: it polls its inbox before it sleeps, and before it receives from its socket.
     Awake = 6,
+    /// The value of the peer's `Received` at which the end, which waits for room, wants a wake-up; 0 if it does not wait.
+    WantsRoom = 7,
 }
+
+/// A direction of an end. Its value is a bit of `Slot::Closed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Direction {
+    Sending = 1,
+    Receiving = 2,
+}
+
+impl Direction {
+    /// Returns the direction of the peer that this one is connected to.
+    const fn of_peer(self) -> Self {
+        match self {
+            Self::Sending => Self::Receiving,
+            Self::Receiving => Self::Sending,
+        }
+    }
+}
+
+/// Both directions closed.
+const CLOSED: u64 = Direction::Sending as u64 | Direction::Receiving as u64;
 
 /// The process at the other end.
 #[derive(Clone, Debug)]
@@ -71,13 +96,18 @@ pub(super) struct Agreement {
     pub(super) maps: Maps,
     pub(super) page: Arc<WordPage>,
     pub(super) side: Side,
+    pub(super) control: PeerSocket,
+    pub(super) limits: Limits,
 }
 
 /// One end of a channel. The guard and unopened received memory keep it alive.
 pub(super) struct Connection {
     pub(super) id: ChannelId,
     pub(super) ipc: Session,
+    /// Carries messages.
     pub(super) socket: PeerSocket,
+    /// Carries wake-ups of a sender that waits for room. It is open as long as the peer's process may use memory of this end.
+    pub(super) control: PeerSocket,
     pub(super) peer: Peer,
     /// The peer as the bearer of grants in the export table.
     pub(super) bearer: Bearer,
@@ -85,8 +115,15 @@ pub(super) struct Connection {
     pub(super) maps: Maps,
     /// The maximum size of a message in bytes.
     pub(super) limit: u64,
+    /// The limits of the messages that this end sends.
+    pub(super) limits: Limits,
     pub(super) sending: TimedMutex<SendState>,
     pub(super) receiving: TimedMutex<ReceiveState>,
+    /// The descriptors that an event loop or a sender waits for, created on their first use; `None` if that failed.
+    receiver_readiness: OnceLock<Option<SocketReadiness>>,
+    sender_readiness: OnceLock<Option<SocketReadiness>>,
+    /// Whether the receiver's descriptor is in use: every message must make it readable.
+    has_descriptor: AtomicBool,
     /// Whether a receiver may spin before it sleeps.
     pub(super) may_spin: AtomicBool,
     /// Whether the peer was asleep when the last message was sent to it.
@@ -116,20 +153,25 @@ impl Connection {
         agreement: Agreement,
     ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let Agreement { own, peer, maps, page, side } = agreement;
+        let Agreement { own, peer, maps, page, side, control, limits } = agreement;
         let id = ChannelId(NEXT.fetch_add(1, Ordering::Relaxed));
         let pid_here = if pid == 0 { peer.process.pid } else { pid };
         let connection = Arc::new(Self {
             id,
             ipc: ipc.clone(),
             socket,
+            control,
             bearer: Bearer { channel: id, pid: pid_here, program: peer.program.as_str().into() },
             peer: Peer { process: peer.process, pid: pid_here, program: peer.program },
             devices: own.devices,
             maps,
             limit: own.limit.min(peer.limit),
+            limits,
             sending: TimedMutex::new(SendState::default()),
             receiving: TimedMutex::new(ReceiveState::default()),
+            receiver_readiness: OnceLock::new(),
+            sender_readiness: OnceLock::new(),
+            has_descriptor: AtomicBool::new(false),
             may_spin: AtomicBool::new(true),
             has_woken: AtomicBool::new(false),
             side,
@@ -173,20 +215,39 @@ impl Connection {
         self.page.word(slot as u32, peers)
     }
 
-    /// Returns whether the peer has closed the channel. Its earlier messages can still be received.
-    pub(super) fn peer_has_closed(&self) -> bool {
-        self.peers_word(Slot::Closed).load(Ordering::Acquire) != 0
+    /// Returns whether the peer sends no further messages. Its earlier messages can still be received.
+    pub(super) fn peer_has_finished(&self) -> bool {
+        self.peers_word(Slot::Closed).load(Ordering::Acquire) & Direction::Sending as u64 != 0
     }
 
-    /// Returns an error if the channel has ended.
+    /// Returns whether this end has closed a direction.
+    pub(super) fn is_closed(&self, direction: Direction) -> bool {
+        self.own_word(Slot::Closed).load(Ordering::Acquire) & direction as u64 != 0
+    }
+
+    /// Returns whether this end is closed.
+    pub(super) fn is_closed_both_ways(&self) -> bool {
+        self.own_word(Slot::Closed).load(Ordering::Acquire) & CLOSED == CLOSED
+    }
+
+    /// Marks directions as closed. Returns the directions that were open.
+    pub(super) fn mark_closed(&self, directions: u64) -> u64 {
+        directions & !self.own_word(Slot::Closed).fetch_or(directions, Ordering::AcqRel)
+    }
+
+    /// Returns an error if messages can no longer be sent.
     pub(super) fn check(&self) -> Result<()> {
         self.owner.check()?;
-        let closed_here = self.own_word(Slot::Closed).load(Ordering::Acquire) != 0;
-        let has_ended = closed_here
-            || self.peer_has_closed()
+        let has_ended = self.closed_by(Direction::Sending)
             || self.gone.load(Ordering::Acquire)
             || self.violation.get().is_some();
-        if has_ended { Err(self.close_reason()) } else { Ok(()) }
+        if has_ended { Err(self.close_reason(Direction::Sending)) } else { Ok(()) }
+    }
+
+    /// Returns whether either end has closed a direction.
+    fn closed_by(&self, direction: Direction) -> bool {
+        let peers = self.peers_word(Slot::Closed).load(Ordering::Acquire);
+        self.is_closed(direction) || peers & direction.of_peer() as u64 != 0
     }
 
     /// Returns whether the peer's process or its socket has terminated.
@@ -199,14 +260,13 @@ impl Connection {
         self.violation.get().is_some()
     }
 
-    /// Returns the error of a channel that has ended.
-    pub(super) fn close_reason(&self) -> Error {
+    /// Returns the error of a direction that has ended.
+    pub(super) fn close_reason(&self, direction: Direction) -> Error {
         if let Some(how) = self.violation.get() {
             return Error::Protocol(how.clone());
         }
         let (pid, program) = (self.peer.pid, self.peer.program.clone());
-        let closed_here = self.own_word(Slot::Closed).load(Ordering::Acquire) != 0;
-        if closed_here || self.peer_has_closed() {
+        if self.closed_by(direction) {
             Error::ChannelClosed { pid, program }
         } else {
             Error::PeerGone { pid, program }
@@ -222,8 +282,83 @@ impl Connection {
             "closing a channel: protocol violation"
         );
         let how = self.violation.get_or_init(|| how).clone();
-        let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Both);
+        self.shut_down();
         Error::Protocol(how)
+    }
+
+    /// Ends both sockets, which wakes the waits of both processes.
+    fn shut_down(&self) {
+        for socket in [&self.socket, &self.control] {
+            let _ = rustix::net::shutdown(socket.fd(), Shutdown::Both);
+        }
+        self.wake_senders();
+    }
+
+    /// Wakes the threads and the event loops of this process that wait to send.
+    pub(super) fn wake_senders(&self) {
+        if let Some(Some(readiness)) = self.sender_readiness.get() {
+            readiness.flag.set();
+        }
+    }
+
+    /// Returns the descriptor that is readable when a receive call has a result.
+    pub(super) fn receiver_descriptor(&self) -> BorrowedFd<'_> {
+        let create = || SocketReadiness::new(self.socket.fd()).ok();
+        let readiness = self.receiver_readiness.get_or_init(create).as_ref();
+        if !self.has_descriptor.swap(true, Ordering::SeqCst) {
+            self.report_readiness();
+        }
+        self.descriptor(readiness)
+    }
+
+    /// Returns the descriptor that is readable when a send call that found no room may find room.
+    pub(super) fn sender_descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor(self.sender_readiness())
+    }
+
+    fn sender_readiness(&self) -> Option<&SocketReadiness> {
+        let create = || SocketReadiness::new(self.control.fd()).ok();
+        let readiness = self.sender_readiness.get_or_init(create).as_ref();
+        // A close that found no descriptor has not set the flag.
+        if let Some(readiness) = readiness
+            && self.check().is_err()
+        {
+            readiness.flag.set();
+        }
+        readiness
+    }
+
+    fn descriptor<'a>(&'a self, readiness: Option<&'a SocketReadiness>) -> BorrowedFd<'a> {
+        match (readiness, Runtime::existing()) {
+            (Some(readiness), _) => readiness.as_fd(),
+            (None, Some(runtime)) => runtime.always_ready.as_fd(),
+            (None, None) => self.socket.fd(),
+        }
+    }
+
+    /// Makes the receiver's descriptor readable if a receive call has a result that the socket does not show, and else unreadable.
+    ///
+    /// While the descriptor is in use, this end is asleep between receive calls, so that every message comes by the socket.
+    pub(super) fn report_readiness(&self) {
+        if !self.has_descriptor.load(Ordering::SeqCst) {
+            return;
+        }
+        // A thread that holds the lock reports when it has released the lock.
+        let Some(receiving) = self.receiving.try_lock() else { return };
+        let is_asleep = self.inbox().fall_asleep(receiving.taken() + 1);
+        let Some(Some(readiness)) = self.receiver_readiness.get() else { return };
+        if !is_asleep || receiving.has_packet() {
+            readiness.flag.set();
+        } else {
+            readiness.flag.clear();
+        }
+    }
+
+    /// Marks this end as awake, unless an event loop waits for its descriptor.
+    pub(super) fn wake_up(&self) {
+        if !self.has_descriptor.load(Ordering::SeqCst) {
+            self.inbox().wake_up();
+        }
     }
 
     /// Returns the timeline that streams signal and wait for.
@@ -309,8 +444,15 @@ impl Connection {
         }
     }
 
+    /// Registers a callback, unless this is a forked child.
+    pub(super) fn add_callback(&self, callback: GoneCallback) {
+        if self.owner.is_here() {
+            self.on_gone(callback);
+        }
+    }
+
     /// Registers a callback for the termination of the peer without closing the channel; runs it now if that has happened.
-    pub(super) fn on_gone(&self, callback: GoneCallback) {
+    fn on_gone(&self, callback: GoneCallback) {
         let mut callbacks = self.lock_callbacks();
         if self.gone.load(Ordering::Acquire) {
             drop(callbacks);
@@ -321,7 +463,8 @@ impl Connection {
     }
 
     fn run(&self, callbacks: Vec<GoneCallback>) {
-        if self.peer_has_closed() || self.own_word(Slot::Closed).load(Ordering::Acquire) != 0 {
+        let peers = self.peers_word(Slot::Closed).load(Ordering::Acquire);
+        if peers & CLOSED == CLOSED || self.is_closed_both_ways() {
             return;
         }
         for callback in callbacks {
@@ -339,10 +482,10 @@ impl Connection {
 
 impl WatchedSocket for Connection {
     fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.fd()
+        self.control.fd()
     }
 
-    /// Ends the connection. The peer no longer uses memory of its grants, because it keeps the socket while it does.
+    /// Ends the connection. The peer no longer uses memory of its grants, because it keeps the sockets while it does.
     fn hung_up(&self) {
         let words = {
             let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
@@ -363,8 +506,8 @@ impl WatchedSocket for Connection {
                 runtime.poller.poison_again(Poison::Timeline(Arc::clone(words.endpoint())));
             }
         }
-        // A forked child of the peer may keep the socket open: the shutdown wakes waiting threads of this process nevertheless.
-        let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Both);
+        // A forked child of the peer may keep the sockets open: the shutdown wakes waiting threads of this process nevertheless.
+        self.shut_down();
         if let Some(runtime) = Runtime::existing() {
             runtime.exports.end_grants_of(self.id);
         }

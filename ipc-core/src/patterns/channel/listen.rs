@@ -1,15 +1,17 @@
 //! The listening end.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::connection::{Agreement, Connection};
 use super::handshake::{Greeting, Hello, check_identity};
+use super::limits::Limits;
 use super::name::{self, ListeningSocket};
+use super::readiness::PollSet;
 use super::{Channel, DEFAULT_MESSAGE_LIMIT};
 use crate::model::error::{Error, Result};
 use crate::model::placement::DeviceMap;
@@ -31,6 +33,12 @@ const MAX_PENDING: usize = 64;
 
 /// Maximum number of connections accepted before received hellos are answered.
 const MAX_ACCEPTS: usize = 16;
+
+/// Maximum number of times that one call accepts connections without success.
+const MAX_TURNS: usize = 16;
+
+/// Maximum time for which a call that does not wait waits for another thread's call.
+const MAX_CONTENTION: Duration = Duration::from_millis(10);
 
 /// A builder for [`Listener`]s; see [`Ipc::listen`](crate::Ipc::listen).
 ///
@@ -55,11 +63,12 @@ pub struct ListenBuilder<'a> {
     name: &'a str,
     map: DeviceMap,
     limit: u64,
+    limits: Limits,
 }
 
 impl<'a> ListenBuilder<'a> {
     pub(crate) const fn new(ipc: &'a Session, name: &'a str) -> Self {
-        Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT }
+        Self { ipc, name, map: DeviceMap::new(), limit: DEFAULT_MESSAGE_LIMIT, limits: Limits::DEFAULT }
     }
 
     /// Sets the devices on which a peer opens memory of this process.
@@ -76,6 +85,25 @@ impl<'a> ListenBuilder<'a> {
         self
     }
 
+    /// Sets the maximum number of messages that this process has sent and the peer has not received, by default 128.
+    ///
+    /// At the limit, [`Channel::send`] waits and [`Channel::try_send`] returns the message. At least one message can always be
+    /// sent.
+    pub const fn max_messages_in_flight(mut self, messages: u64) -> Self {
+        self.limits.messages = messages;
+        self
+    }
+
+    /// Sets the maximum number of bytes of the messages that this process has sent and the peer has not received, by default
+    /// 256 MiB.
+    ///
+    /// The bytes of a message are its payload and the memory of its exports, which stays allocated until the peer has received
+    /// the message and opened or discarded it. A message larger than the limit is sent when no other message is in flight.
+    pub const fn max_bytes_in_flight(mut self, bytes: u64) -> Self {
+        self.limits.bytes = bytes;
+        self
+    }
+
     /// Starts to listen.
     ///
     /// # Errors
@@ -88,11 +116,16 @@ impl<'a> ListenBuilder<'a> {
         let uid = rustix::process::geteuid().as_raw();
         let address = name::address(self.name, uid, directory.as_deref())?;
         let (listening, file) = name::listen(self.name, &address)?;
+        let watched = |error: Errno| Error::io("creating an epoll instance", error);
+        let readiness = PollSet::new().map_err(watched)?;
+        readiness.add(listening.socket.fd()).map_err(watched)?;
         Ok(Listener {
             ipc: self.ipc.clone(),
             name: self.name.to_owned(),
             own,
+            limits: self.limits,
             address,
+            readiness,
             listening,
             file,
             pending: TimedMutex::new(Vec::new()),
@@ -126,7 +159,10 @@ pub struct Listener {
     ipc: Session,
     name: String,
     own: Hello,
+    limits: Limits,
     address: BrokerAddress,
+    /// The listening socket, and the connections that have not sent hello.
+    readiness: PollSet,
     listening: ListeningSocket,
     file: Option<SocketFile>,
     /// The connections that have not sent hello.
@@ -171,23 +207,51 @@ impl Listener {
         let pending = self.pending.lock(deadline);
         let mut pending = pending.ok_or_else(|| self.timed_out(deadline))?;
         loop {
-            self.accept_pending(&mut pending)?;
-            let readable = pending.iter().position(PendingConnection::is_readable);
-            if let Some(index) = readable {
-                if let Some(channel) = self.answer_hello(pending.remove(index))? {
-                    return Ok(channel);
-                }
-                if deadline.left().is_zero() {
-                    return Err(self.timed_out(deadline));
-                }
-                continue;
+            if let Some(channel) = self.accept_now(&mut pending)? {
+                return Ok(channel);
             }
-            let now = Instant::now();
-            pending.retain(|one| one.until > now);
             if !self.wait(&pending, deadline)? {
                 return Err(self.timed_out(deadline));
             }
         }
+    }
+
+    /// Accepts the next process if one has connected and sent hello, and else returns `None`.
+    ///
+    /// The listener's descriptor ([`AsFd`]) is readable while there is something to accept or to refuse; call this method until
+    /// it returns `None`. While another thread waits in [`accept`](Self::accept), that thread accepts.
+    ///
+    /// # Errors
+    ///
+    /// As [`accept`](Self::accept), except for the timeout.
+    pub fn try_accept(&self) -> Result<Option<Channel>> {
+        self.owner.check()?;
+        Runtime::get()?;
+        match self.pending.lock(Deadline::after(MAX_CONTENTION)) {
+            Some(mut pending) => self.accept_now(&mut pending),
+            None => Ok(None),
+        }
+    }
+
+    /// Accepts the next process if one has connected and sent hello.
+    fn accept_now(&self, pending: &mut Vec<PendingConnection>) -> Result<Option<Channel>> {
+        let now = Instant::now();
+        pending.retain(|one| one.until > now);
+        // Processes that connect all the time do not keep the thread here.
+        for _ in 0..MAX_TURNS {
+            let has_more = self.accept_pending(pending)?;
+            while let Some(index) = pending.iter().position(PendingConnection::is_readable) {
+                let one = pending.remove(index);
+                self.readiness.remove(one.socket.fd());
+                if let Some(channel) = self.answer_hello(one)? {
+                    return Ok(Some(channel));
+                }
+            }
+            if !has_more {
+                break;
+            }
+        }
+        Ok(None)
     }
 
     fn timed_out(&self, deadline: Deadline) -> Error {
@@ -195,13 +259,13 @@ impl Listener {
         deadline.passed("the accepting of a channel", &detail)
     }
 
-    /// Accepts at most [`MAX_ACCEPTS`] connections, because further ones may arrive all the time.
-    fn accept_pending(&self, pending: &mut Vec<PendingConnection>) -> Result<()> {
+    /// Accepts at most [`MAX_ACCEPTS`] connections, because further ones may arrive all the time. Returns whether there may be more.
+    fn accept_pending(&self, pending: &mut Vec<PendingConnection>) -> Result<bool> {
         for _ in 0..MAX_ACCEPTS {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let accepted = match rustix::net::accept_with(self.listening.socket.fd(), flags) {
                 Ok(accepted) => PeerSocket::new(accepted, !self.listening.refuses_fds),
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
                     return Err(Error::io(format!("accepting a channel at {}", self.address), error));
@@ -224,26 +288,23 @@ impl Listener {
                 pending.remove(0);
             }
             let until = Instant::now() + HELLO_TIMEOUT;
+            self.readiness
+                .add(accepted.fd())
+                .map_err(|error| Error::io("watching a connecting process", error))?;
             pending.push(PendingConnection { socket: accepted, credentials, until });
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Waits for a new connection or a hello. Returns `false` after the deadline.
     fn wait(&self, pending: &[PendingConnection], deadline: Deadline) -> Result<bool> {
-        let sockets =
-            std::iter::once(self.listening.socket.fd()).chain(pending.iter().map(|one| one.socket.fd()));
-        let mut fds: Vec<_> = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
-        let left = deadline.left();
-        if left.is_zero() {
+        if deadline.left().is_zero() {
             return Ok(false);
         }
-        let next = pending.iter().map(|one| one.until.saturating_duration_since(Instant::now())).min();
-        let wait = next.map_or(left, |next| next.min(left));
-        match poll(&mut fds, Some(&socket::timespec(wait))) {
-            Ok(_) | Err(Errno::INTR) => Ok(true),
-            Err(error) => Err(Error::io("waiting for a channel", error)),
-        }
+        let next = pending.iter().map(|one| one.until).min();
+        let until = next.map_or(deadline.at, |next| next.min(deadline.at));
+        let waited = socket::wait_until(self.readiness.as_fd(), PollFlags::IN, until);
+        waited.map(|_| true).map_err(|error| Error::io("waiting for a channel", error))
     }
 
     /// Answers a hello. `None` if the process has closed the connection without one, to query the listener's identity.
@@ -274,20 +335,33 @@ impl Listener {
         // A message that is too long for a packet is sent in a memory file.
         pending.socket.accept_fds();
         let (page, file) = WordPage::create()?;
-        let sent = send_answer(pending.socket.fd(), &answer, file.as_fd());
+        let (control, peers) =
+            socket::pair().map_err(|error| Error::io("creating a pair of sockets", error))?;
+        let sent = socket::send(pending.socket.fd(), &answer, &[file.as_fd(), peers.as_fd()]);
         let maps = own.agree_with(&peer)?;
         if sent.is_err() {
             return Ok(None);
         }
         kill_point!("acceptor:channel-welcomed");
-        let agreement = Agreement { own, peer, maps, page, side: Side::Exporter };
+        let control = PeerSocket::new(control, true);
+        let agreement =
+            Agreement { own, peer, maps, page, side: Side::Exporter, control, limits: self.limits };
         let connection = Connection::begin(&self.ipc, pending.socket, pending.credentials.pid, agreement)?;
         Ok(Some(Channel::new(connection)))
     }
 }
 
-fn send_answer(to: BorrowedFd<'_>, answer: &[u8], page: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    socket::send(to, answer, &[page])
+impl AsFd for Listener {
+    /// Returns a descriptor that is readable while [`try_accept`](Self::try_accept) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readiness.as_fd()
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 impl PendingConnection {

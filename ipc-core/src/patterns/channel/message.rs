@@ -1,16 +1,20 @@
-//! What is sent.
+//! Messages to be sent.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::stream::{AsStream, BorrowedStream};
+use crate::model::error::Error;
 use crate::sharing::export::Export;
 use crate::wire::descriptor::Descriptor;
 
-/// A message in the making: bytes, and memory that the receiver may open.
+/// A builder for a message: bytes, and memory that the receiver may open.
 ///
-/// It borrows what it is made of, and holds nothing once it has been sent. Clone it where a send that runs out of time is to
-/// be tried again.
+/// A message borrows its contents or owns them; a message without borrows is a `Message<'static>`, which can be moved to
+/// another thread or task. It holds no grants before it is sent. Clone it to retry a send after a timeout;
+/// [`ChannelSender::try_send`](crate::ChannelSender::try_send) returns it.
 #[derive(Clone, Default)]
 #[must_use = "nothing is sent before Channel::send"]
 pub struct Message<'a> {
@@ -20,61 +24,151 @@ pub struct Message<'a> {
 }
 
 /// An export that a message carries.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) enum Part<'a> {
-    /// With grants: it can be opened though the export has been dropped.
-    Export(&'a Export),
-    /// Of any process, as it is.
-    Descriptor(&'a Descriptor),
+    /// With grants: it can be opened although the export has been dropped.
+    Export(MessageExport<'a>),
+    /// Of any process, without a grant.
+    Descriptor(Cow<'a, Descriptor>),
 }
 
-impl<'a> Part<'a> {
-    pub(super) fn descriptor(&self) -> &'a Descriptor {
+impl Part<'_> {
+    pub(super) fn descriptor(&self) -> &Descriptor {
         match self {
-            Self::Export(export) => export.descriptor(),
+            Self::Export(export) => export.get().descriptor(),
             Self::Descriptor(descriptor) => descriptor,
         }
     }
 }
 
+/// An export as the content of a [`Message`]: borrowed, shared, or owned.
+///
+/// A message that owns its export drops the export after the send; the grants keep the memory for the receiver.
+#[derive(Clone, Debug)]
+pub struct MessageExport<'a>(ExportRef<'a>);
+
+#[derive(Clone, Debug)]
+enum ExportRef<'a> {
+    Borrowed(&'a Export),
+    Shared(Arc<Export>),
+}
+
+impl MessageExport<'_> {
+    fn get(&self) -> &Export {
+        match &self.0 {
+            ExportRef::Borrowed(export) => export,
+            ExportRef::Shared(export) => export,
+        }
+    }
+}
+
+impl<'a> From<&'a Export> for MessageExport<'a> {
+    fn from(export: &'a Export) -> Self {
+        Self(ExportRef::Borrowed(export))
+    }
+}
+
+impl From<Arc<Export>> for MessageExport<'_> {
+    fn from(export: Arc<Export>) -> Self {
+        Self(ExportRef::Shared(export))
+    }
+}
+
+impl From<Export> for MessageExport<'_> {
+    fn from(export: Export) -> Self {
+        Self(ExportRef::Shared(Arc::new(export)))
+    }
+}
+
+/// The error of a send that does not wait.
+#[derive(Debug)]
+pub enum TrySendError<'a> {
+    /// The messages in flight leave no room. Nothing of the message has been sent.
+    Full(Message<'a>),
+    /// The message cannot be sent; see [`Channel::send`](crate::Channel::send).
+    Failed(Error),
+}
+
+impl fmt::Display for TrySendError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full(_) => f.write_str(
+                "the channel is full: the receiver must receive earlier messages first; wait for the sender's descriptor",
+            ),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for TrySendError<'_> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Full(_) => None,
+            Self::Failed(error) => error.source(),
+        }
+    }
+}
+
+impl From<TrySendError<'_>> for Error {
+    /// A full channel becomes [`Error::Timeout`] after 0 s.
+    fn from(error: TrySendError<'_>) -> Self {
+        let detail = format!("; {error}");
+        match error {
+            TrySendError::Full(_) => {
+                Self::Timeout { what: "the sending of a message".into(), after: Duration::ZERO, detail }
+            }
+            TrySendError::Failed(error) => error,
+        }
+    }
+}
+
 impl<'a> Message<'a> {
-    /// A message with nothing in it.
+    /// Creates an empty message.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The bytes: a name, a header, whatever the receiver understands. Said again, they replace what was said before.
+    /// Sets the bytes, for example a name or a header. A second call replaces them.
     pub fn bytes(mut self, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         self.bytes = bytes.into();
         self
     }
 
-    /// Adds memory that this process shares: one region, or any number of named tensors. The export may be dropped as soon as
-    /// the message has been sent: the message holds grants, which keep the memory until the receiver has opened it, discarded
-    /// it, or died.
-    pub fn export(mut self, export: &'a Export) -> Self {
-        self.parts.push(Part::Export(export));
-        self
-    }
-
-    /// Adds memory that any process shares, as a plain descriptor: there is no grant, and whoever shares it keeps it.
-    pub fn descriptor(mut self, descriptor: &'a Descriptor) -> Self {
-        self.parts.push(Part::Descriptor(descriptor));
-        self
-    }
-
-    /// The tensors are written by what has been submitted to this stream before the message is sent. The receiver's stream
-    /// waits for that, on the device. With several streams it waits for all of them.
+    /// Adds memory that this process shares: one region, or any number of named tensors. Accepts `&Export`, `Arc<Export>` or
+    /// `Export`.
     ///
-    /// Each signal waits for those that the channel submitted before it, so a stream that does not move on holds up the
-    /// tensors of later messages too. Where the stream's device has no timelines, [`Channel::send`](crate::Channel::send)
-    /// waits for the stream on the host instead.
+    /// The export may be dropped as soon as the message has been sent: the message contains grants, which keep the memory
+    /// until the receiver has opened or discarded it, or has terminated.
+    pub fn export(mut self, export: impl Into<MessageExport<'a>>) -> Self {
+        self.parts.push(Part::Export(export.into()));
+        self
+    }
+
+    /// Adds memory that any process shares, as a plain descriptor without a grant: its exporter must keep it.
+    pub fn descriptor(mut self, descriptor: impl Into<Cow<'a, Descriptor>>) -> Self {
+        self.parts.push(Part::Descriptor(descriptor.into()));
+        self
+    }
+
+    /// Adds a stream that writes the tensors: they are ready when the work that was submitted to it before the send is complete.
+    ///
+    /// The receiver's stream waits for that on the device; with several streams, for all of them. Each signal waits for the
+    /// signals that the channel submitted before it, so a stream that makes no progress delays the tensors of later messages
+    /// too. If the stream's device has no timelines, [`Channel::send`](crate::Channel::send) waits for the stream on the host
+    /// instead.
     pub fn ready_on<M>(mut self, stream: &'a impl AsStream<M>) -> Self {
         self.ready.push(stream.as_stream());
         self
     }
 
-    pub(super) fn payload(&self) -> &[u8] {
+    /// Returns the bytes that count as in flight: the payload, and the memory that the grants keep allocated.
+    pub(super) fn bytes_in_flight(&self) -> u64 {
+        let granted = self.parts.iter().filter(|part| matches!(part, Part::Export(_)));
+        granted.fold(self.bytes.len() as u64, |sum, part| sum.saturating_add(part.descriptor().len()))
+    }
+
+    /// Returns the bytes.
+    pub fn payload(&self) -> &[u8] {
         &self.bytes
     }
 }

@@ -9,9 +9,11 @@
 //! |---|---|
 //! | `listen`, `connect`, `name`, `handshake` | connection setup |
 //! | `connection` | the state of one end |
-//! | `message`, `send` | sending |
+//! | `halves` | the two directions of an end |
+//! | `message`, `send`, `limits` | sending |
 //! | `inbox` | the shared-memory path of small messages |
-//! | `receive`, `received`, `received_bundle`, `arrival` | receiving and opening |
+//! | `receive`, `received`, `arrival` | receiving and opening |
+//! | `readiness` | descriptors for event loops |
 //! | `maps` | device maps |
 //!
 //! `docs/spec/channel.md` specifies the protocol.
@@ -19,16 +21,19 @@
 mod arrival;
 mod connect;
 mod connection;
+mod halves;
 mod handshake;
 mod inbox;
 #[cfg(all(loom, test))]
 mod inbox_loom;
+mod limits;
 mod listen;
 mod maps;
 mod message;
 mod name;
 #[cfg(test)]
 mod properties;
+mod readiness;
 mod receive;
 mod received;
 mod send;
@@ -36,12 +41,14 @@ mod send;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use connect::ConnectBuilder;
+pub use halves::{ChannelReceiver, ChannelSender};
 pub use listen::{ListenBuilder, Listener};
-pub use message::Message;
+pub use message::{Message, MessageExport, TrySendError};
 pub use received::{OpenReceived, Received, ReceivedExport};
 
 use crate::model::error::{Error, Result};
@@ -55,11 +62,29 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 
 /// One end of a channel between two processes of this machine, or within one process.
 ///
-/// Messages arrive in the order in which they were sent, each exactly once. One thread may send while another receives; the
-/// receiving thread reads the socket itself. If the receiver does not read, [`send`](Self::send) waits.
+/// Messages arrive in the order in which they were sent, each exactly once. [`send`](Self::send) waits while the messages in
+/// flight, which are sent and not yet received by the peer, reach a limit
+/// ([`max_messages_in_flight`](ListenBuilder::max_messages_in_flight),
+/// [`max_bytes_in_flight`](ListenBuilder::max_bytes_in_flight)).
 ///
 /// Dropping an end closes the channel: the peer can still receive the messages sent before, and received memory can still be
 /// opened.
+///
+/// # Threads
+///
+/// Every method takes `&self`, and any thread may call any method at any time. One thread may send while another receives: the
+/// two directions share no lock. Several threads may send; each message is sent as a whole. If several threads receive, each
+/// message goes to one of them. [`split`](Self::split) gives each direction an owner. [`close`](Self::close) wakes every call
+/// that waits, of this process and of the peer. Callbacks of the library may call the `try_` methods only, or pass a timeout of
+/// zero.
+///
+/// # Event loops
+///
+/// The descriptor ([`AsFd`]) is readable while [`try_receive`](Self::try_receive) has a result, which includes the end of the
+/// channel: it stays readable until the method returns `None`. It can be registered with epoll, with mio, or with tokio as
+/// `AsyncFd`. Nothing may read from it or write to it. A task that is cancelled between the readiness and `try_receive` loses
+/// nothing. From the first use of the descriptor on, every message makes a system call on either side; a channel that is only
+/// used by threads passes small messages through shared memory.
 ///
 /// # Examples
 ///
@@ -106,27 +131,50 @@ const DEFAULT_MESSAGE_LIMIT: u64 = 64 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Channel {
     connection: Arc<Connection>,
+    /// Whether the halves close the channel instead of this value.
+    is_split: bool,
 }
 
 impl Channel {
     const fn new(connection: Arc<Connection>) -> Self {
-        Self { connection }
+        Self { connection, is_split: false }
     }
 
-    /// Sends a message. Waits if the queue is full.
+    /// Splits the channel into its two directions, which two threads or tasks can own.
+    ///
+    /// Each half closes its direction when it is dropped: the peer receives [`Error::ChannelClosed`] after the last message if the
+    /// sender was dropped, and cannot send if the receiver was dropped.
+    pub fn split(mut self) -> (ChannelSender, ChannelReceiver) {
+        self.is_split = true;
+        let sender = ChannelSender::new(Arc::clone(&self.connection));
+        (sender, ChannelReceiver::new(Arc::clone(&self.connection)))
+    }
+
+    /// Sends a message. Waits while the messages in flight leave no room for it.
     ///
     /// When the call returns, the message is in the kernel or in memory that the receiver has mapped, and arrives even if the
     /// channel is dropped. The memory of its tensors belongs to this process and ends with it: call [`close`](Self::close)
     /// before the process exits.
     ///
+    /// If both processes only send, both wait until their timeouts: receive in another thread.
+    ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if the receiver does not read; [`Error::MessageTooLarge`]; [`Error::NotInDeviceMap`] with the device
-    /// and a remedy; [`Error::ExportDropped`] for an export that was shut down; [`Error::ChannelClosed`] or [`Error::PeerGone`]
-    /// if the peer no longer receives; [`Error::Forked`]. After an error, no part of the message has been sent, and the channel
-    /// can send further messages.
+    /// [`Error::Timeout`] if the receiver does not receive earlier messages; [`Error::MessageTooLarge`];
+    /// [`Error::NotInDeviceMap`] with the device and a remedy; [`Error::ExportDropped`] for an export that was shut down;
+    /// [`Error::ChannelClosed`] or [`Error::PeerGone`] if the peer no longer receives; [`Error::Forked`]. After an error, no part
+    /// of the message has been sent, and the channel can send further messages.
     pub fn send(&self, message: Message<'_>, timeout: Duration) -> Result<()> {
         self.connection.send(&message, false, Deadline::after(timeout))
+    }
+
+    /// Sends a message if the messages in flight leave room for it, and else returns it; see [`ChannelSender::try_send`].
+    ///
+    /// # Errors
+    ///
+    /// [`TrySendError::Full`] with the message; the errors of [`send`](Self::send), except for the timeout.
+    pub fn try_send<'m>(&self, message: Message<'m>) -> Result<(), TrySendError<'m>> {
+        self.connection.try_send(message, false)
     }
 
     /// Waits for the next message and returns it.
@@ -141,17 +189,29 @@ impl Channel {
         self.connection.receive(Deadline::after(timeout))
     }
 
+    /// Returns the next message if it has arrived, and else `None`.
+    ///
+    /// While another thread waits in [`receive`](Self::receive), that thread receives the message.
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive), except for the timeout.
+    pub fn try_receive(&self) -> Result<Option<Received>> {
+        self.connection.try_receive()
+    }
+
     /// Closes the channel after the peer has received every message, and opened or discarded every tensor in them.
     ///
-    /// After that this process may exit.
+    /// After that this process may exit. Wakes the calls of all threads that wait for this channel, which return
+    /// [`Error::ChannelClosed`]. A timeout of zero closes the channel at once. A closed channel stays closed, and a second call
+    /// returns `Ok`.
     ///
     /// # Errors
     ///
     /// [`Error::Timeout`], which states how much was received; [`Error::OnWorkerThread`] in a callback; [`Error::PeerGone`] or
     /// [`Error::ChannelClosed`] if the peer will not receive the rest. The channel is closed nevertheless.
-    pub fn close(self, timeout: Duration) -> Result<()> {
-        check_may_wait("Channel::close", timeout)?;
-        self.connection.wait_settled(Deadline::after(timeout))
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        self.connection.close_after(timeout)
     }
 
     /// Registers a callback that runs once if the peer's process terminates without closing the channel.
@@ -160,9 +220,7 @@ impl Channel {
     /// device context, and does not run after this end was closed. In the callback, calls that wait return
     /// [`Error::OnWorkerThread`].
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        if self.connection.owner.is_here() {
-            self.connection.on_gone(Box::new(callback));
-        }
+        self.connection.add_callback(Box::new(callback));
     }
 
     /// Sets whether [`receive`](Self::receive) may spin before it sleeps, by default `true`.
@@ -191,6 +249,21 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.connection.close();
+        if !self.is_split {
+            self.connection.close();
+        }
+    }
+}
+
+impl AsFd for Channel {
+    /// Returns a descriptor that is readable while [`try_receive`](Self::try_receive) has a result.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.receiver_descriptor()
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }

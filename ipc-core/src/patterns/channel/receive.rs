@@ -1,14 +1,15 @@
 //! Receiving on the caller's thread.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use super::arrival::{Arrival, Place};
-use super::connection::{Connection, LONGEST_RECEIVE, Slot};
+use super::connection::{Connection, Direction, LONGEST_RECEIVE, Slot};
 use super::maps::{ResolvedMap, position};
 use super::received::{Received, ReceivedExport};
 use crate::model::device::DeviceIdentity;
@@ -28,6 +29,9 @@ use crate::wire::descriptor::{Descriptor, NamedExport};
 /// The duration of a spin if the peer was asleep when the last message was sent: it must wake up before it can answer.
 const SPIN_AFTER_WAKE: Duration = Duration::from_micros(200);
 
+/// Maximum time for which a call that does not wait waits for another thread's call.
+const MAX_CONTENTION: Duration = Duration::from_millis(10);
+
 /// Maximum number of wake-up packets read after the deadline: a few may precede a message.
 const MAX_WAKE_PACKETS: u32 = 64;
 
@@ -41,9 +45,10 @@ const POLLS_PER_CLOCK_READ: u32 = 16;
 #[derive(Debug, Default)]
 pub(super) struct ReceiveState {
     buffer: Vec<u8>,
-    messages: u64,
-    /// The number of taken messages, including invalid ones.
+    /// The number of taken messages, including lost and invalid ones.
     taken: u64,
+    /// The last value of the peer's `WantsRoom` that a wake-up was sent for.
+    woken_for: u64,
     /// The number of messages that arrived by the socket.
     by_socket: u64,
     /// A packet that arrived while the previous message was in the inbox, or while this end slept.
@@ -53,6 +58,26 @@ pub(super) struct ReceiveState {
     polled: bool,
     /// Whether the peer or its socket has reported the end of messages.
     ended: bool,
+}
+
+impl ReceiveState {
+    /// Returns the number of taken messages.
+    pub(super) const fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Returns whether a receive call has a result without reading the socket.
+    pub(super) const fn has_packet(&self) -> bool {
+        self.early.is_some() || self.ended
+    }
+}
+
+/// The result of a receive that does not wait.
+enum ReceiveNow {
+    Message(Received),
+    Nothing,
+    /// Only wake-up packets, and possibly more of them.
+    Wakes,
 }
 
 /// The context for opening the memory of a message.
@@ -65,36 +90,109 @@ struct OpenContext<'a> {
 impl Connection {
     /// Waits for the next message and returns it.
     pub(super) fn receive(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
+        let received = self.receive_until(deadline);
+        self.report_readiness();
+        received
+    }
+
+    /// Returns the next message if it has arrived.
+    pub(super) fn try_receive(self: &Arc<Self>) -> Result<Option<Received>> {
+        let received = self.receive_available();
+        self.report_readiness();
+        received
+    }
+
+    fn receive_until(self: &Arc<Self>, deadline: Deadline) -> Result<Received> {
         Runtime::get()?;
         self.owner.check()?;
         let receiving = self.receiving.lock(deadline);
         let mut receiving =
             receiving.ok_or_else(|| deadline.passed("the receive call of another thread", ""))?;
-        let mut wakes = 0;
         loop {
-            // Loaded before the queue: the peer stores it after its last message.
-            let closed = self.peer_has_closed();
-            match self.next(&mut receiving, closed)? {
-                Some(Incoming::End) => receiving.ended = true,
+            match self.receive_now(&mut receiving, false)? {
+                ReceiveNow::Message(received) => return Ok(received),
+                ReceiveNow::Nothing => self.wait_for_message(&mut receiving, deadline)?,
                 // A peer that sends only wake-up packets cannot extend the wait beyond the deadline.
-                Some(Incoming::Look) if wakes == MAX_WAKE_PACKETS && deadline.left().is_zero() => {
-                    return Err(self.timed_out(deadline));
-                }
-                Some(Incoming::Look) => wakes = MAX_WAKE_PACKETS.min(wakes + 1),
-                Some(Incoming::Message { head, bytes }) => {
-                    receiving.messages += 1;
-                    let received = self.take(head, bytes)?;
-                    self.own_word(Slot::Received).store(receiving.messages, Ordering::Release);
-                    kill_point!("receiver:channel-received");
-                    return Ok(received);
-                }
-                None if closed || receiving.ended => {
-                    receiving.ended = true;
-                    return Err(self.close_reason());
-                }
-                None => self.wait_for_message(&mut receiving, deadline)?,
+                ReceiveNow::Wakes if deadline.left().is_zero() => return Err(self.timed_out(deadline)),
+                ReceiveNow::Wakes => {}
             }
         }
+    }
+
+    fn receive_available(self: &Arc<Self>) -> Result<Option<Received>> {
+        Runtime::get()?;
+        self.owner.check()?;
+        // A thread that waits in `receive` holds the lock, and receives the message.
+        let Some(mut receiving) = self.receiving.lock(Deadline::after(MAX_CONTENTION)) else {
+            return Ok(None);
+        };
+        match self.receive_now(&mut receiving, true)? {
+            ReceiveNow::Message(received) => Ok(Some(received)),
+            ReceiveNow::Nothing => Ok(None),
+            ReceiveNow::Wakes => Err(self.reject_peer("it sends only wake-up packets".into())),
+        }
+    }
+
+    /// Returns the next message if it has arrived. Fails at the end of the channel. Reads the socket also without a reason to
+    /// if `polls`.
+    fn receive_now(self: &Arc<Self>, receiving: &mut ReceiveState, polls: bool) -> Result<ReceiveNow> {
+        for _ in 0..=MAX_WAKE_PACKETS {
+            if self.is_closed(Direction::Receiving) {
+                receiving.ended = true;
+                return Err(self.close_reason(Direction::Receiving));
+            }
+            // Loaded before the queue: the peer stores it after its last message.
+            let has_finished = self.peer_has_finished();
+            let taken = receiving.taken;
+            receiving.polled |= polls;
+            let next = self.next(receiving, has_finished);
+            if next.is_err() && receiving.taken > taken {
+                // The message is lost; the peer may send another one for it.
+                self.acknowledge(receiving);
+            }
+            match next? {
+                Some(Incoming::End) => receiving.ended = true,
+                Some(Incoming::Look) => {}
+                Some(Incoming::Message { head, bytes }) => {
+                    let received = self.take(head, bytes)?;
+                    self.acknowledge(receiving);
+                    kill_point!("receiver:channel-received");
+                    return Ok(ReceiveNow::Message(received));
+                }
+                None if has_finished || receiving.ended => {
+                    receiving.ended = true;
+                    return Err(self.close_reason(Direction::Receiving));
+                }
+                None => return Ok(ReceiveNow::Nothing),
+            }
+        }
+        Ok(ReceiveNow::Wakes)
+    }
+
+    /// Reports to the peer how many messages this end has received, and wakes the peer if it waits for that. Never blocks.
+    fn acknowledge(&self, receiving: &mut ReceiveState) {
+        self.own_word(Slot::Received).store(receiving.taken, Ordering::Release);
+        // The peer stores its wish and then reads the count; one of the two observes the store of the other.
+        fence(Ordering::SeqCst);
+        let wanted = self.peers_word(Slot::WantsRoom).load(Ordering::Relaxed);
+        if wanted != 0 && wanted <= receiving.taken && wanted != receiving.woken_for {
+            receiving.woken_for = wanted;
+            self.wake_peers_sender();
+        }
+    }
+
+    /// Wakes the peer's threads and event loops that wait to send. If the socket is full, the peer has wake-ups to read.
+    fn wake_peers_sender(&self) {
+        let _ = socket::send(self.control.fd(), &[0], &[]);
+    }
+
+    /// Receives no further messages, and discards the ones that have arrived. Wakes the receive calls of this process and the
+    /// send calls of the peer.
+    pub(super) fn finish_receiving(self: &Arc<Self>) {
+        let _ = rustix::net::shutdown(self.socket.fd(), Shutdown::Read);
+        self.wake_peers_sender();
+        self.discard_unread();
+        self.report_readiness();
     }
 
     /// Returns whether the shared words show an untaken message, or the channel has ended.
@@ -106,6 +204,7 @@ impl Connection {
             || receiving.ended
             || self.has_gone()
             || self.is_violated()
+            || self.is_closed(Direction::Receiving)
     }
 
     /// Waits until a message is available or the connection has ended.
@@ -128,7 +227,7 @@ impl Connection {
         let mut until = None;
         loop {
             for _ in 0..POLLS_PER_CLOCK_READ {
-                if self.has_sent(receiving) || self.peer_has_closed() {
+                if self.has_sent(receiving) || self.peer_has_finished() {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -148,7 +247,7 @@ impl Connection {
             return Ok(());
         }
         let slept = self.wait_at_socket(receiving, deadline);
-        inbox.wake_up();
+        self.wake_up();
         slept
     }
 
@@ -181,7 +280,7 @@ impl Connection {
     /// It polls the socket, which is a system call, only if there is a reason to.
     fn next(&self, receiving: &mut ReceiveState, closed: bool) -> Result<Option<Incoming>> {
         if self.is_violated() {
-            return Err(self.close_reason());
+            return Err(self.close_reason(Direction::Receiving));
         }
         if let Some(message) = self.take_from_inbox(receiving)? {
             return Ok(Some(message));
@@ -319,14 +418,15 @@ impl Connection {
     /// Discards unreceived messages, so that their grants end now and not when the connection ends.
     ///
     /// The time is limited, because the peer may continue to send.
-    pub(super) fn discard_unread(self: &Arc<Self>) {
-        let Some(mut receiving) = self.receiving.try_lock() else { return };
+    fn discard_unread(self: &Arc<Self>) {
+        // A receive call of another thread returns when the direction is closed.
+        let Some(mut receiving) = self.receiving.lock(Deadline::after(DISCARD_TIMEOUT)) else { return };
         let until = Instant::now() + DISCARD_TIMEOUT;
         while let Ok(Some(incoming)) = self.next(&mut receiving, true) {
             match incoming {
                 Incoming::Message { head, bytes } => drop(self.take(head, bytes)),
                 Incoming::Look => {}
-                Incoming::End => return,
+                Incoming::End => break,
             }
             if Instant::now() >= until {
                 return;

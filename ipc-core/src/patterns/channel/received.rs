@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::arrival::{Arrival, Place};
 use super::connection::Connection;
-use super::message::Message;
+use super::message::{Message, TrySendError};
 use crate::backend::Access;
 use crate::backend::stream::{AsStream, BorrowedStream};
 use crate::model::device::{DeviceIdentity, DeviceOrdinal};
@@ -54,6 +54,15 @@ impl Received {
     /// As [`Channel::send`](crate::Channel::send).
     pub fn reply(&self, message: Message<'_>, timeout: Duration) -> Result<()> {
         self.connection.send(&message, true, Deadline::after(timeout))
+    }
+
+    /// Sends an answer, as [`reply`](Self::reply), if the messages in flight leave room for it, and else returns it.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChannelSender::try_send`](crate::ChannelSender::try_send).
+    pub fn try_reply<'m>(&self, message: Message<'m>) -> Result<(), TrySendError<'m>> {
+        self.connection.try_send(message, true)
     }
 
     /// Have the tensors been written, or may they still be? A stream that waits for a sender who dies goes on, **also over

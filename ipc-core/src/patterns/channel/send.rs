@@ -3,26 +3,38 @@
 use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{Connection, Slot, wait_until};
+use super::connection::{Connection, Direction, Slot, wait_until};
 use super::inbox::PutResult;
-use super::message::{Message, Part};
+use super::limits::InFlight;
+use super::message::{Message, Part, TrySendError};
 use crate::backend::stream::BorrowedStream;
 use crate::model::error::{Error, Result};
 use crate::model::one_or_many::OneOrMany;
+use crate::os::SPIN;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::export::{Bearer, check_backend};
 use crate::sharing::timeline::timelines_of;
-use crate::transport::{Deadline, socket};
+use crate::transport::{Deadline, check_may_wait, socket};
 use crate::wire::Token;
 use crate::wire::channel::MAX_MESSAGE_TENSORS;
 use crate::wire::channel::{DescriptorBytes, Grants, Head, Item, Outgoing};
 use crate::wire::descriptor::ExportId;
+
+/// Maximum time for which a call that does not wait waits for another thread's call.
+const MAX_CONTENTION: Duration = Duration::from_millis(10);
+
+/// Maximum time of one sleep of a thread that waits for room.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Maximum number of wake-ups read at a time. Further ones wake the thread again.
+const MAX_WAKES_READ: u32 = 256;
 
 /// The state of the sending thread.
 #[derive(Debug, Default)]
@@ -35,8 +47,20 @@ pub(super) struct SendState {
     tensors: u64,
     /// The last value of this end's counter that was submitted to a stream.
     signalled: u64,
+    in_flight: InFlight,
+    /// Whether the socket had no room for the last packet.
+    is_socket_full: bool,
     /// The buffer of the last packet, for reuse.
     buffer: Vec<u8>,
+    /// The buffer for wake-ups.
+    wakes: Vec<u8>,
+}
+
+/// The result of a send that does not wait.
+enum SendNow {
+    Sent,
+    /// The peer must receive earlier messages first. It will make the sender's descriptor readable.
+    Full,
 }
 
 /// Grants and ended grants of a message, reverted on drop unless the message was sent.
@@ -55,7 +79,7 @@ impl PendingGrants<'_> {
     }
 
     /// Encodes a part of the message with its grants.
-    fn item<'p>(&mut self, part: &Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
+    fn item<'p>(&mut self, part: &'p Part<'p>, bearer: &Bearer) -> Result<Item<'p>> {
         let descriptor = part.descriptor();
         let grants = match part {
             Part::Export(_) => {
@@ -84,14 +108,38 @@ impl Drop for PendingGrants<'_> {
 }
 
 impl Connection {
-    /// Sends a message. Waits if the receiver does not read.
+    /// Sends a message. Waits until the messages in flight leave room for it.
     pub(super) fn send(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<()> {
+        loop {
+            match self.send_now(message, reply, deadline)? {
+                SendNow::Sent => return Ok(()),
+                SendNow::Full if deadline.left().is_zero() => return Err(self.not_received(deadline)),
+                SendNow::Full => self.wait_for_room(deadline)?,
+            }
+        }
+    }
+
+    /// Sends a message if the messages in flight leave room for it, and else returns it.
+    pub(super) fn try_send<'m>(&self, message: Message<'m>, reply: bool) -> Result<(), TrySendError<'m>> {
+        match self.send_now(&message, reply, Deadline::after(MAX_CONTENTION)) {
+            Ok(SendNow::Sent) => Ok(()),
+            Ok(SendNow::Full) => Err(TrySendError::Full(message)),
+            Err(error) => Err(TrySendError::Failed(error)),
+        }
+    }
+
+    /// Sends a message if there is room for it. Waits for other threads' calls alone.
+    fn send_now(&self, message: &Message<'_>, reply: bool, deadline: Deadline) -> Result<SendNow> {
         let runtime = Runtime::get()?;
         self.owner.check()?;
         let sending = self.sending.lock(deadline);
         let mut sending = sending.ok_or_else(|| deadline.passed("the send call of another thread", ""))?;
         self.check()?;
         self.check_devices(message, reply)?;
+        let bytes = message.bytes_in_flight();
+        if !self.has_room(&mut sending, bytes) {
+            return Ok(SendNow::Full);
+        }
         let mut pending = PendingGrants { runtime, connection: self, grants: Vec::new(), ended: Vec::new() };
         let items = self.items(message, &mut pending)?;
         kill_point!("sender:channel-granted");
@@ -109,16 +157,69 @@ impl Connection {
         self.check()?;
         if !self.put(&outgoing, &mut sending) {
             self.has_woken.store(!self.outbox().has_awake_receiver(), Ordering::Relaxed);
-            self.send_packet(&outgoing, deadline)?;
+            if !self.send_packet(&outgoing, &mut sending)? {
+                return Ok(SendNow::Full);
+            }
             sending.by_socket += 1;
             self.own_word(Slot::Sent).store(sending.by_socket, Ordering::Release);
         }
         pending.commit();
         sending.messages += 1;
+        sending.in_flight.push(bytes);
         sending.buffer = outgoing.packet;
         sending.tensors += tensors;
         kill_point!("sender:channel-sent");
-        Ok(())
+        Ok(SendNow::Sent)
+    }
+
+    /// Returns whether a message may be sent. If not, the peer sends a wake-up when it has received enough messages.
+    fn has_room(&self, sending: &mut SendState, bytes: u64) -> bool {
+        let Some(needed) = self.room_at(sending, bytes) else { return true };
+        self.ask_for_room(sending, needed);
+        self.room_at(sending, bytes).is_none()
+    }
+
+    /// Returns the number of received messages at which a message may be sent. `None` if it may be sent now.
+    fn room_at(&self, sending: &mut SendState, bytes: u64) -> Option<u64> {
+        sending.in_flight.acknowledge(self.peers_word(Slot::Received).load(Ordering::Acquire));
+        let needed = sending.in_flight.room_at(bytes, self.limits);
+        if needed.is_some() || !sending.is_socket_full {
+            return needed;
+        }
+        let writable = socket::wait_until(self.socket.fd(), PollFlags::OUT, Instant::now());
+        sending.is_socket_full = !writable.unwrap_or(true);
+        sending.is_socket_full.then(|| sending.in_flight.received() + 1)
+    }
+
+    /// Asks the peer for a wake-up when it has received this number of messages.
+    fn ask_for_room(&self, sending: &mut SendState, needed: u64) {
+        for _ in 0..MAX_WAKES_READ {
+            if !matches!(socket::receive(self.control.fd(), &mut sending.wakes), Ok(Some(_))) {
+                break;
+            }
+        }
+        // Another thread may wait for fewer messages.
+        let asked = self.own_word(Slot::WantsRoom).load(Ordering::Relaxed);
+        let needed = if asked > sending.in_flight.received() { asked.min(needed) } else { needed };
+        self.own_word(Slot::WantsRoom).store(needed, Ordering::Release);
+        // The peer stores its count and then reads this wish; one of the two observes the store of the other.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Waits until the peer may have received enough messages, or the channel has ended.
+    fn wait_for_room(&self, deadline: Deadline) -> Result<()> {
+        let wanted = self.own_word(Slot::WantsRoom).load(Ordering::Relaxed);
+        let begin = Instant::now();
+        while self.may_spin.load(Ordering::Relaxed) && begin.elapsed() < SPIN {
+            if self.peers_word(Slot::Received).load(Ordering::Acquire) >= wanted {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        kill_point!("sender:channel-waiting");
+        let until = deadline.at.min(begin + LONGEST_WAIT);
+        let waited = socket::wait_until(self.sender_descriptor(), PollFlags::IN, until);
+        waited.map(drop).map_err(|error| Error::io("waiting for the peer of the channel", error))
     }
 
     /// Puts the message into the peer's inbox. Returns `false` if it must be sent by the socket.
@@ -139,30 +240,46 @@ impl Connection {
         true
     }
 
-    fn send_packet(&self, outgoing: &Outgoing, deadline: Deadline) -> Result<()> {
+    /// Sends the packet. Returns `false` if the socket is full.
+    fn send_packet(&self, outgoing: &Outgoing, sending: &mut SendState) -> Result<bool> {
         let file = outgoing.file.as_ref().map(AsFd::as_fd);
+        let mut has_asked = false;
         loop {
             // A closed peer reads no packets, although its socket may still be open.
             self.check()?;
             match socket::send(self.socket.fd(), &outgoing.packet, file.as_slice()) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(true),
                 // The peer has closed its socket with unread packets. The next attempt returns the reason.
                 Err(Errno::CONNRESET) => {}
-                Err(Errno::AGAIN) => {
-                    let waited = socket::wait_until(self.socket.fd(), PollFlags::OUT, deadline.at);
-                    if !waited.map_err(|error| Error::io("waiting for the peer of the channel", error))? {
-                        return Err(self.does_not_read(deadline));
-                    }
+                Err(Errno::AGAIN) if has_asked => {
+                    sending.is_socket_full = true;
+                    return Ok(false);
                 }
-                Err(Errno::PIPE | Errno::NOTCONN | Errno::CONNREFUSED) => return Err(self.close_reason()),
+                Err(Errno::AGAIN) => {
+                    self.ask_for_room(sending, sending.in_flight.received() + 1);
+                    has_asked = true;
+                }
+                Err(Errno::PIPE | Errno::NOTCONN | Errno::CONNREFUSED) => {
+                    return Err(self.close_reason(Direction::Sending));
+                }
                 Err(error) => return Err(Error::io("sending a message", error)),
             }
         }
     }
 
-    fn does_not_read(&self, deadline: Deadline) -> Error {
+    fn not_received(&self, deadline: Deadline) -> Error {
+        let state = match self.sending.try_lock() {
+            Some(sending) => format!(
+                " {} messages with {} B, which are in flight (limits: {} messages, {} B)",
+                sending.in_flight.messages(),
+                sending.in_flight.bytes(),
+                self.limits.messages,
+                self.limits.bytes
+            ),
+            None => " the messages in flight".into(),
+        };
         let detail = format!(
-            "; process {} ({}) does not read, and its queue is full. Nothing of the message has been sent",
+            "; process {} ({}) has not received{state}. Nothing of the message has been sent",
             self.peer.pid, self.peer.program
         );
         deadline.passed("the sending of a message", &detail)
@@ -186,7 +303,7 @@ impl Connection {
         Ok(())
     }
 
-    fn items<'a>(&self, message: &Message<'a>, pending: &mut PendingGrants<'_>) -> Result<Vec<Item<'a>>> {
+    fn items<'a>(&self, message: &'a Message<'a>, pending: &mut PendingGrants<'_>) -> Result<Vec<Item<'a>>> {
         let size = message.parts.len();
         if size > MAX_MESSAGE_TENSORS {
             let (size, limit) = (size as u64, MAX_MESSAGE_TENSORS as u64);
@@ -255,12 +372,43 @@ impl Connection {
         Ok(())
     }
 
-    /// Notifies the peer that this end neither sends nor receives any longer.
+    /// Closes both directions after the peer has received every message, or after the timeout.
+    pub(super) fn close_after(self: &Arc<Self>, timeout: Duration) -> Result<()> {
+        check_may_wait("Channel::close", timeout)?;
+        self.owner.check()?;
+        if self.is_closed_both_ways() {
+            return Ok(());
+        }
+        let settled = self.wait_settled(Deadline::after(timeout));
+        self.close();
+        settled
+    }
+
+    /// Closes both directions.
     pub(super) fn close(self: &Arc<Self>) {
+        self.close_directions(Direction::Sending as u64 | Direction::Receiving as u64);
+    }
+
+    /// Closes one direction.
+    pub(super) fn close_direction(self: &Arc<Self>, direction: Direction) {
+        self.close_directions(direction as u64);
+    }
+
+    fn close_directions(self: &Arc<Self>, directions: u64) {
         let Some(runtime) = Runtime::of_guard(&self.owner) else { return };
-        self.own_word(Slot::Closed).store(1, Ordering::Release);
-        kill_point!("closer:channel-ending");
-        self.discard_unread();
+        let closed = self.mark_closed(directions);
+        if closed & Direction::Receiving as u64 != 0 {
+            kill_point!("closer:channel-ending");
+            self.finish_receiving();
+        }
+        if closed & Direction::Sending as u64 != 0 {
+            self.finish_sending(runtime);
+        }
+    }
+
+    /// Notifies the peer that this end sends no further messages. Wakes the send calls of this process.
+    fn finish_sending(self: &Arc<Self>, runtime: &Runtime) {
+        self.wake_senders();
         // Wakes a waiting peer. If the socket is full, the peer has packets to read, and polls the word before it waits.
         if let Ok(end) = Outgoing::end() {
             let _ = socket::send(self.socket.fd(), &end.packet, &[]);

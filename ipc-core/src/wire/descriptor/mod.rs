@@ -18,6 +18,7 @@ mod tensors;
 mod text;
 mod view;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -137,6 +138,18 @@ pub struct ExportId(pub(crate) u64);
 impl fmt::Display for ExportId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+impl<'a> From<&'a Descriptor> for Cow<'a, Descriptor> {
+    fn from(descriptor: &'a Descriptor) -> Self {
+        Self::Borrowed(descriptor)
+    }
+}
+
+impl From<Descriptor> for Cow<'_, Descriptor> {
+    fn from(descriptor: Descriptor) -> Self {
+        Self::Owned(descriptor)
     }
 }
 

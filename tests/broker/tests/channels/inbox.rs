@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use device_ipc_broker_tests::{Answer, Child, Connection, DEADLINE, PINNING, Received, agent, eventually};
+use device_ipc_broker_tests::{Answer, Child, DEADLINE, PINNING, Received, agent, eventually};
 
 use super::name;
-use super::raw::greeted;
+use super::raw::{RawPeer, greeted};
 
 /// A message of these bytes alone, without a packet.
 fn message(bytes: &[u8]) -> Vec<u8> {
@@ -62,7 +62,7 @@ fn standing(
     name_of_it: &str,
     command: &str,
     before: impl FnOnce(&RawPage),
-) -> (Child, Connection, RawPage) {
+) -> (Child, RawPeer, RawPage) {
     let point = format!("{point}!stop");
     let mut child = agent!(PINNING, dies_at: Some(&point));
     let under = name(name_of_it);

@@ -1,5 +1,6 @@
 //! A peer of a channel that speaks the protocol by itself, as `docs/spec/channel.md` describes it.
 
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 
 use device_ipc_broker_tests::{Child, Connection, DEADLINE, Received};
@@ -41,16 +42,31 @@ pub(super) fn address(under: &str) -> Vec<u8> {
     format!("device-ipc.{}.{under}", rustix::process::geteuid().as_raw()).into_bytes()
 }
 
+/// The two sockets of a raw peer.
+pub(super) struct RawPeer {
+    messages: Connection,
+    pub(super) control: OwnedFd,
+}
+
+impl Deref for RawPeer {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.messages
+    }
+}
+
 /// Returns a raw peer whose hello has been answered, and its page.
-pub(super) fn greeted(child: &mut Child, under: &str) -> (Connection, OwnedFd) {
+pub(super) fn greeted(child: &mut Child, under: &str) -> (RawPeer, OwnedFd) {
     let raw = Connection::to(&address(under)).expect("it listens");
     raw.send_bytes(&greeting(1, &hello()), &[]).expect("it reads");
     child.ok(&format!("accept {under} c 20000"));
     match raw.receive(DEADLINE) {
         Received::Packet(bytes, mut fds) => {
             assert_eq!(&bytes[..11], b"dipcchan\x01\x00\x00", "a hello of version 1");
-            assert_eq!(fds.len(), 1, "the page of words");
-            (raw, fds.remove(0))
+            assert_eq!(fds.len(), 2, "the page of words, and the control socket");
+            let (page, control) = (fds.remove(0), fds.remove(0));
+            (RawPeer { messages: raw, control }, page)
         }
         other => panic!("no hello, but {other:?}"),
     }

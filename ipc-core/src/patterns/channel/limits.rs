@@ -1,0 +1,132 @@
+//! Limits of the messages that one end has sent and the peer has not received.
+
+use std::collections::VecDeque;
+
+/// Default maximum number of messages in flight.
+const DEFAULT_MESSAGES_IN_FLIGHT: u64 = 128;
+
+/// Default maximum number of bytes in flight.
+const DEFAULT_BYTES_IN_FLIGHT: u64 = 256 * 1024 * 1024;
+
+/// The limits of one end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+}
+
+impl Limits {
+    pub(super) const DEFAULT: Self =
+        Self { messages: DEFAULT_MESSAGES_IN_FLIGHT, bytes: DEFAULT_BYTES_IN_FLIGHT };
+}
+
+/// The messages in flight.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    /// The number of messages that were received.
+    received: u64,
+    /// The bytes of each later message, in the order of sending.
+    sizes: VecDeque<u64>,
+    bytes: u64,
+}
+
+impl InFlight {
+    /// Adds a message that was sent.
+    pub(super) fn push(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.sizes.push_back(bytes);
+    }
+
+    /// Removes the messages that the peer claims to have received, at most all of them.
+    ///
+    /// A peer that claims too much, or decreases its counter, changes the count of its own messages and nothing else.
+    pub(super) fn acknowledge(&mut self, received: u64) {
+        while self.received < received
+            && let Some(bytes) = self.sizes.pop_front()
+        {
+            self.received += 1;
+            self.bytes = self.bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Returns the number of received messages at which a message of `bytes` bytes may be sent. `None` if it may be sent now.
+    ///
+    /// A message that exceeds the limit of bytes may be sent when no other message is in flight.
+    pub(super) fn room_at(&self, bytes: u64, limits: Limits) -> Option<u64> {
+        let excess = (self.messages() + 1).saturating_sub(limits.messages.max(1)).min(self.messages());
+        let mut left = self.bytes;
+        let mut needed = 0;
+        for size in &self.sizes {
+            if needed >= excess && left.saturating_add(bytes) <= limits.bytes {
+                break;
+            }
+            needed += 1;
+            left = left.saturating_sub(*size);
+        }
+        (needed > 0).then_some(self.received + needed)
+    }
+
+    /// Returns the number of messages in flight.
+    pub(super) fn messages(&self) -> u64 {
+        self.sizes.len() as u64
+    }
+
+    /// Returns the number of bytes in flight.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the number of messages that were received.
+    pub(super) const fn received(&self) -> u64 {
+        self.received
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_flight(sizes: &[u64]) -> InFlight {
+        let mut in_flight = InFlight::default();
+        sizes.iter().for_each(|size| in_flight.push(*size));
+        in_flight
+    }
+
+    const LIMITS: Limits = Limits { messages: 3, bytes: 100 };
+
+    #[test]
+    fn room_is_stated_by_the_message_whose_receipt_makes_it() {
+        assert_eq!(in_flight(&[]).room_at(0, LIMITS), None);
+        assert_eq!(in_flight(&[10, 10]).room_at(80, LIMITS), None);
+        assert_eq!(in_flight(&[10, 10]).room_at(81, LIMITS), Some(1));
+        assert_eq!(in_flight(&[10, 10, 0]).room_at(0, LIMITS), Some(1));
+        assert_eq!(in_flight(&[1, 99]).room_at(50, LIMITS), Some(2));
+        let mut later = in_flight(&[50, 50]);
+        later.acknowledge(1);
+        later.push(50);
+        assert_eq!(later.room_at(1, LIMITS), Some(2));
+    }
+
+    #[test]
+    fn message_above_the_byte_limit_is_sent_alone() {
+        assert_eq!(in_flight(&[]).room_at(1000, LIMITS), None);
+        assert_eq!(in_flight(&[1]).room_at(1000, LIMITS), Some(1));
+        assert_eq!(in_flight(&[1000]).room_at(0, LIMITS), Some(1));
+        let nothing = Limits { messages: 0, bytes: 0 };
+        assert_eq!(in_flight(&[]).room_at(1, nothing), None);
+        assert_eq!(in_flight(&[0]).room_at(0, nothing), Some(1));
+    }
+
+    #[test]
+    fn false_acknowledgement_changes_nothing_but_the_count() {
+        let mut in_flight = in_flight(&[60, 60]);
+        in_flight.acknowledge(u64::MAX);
+        assert_eq!((in_flight.messages(), in_flight.bytes(), in_flight.received()), (0, 0, 2));
+        in_flight.push(60);
+        in_flight.acknowledge(0);
+        in_flight.acknowledge(2);
+        assert_eq!((in_flight.messages(), in_flight.bytes(), in_flight.received()), (1, 60, 2));
+        in_flight.acknowledge(3);
+        assert_eq!((in_flight.messages(), in_flight.bytes(), in_flight.received()), (0, 0, 3));
+    }
+}
