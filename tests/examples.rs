@@ -32,6 +32,11 @@ fn kv_cache() {
 }
 
 #[test]
+fn channel_server() {
+    runs("channel_server");
+}
+
+#[test]
 fn ping_pong() {
     runs("ping_pong");
 }

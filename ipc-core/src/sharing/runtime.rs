@@ -5,6 +5,7 @@
 //! ([`crate::transport`]), which never calls a driver, runs user code or blocks on a send, when it is first needed. Where the
 //! system starts no thread, the export or the open fails.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use crate::model::error::{Error, Result};
@@ -37,8 +38,8 @@ pub(crate) struct Runtime {
     pub(crate) exports: ExportTable,
     pub(crate) imports: ImportTable,
     pub(crate) stagings: Stagings,
-    /// Always readable: stands in for a descriptor that could not be created, so that its user polls instead of waiting for ever.
-    pub(crate) always_ready: Readiness,
+    /// Always readable. Stands in for a descriptor that could not be created, so that its user polls instead of waiting for ever.
+    always_ready: Readiness,
 }
 
 impl Runtime {
@@ -73,6 +74,12 @@ impl Runtime {
             at_exit(announce_exit);
             made
         }))
+    }
+
+    /// Returns a descriptor that is always readable. Requires that the state exists, also if it belongs to the parent of a forked
+    /// child.
+    pub(crate) fn always_ready() -> BorrowedFd<'static> {
+        RUNTIME.get().expect("a guard exists, so the state does").always_ready.as_fd()
     }
 
     /// Returns the state, where this process has made it.

@@ -308,12 +308,12 @@ impl Connection {
         if !self.has_descriptor.swap(true, Ordering::SeqCst) {
             self.report_readiness();
         }
-        self.descriptor(readiness)
+        Self::descriptor(readiness)
     }
 
     /// Returns the descriptor that is readable when a send call that found no room may find room.
     pub(super) fn sender_descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor(self.sender_readiness())
+        Self::descriptor(self.sender_readiness())
     }
 
     fn sender_readiness(&self) -> Option<&SocketReadiness> {
@@ -328,12 +328,8 @@ impl Connection {
         readiness
     }
 
-    fn descriptor<'a>(&'a self, readiness: Option<&'a SocketReadiness>) -> BorrowedFd<'a> {
-        match (readiness, Runtime::existing()) {
-            (Some(readiness), _) => readiness.as_fd(),
-            (None, Some(runtime)) => runtime.always_ready.as_fd(),
-            (None, None) => self.socket.fd(),
-        }
+    fn descriptor<'a>(readiness: Option<&'a SocketReadiness>) -> BorrowedFd<'a> {
+        if let Some(readiness) = readiness { readiness.as_fd() } else { Runtime::always_ready() }
     }
 
     /// Makes the receiver's descriptor readable if a receive call has a result that the socket does not show, and else unreadable.

@@ -216,7 +216,6 @@ impl Connection {
             }
             std::hint::spin_loop();
         }
-        kill_point!("sender:channel-waiting");
         let until = deadline.at.min(begin + LONGEST_WAIT);
         let waited = socket::wait_until(self.sender_descriptor(), PollFlags::IN, until);
         waited.map(drop).map_err(|error| Error::io("waiting for the peer of the channel", error))

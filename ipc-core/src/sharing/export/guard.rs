@@ -1,5 +1,6 @@
 //! The sender's guard.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::Holders;
 use crate::model::one_or_many::OneOrMany;
 use crate::os::log::Throttle;
+use crate::os::Readiness;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::timeline::Timeline;
@@ -31,6 +33,8 @@ pub struct Export {
     reach: Reach,
     /// One for each home device.
     parts: OneOrMany<Published>,
+    /// The descriptor for event loops, created on its first use; `None` if that failed.
+    readiness: OnceLock<Option<Arc<Readiness>>>,
 }
 
 /// The memory that device work of importers reaches.
@@ -66,7 +70,7 @@ impl Reach {
 
 impl Export {
     pub(super) fn new(descriptor: Descriptor, parts: OneOrMany<Published>, reach: Reach) -> Self {
-        Self { descriptor, reach, parts }
+        Self { descriptor, reach, parts, readiness: OnceLock::new() }
     }
 
     /// What importers' device work can reach; see [`ShareBuilder::exposure`](crate::ShareBuilder::exposure).
@@ -96,6 +100,7 @@ impl Export {
     ///
     /// An importer of named tensors counts once for each device that the memory lives on.
     pub fn holders(&self) -> Holders {
+        self.clear_readiness();
         let mut holders = Holders::default();
         self.parts.iter().for_each(|part| holders.add(part.holders()));
         holders
@@ -137,6 +142,33 @@ impl Export {
             }
         }
         held.map_or(Ok(()), |holders| Err(Error::StillHeld { after: timeout, holders }))
+    }
+
+    /// Returns whether the export has been opened and no process holds it any longer. Does not wait. As
+    /// [`wait_released`](Self::wait_released), it asks importers for their idle leases.
+    ///
+    /// The descriptor of the export ([`AsFd`]) becomes readable with every change of [`holders`](Self::holders): when a process has
+    /// opened the export, released it, or terminated. It stays readable until the next call of this method or of `holders`.
+    /// Call this method first, then wait for the descriptor, in a loop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`].
+    pub fn try_wait_released(&self) -> Result<bool> {
+        self.clear_readiness();
+        let mut is_released = true;
+        for part in self.parts.iter() {
+            part.owner.check()?;
+            is_released &= Runtime::get()?.exports.try_wait_released(part.export);
+        }
+        Ok(is_released)
+    }
+
+    /// Makes the descriptor unreadable until the next change. Called before the state is read, so that no change is lost.
+    fn clear_readiness(&self) {
+        if let Some(Some(readiness)) = self.readiness.get() {
+            readiness.clear();
+        }
     }
 
     /// Waits until the export has been opened `count` times, by whomever, since it was made. An importer that opens it again
@@ -199,6 +231,28 @@ impl Export {
     /// [`Error::Unsupported`], at once, for [`HolderPolicy::FreeAnyway`] with handles whose importers pin the memory.
     pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<()> {
         close_all(self.parts, timeout, policy)
+    }
+}
+
+impl AsFd for Export {
+    /// Returns a descriptor that is readable after a change of [`holders`](Self::holders); see
+    /// [`try_wait_released`](Self::try_wait_released).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let runtime = Runtime::of_guard(&self.parts[0].owner);
+        let create = || {
+            let readiness = Arc::new(Readiness::new().ok()?);
+            let runtime = runtime?;
+            self.parts.iter().for_each(|part| runtime.exports.report_changes(part.export, &readiness));
+            Some(readiness)
+        };
+        let readiness = self.readiness.get_or_init(create).as_deref();
+        if let Some(readiness) = readiness { readiness.as_fd() } else { Runtime::always_ready() }
+    }
+}
+
+impl AsRawFd for Export {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

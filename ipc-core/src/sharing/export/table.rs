@@ -18,8 +18,8 @@ use super::shared::{Allocation, AllocationKey, Shared};
 use crate::backend::{Access, Lifetime};
 use crate::model::error::{Error, Result};
 use crate::model::lease::{Holders, LeaseId};
-use crate::os::Condvar;
 use crate::os::kill::kill_point;
+use crate::os::{Condvar, Readiness};
 use crate::sharing::Runtime;
 use crate::transport::Metrics;
 use crate::transport::{AllowList, ConnectionId, Epoch};
@@ -82,6 +82,8 @@ struct Entry {
     observer: Option<Arc<dyn TimelineObserver>>,
     /// Receives every change of the holders.
     watcher: Option<Watcher>,
+    /// Set at every change of the holders.
+    readiness: Option<Arc<Readiness>>,
 }
 
 /// The parts of a new export.
@@ -120,6 +122,7 @@ impl ExportTable {
             shared: Some(Arc::new(new.shared)),
             observer: None,
             watcher: None,
+            readiness: None,
         };
         metrics(|metrics| {
             metrics.exports_total.add(1);

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::{Entry, ExportTable};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
+use crate::os::Readiness;
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
 use crate::wire::descriptor::ExportId;
@@ -48,9 +49,27 @@ impl ExportTable {
     }
 }
 
+impl ExportTable {
+    /// Sets a descriptor at every change of the export's holders, from now on. It is set now for the changes so far.
+    pub(crate) fn report_changes(&self, export: ExportId, readiness: &Arc<Readiness>) {
+        if let Some(entry) = self.lock().exports.get_mut(&export) {
+            entry.readiness = Some(Arc::clone(readiness));
+        }
+        readiness.set();
+    }
+
+    /// Asks importers to return idle leases. Returns whether the export has been opened and has no lease any longer.
+    pub(crate) fn try_wait_released(&self, export: ExportId) -> bool {
+        self.wait_released(export, Instant::now()).is_ok()
+    }
+}
+
 impl Entry {
     /// Calls the watcher on the worker: it is the user's code.
     pub(super) fn tell_change(&self) {
+        if let Some(readiness) = &self.readiness {
+            readiness.set();
+        }
         let (Some(Watcher { callback, due }), Some(runtime)) = (&self.watcher, Runtime::existing()) else {
             return;
         };
