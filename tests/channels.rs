@@ -1,0 +1,473 @@
+//! Channels of two processes from the view of threads, event loops and a tokio runtime: readiness, limits, closing, cancellation.
+
+mod support;
+
+use std::io::BufRead as _;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use device_ipc::mock::MockBackend;
+use device_ipc::{
+    Channel, ConnectBuilder, Descriptor, Error, Export, Ipc, ListenBuilder, Listener, Mapping, Message,
+    Stream, TrySendError,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::{Process, argument};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const MIB: u64 = 1 << 20;
+
+fn ipc() -> Ipc {
+    Ipc::with_backend(MockBackend::from_spec("devices=1").expect("a valid machine"))
+}
+
+/// Returns whether a descriptor becomes readable within the time.
+fn is_readable(source: &impl AsFd, within: Duration) -> bool {
+    let mut fds = [PollFd::new(source, PollFlags::IN)];
+    let timeout = Timespec::try_from(within).expect("a short time");
+    poll(&mut fds, Some(&timeout)).expect("poll succeeds") > 0
+}
+
+fn is_readable_now(source: &impl AsFd) -> bool {
+    is_readable(source, Duration::ZERO)
+}
+
+fn kind(error: &Error) -> String {
+    format!("{error:?}").split(['{', '(', ' ']).next().expect("a name").to_owned()
+}
+
+/// Another process, with one end of a channel.
+struct Peer(Process);
+
+impl Peer {
+    /// Sends a command and returns the answer.
+    fn ask(&mut self, command: &str) -> String {
+        self.start(command);
+        self.answer()
+    }
+
+    /// Sends a command.
+    fn start(&mut self, command: &str) {
+        self.0.send(command);
+    }
+
+    fn answer(&self) -> String {
+        self.0.line(|line| line.strip_prefix("answer ").map(str::to_owned))
+    }
+}
+
+fn listen<'a>(ipc: &'a Ipc, name: &'a str) -> ListenBuilder<'a> {
+    ipc.listen(name)
+}
+
+/// Connects this process with a new peer.
+fn connect(name: &str, limits: impl FnOnce(ListenBuilder<'_>) -> ListenBuilder<'_>) -> (Ipc, Channel, Peer) {
+    let ipc = ipc();
+    let name = format!("channels-{}-{name}", std::process::id());
+    let listener = limits(listen(&ipc, &name)).start().expect("the name is new");
+    let peer = Peer(Process::role("peer", &[("NAME", &name)]));
+    let channel = listener.accept(TIMEOUT).expect("the peer connects");
+    (ipc, channel, peer)
+}
+
+/// Not a test: the process that a test starts.
+#[test]
+#[ignore = "started by the tests"]
+fn role() {
+    let (ipc, name) = (ipc(), argument("NAME"));
+    let connecting: ConnectBuilder<'_> = ipc.connect(&name);
+    let channel = connecting.timeout(TIMEOUT).start().expect("the test listens");
+    let mut channel = Some(channel);
+    let mut mapping: Option<Mapping> = None;
+    println!();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("the test writes text");
+        let answer = carry_out(&ipc, &mut channel, &mut mapping, &line);
+        println!("answer {}", answer.unwrap_or_else(|error| kind(&error)));
+    }
+}
+
+fn carry_out(
+    ipc: &Ipc,
+    channel: &mut Option<Channel>,
+    mapping: &mut Option<Mapping>,
+    line: &str,
+) -> Result<String, Error> {
+    let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+    let open = || channel.as_ref().expect("the channel is open");
+    match command {
+        "receive" => {
+            let received = open().receive(TIMEOUT)?;
+            return Ok(String::from_utf8_lossy(received.bytes()).into_owned());
+        }
+        "receive-all" => {
+            for _ in 0..argument.parse::<u64>().expect("a number") {
+                open().receive(TIMEOUT)?;
+            }
+        }
+        "send" => open().send(Message::new().bytes(argument.as_bytes()), TIMEOUT)?,
+        "send-numbers" => {
+            for number in 0..argument.parse::<u64>().expect("a number") {
+                open().send(Message::new().bytes(number.to_string().into_bytes()), TIMEOUT)?;
+            }
+        }
+        "fill" => return Ok(fill(open()).to_string()),
+        "open" => *mapping = Some(ipc.open(&argument.parse::<Descriptor>()?).at_home()?),
+        "drop" => *mapping = None,
+        "close" => *channel = None,
+        other => panic!("unknown command {other:?}"),
+    }
+    Ok("done".into())
+}
+
+/// Sends messages until the channel is full. Returns their number.
+fn fill(channel: &Channel) -> u64 {
+    let mut sent = 0;
+    loop {
+        match channel.try_send(Message::new().bytes(b"x")) {
+            Ok(()) => sent += 1,
+            Err(TrySendError::Full(message)) => {
+                assert_eq!(message.payload(), b"x");
+                return sent;
+            }
+            Err(TrySendError::Failed(error)) => panic!("{error}"),
+        }
+    }
+}
+
+fn tensor(ipc: &Ipc, bytes: u64) -> Export {
+    ipc.share(ipc.allocate(0, bytes).expect("memory")).start().expect("it can be shared")
+}
+
+#[test]
+fn messages_in_flight_stay_within_the_default_limit() {
+    let (_ipc, channel, mut peer) = connect("default", |builder| builder);
+    assert_eq!(fill(&channel), 128);
+    let late = channel.send(Message::new(), Duration::from_millis(20)).expect_err("it is full");
+    assert!(matches!(late, Error::Timeout { .. }), "{late}");
+    assert!(late.to_string().contains("128 messages"), "{late}");
+    assert_eq!(peer.ask("receive-all 3"), "done");
+    assert_eq!(fill(&channel), 3);
+}
+
+#[test]
+fn pinned_memory_of_a_slow_reader_stays_within_the_limit() {
+    let (ipc, channel, mut peer) = connect("pinned", |builder| builder.max_bytes_in_flight(8 * MIB));
+    let send = |timeout| channel.send(Message::new().export(tensor(&ipc, MIB)), timeout);
+    let pinned = || device_ipc::counters().exported_bytes;
+    let before = pinned();
+    let sent = (0..100).take_while(|_| send(Duration::from_millis(1)).is_ok()).count();
+    assert_eq!(sent, 8);
+    wait("refused exports are freed", || pinned() <= before + 8 * MIB);
+    // Each receipt makes room for one message; what the peer discards is freed.
+    for _ in 0..16 {
+        assert_eq!(peer.ask("receive"), "");
+        send(TIMEOUT).expect("there is room");
+        assert!(send(Duration::ZERO).is_err());
+    }
+    wait("received messages are freed", || pinned() <= before + 8 * MIB);
+    // A message above the limit waits until it is the only one.
+    let large = || channel.try_send(Message::new().export(tensor(&ipc, 9 * MIB)));
+    assert!(matches!(large(), Err(TrySendError::Full(_))));
+    assert_eq!(peer.ask("receive-all 8"), "done");
+    large().expect("no other message is in flight");
+    assert!(matches!(channel.try_send(Message::new()), Err(TrySendError::Full(_))));
+}
+
+fn wait(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn senders_descriptor_is_readable_when_the_peer_made_room() {
+    let (_ipc, channel, mut peer) = connect("room", |builder| builder.max_messages_in_flight(2));
+    let (sender, receiver) = channel.split();
+    assert!(!is_readable_now(&sender));
+    for _ in 0..2 {
+        sender.try_send(Message::new()).expect("there is room");
+    }
+    for _ in 0..100 {
+        let full = sender.try_send(Message::new().bytes(b"kept".to_vec()));
+        let Err(TrySendError::Full(message)) = full else { panic!("{full:?}") };
+        assert!(!is_readable_now(&sender), "there is no room");
+        peer.start("receive");
+        assert!(is_readable(&sender, TIMEOUT), "the peer wakes the sender");
+        sender.try_send(message).expect("there is room");
+        peer.answer();
+    }
+    // A large message fills the socket before the limit.
+    assert!(!is_readable_now(&receiver));
+    drop(receiver);
+}
+
+#[test]
+fn full_socket_blocks_no_sender_longer_than_the_peer() {
+    let (_ipc, channel, mut peer) = connect("socket", |builder| builder.max_messages_in_flight(1000));
+    let large = vec![7_u8; 60_000];
+    let mut sent = 0;
+    while channel.try_send(Message::new().bytes(&large)).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 1000, "the kernel's buffer is smaller");
+    peer.start(&format!("receive-all {}", sent + 50));
+    for _ in 0..50 {
+        channel.send(Message::new().bytes(&large), TIMEOUT).expect("the peer receives");
+    }
+    assert_eq!(peer.answer(), "done");
+}
+
+#[test]
+fn both_full_directions_drain_when_either_process_receives() {
+    let (_ipc, channel, mut peer) = connect("both", |builder| builder.max_messages_in_flight(10));
+    assert_eq!(peer.ask("fill"), "128");
+    assert_eq!(fill(&channel), 10);
+    assert!(channel.send(Message::new(), Duration::from_millis(10)).is_err(), "both wait");
+    for _ in 0..128 {
+        channel.receive(TIMEOUT).expect("a message");
+    }
+    assert_eq!(peer.ask("receive-all 10"), "done");
+    assert_eq!(fill(&channel), 10);
+    assert_eq!(peer.ask("fill"), "128");
+}
+
+#[test]
+fn receivers_descriptor_is_readable_until_nothing_is_left() {
+    let (_ipc, channel, mut peer) = connect("readable", |builder| builder);
+    assert!(channel.try_receive().expect("it is open").is_none());
+    // The inbox has a message before the descriptor is used, and its sender makes no system call.
+    assert_eq!(peer.ask("send inbox"), "done");
+    assert_eq!(peer.ask("send socket"), "done");
+    assert!(is_readable(&channel, TIMEOUT) && is_readable_now(&channel));
+    let next = || channel.try_receive().expect("it is open").map(|received| received.bytes().to_vec());
+    assert_eq!(next().as_deref(), Some(&b"inbox"[..]));
+    assert!(is_readable_now(&channel));
+    assert_eq!(next().as_deref(), Some(&b"socket"[..]));
+    assert_eq!(next(), None);
+    assert!(!is_readable_now(&channel));
+    // After every wait, also one by a thread, each message makes the descriptor readable.
+    for round in 0..50 {
+        peer.start(&format!("send {round}"));
+        assert!(is_readable(&channel, TIMEOUT));
+        if round % 2 == 0 {
+            assert!(next().is_some());
+        } else {
+            channel.receive(TIMEOUT).expect("a message");
+        }
+        assert_eq!(peer.answer(), "done");
+        assert!(!is_readable_now(&channel));
+    }
+    assert_eq!(peer.ask("close"), "done");
+    assert!(is_readable(&channel, TIMEOUT));
+    assert!(matches!(channel.try_receive(), Err(Error::ChannelClosed { .. })));
+    assert!(is_readable_now(&channel), "the end stays");
+}
+
+#[test]
+fn message_in_the_inbox_makes_a_new_descriptor_readable() {
+    let (_ipc, channel, mut peer) = connect("inbox", |builder| builder);
+    assert_eq!(peer.ask("send one"), "done");
+    assert!(is_readable_now(&channel), "nothing else would announce it");
+    assert_eq!(channel.try_receive().expect("open").expect("a message").bytes(), b"one");
+    assert!(!is_readable_now(&channel));
+}
+
+#[test]
+fn cancelled_waits_lose_no_message() {
+    let (_ipc, channel, mut peer) = connect("cancel", |builder| builder);
+    const COUNT: u64 = 2000;
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+        let channel = watch(channel);
+        peer.start(&format!("send-numbers {COUNT}"));
+        let (mut next, mut cancelled) = (0, 0);
+        while next < COUNT {
+            let attempt = tokio::time::timeout(Duration::from_micros(next % 3 * 20), async {
+                loop {
+                    // Cancelled between the readiness and the receive, in some rounds.
+                    channel.readable().await.expect("it is watched").clear_ready();
+                    tokio::task::yield_now().await;
+                    if let Some(received) = channel.get_ref().try_receive().expect("it is open") {
+                        return received;
+                    }
+                }
+            });
+            match attempt.await {
+                Ok(received) => {
+                    assert_eq!(received.bytes(), next.to_string().as_bytes());
+                    next += 1;
+                }
+                Err(_) => {
+                    cancelled += 1;
+                    // A task whose wait was cancelled asks again before it waits.
+                    if let Some(received) = channel.get_ref().try_receive().expect("it is open") {
+                        assert_eq!(received.bytes(), next.to_string().as_bytes());
+                        next += 1;
+                    }
+                }
+            }
+        }
+        assert!(cancelled > 0, "no wait was cancelled");
+    });
+    assert_eq!(peer.answer(), "done");
+}
+
+#[allow(deprecated, reason = "the other functions are unsafe, and a channel keeps its descriptor")]
+fn watch<T: std::os::fd::AsRawFd>(inner: T) -> AsyncFd<T> {
+    AsyncFd::with_interest(inner, Interest::READABLE).expect("a runtime runs")
+}
+
+#[test]
+fn close_by_reference_wakes_every_wait() {
+    let (_ipc, channel, mut peer) = connect("close", |builder| builder);
+    fill(&channel);
+    let (sender, receiver) = channel.split();
+    let begin = Instant::now();
+    let (received, sent) = std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receiver.receive(TIMEOUT).map(drop));
+        let sending = scope.spawn(|| sender.send(Message::new(), TIMEOUT));
+        std::thread::sleep(Duration::from_millis(100)); // both are asleep by then, or will see it
+        let closed = sender.close(Duration::ZERO);
+        assert!(matches!(closed, Err(Error::Timeout { .. })), "the peer has not received: {closed:?}");
+        (receiving.join().expect("no panic"), sending.join().expect("no panic"))
+    });
+    assert!(matches!(received, Err(Error::ChannelClosed { .. })), "{received:?}");
+    assert!(matches!(sent, Err(Error::ChannelClosed { .. })), "{sent:?}");
+    assert!(begin.elapsed() < Duration::from_secs(10), "they were woken");
+    assert!(is_readable_now(&receiver) && is_readable_now(&sender));
+    assert!(matches!(receiver.try_receive(), Err(Error::ChannelClosed { .. })));
+    assert!(sender.close(TIMEOUT).is_ok(), "it is closed");
+    // The peer receives the messages that were sent before, and then the end.
+    assert_eq!(peer.ask("receive-all 128"), "done");
+    assert_eq!(peer.ask("receive"), "ChannelClosed");
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+}
+
+#[test]
+fn close_wakes_a_peer_that_waits() {
+    let (_ipc, channel, mut peer) = connect("wakes", |builder| builder);
+    peer.start("receive");
+    channel.close(TIMEOUT).expect("nothing is in flight");
+    assert_eq!(peer.answer(), "ChannelClosed");
+    // The same for a peer that waits for room.
+    let (_ipc, channel, mut peer) = connect("wakes-sender", |builder| builder);
+    assert_eq!(peer.ask("fill"), "128");
+    peer.start("send x");
+    std::thread::sleep(Duration::from_millis(50));
+    drop(channel);
+    assert_eq!(peer.answer(), "ChannelClosed");
+}
+
+#[test]
+fn halves_close_their_own_direction() {
+    let (ipc, channel, mut peer) = connect("halves", |builder| builder);
+    let (sender, receiver) = channel.split();
+    let sending = std::thread::spawn(move || {
+        let other = sender.clone();
+        other.send(Message::new().bytes(b"one"), TIMEOUT).expect("it is open");
+        drop(other);
+        sender.send(Message::new().bytes(b"two").export(tensor(&ipc, MIB)), TIMEOUT).expect("it is open");
+    });
+    sending.join().expect("no panic");
+    assert_eq!([peer.ask("receive"), peer.ask("receive")], ["one", "two"]);
+    assert_eq!(peer.ask("receive"), "ChannelClosed", "a clean end");
+    // The other direction stays open, until the receiver is dropped too.
+    assert_eq!(peer.ask("send answer"), "done");
+    assert_eq!(receiver.receive(TIMEOUT).expect("a message").bytes(), b"answer");
+    drop(receiver);
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+}
+
+#[test]
+fn dropped_receiver_refuses_messages_and_keeps_the_sender() {
+    let (_ipc, channel, mut peer) = connect("deaf", |builder| builder);
+    let (sender, receiver) = channel.split();
+    drop(receiver);
+    assert_eq!(peer.ask("send x"), "ChannelClosed");
+    sender.send(Message::new().bytes(b"still"), TIMEOUT).expect("this direction is open");
+    assert_eq!(peer.ask("receive"), "still");
+}
+
+#[test]
+fn death_of_the_peer_wakes_threads_and_descriptors() {
+    let (_ipc, channel, mut peer) = connect("death", |builder| builder);
+    fill(&channel);
+    let (sender, receiver) = channel.split();
+    assert!(matches!(sender.try_send(Message::new()), Err(TrySendError::Full(_))));
+    assert!(!is_readable_now(&sender) && !is_readable_now(&receiver));
+    let sent = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.send(Message::new(), TIMEOUT));
+        peer.0.kill();
+        sending.join().expect("no panic")
+    });
+    assert!(matches!(sent, Err(Error::PeerGone { .. })), "{sent:?}");
+    assert!(is_readable(&sender, TIMEOUT) && is_readable(&receiver, TIMEOUT));
+    wait("the receiver learns it", || matches!(receiver.try_receive(), Err(Error::PeerGone { .. })));
+}
+
+#[test]
+fn listeners_descriptor_is_readable_while_a_process_connects() {
+    let ipc = ipc();
+    let name = format!("channels-{}-accept", std::process::id());
+    let listener: Listener = ipc.listen(&name).start().expect("the name is new");
+    assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
+    let _peers: Vec<_> = (0..2).map(|_| Process::role("peer", &[("NAME", &name)])).collect();
+    let mut channels = Vec::new();
+    while channels.len() < 2 {
+        assert!(is_readable(&listener, TIMEOUT));
+        channels.extend(listener.try_accept().expect("it listens"));
+    }
+    assert!(listener.try_accept().expect("it listens").is_none() && !is_readable_now(&listener));
+}
+
+#[test]
+fn exports_descriptor_is_readable_after_a_change_of_holders() {
+    let (ipc, _channel, mut peer) = connect("export", |builder| builder);
+    let export = tensor(&ipc, MIB);
+    assert!(is_readable_now(&export), "its state has not been read");
+    assert!(!export.try_wait_released().expect("it lives") && !is_readable_now(&export));
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    assert!(is_readable(&export, TIMEOUT));
+    assert!(!export.try_wait_released().expect("it lives") && export.holders().iter().len() == 1);
+    assert!(!is_readable_now(&export));
+    assert_eq!(peer.ask("drop"), "done");
+    // The last change is the release.
+    while !export.try_wait_released().expect("it lives") {
+        assert!(is_readable(&export, TIMEOUT));
+    }
+    // The death of an importer too.
+    assert_eq!(peer.ask(&format!("open {}", export.descriptor())), "done");
+    wait("the lease is known", || !export.try_wait_released().expect("it lives"));
+    peer.0.kill();
+    while !export.try_wait_released().expect("it lives") {
+        assert!(is_readable(&export, TIMEOUT));
+    }
+}
+
+#[test]
+fn types_can_be_sent_between_threads_and_tasks() {
+    fn is_send_and_sync<T: Send + Sync + 'static>() {}
+    is_send_and_sync::<Channel>();
+    is_send_and_sync::<device_ipc::ChannelSender>();
+    is_send_and_sync::<device_ipc::ChannelReceiver>();
+    is_send_and_sync::<Listener>();
+    is_send_and_sync::<Export>();
+    is_send_and_sync::<Message<'static>>();
+    is_send_and_sync::<device_ipc::Received>();
+    is_send_and_sync::<Stream>();
+    // A message that owns its contents.
+    let (ipc, channel, mut peer) = connect("owned", |builder| builder);
+    let (export, bytes) = (Arc::new(tensor(&ipc, MIB)), b"owned".to_vec());
+    let message: Message<'static> =
+        Message::new().bytes(bytes).export(Arc::clone(&export)).descriptor(export.descriptor().clone());
+    std::thread::spawn(move || channel.send(message, TIMEOUT).map(|()| channel))
+        .join()
+        .expect("no panic")
+        .expect("it is open");
+    assert_eq!(peer.ask("receive"), "owned");
+}
