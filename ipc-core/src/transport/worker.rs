@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Metrics;
 use crate::backend::DeviceEvent;
 use crate::model::error::{Error, Result};
-use crate::os::spawn_without_signals;
+use crate::os::{Condvar, spawn_without_signals};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -21,6 +22,12 @@ const MAX_POLL: Duration = Duration::from_millis(1);
 /// Time after which a job that still waits for its event is logged.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Maximum number of queued jobs before new work is delayed.
+const MAX_BACKLOG: usize = 256;
+
+/// Maximum time for which a full queue delays new work. The worker may be waiting for the thread that is delayed, in a callback.
+const MAX_DELAY: Duration = Duration::from_secs(1);
+
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
@@ -30,7 +37,44 @@ thread_local! {
 #[derive(Clone)]
 pub(crate) struct Worker {
     tasks: Sender<Task>,
+    backlog: Arc<Backlog>,
     metrics: Arc<Metrics>,
+}
+
+/// The number of jobs that the worker has not received. Jobs that wait for an event do not count.
+#[derive(Debug, Default)]
+struct Backlog {
+    jobs: AtomicUsize,
+    mutex: Mutex<()>,
+    shrunk: Condvar,
+}
+
+impl Backlog {
+    fn is_full(&self) -> bool {
+        self.jobs.load(Ordering::SeqCst) >= MAX_BACKLOG
+    }
+
+    fn grow(&self) {
+        self.jobs.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn shrink(&self) {
+        if self.jobs.fetch_sub(1, Ordering::SeqCst) == MAX_BACKLOG {
+            drop(self.mutex.lock());
+            self.shrunk.notify_all();
+        }
+    }
+
+    fn wait(&self, until: Instant) {
+        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.is_full() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            guard = self.shrunk.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
 }
 
 /// Refuses a call that would wait on the worker's own thread, which has to do the work that the call waits for. A timeout of zero
@@ -60,8 +104,19 @@ impl Worker {
     /// [`Error::Io`] where the system starts no thread.
     pub(crate) fn start(metrics: Arc<Metrics>) -> Result<Self> {
         let (tasks, receiver) = channel();
-        spawn_without_signals("device-ipc-work", move || work(&receiver))?;
-        Ok(Self { tasks, metrics })
+        let backlog = Arc::<Backlog>::default();
+        let received = Arc::clone(&backlog);
+        spawn_without_signals("device-ipc-work", move || work(&receiver, &received))?;
+        Ok(Self { tasks, backlog, metrics })
+    }
+
+    /// Delays a caller that is about to create work for the worker while the worker is far behind: threads that open and release
+    /// faster than the worker closes would hold ever more mappings and file descriptors. Waits at most 1 s, and not beyond the
+    /// deadline.
+    pub(crate) fn wait_for_backlog(&self, deadline: Instant) {
+        if self.backlog.is_full() && !IS_WORKER.get() {
+            self.backlog.wait(deadline.min(Instant::now() + MAX_DELAY));
+        }
     }
 
     /// Submits a job. A job that panics does not stop later ones.
@@ -137,6 +192,7 @@ impl Worker {
 
     fn send(&self, task: Task) {
         self.metrics.jobs_total.add(1);
+        self.backlog.grow();
         // The thread runs until the process terminates, so the job is received.
         let _ = self.tasks.send(task);
     }
@@ -169,27 +225,44 @@ impl Waiting {
 }
 
 /// The worker's thread.
-fn work(tasks: &Receiver<Task>) {
+fn work(tasks: &Receiver<Task>, backlog: &Backlog) {
     IS_WORKER.set(true);
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut pause = MIN_POLL;
+    let mut polled = Instant::now();
     loop {
         let task = if waiting.is_empty() {
             tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             tasks.recv_timeout(pause)
         };
+        let mut is_due = polled.elapsed() >= pause;
         match task {
-            Ok(Task::Now(job)) => run(job),
-            Ok(Task::When(task)) => {
-                waiting.push(task);
-                pause = MIN_POLL;
+            Ok(Task::Now(job)) => {
+                run(job);
+                backlog.shrink();
             }
-            Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(MAX_POLL),
+            Ok(Task::When(mut task)) => {
+                if task.is_over() {
+                    task.finish();
+                } else {
+                    waiting.push(task);
+                    pause = MIN_POLL;
+                }
+                backlog.shrink();
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                is_due = true;
+                pause = (pause * 2).min(MAX_POLL);
+            }
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        for over in waiting.extract_if(.., Waiting::is_over) {
-            over.finish();
+        // Not after every job: a poll of many events takes longer than a job.
+        if is_due {
+            for over in waiting.extract_if(.., Waiting::is_over) {
+                over.finish();
+            }
+            polled = Instant::now();
         }
         while waiting.first().is_some_and(|first| first.reached.is_none()) {
             waiting.remove(0).finish();
@@ -255,6 +328,41 @@ mod tests {
         }
         drop(sender);
         assert_eq!(receiver.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn full_queue_delays_new_work_until_the_worker_has_caught_up() {
+        let worker = Worker::start(Arc::default()).unwrap();
+        let (resume, paused) = channel::<()>();
+        let begin = Instant::now();
+        worker.submit(move || _ = paused.recv());
+        let long = begin + Duration::from_secs(60);
+        worker.wait_for_backlog(long);
+        (0..=MAX_BACKLOG).for_each(|_| worker.submit(|| {}));
+        worker.wait_for_backlog(begin);
+        assert!(worker.backlog.is_full(), "it does not wait beyond the deadline");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                worker.wait_for_backlog(long);
+                Instant::now()
+            });
+            resume.send(()).unwrap();
+            assert!(waiting.join().unwrap() - begin < Duration::from_secs(30));
+        });
+        // A worker that makes no progress delays the caller for a limited time.
+        let (resume, paused) = channel::<()>();
+        worker.submit(move || _ = paused.recv());
+        (0..=MAX_BACKLOG).for_each(|_| worker.submit(|| {}));
+        worker.wait_for_backlog(long);
+        assert!(worker.backlog.is_full());
+        drop(resume);
+        // Jobs that wait for events do not count.
+        let flag = Arc::new(AtomicBool::new(false));
+        for _ in 0..=MAX_BACKLOG {
+            worker.submit_when(Box::new(Flag(Arc::clone(&flag))), || {});
+        }
+        assert!(worker.run(|| {}, Duration::from_secs(30)) && !worker.backlog.is_full());
+        flag.store(true, Ordering::SeqCst);
     }
 
     #[test]

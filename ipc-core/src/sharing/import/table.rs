@@ -64,7 +64,10 @@ impl ImportTable {
         if wanted.alone {
             key.alone = LAST_ALONE.fetch_add(1, Ordering::Relaxed) + 1;
         }
-        let open = |opening: &HeldLease| self.begin(wanted, opening);
+        let open = |opening: &HeldLease| {
+            runtime.worker.wait_for_backlog(wanted.deadline.at);
+            self.begin(wanted, opening)
+        };
         let (lease, was_open) = self.leases.acquire(key, wanted.deadline, open, |lease| self.end(lease))?;
         runtime.metrics.opens_total.add(1);
         if was_open {
