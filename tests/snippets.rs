@@ -449,6 +449,18 @@ fn the_rust_of_the_pages_is_what_is_compiled_here() {
     }
 }
 
+/// The page shows parts of an example, which runs as a test.
+#[test]
+fn async_page_shows_its_example() {
+    let example = include_str!("../examples/channel_server.rs");
+    let shown: Vec<_> = include_str!("../docs/guide/async.md").split("```rust\n").skip(1).collect();
+    assert_eq!(shown.len(), 3);
+    for block in shown {
+        let block = block.split("```").next().expect("a first part").trim_end();
+        assert!(example.contains(block), "not in examples/channel_server.rs:\n{block}");
+    }
+}
+
 /// The Rust files below a folder, but for build outputs.
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of the checkout").flatten() {
