@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 
 use device_ipc_broker_tests::{Answer, Child, DEADLINE, PINNING, Received, agent, eventually};
 
+use rustix::net::SendFlags;
+
 use super::name;
 use super::raw::{RawPeer, greeted};
 
@@ -52,9 +54,11 @@ impl RawPage {
     }
 }
 
+const RECEIVED: u64 = 2;
 const SENT: u64 = 4;
 const TAKEN: u64 = 5;
 const AWAKE: u64 = 6;
+const WANTS_ROOM: u64 = 7;
 
 /// An agent that is stopped at a point of the protocol, with a raw peer and its page.
 fn standing(
@@ -156,6 +160,48 @@ fn messages_by_inbox_and_socket_arrive_in_order() {
     page.say(TAKEN, 4);
     child.ok("send c 5000 20000");
     assert!(matches!(raw.receive(DEADLINE), Received::Packet(bytes, _) if bytes.len() == 5005));
+}
+
+/// A peer that never acknowledges fills the channel; one that acknowledges too much, or takes it back, changes only the count.
+#[test]
+fn false_acknowledgements_neither_block_nor_end_the_sender() {
+    const LIMIT: u64 = 128;
+    let mut child = agent!(PINNING);
+    let under = name("acknowledge");
+    child.ok(&format!("listen {under}"));
+    let (raw, page) = greeted(&mut child, &under);
+    let page = RawPage(page);
+    let fill = |child: &mut Child, count: u64| (0..count).for_each(|_| drop(child.ok("send c 1 20000")));
+    let full = |child: &mut Child| {
+        let text = child.fails("send c 1 0", "Timeout");
+        assert!(text.contains("has not received 128 messages"), "{text}");
+    };
+    fill(&mut child, LIMIT);
+    full(&mut child);
+    let wanted = |page: &RawPage| page.number(WANTS_ROOM * 256 + 64);
+    assert_eq!(wanted(&page), 1);
+    // Wake-ups without room are spurious, and a flood of them blocks nobody.
+    let wake = || rustix::net::send(&raw.control, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
+    while wake() {}
+    child.fails("send c 1 50", "Timeout");
+    child.send("send c 1 20000");
+    eventually("the wake-ups are read", true, wake);
+    page.say(RECEIVED, 1);
+    assert!(wake());
+    assert_eq!(child.receive(), Answer::Done(String::new()));
+    full(&mut child);
+    // Everything and more.
+    page.say(RECEIVED, u64::MAX);
+    fill(&mut child, 3);
+    page.say(RECEIVED, 0);
+    fill(&mut child, LIMIT - 1);
+    full(&mut child);
+    page.say(RECEIVED, 1);
+    full(&mut child);
+    // A sleeping sender notices the end of the control socket.
+    child.send("send c 1 20000");
+    drop(raw);
+    assert!(matches!(child.receive(), Answer::Failed(failure) if failure.kind == "PeerGone"));
 }
 
 #[test]
