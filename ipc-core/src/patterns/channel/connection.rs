@@ -13,6 +13,7 @@ use super::limits::Limits;
 use super::maps::Maps;
 use super::readiness::SocketReadiness;
 use super::receive::ReceiveState;
+use super::room::Room;
 use super::send::SendState;
 use crate::backend::stream::BorrowedStream;
 use crate::model::device::DeviceIdentity;
@@ -201,6 +202,16 @@ impl Connection {
     pub(super) fn outbox(&self) -> Inbox<'_> {
         let words = self.page.words(inbox::first_slot(self.side != Side::Exporter), inbox::WORDS);
         Inbox { taken: self.peers_word(Slot::Taken), awake: self.peers_word(Slot::Awake), words }
+    }
+
+    /// Returns the words by which this end waits for room.
+    pub(super) fn room(&self) -> Room<'_> {
+        Room { received: self.peers_word(Slot::Received), wanted: self.own_word(Slot::WantsRoom) }
+    }
+
+    /// Returns the words by which the peer waits for room.
+    pub(super) fn peers_room(&self) -> Room<'_> {
+        Room { received: self.own_word(Slot::Received), wanted: self.peers_word(Slot::WantsRoom) }
     }
 
     /// Returns the word of a slot that this end writes.

@@ -7,6 +7,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::inbox::{Inbox, PutResult, SharedWord};
+use super::room::Room;
 
 impl SharedWord for AtomicU64 {
     fn load(&self, ordering: Ordering) -> u64 {
@@ -114,5 +115,57 @@ fn messages_arrive_in_order_and_wake_the_receiver() {
         let mut early = None;
         (1..=3).for_each(|number| model.receive(number, &mut early));
         sender.join().unwrap();
+    });
+}
+
+/// A sender waits for the receipt of two messages, one after the other. It sleeps in the control socket only if a wake-up comes.
+#[test]
+fn sender_that_waits_for_room_is_woken() {
+    struct Control {
+        received: AtomicU64,
+        wanted: AtomicU64,
+        wakes: Mutex<u64>,
+        arrived: Condvar,
+    }
+    loom::model(|| {
+        let control = Arc::new(Control {
+            received: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
+            wakes: Mutex::new(0),
+            arrived: Condvar::new(),
+        });
+        let receiver = loom::thread::spawn({
+            let control = Arc::clone(&control);
+            move || {
+                let room = Room { received: &control.received, wanted: &control.wanted };
+                let mut woken_for = 0;
+                for count in 1..=2 {
+                    // As `Connection::acknowledge` does.
+                    if let Some(wanted) = room.acknowledge(count)
+                        && wanted != woken_for
+                    {
+                        woken_for = wanted;
+                        *control.wakes.lock().unwrap() += 1;
+                        control.arrived.notify_one();
+                    }
+                }
+            }
+        });
+        let room = Room { received: &control.received, wanted: &control.wanted };
+        for needed in 1..=2 {
+            // As `Connection::has_room` and `wait_for_room` do.
+            while room.received() < needed {
+                *control.wakes.lock().unwrap() = 0;
+                room.ask(needed);
+                if room.received() >= needed {
+                    break;
+                }
+                let mut wakes = control.wakes.lock().unwrap();
+                while *wakes == 0 {
+                    wakes = control.arrived.wait(wakes).unwrap();
+                }
+            }
+        }
+        receiver.join().unwrap();
     });
 }

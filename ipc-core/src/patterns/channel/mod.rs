@@ -12,6 +12,7 @@
 //! | `halves` | the two directions of an end |
 //! | `message`, `send`, `limits` | sending |
 //! | `inbox` | the shared-memory path of small messages |
+//! | `room` | the wake-up of a sender at a limit |
 //! | `receive`, `received`, `arrival` | receiving and opening |
 //! | `readiness` | descriptors for event loops |
 //! | `maps` | device maps |
@@ -36,6 +37,7 @@ mod properties;
 mod readiness;
 mod receive;
 mod received;
+mod room;
 mod send;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -1,7 +1,7 @@
 //! Receiving on the caller's thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -171,11 +171,9 @@ impl Connection {
 
     /// Reports to the peer how many messages this end has received, and wakes the peer if it waits for that. Never blocks.
     fn acknowledge(&self, receiving: &mut ReceiveState) {
-        self.own_word(Slot::Received).store(receiving.taken, Ordering::Release);
-        // The peer stores its wish and then reads the count; one of the two observes the store of the other.
-        fence(Ordering::SeqCst);
-        let wanted = self.peers_word(Slot::WantsRoom).load(Ordering::Relaxed);
-        if wanted != 0 && wanted <= receiving.taken && wanted != receiving.woken_for {
+        if let Some(wanted) = self.peers_room().acknowledge(receiving.taken)
+            && wanted != receiving.woken_for
+        {
             receiving.woken_for = wanted;
             self.wake_peers_sender();
         }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -181,7 +181,7 @@ impl Connection {
 
     /// Returns the number of received messages at which a message may be sent. `None` if it may be sent now.
     fn room_at(&self, sending: &mut SendState, bytes: u64) -> Option<u64> {
-        sending.in_flight.acknowledge(self.peers_word(Slot::Received).load(Ordering::Acquire));
+        sending.in_flight.acknowledge(self.room().received());
         let needed = sending.in_flight.room_at(bytes, self.limits);
         if needed.is_some() || !sending.is_socket_full {
             return needed;
@@ -199,19 +199,17 @@ impl Connection {
             }
         }
         // Another thread may wait for fewer messages.
-        let asked = self.own_word(Slot::WantsRoom).load(Ordering::Relaxed);
-        let needed = if asked > sending.in_flight.received() { asked.min(needed) } else { needed };
-        self.own_word(Slot::WantsRoom).store(needed, Ordering::Release);
-        // The peer stores its count and then reads this wish; one of the two observes the store of the other.
-        fence(Ordering::SeqCst);
+        let (room, received) = (self.room(), sending.in_flight.received());
+        let asked = room.wanted();
+        room.ask(if asked > received { asked.min(needed) } else { needed });
     }
 
     /// Waits until the peer may have received enough messages, or the channel has ended.
     fn wait_for_room(&self, deadline: Deadline) -> Result<()> {
-        let wanted = self.own_word(Slot::WantsRoom).load(Ordering::Relaxed);
-        let begin = Instant::now();
+        let (room, begin) = (self.room(), Instant::now());
+        let wanted = room.wanted();
         while self.may_spin.load(Ordering::Relaxed) && begin.elapsed() < SPIN {
-            if self.peers_word(Slot::Received).load(Ordering::Acquire) >= wanted {
+            if room.received() >= wanted {
                 return Ok(());
             }
             std::hint::spin_loop();
