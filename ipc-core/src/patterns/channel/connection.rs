@@ -526,7 +526,7 @@ impl WatchedSocket for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(runtime) = Runtime::of_guard(&self.owner) {
-            runtime.poller.unwatch_socket(self.id.0, self.socket.fd());
+            runtime.poller.unwatch_socket(self.id.0, self.control.fd());
             runtime.exports.end_grants_of(self.id);
         }
     }

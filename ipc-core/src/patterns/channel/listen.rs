@@ -236,14 +236,14 @@ impl Listener {
     /// Accepts the next process if one has connected and sent hello.
     fn accept_now(&self, pending: &mut Vec<PendingConnection>) -> Result<Option<Channel>> {
         let now = Instant::now();
-        pending.retain(|one| one.until > now);
+        while let Some(index) = pending.iter().position(|one| one.until <= now) {
+            drop(self.take_pending(pending, index));
+        }
         // Processes that connect all the time do not keep the thread here.
         for _ in 0..MAX_TURNS {
             let has_more = self.accept_pending(pending)?;
             while let Some(index) = pending.iter().position(PendingConnection::is_readable) {
-                let one = pending.remove(index);
-                self.readiness.remove(one.socket.fd());
-                if let Some(channel) = self.answer_hello(one)? {
+                if let Some(channel) = self.answer_hello(self.take_pending(pending, index))? {
                     return Ok(Some(channel));
                 }
             }
@@ -252,6 +252,13 @@ impl Listener {
             }
         }
         Ok(None)
+    }
+
+    /// Takes a pending connection out of the listener's descriptor, also because another thread may close its socket later.
+    fn take_pending(&self, pending: &mut Vec<PendingConnection>, index: usize) -> PendingConnection {
+        let one = pending.remove(index);
+        self.readiness.remove(one.socket.fd());
+        one
     }
 
     fn timed_out(&self, deadline: Deadline) -> Error {
@@ -285,7 +292,7 @@ impl Listener {
                 continue;
             }
             if pending.len() >= MAX_PENDING {
-                pending.remove(0);
+                drop(self.take_pending(pending, 0));
             }
             let until = Instant::now() + HELLO_TIMEOUT;
             self.readiness
