@@ -1,5 +1,4 @@
-//! What everything that came with a message has in common: when it is ready, where it may be opened, and whether it has
-//! been.
+//! The common state of the exports of a message: when they are ready, where they may be opened, and whether they have been.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,23 +12,23 @@ use crate::sharing::export::check_backend;
 use crate::sharing::import::HeldGrant;
 use crate::transport::Deadline;
 
-/// Where memory may be opened.
+/// The devices on which memory may be opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
-    /// There is no map, or it is this process's own.
+    /// Any device: there is no map, or the memory belongs to this process.
     Anywhere,
-    /// Where the map says.
+    /// The device that the map names.
     On(DeviceOrdinal),
-    /// There is a map, and it says nothing.
+    /// No device: the map has no entry for the memory.
     Nowhere,
 }
 
-/// A tensor or a bundle of a message, until it has been opened or discarded.
+/// An export of a message, until it has been opened or discarded.
 pub(super) struct Arrival {
     pub(super) connection: Arc<Connection>,
-    /// The value of the sender's word at which the bytes are ready.
+    /// The value of the sender's counter at which the bytes are ready.
     ready: u64,
-    /// Whoever opens it, so that a grant is shown once.
+    /// Held by the thread that opens the export, so that a grant is presented once.
     opening: Mutex<()>,
     settled: AtomicBool,
 }
@@ -40,7 +39,7 @@ impl Arrival {
         Self { connection: Arc::clone(connection), ready, opening, settled }
     }
 
-    /// Opens by these grants, one thread at a time.
+    /// Opens the export by these grants, one thread at a time.
     pub(super) fn open<T>(&self, grants: &[HeldGrant], open: impl FnOnce() -> Result<T>) -> Result<T> {
         self.connection.owner.check()?;
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,17 +53,17 @@ impl Arrival {
         opened
     }
 
-    /// The host waits until the bytes are ready.
+    /// Waits on the host until the bytes are ready.
     pub(super) fn wait_ready(&self, deadline: Deadline) -> Result<()> {
         self.connection.wait_ready(self.ready, deadline)
     }
 
-    /// The stream waits until they are.
+    /// Makes the stream wait until the bytes are ready.
     pub(super) fn wait_ready_on(&self, stream: BorrowedStream<'_>, deadline: Deadline) -> Result<()> {
         self.connection.wait_ready_on(self.ready, stream, deadline)
     }
 
-    /// May memory of this home be opened on this device?
+    /// Checks that memory of this home may be opened on this device.
     pub(super) fn check_place(
         &self,
         place: Place,
@@ -82,7 +81,7 @@ impl Arrival {
         }
     }
 
-    /// May it be opened on this stream's device?
+    /// Checks that memory of this home may be opened on this stream's device.
     pub(super) fn check_stream(
         &self,
         place: Place,
@@ -100,7 +99,7 @@ impl Arrival {
         }
     }
 
-    /// The device that the map says.
+    /// Returns the device that the map names.
     pub(super) fn mapped(&self, place: Place, home: DeviceIdentity) -> Result<DeviceOrdinal> {
         match place {
             Place::On(device) => Ok(device),
@@ -118,7 +117,7 @@ impl Arrival {
         Error::NotInDeviceMap { home, peer: Some(format!("process {} ({})", peer.pid, peer.program)) }
     }
 
-    /// The memory is held by a lease, or has gone back.
+    /// Counts the export as settled: a lease keeps the memory, or the grants have ended.
     fn settle(&self) {
         if self.connection.owner.is_here() && !self.settled.swap(true, Ordering::AcqRel) {
             self.connection.own_word(Slot::Settled).fetch_add(1, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! What was received.
+//! Received messages and their exports.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +17,10 @@ use crate::transport::Deadline;
 use crate::wire::channel::Payload;
 use crate::wire::descriptor::Descriptor;
 
-/// A message. What it holds and was not opened goes back to the sender when it is dropped, and stays until then also where
-/// the channel has been closed.
+/// A received message. It owns its contents and may be moved to another thread or task.
+///
+/// Exports that were not opened are returned to the sender when the message is dropped. They can be opened until then, also
+/// after the channel was closed.
 pub struct Received {
     bytes: Payload,
     pub(crate) exports: Vec<ReceivedExport>,
@@ -31,23 +33,23 @@ impl Received {
         Self { bytes, exports: Vec::new(), ready, connection }
     }
 
-    /// The bytes of the message.
+    /// Returns the bytes of the message.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
 
-    /// Returns the exports that came with it, in the order in which they were added.
+    /// Returns the exports of the message, in the order in which they were added.
     pub fn exports(&self) -> &[ReceivedExport] {
         &self.exports
     }
 
-    /// Returns the exports that came with it, to be opened when the message has gone.
+    /// Returns the exports of the message by value.
     pub fn into_exports(self) -> Vec<ReceivedExport> {
         self.exports
     }
 
-    /// Answers over the channel that the message came by. What is sent takes the inverse of the device map that the message
-    /// came by, also where this end has a map of its own.
+    /// Sends an answer over the channel of the message. Its exports use the inverse of the device map of the message, also if
+    /// this end has a map.
     ///
     /// # Errors
     ///
@@ -65,12 +67,14 @@ impl Received {
         self.connection.try_send(message, true)
     }
 
-    /// Have the tensors been written, or may they still be? A stream that waits for a sender who dies goes on, **also over
-    /// memory that was never written**: ask when the work behind the wait has finished, before its result is used.
+    /// Checks that the sender's streams have written the tensors, or still may.
+    ///
+    /// A stream that waits for a sender that terminates continues, **also over memory that was never written**: call this method
+    /// when the work behind the wait is complete, before its result is used.
     ///
     /// # Errors
     ///
-    /// [`Error::PeerGone`] where the sender ended before its streams had got there.
+    /// [`Error::PeerGone`] if the sender terminated before its streams reached that point.
     pub fn check(&self) -> Result<()> {
         self.connection.is_ready(self.ready).map(drop)
     }
@@ -82,8 +86,7 @@ impl fmt::Debug for Received {
     }
 }
 
-/// Memory that came with a message: one region, or any number of named tensors. Dropping it unopened gives it back to the
-/// sender.
+/// Memory of a message: one region, or any number of named tensors. Dropping it unopened returns it to the sender.
 pub struct ReceivedExport {
     arrival: Arrival,
     descriptor: Descriptor,
