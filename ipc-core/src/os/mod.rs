@@ -1,4 +1,4 @@
-//! Operating system: environment variables, process identity, fork detection, threads, spinning, received files.
+//! Operating system: environment variables, process identity, fork detection, threads, spinning, received files, readiness of descriptors.
 
 mod condvar;
 pub mod environment;

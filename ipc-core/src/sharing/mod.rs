@@ -7,11 +7,13 @@ pub(crate) mod export;
 pub(crate) mod fuzzing;
 pub(crate) mod host_pages;
 pub(crate) mod import;
+mod polled_readiness;
 mod runtime;
 mod session;
 pub(crate) mod staging;
 pub(crate) mod timeline;
 
 pub use error_with::ErrorWith;
+pub(crate) use polled_readiness::{PolledReadiness, Watch};
 pub(crate) use runtime::Runtime;
 pub(crate) use session::Session;

@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 pub(crate) use session::{BrokerSession, Event};
 
 use crate::model::error::Result;
-use crate::sharing::Runtime;
 use crate::sharing::staging::Refused;
 use crate::sharing::timeline::OwnCounter;
 use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Termination, Timeline};
+use crate::sharing::{Runtime, Watch};
 use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
 
@@ -152,6 +152,11 @@ impl Poller<Broker> {
     /// Keeps a value until the signals that were submitted in this order have arrived.
     pub(crate) fn keep_until_arrived(&self, order: Arc<OwnCounter>, kept: Arc<dyn Any + Send + Sync>) {
         self.follow_up(FollowUp::KeepUntilArrived(order, kept));
+    }
+
+    /// Polls a condition, and makes its descriptor readable once it is true.
+    pub(crate) fn watch_condition(&self, watch: Watch) {
+        self.follow_up(FollowUp::Watch(watch));
     }
 
     fn follow_up(&self, follow_up: FollowUp) {

@@ -1,5 +1,6 @@
 //! What the poller does about timelines behind the calls that ended them: it looks repeatedly whether signals have arrived, and
-//! poisons again the words that a terminated peer's device may still write.
+//! poisons again the words that a terminated peer's device may still write. It also polls the conditions that descriptors wait
+//! for.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Endpoint, OwnCounter, Side, Termination, Timeline, WordPage, return_own_slot};
+use crate::sharing::Watch;
 use crate::transport::Worker;
 
 /// Pause before the words of a terminated peer are poisoned again, in case a signal that it had submitted has arrived since, and
@@ -50,6 +52,8 @@ pub(crate) enum FollowUp {
     FinishOnceArrived(Finish),
     /// Keeps a value until the signals that were submitted in this order have arrived.
     KeepUntilArrived(Arc<OwnCounter>, Arc<dyn Any + Send + Sync>),
+    /// Makes a descriptor readable once a condition is true.
+    Watch(Watch),
 }
 
 /// Something that waits for signals to arrive.
@@ -57,6 +61,7 @@ enum Arrival {
     End(Timeline, Option<Timeline>),
     Finish(Finish),
     Keep(Arc<OwnCounter>, #[allow(dead_code, reason = "kept, and dropped")] Arc<dyn Any + Send + Sync>),
+    Watch(Watch),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +94,7 @@ impl FollowUps {
             FollowUp::EndOnceArrived(near, far) => Arrival::End(near, far),
             FollowUp::FinishOnceArrived(finish) => Arrival::Finish(finish),
             FollowUp::KeepUntilArrived(order, kept) => Arrival::Keep(order, kept),
+            FollowUp::Watch(watch) => Arrival::Watch(watch),
         };
         self.last += 1;
         self.arrivals.insert(self.last, arrival);
@@ -114,7 +120,7 @@ impl FollowUps {
     fn look_for_arrival(&mut self, now: Instant, id: u64) {
         let Some(arrival) = self.arrivals.get(&id) else { return };
         if !arrival.is_over() {
-            self.timers.insert((now + ARRIVAL, id), Timer::Arrival);
+            self.timers.insert((now + arrival.interval(now), id), Timer::Arrival);
             return;
         }
         match self.arrivals.remove(&id) {
@@ -181,6 +187,15 @@ impl Arrival {
                 timeline.finish_if_arrived(*least, order.as_deref())
             }
             Self::Keep(order, _) => order.has_arrived(),
+            Self::Watch(watch) => watch.is_over(),
+        }
+    }
+
+    /// Returns the time until the next look.
+    fn interval(&self, now: Instant) -> Duration {
+        match self {
+            Self::Watch(watch) => watch.interval(now),
+            Self::End(..) | Self::Finish(_) | Self::Keep(..) => ARRIVAL,
         }
     }
 }

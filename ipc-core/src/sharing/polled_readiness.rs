@@ -1,0 +1,96 @@
+//! Descriptors for conditions on shared words, which a device changes and no system call reports.
+//!
+//! The poller evaluates the condition repeatedly, from the call that found it false until it is true. Nothing is created and
+//! nothing is polled for an object whose descriptor was never requested.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::Runtime;
+use crate::os::Readiness;
+
+/// Bounds of the interval between two evaluations in the first second: an eighth of the time waited so far.
+const MIN_INTERVAL: Duration = Duration::from_micros(50);
+const MAX_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Maximum interval later: a thousandth of the time waited so far, so that an idle object costs little.
+const MAX_IDLE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A descriptor that is readable until a call has found a condition false, and again once the condition is true.
+#[derive(Debug, Default)]
+pub(crate) struct PolledReadiness(OnceLock<Arc<Descriptor>>);
+
+#[derive(Debug)]
+struct Descriptor {
+    readiness: Readiness,
+    /// Whether the poller evaluates a condition.
+    is_watched: AtomicBool,
+}
+
+/// A condition that the poller evaluates until it is true, or until the descriptor's object has been dropped.
+pub(crate) struct Watch {
+    descriptor: Arc<Descriptor>,
+    condition: Box<dyn Fn() -> bool + Send>,
+    since: Instant,
+}
+
+impl PolledReadiness {
+    /// Returns the descriptor, which the first call creates, readable.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot create a descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        let create = || {
+            let readiness = Readiness::new().unwrap_or_else(|error| panic!("creating an eventfd: {error}"));
+            readiness.set();
+            Arc::new(Descriptor { readiness, is_watched: AtomicBool::new(false) })
+        };
+        self.0.get_or_init(create).readiness.as_fd()
+    }
+
+    /// Makes the descriptor unreadable until the condition is true. Does nothing if no descriptor was requested.
+    ///
+    /// A condition that is being watched stays: it becomes true no later than the new one does, and the object's next call
+    /// finds out which. The poller runs the condition, so it may not block or call a driver.
+    pub(crate) fn watch<C: Fn() -> bool + Send + 'static>(&self, condition: impl FnOnce() -> C) {
+        let (Some(descriptor), Some(runtime)) = (self.0.get(), Runtime::existing()) else { return };
+        // In this order: a watch that ends meanwhile makes the descriptor readable after it has ended.
+        descriptor.readiness.clear();
+        if !descriptor.is_watched.swap(true, Ordering::AcqRel) {
+            let descriptor = Arc::clone(descriptor);
+            let (condition, since) = (Box::new(condition()), Instant::now());
+            runtime.poller.watch_condition(Watch { descriptor, condition, since });
+        }
+    }
+}
+
+impl Watch {
+    /// Evaluates the condition. Returns true when the watch has ended: then the descriptor is readable, or unused.
+    pub(crate) fn is_over(&self) -> bool {
+        if Arc::strong_count(&self.descriptor) == 1 {
+            return true;
+        }
+        let is_true = (self.condition)();
+        if is_true {
+            self.descriptor.is_watched.store(false, Ordering::Release);
+            self.descriptor.readiness.set();
+        }
+        is_true
+    }
+
+    /// Returns the time until the next evaluation.
+    pub(crate) fn interval(&self, now: Instant) -> Duration {
+        let waited = now.saturating_duration_since(self.since);
+        (waited / 8).clamp(MIN_INTERVAL, MAX_INTERVAL).max((waited / 1000).min(MAX_IDLE_INTERVAL))
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("since", &self.since).finish_non_exhaustive()
+    }
+}
