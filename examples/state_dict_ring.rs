@@ -43,10 +43,10 @@ fn trainer() -> Result<()> {
         }
         slot.publish(&stream)?;
     }
+    ring.close(TIMEOUT)?; // the readers' loops end; waits until they have left
     for reader in readers {
         reader.finish()?;
     }
-    ring.close(TIMEOUT)?;
     println!("[trainer] {VERSIONS} versions were published, and both readers have checked them all");
     Ok(())
 }
@@ -75,12 +75,13 @@ fn reader() -> Result<()> {
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
     let mut reader = ipc.open_ring(&descriptor).timeout(TIMEOUT).on(&stream)?;
-    for version in 0..VERSIONS {
-        let slot = reader.next(&stream)?; // the stream waits for the publication
+    let mut version = 0;
+    while let Some(slot) = reader.next(TIMEOUT)? {
         check(&slot, &table, version, &stream)?;
         slot.release(&stream)?; // takes effect when the stream reaches this point
+        version += 1;
     }
-    reader.close();
+    ensure!(version == VERSIONS, "received {version} versions instead of {VERSIONS}");
     println!("checked {VERSIONS} versions of {} tensors", LAYERS.len());
     Ok(())
 }

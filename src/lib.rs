@@ -30,7 +30,8 @@
 //!
 //! # Rings
 //!
-//! A ring serves repeated hand-overs: the memory is shared once, in slots that are written in turn. No host waits.
+//! A ring serves repeated hand-overs: the memory is shared once, in slots that are written in turn. The writer's host does not
+//! wait, and readers process every publication.
 //!
 //! ```
 //! use std::time::Duration;
@@ -41,28 +42,32 @@
 //! let ipc = Ipc::builder().allow_simulated(true).auto()?;
 //! let stream = ipc.create_stream(0)?;
 //! let mut ring = ipc.ring(ipc.allocate(0, 2 * 1024)?).slots(2).start()?;
-//! let line = ring.descriptor().to_string(); // send it over any transport
+//! let descriptor = ring.descriptor().to_string(); // send it over any transport
 //!
-//! // A reader: another process, or this one.
-//! let descriptor: Descriptor = line.parse()?;
-//! let reading = ipc.create_stream(0)?;
-//! let mut reader = ipc.open_ring(&descriptor).on(&reading)?;
+//! // A reader: another process, or a thread of this one.
+//! let read = |descriptor: Descriptor| -> Result<u64, Error> {
+//!     let ipc = Ipc::builder().allow_simulated(true).auto()?;
+//!     let stream = ipc.create_stream(0)?;
+//!     let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
+//!     while let Some(slot) = reader.next(Duration::from_secs(30))? {
+//!         let values: Vec<f32> = slot.view(&stream)?.to_vec()?;
+//!         assert_eq!(values, [slot.sequence() as f32; 256]);
+//!         slot.release(&stream)?; // the writer may reuse the slot when the stream reaches this point
+//!     }
+//!     Ok(reader.sequence())
+//! };
+//! # let descriptor = descriptor.parse()?;
+//! let reader = std::thread::spawn(move || read(descriptor));
 //!
 //! ring.wait_readers(1, Duration::from_secs(30))?;
 //! for bucket in 0..5 {
-//!     // The stream waits until every reader has released the slot.
-//!     let mut slot = ring.write(&stream)?;
+//!     let mut slot = ring.write(&stream)?; // the stream waits until every reader has released the slot
 //!     slot.view_mut(&stream)?.copy_from(&[bucket as f32; 256])?;
-//!     slot.publish(&stream)?;
-//!
-//!     let slot = reader.next(&reading)?; // the stream waits for the publication
-//!     let values: Vec<f32> = slot.view(&reading)?.to_vec()?;
-//!     assert_eq!(values, [bucket as f32; 256]);
-//!     // The writer may reuse the slot when the stream reaches this point. Fails if the slot was never published.
-//!     slot.release(&reading)?;
+//!     slot.publish(&stream)?; // readers receive it when the stream reaches this point
 //! }
-//! drop(ring);
-//! assert!(matches!(reader.next(&reading), Err(Error::RingClosed { .. })));
+//! ring.close(Duration::from_secs(30))?; // readers receive what has been published, then None
+//! # let read = reader.join().expect("the reader does not panic")?;
+//! # assert_eq!(read, 5);
 //! # Ok(())
 //! # }
 //! ```

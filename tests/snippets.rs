@@ -16,8 +16,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Ipc,
-    Mapping, Message, Region, Stream, View, cuda,
+    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Export, Ipc, Mapping,
+    Message, Region, Stream, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -208,12 +208,12 @@ fn channel(tensor: Buffer, stream: Stream, timeout: Duration) -> Result<()> {
 #[allow(clippy::too_many_arguments, reason = "everything that the page leaves to the reader")]
 fn ring(
     buffer: Buffer, stream: Stream, bucket: Vec<f32>, descriptor: Descriptor,
-    send: fn(String), compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
+    send: fn(String), compute: fn(View<'_, f32>) -> Result<()>,
 ) -> Result<()> {
     // begin docs/guide/ring.md
     use std::time::Duration;
 
-    use device_ipc::{Error, Ipc};
+    use device_ipc::Ipc;
 
     // The writer.
     let ipc = Ipc::auto()?;
@@ -226,19 +226,9 @@ fn ring(
 
     // A reader.
     let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
-    let mut read = || -> Result<f32, Error> {
-        let slot = reader.next(&stream)?;                // the stream waits for the publication
-        let result = compute(slot.view::<f32, _>(&stream)?)?;
-        stream.synchronize()?;                           // because the host uses the result
-        slot.release(&stream)?;                          // fails if the bytes were never published
-        Ok(result)
-    };
-    loop {
-        match read() {
-            Ok(result) => use_it(result),
-            Err(Error::RingClosed { .. }) => break,      // the writer closed the ring
-            Err(error) => return Err(error.into()),
-        }
+    while let Some(slot) = reader.next(Duration::from_secs(30))? { // a published slot; None: the writer has closed the ring
+        compute(slot.view::<f32, _>(&stream)?)?;
+        slot.release(&stream)?;                          // the writer may reuse the slot when the stream reaches this point
     }
     // end
     Ok(())

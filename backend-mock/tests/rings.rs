@@ -190,12 +190,12 @@ impl Model {
         }
         let on = &member.streams[stream];
         let held = member.held.iter().any(|(slot, _)| slot.sequence() + self.slots == sequence);
-        let slot = match member.reader.next(on) {
+        let slot = match member.reader.next_ahead(on) {
             Err(Error::RingSlotsHeld { slots }) => {
                 assert!(held && u64::from(slots) == self.slots);
                 return Ok(());
             }
-            taken => taken?,
+            taken => taken?.expect("the ring is open"),
         };
         assert!(!held, "a reader does not take a slot that it holds");
         assert_eq!(slot.sequence(), sequence);
@@ -329,7 +329,7 @@ fn streams_of_another_device_are_ordered() {
         let mut ring = ipc.ring(ipc.allocate(0, SLOT).expect("memory")).slots(1).start().expect("a ring");
         let mut reader = ipc.open_ring(ring.descriptor()).on(&near).expect("joined");
         ring.write(&near).expect("a slot").publish(&near).expect("published");
-        let slot = reader.wait_next(TIMEOUT).expect("taken");
+        let slot = reader.next(TIMEOUT).expect("taken").expect("open");
         far.delay(Duration::from_millis(600)).expect("submitted");
         slot.release(&far).expect("released");
         let early = ring.wait_writable(Duration::from_millis(1));
@@ -340,8 +340,8 @@ fn streams_of_another_device_are_ordered() {
         ring.wait_writable(TIMEOUT).expect("released");
         far.delay(Duration::from_millis(600)).expect("submitted");
         ring.write(&near).expect("a slot").publish(&far).expect("published");
-        assert!(reader.try_next().expect("asked").is_none(), "{machine}: the far stream is delayed");
-        assert_eq!(reader.wait_next(TIMEOUT).expect("taken").sequence(), 1, "{machine}");
+        assert!(reader.try_next().expect("asked").is_pending(), "{machine}: the far stream is delayed");
+        assert_eq!(reader.next(TIMEOUT).expect("taken").expect("open").sequence(), 1, "{machine}");
         drop(reader);
         ring.close(TIMEOUT).expect("no reader is left");
     }

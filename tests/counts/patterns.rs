@@ -107,7 +107,7 @@ fn cost_of_ring_hand_over() {
     assert_eq!(by_hosts, cost(&[], 0, 0), "by hosts");
     let mut by_streams = || {
         ring.write(&stream).expect("written").publish(&stream).expect("published");
-        reader.next(&stream).expect("taken").release(&stream).expect("released");
+        reader.next_ahead(&stream).expect("taken").expect("open").release(&stream).expect("released");
     };
     // The device gets to know the pages.
     by_streams();
@@ -132,7 +132,7 @@ pub(super) fn ring_of(ipc: &Ipc) -> Ring {
 pub(super) fn hand_over_by_hosts(ring: &mut Ring, reader: &mut RingReader, stream: &Stream) {
     ring.wait_writable(PATIENCE).expect("released");
     ring.write(stream).expect("written").publish_now().expect("published");
-    reader.wait_next(PATIENCE).expect("taken").release_now().expect("released");
+    reader.next(PATIENCE).expect("taken").expect("open").release_now().expect("released");
 }
 
 /// Both sides of a channel, in this process.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use device_ipc::{Buffer, Ipc, RingReader, Stream};
 
 use super::message::RingUser;
@@ -26,10 +26,11 @@ impl RingMember {
         for _ in 0..rounds {
             match by {
                 RingUser::Host => {
-                    self.reader.wait_next(TIMEOUT)?.release_now().map_err(device_ipc::Error::from)?;
+                    let slot = self.reader.next(TIMEOUT)?.context("the ring is closed")?;
+                    slot.release_now().map_err(device_ipc::Error::from)?;
                 }
                 RingUser::Stream => {
-                    let slot = self.reader.next(&self.stream)?;
+                    let slot = self.reader.next_ahead(&self.stream)?.context("the ring is closed")?;
                     slot.release(&self.stream).map_err(device_ipc::Error::from)?;
                 }
             }
@@ -40,7 +41,7 @@ impl RingMember {
     /// Copies each bucket into a private buffer, which is kept for the next call.
     pub(super) fn copy_buckets(&mut self, ipc: &Ipc, buckets: usize) -> Result<()> {
         for bucket in 0..buckets {
-            let slot = self.reader.next(&self.stream)?;
+            let slot = self.reader.next_ahead(&self.stream)?.context("the ring is closed")?;
             if self.copies.len() == bucket {
                 self.copies.push(ipc.allocate(slot.range().device, slot.range().len)?);
             }

@@ -174,6 +174,7 @@ fn fork_at_any_time_passes_no_socket_to_the_child() {
 /// The reports of the child of a ring's writer.
 const OF_WRITER: &[&str] = &[
     "child ring-write Forked",
+    "child ring-try-write Forked",
     "child ring-writable Forked",
     "child ring-readers Forked",
     "child ring-close Forked",
@@ -182,7 +183,8 @@ const OF_WRITER: &[&str] = &[
 /// The reports of the child of a reader that has taken a slot.
 const OF_READER: &[&str] = &[
     "child ring-next Forked",
-    "child ring-wait-next Forked",
+    "child ring-try-next Forked",
+    "child ring-next-ahead Forked",
     "child ring-check Forked",
     "child ring-release-now Forked",
 ];
@@ -195,7 +197,7 @@ fn forked_children_of_a_ring_are_inert_and_the_ring_continues() {
     reader.ok(&format!("ring-join {descriptor}"));
     writer.ok("ring-readers 1 10000");
     writer.ok("ring-publish 1");
-    assert_eq!(reader.ok("ring-next"), "0");
+    assert_eq!(reader.ok("ring-next-ahead"), "0");
     let of_ring = |said: Vec<String>| -> Vec<String> {
         said.into_iter().filter(|line| line.starts_with("child ring-")).collect()
     };

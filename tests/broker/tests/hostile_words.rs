@@ -53,7 +53,7 @@ impl Scene {
     #[track_caller]
     fn goes_on_without_the_hostile(mut self, when: &str) {
         assert_eq!(self.writer.ok("ring-count"), "1", "{when}");
-        let text = self.hostile.fails("ring-next", "DismissedFromRing");
+        let text = self.hostile.fails("ring-next-ahead", "DismissedFromRing");
         assert!(text.contains(&self.writer.id().to_string()), "{when}: {text}");
         self.honest.send("ring-read 12 15000");
         within(SOON, when, || self.writer.ok("ring-publish 5"));
@@ -85,9 +85,9 @@ fn ring_reader_that_takes_a_release_back_is_dismissed() {
 #[test]
 fn ring_reader_that_resets_its_publications_stops_no_host() {
     let Scene { mut writer, mut honest, mut hostile } = Scene::new(PINNING);
-    hostile.ok("ring-next");
+    hostile.ok("ring-next-ahead");
     hostile.ok("ring-release");
-    hostile.ok("ring-next");
+    hostile.ok("ring-next-ahead");
     hostile.ok("ring-release");
     hostile.ok("sync");
     hostile.ok(&format!("scribble {FROM_EXPORTER} 0"));
@@ -104,7 +104,7 @@ fn ring_writer_that_resets_a_release_blocks_no_reader_stream() {
         let descriptor = writer.ok("ring 3");
         reader.ok(&format!("ring-join {descriptor}"));
         writer.ok("ring-publish 2");
-        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
+        assert_eq!([reader.ok("ring-next-ahead"), reader.ok("ring-next-ahead")], ["0", "1"]);
         reader.ok("ring-release");
         reader.ok("sync");
         writer.ok(&format!("scribble {FROM_IMPORTER} 0"));

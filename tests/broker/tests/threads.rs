@@ -15,7 +15,7 @@ const REFUSED: &[&str] = &[
     "bundle.wait_released",
     "bundle.close",
     "wait_readers",
-    "wait_next",
+    "ring.next",
     "ring.close",
     "wait_now",
     "accept",

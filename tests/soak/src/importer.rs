@@ -110,7 +110,7 @@ fn ring(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
     let (count, descriptor) = rest.split_once(' ').context("a count, then the descriptor")?;
     let mut reader = ipc.open_ring(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
     for number in 0..count.parse::<u16>()? {
-        let slot = reader.next(stream)?;
+        let slot = reader.next(TIMEOUT)?.context("the ring was closed too early")?;
         check(&slot.view::<f32, _>(stream)?.to_vec()?, first + f32::from(number))?;
         slot.release(stream)?;
     }

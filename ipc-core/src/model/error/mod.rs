@@ -354,8 +354,10 @@ pub enum Error {
     )]
     Forked,
 
-    /// The writer has closed the ring, and the reader has had everything that was published.
-    #[error("process {pid} has closed the ring; nothing more is published in it")]
+    /// The writer closed the ring before it published a slot that the reader had taken ahead of the publication.
+    #[error(
+        "process {pid} closed the ring before it published this slot; discard the results of work that read the slot"
+    )]
     RingClosed {
         /// The writer's process id, in its own pid namespace.
         pid: u32,
@@ -365,7 +367,7 @@ pub enum Error {
     #[error(
         "the ring ended before sequence {first} was published, and this reader had accessed and released its slots up to \
          sequence {last} by then; discard the results from sequence {first} on, and release slots after the work that reads \
-         them, or take published slots only (RingReader::wait_next)"
+         them, or take published slots only (RingReader::next)"
     )]
     RingUnpublished {
         /// The first sequence that was never published.

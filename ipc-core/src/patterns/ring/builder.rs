@@ -165,7 +165,7 @@ impl<'a> RingOpenBuilder<'a> {
         self
     }
 
-    /// Sets the timeout for the writer's process to answer, and of [`RingReader::next`] if [the host
+    /// Sets the timeout for the writer's process to answer, and of [`RingReader::next_ahead`] if [the host
     /// waits](RingReader::waits_on_host).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -177,7 +177,8 @@ impl<'a> RingOpenBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`OpenBuilder::at_home`]; [`DescriptorError::Kind`] for the descriptor of other memory; [`Error::Protocol`] where the writer's process shares the memory as no ring.
+    /// Those of [`OpenBuilder::at_home`]; [`DescriptorError::Kind`] for the descriptor of other memory; [`Error::Protocol`] if the writer's process does not
+    /// share the memory as a ring.
     pub fn at_home(self) -> Result<RingReader> {
         self.open(OpenBuilder::at_home)
     }

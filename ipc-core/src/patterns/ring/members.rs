@@ -89,6 +89,11 @@ impl Member {
         }
     }
 
+    /// Returns whether the reader has not released a sequence.
+    pub(super) fn is_behind(&self, sequence: u64) -> bool {
+        self.position().is_some_and(|position| position <= sequence)
+    }
+
     /// Validates the reader's counter.
     fn checked(&self, released: u64) -> Result<u64, String> {
         // Loaded after the counter: a publication is counted before any reader is notified.
@@ -247,6 +252,13 @@ impl Members {
         let mut behind: Vec<_> = state.members.iter().filter_map(described).collect();
         behind.sort_by_key(|reader| reader.sequence);
         behind
+    }
+
+    /// Returns whether a reader has not released this sequence, or the host has not signalled it.
+    pub(super) fn is_in_use(&self, sequence: u64) -> bool {
+        let state = self.lock();
+        let is_unsignalled = self.own.is_none() && state.published.next() <= sequence;
+        is_unsignalled || state.members.iter().any(|member| member.is_behind(sequence))
     }
 
     /// Returns the sequence whose slot the next publication reuses, in a ring of `slots` slots.

@@ -14,9 +14,11 @@ use crate::sharing::import::{Keeper, Tensor};
 
 /// A guard of a slot that a reader has taken. It keeps the memory mapped.
 ///
-/// A slot may be taken before its publication, and the publication may never follow: accesses and releases fail as soon as that
-/// is known. A result is valid if the work that computed it has finished before [`release`](Self::release) or
-/// [`check`](Self::check) returned `Ok`; see [the end of the ring](crate::RingReader#the-end-of-the-ring).
+/// A slot of [`RingReader::next`](crate::RingReader::next) or [`try_next`](crate::RingReader::try_next) has been published. A
+/// slot of [`next_ahead`](crate::RingReader::next_ahead) may never be published: accesses and releases fail as soon as that is
+/// known. A result is then valid if the work that computed it has finished before [`release`](Self::release) or
+/// [`check`](Self::check) returned `Ok`; see [slots ahead of their
+/// publication](crate::RingReader#slots-ahead-of-their-publication).
 ///
 /// [`release`](Self::release) lets the writer reuse the slot when a stream reaches that point. Dropping the guard releases the
 /// slot when all work submitted to the device has finished, asynchronously; the reader's next call waits for that.
@@ -31,11 +33,12 @@ use crate::sharing::import::{Keeper, Tensor};
 /// # let descriptor = ring.descriptor().clone();
 /// let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
 /// # ring.write(&stream)?.publish(&stream)?;
-/// let slot = reader.next(&stream)?;
-/// let values: Vec<f32> = slot.view(&stream)?.to_vec()?;
-/// slot.check()?; // the slot has been published, so the values are valid
-/// slot.release(&stream)?;
-/// # assert_eq!(values.len(), 64);
+/// # use std::time::Duration;
+/// if let Some(slot) = reader.next(Duration::from_secs(30))? {
+///     let values: Vec<f32> = slot.view(&stream)?.to_vec()?;
+///     slot.release(&stream)?;
+/// #   assert_eq!(values.len(), 64);
+/// }
 /// # Ok(())
 /// # }
 /// ```
@@ -65,7 +68,8 @@ impl RingReadSlot {
         self.inner.slots.of(self.sequence)
     }
 
-    /// Returns whether the publication has arrived at the host.
+    /// Returns whether the publication has arrived at the host. False only for a slot taken
+    /// [ahead](crate::RingReader::next_ahead) of it.
     ///
     /// # Errors
     ///
@@ -81,8 +85,9 @@ impl RingReadSlot {
 
     /// Returns an error if the slot was never published, or may have been overwritten.
     ///
-    /// Call this when the work that reads the slot has finished, before its result is used: a stream that waited for a
-    /// publication that never arrived has continued over bytes that were never written.
+    /// For a slot taken [ahead](crate::RingReader::next_ahead) of its publication, call this when the work that reads the slot
+    /// has finished, before its result is used: a stream that waited for a publication that never arrived has continued over
+    /// bytes that were never written.
     ///
     /// # Errors
     ///
@@ -94,7 +99,8 @@ impl RingReadSlot {
 
     /// Returns a view of the elements for reading by work on `stream`.
     ///
-    /// Pass the stream of [`RingReader::next`](crate::RingReader::next), or a stream ordered after it.
+    /// Of a slot taken [ahead](crate::RingReader::next_ahead), pass the stream that waits for the publication, or a stream
+    /// ordered after it.
     ///
     /// # Errors
     ///
@@ -107,8 +113,8 @@ impl RingReadSlot {
 
     /// Returns a tensor of the slot by name.
     ///
-    /// The table states the layout of each slot; it arrives over any transport. Pass to [`view`](Tensor::view) the stream of
-    /// [`RingReader::next`](crate::RingReader::next), or a stream ordered after it.
+    /// The table states the layout of each slot; it arrives over any transport. Pass to [`view`](Tensor::view) a stream as for
+    /// [`RingReadSlot::view`].
     ///
     /// # Errors
     ///

@@ -1,7 +1,9 @@
 //! A reader's guard, and its waits for publications.
 
 use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::read_slot::RingReadSlot;
@@ -14,6 +16,7 @@ use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
+use crate::sharing::PolledReadiness;
 use crate::sharing::export::check_backend;
 use crate::sharing::import::Mapping;
 use crate::sharing::timeline::{RingStart, Seen, TIMELINE_END, Timeline, pause};
@@ -25,14 +28,15 @@ const MAX_TERMINATION_POLLS: u32 = 1000;
 
 /// A reader of a ring. It receives, in order, every publication made after the reader opened the ring.
 ///
-/// # Examples
+/// [`next`](Self::next) waits on the host for a publication, and returns published slots only. A loop over it processes every
+/// publication exactly once, and no unpublished bytes:
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let ipc = device_ipc_core::Ipc::with_backend(device_ipc_mock::MockBackend::from_spec("devices=1")?);
 /// # let mut ring = ipc.ring(ipc.allocate(0, 512)?).start()?;
 /// # let descriptor = ring.descriptor().clone();
-/// use device_ipc_core::Error;
+/// use std::time::Duration;
 ///
 /// let stream = ipc.create_stream(0)?;
 /// let mut reader = ipc.open_ring(&descriptor).on(&stream)?;
@@ -43,31 +47,47 @@ const MAX_TERMINATION_POLLS: u32 = 1000;
 /// # }
 /// # drop(ring); // the writer publishes 1.0 and 2.0, and closes the ring
 /// let mut values = Vec::new();
-/// loop {
-///     match reader.next(&stream) {
-///         Ok(slot) => {
-///             values.push(slot.view::<f32, _>(&stream)?.to_vec()?[0]);
-///             slot.release(&stream)?; // the writer may reuse the slot when the stream reaches this point
-///         }
-///         Err(Error::RingClosed { .. }) => break, // the writer has closed the ring
-///         Err(error) => return Err(error.into()),
-///     }
+/// while let Some(slot) = reader.next(Duration::from_secs(30))? {
+///     values.push(slot.view::<f32, _>(&stream)?.to_vec()?[0]);
+///     slot.release(&stream)?; // the writer may reuse the slot when the stream reaches this point
 /// }
-/// assert_eq!(values, [1.0, 2.0]);
+/// assert_eq!(values, [1.0, 2.0]); // the writer has closed the ring
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// # The end of the ring
+/// | call | waits for the publication | returns |
+/// |---|---|---|
+/// | [`next`](Self::next) | on the host | a published slot |
+/// | [`try_next`](Self::try_next) | not at all; [`AsFd`] for waiting | a published slot |
+/// | [`next_ahead`](Self::next_ahead) | on the stream | a slot that **may never be published** |
 ///
-/// [`next`](Self::next) returns a slot ahead of its publication, and the stream waits for the publication. The writer may
-/// close the ring, or die, before it publishes that sequence; the stream then continues over bytes that were never written.
-/// The first call after the end is known reports it: `next`, an access to the slot
-/// ([`view`](RingReadSlot::view), [`tensor`](RingReadSlot::tensor)), or its release. The end is known as soon as the stream
-/// has continued. So a result is valid if the work that computed it has finished before the slot's
-/// [`release`](RingReadSlot::release) returned `Ok`. A slot that was accessed and released earlier is reported by `next` and
-/// [`check`](Self::check), as [`Error::RingUnpublished`]. [`wait_next`](Self::wait_next) and [`try_next`](Self::try_next)
-/// return published slots only.
+/// All three return the end of the ring in the same way: `None` when the writer has closed the ring (or dropped it) and the
+/// reader has taken every publication, [`Error::ExporterGone`] when the writer has died and the reader has taken every
+/// publication that had arrived.
+///
+/// # Slots ahead of their publication
+///
+/// [`next_ahead`](Self::next_ahead) returns a slot at once, and the stream waits for the publication, so that the host can
+/// submit the work that reads the slot meanwhile. The writer may close the ring, or die, before it publishes that sequence; the
+/// stream then continues over bytes that were never written. The first call after the end is known reports it: an access to the
+/// slot ([`view`](RingReadSlot::view), [`tensor`](RingReadSlot::tensor)), its release, or the next call of this reader. The end
+/// is known as soon as the stream has continued. So a result is valid if the work that computed it has finished before the
+/// slot's [`release`](RingReadSlot::release) returned `Ok`. A slot that was accessed and released earlier is reported by the
+/// next call and by [`check`](Self::check), as [`Error::RingUnpublished`].
+///
+/// # Waiting for a descriptor
+///
+/// The reader implements [`AsFd`], for `poll`, mio or tokio's `AsyncFd`: the descriptor is readable until
+/// [`try_next`](Self::try_next) has returned [`Poll::Pending`], and becomes readable again when there is a publication to take,
+/// or an end or an error to report. It may also be readable without either. Wait for it only after `try_next` has returned
+/// `Pending`; never read from it. A wait that is cancelled loses nothing.
+///
+/// A publication by a stream is a store of the device and wakes no thread, so a thread of the library polls for it, from a
+/// `Pending` until the descriptor becomes readable: at most 1 ms apart in the first second, later at most 10 ms. The first call
+/// of `as_fd` creates the descriptor; a reader without it costs nothing.
+///
+/// # Several slots
 ///
 /// A reader may take several slots at a time and release them in any order; the writer is notified of a release when all older
 /// slots are released. Dropping the reader closes it when its slots are dropped and the work that released them has finished.
@@ -90,6 +110,8 @@ pub(super) struct ReaderState {
     pub(super) releases: Mutex<Releases>,
     /// Notified when a dropped slot has been released.
     pub(super) released: Condvar,
+    /// The descriptor of the reader, created by its first use.
+    readiness: PolledReadiness,
     pub(super) owner: Owner,
 }
 
@@ -128,12 +150,13 @@ impl RingReader {
             timeout,
             releases: Mutex::new(Releases::from(start)),
             released: Condvar::new(),
+            readiness: PolledReadiness::default(),
             owner: Owner::current(),
         };
         Ok(Self { inner: Arc::new(inner), next: start })
     }
 
-    /// Returns the sequence of the slot that [`next`](Self::next) returns next.
+    /// Returns the sequence of the slot that the next call takes.
     pub const fn sequence(&self) -> u64 {
         self.next
     }
@@ -150,58 +173,86 @@ impl RingReader {
 
     /// Returns whether the host waits because the device has no timelines.
     ///
-    /// Then [`next`](Self::next) waits for the publication, and a thread of the library signals releases.
+    /// Then [`next_ahead`](Self::next_ahead) waits for the publication, and a thread of the library signals releases.
     pub fn waits_on_host(&self) -> bool {
         self.inner.on_host
     }
 
-    /// Takes the next slot. Later work on the stream waits until the slot is published.
+    /// Waits on the host for the next publication and takes its slot. `None` when the writer has closed the ring and every
+    /// publication has been taken.
     ///
-    /// The host does not wait, unless the reader [waits on the host](Self::waits_on_host). The slot may never be published; see
-    /// [the end of the ring](Self#the-end-of-the-ring).
+    /// Work on any stream may then read the slot. The wait spins before it sleeps.
     ///
     /// # Errors
     ///
-    /// [`Error::RingClosed`] after the last publication; [`Error::ExporterGone`] after the last publication that arrived before
-    /// the writer died; [`Error::RingUnpublished`] instead of these if an earlier slot was accessed and released but never
-    /// published; [`Error::RingSlotsHeld`]; [`Error::DismissedFromRing`]; [`Error::WrongBackend`]; [`Error::StreamCapturing`];
-    /// [`Error::Timeout`] if the host waits; [`Error::Unsupported`] for a stream of a device without timelines in a ring of a
-    /// device with timelines; [`Error::Forked`]. After an error, the next call takes the same slot.
-    pub fn next<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingReadSlot> {
+    /// [`Error::Timeout`]; [`Error::ExporterGone`] after the last publication that arrived before the writer died;
+    /// [`Error::RingUnpublished`] at the end of the ring, if an earlier slot was taken [ahead](Self::next_ahead), accessed and
+    /// released but never published; [`Error::RingSlotsHeld`]; [`Error::DismissedFromRing`]; [`Error::OnWorkerThread`] in a
+    /// callback; [`Error::Forked`]. After an error, the next call takes the same slot.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<RingReadSlot>> {
+        let inner = &*self.inner;
+        inner.owner.check()?;
+        let published = match inner.may_take(self.next) {
+            Ok(false) => inner.wait_published("RingReader::next", self.next, timeout),
+            checked => checked.map(drop),
+        };
+        self.take_or_end(published)
+    }
+
+    /// Takes the slot of the next publication if it has arrived. Does not wait: [`Poll::Pending`] if it has not arrived, and
+    /// `Ready(None)` when the writer has closed the ring and every publication has been taken.
+    ///
+    /// Work on any stream may then read the slot. After `Pending`, the reader's descriptor ([`AsFd`]) becomes readable when
+    /// this call has something else to return.
+    ///
+    /// # Errors
+    ///
+    /// As for [`next`](Self::next), except those of waiting.
+    pub fn try_next(&mut self) -> Result<Poll<Option<RingReadSlot>>> {
+        let inner = &*self.inner;
+        inner.owner.check()?;
+        let published = match inner.may_take(self.next) {
+            Ok(false) => {
+                inner.watch_publication(self.next);
+                return Ok(Poll::Pending);
+            }
+            checked => checked.map(drop),
+        };
+        self.take_or_end(published).map(Poll::Ready)
+    }
+
+    /// Takes the next slot **ahead of its publication**: later work on the stream waits until the slot is published. `None`
+    /// when the writer has closed the ring and every publication has been taken.
+    ///
+    /// The host does not wait, unless the reader [waits on the host](Self::waits_on_host). The slot may never be published, and
+    /// the stream then continues over bytes that were never written. Use what was read only after the work has finished and the
+    /// slot's [`release`](RingReadSlot::release) has returned `Ok`; see [slots ahead of their
+    /// publication](Self#slots-ahead-of-their-publication).
+    ///
+    /// # Errors
+    ///
+    /// As for [`next`](Self::next), with [`Error::Timeout`] only if the host waits, or if dropped slots are not released within
+    /// the builder's timeout; [`Error::WrongBackend`]; [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a
+    /// device without timelines in a ring of a device with timelines.
+    pub fn next_ahead<M>(&mut self, stream: &impl AsStream<M>) -> Result<Option<RingReadSlot>> {
         let stream = stream.as_stream();
         let inner = &*self.inner;
         inner.owner.check()?;
         check_backend("the stream", stream.backend(), inner.backend.info().name)?;
-        let wait = || if inner.may_take(self.next)? { Ok(()) } else { inner.wait_on(self.next, stream) };
-        wait().map_err(|error| inner.end_of_ring(error))?;
-        Ok(self.take())
+        let submitted = match inner.may_take(self.next) {
+            Ok(false) => inner.wait_on(self.next, stream),
+            checked => checked.map(drop),
+        };
+        self.take_or_end(submitted)
     }
 
-    /// Takes the next slot after waiting on the host for its publication. Work on any stream may then read it.
-    ///
-    /// The wait spins before it sleeps.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Timeout`]; [`Error::OnWorkerThread`] in a callback; as for [`next`](Self::next). After an error, the next call
-    /// takes the same slot.
-    pub fn wait_next(&mut self, timeout: Duration) -> Result<RingReadSlot> {
-        let inner = &*self.inner;
-        inner.owner.check()?;
-        let published = inner.may_take(self.next).and_then(|_| inner.wait_published(self.next, timeout));
-        published.map_err(|error| inner.end_of_ring(error))?;
-        Ok(self.take())
-    }
-
-    /// Takes the next slot if it has been published. Does not wait.
-    ///
-    /// # Errors
-    ///
-    /// As for [`next`](Self::next).
-    pub fn try_next(&mut self) -> Result<Option<RingReadSlot>> {
-        self.inner.owner.check()?;
-        let published = self.inner.may_take(self.next).map_err(|error| self.inner.end_of_ring(error))?;
-        Ok(if published { Some(self.take()) } else { None })
+    /// Takes the next slot, or reports the end of the ring.
+    fn take_or_end(&mut self, found: Result<()>) -> Result<Option<RingReadSlot>> {
+        match found.map_err(|error| self.inner.end_of_ring(error)) {
+            Ok(()) => Ok(Some(self.take())),
+            Err(Error::RingClosed { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn take(&mut self) -> RingReadSlot {
@@ -217,10 +268,10 @@ impl RingReader {
         self.inner.mapping().on_gone(callback);
     }
 
-    /// Returns an error if a slot that this reader accessed and released ahead of its publication was never published.
+    /// Returns an error if a slot that this reader took [ahead](Self::next_ahead), accessed and released was never published.
     ///
-    /// [`next`](Self::next) reports the same. If a reader takes a fixed number of slots and releases them without waiting, call
-    /// this when the work has finished, before its result is used.
+    /// The next call that takes a slot reports the same. If a reader takes a fixed number of slots and releases them without
+    /// waiting, call this when the work has finished, before its result is used.
     ///
     /// # Errors
     ///
@@ -234,6 +285,25 @@ impl RingReader {
 
     /// Closes the reader, as dropping it does. Does not wait.
     pub fn close(self) {}
+}
+
+/// Readable until [`RingReader::try_next`] has returned [`Poll::Pending`], and again when there is a publication to take, or an
+/// end or an error to report. The first call creates the descriptor, which belongs to the reader.
+///
+/// # Panics
+///
+/// The first call panics if the process cannot create a descriptor (its limit of open files is reached).
+impl AsFd for RingReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.readiness.fd()
+    }
+}
+
+/// As for [`AsFd`](RingReader#impl-AsFd-for-RingReader).
+impl AsRawFd for RingReader {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 /// The state of one sequence from the reader's view.
@@ -312,6 +382,17 @@ impl ReaderState {
         Err(Error::Protocol("the counter of the ring ended without a reason".into()))
     }
 
+    /// Makes the reader's descriptor unreadable until a sequence is no longer pending. Does nothing without a descriptor.
+    fn watch_publication(&self, sequence: u64) {
+        self.readiness.watch(|| {
+            let timeline = self.timeline.clone();
+            move || {
+                timeline.start() == RingStart::Dismissed
+                    || Publication::of(sequence, timeline.seen(), timeline.total()) != Publication::Pending
+            }
+        });
+    }
+
     /// Returns the error at the end of the ring, which names a sequence that was accessed and released but never published.
     fn end_of_ring(&self, end: Error) -> Error {
         if !matches!(end, Error::RingClosed { .. } | Error::ExporterGone { .. } | Error::LeaseEnded { .. }) {
@@ -329,40 +410,45 @@ impl ReaderState {
         }
     }
 
-    /// Checks that the slot of a sequence does not wait for this reader, and returns whether the sequence has been published.
+    /// Returns whether a sequence has been published. Fails if it cannot be published before this reader releases a slot.
     fn may_take(&self, sequence: u64) -> Result<bool> {
         if self.is_published(sequence)? {
             return Ok(true);
         }
-        let mut releases = self.lock();
-        if releases.taken.any_dropped() {
-            check_may_wait("RingReader::next", self.timeout)?;
-            // The worker waits for the device, which must not get new work that depends on the release.
-            let dropped = |releases: &mut Releases| releases.taken.any_dropped();
-            let waited = self.released.wait_timeout_while(releases, self.timeout, dropped);
-            releases = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if releases.taken.any_dropped() {
-                return Err(Error::Timeout {
-                    what: format!("the release of sequence {}, which was dropped,", releases.taken.first()),
-                    after: self.timeout,
-                    detail: "; a dropped slot waits for all work of the device: release slots on the stream that reads \
-                             them"
-                        .into(),
-                });
-            }
-        }
         let before = self.slots.previous_in_slot(sequence);
-        if before.is_some_and(|before| releases.taken.is_held(before)) {
+        if before.is_some_and(|before| self.lock().taken.is_held(before)) {
             return Err(Error::RingSlotsHeld { slots: self.slots.count() });
         }
-        drop(releases);
-        self.is_published(sequence)
+        Ok(false)
+    }
+
+    /// Waits until dropped slots have been released: the worker waits for the device to release them, and a stream of the device
+    /// must not wait for a publication that depends on the release.
+    fn wait_dropped(&self) -> Result<()> {
+        let releases = self.lock();
+        if !releases.taken.any_dropped() {
+            return Ok(());
+        }
+        check_may_wait("RingReader::next_ahead", self.timeout)?;
+        let dropped = |releases: &mut Releases| releases.taken.any_dropped();
+        let waited = self.released.wait_timeout_while(releases, self.timeout, dropped);
+        let releases = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if !releases.taken.any_dropped() {
+            return Ok(());
+        }
+        Err(Error::Timeout {
+            what: format!("the release of sequence {}, which was dropped,", releases.taken.first()),
+            after: self.timeout,
+            detail: "; a dropped slot waits for all work of the device: release slots on the stream that reads them"
+                .into(),
+        })
     }
 
     fn wait_on(&self, sequence: u64, stream: BorrowedStream<'_>) -> Result<()> {
         if self.on_host {
-            return self.wait_published(sequence, self.timeout);
+            return self.wait_published("RingReader::next_ahead", sequence, self.timeout);
         }
+        self.wait_dropped()?;
         match self.timeline.wait(sequence + 1, &stream) {
             // The counter may have ended meanwhile, after this publication.
             Err(error) => {
@@ -376,11 +462,8 @@ impl ReaderState {
         }
     }
 
-    fn wait_published(&self, sequence: u64, timeout: Duration) -> Result<()> {
-        if self.is_published(sequence)? {
-            return Ok(());
-        }
-        check_may_wait("RingReader::wait_next", timeout)?;
+    fn wait_published(&self, call: &'static str, sequence: u64, timeout: Duration) -> Result<()> {
+        check_may_wait(call, timeout)?;
         count_host_wait();
         let begun = Instant::now();
         while !self.is_published(sequence)? {

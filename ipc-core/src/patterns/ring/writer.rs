@@ -4,6 +4,7 @@ mod readers;
 mod write_slot;
 
 use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,10 @@ use crate::model::error::{Error, Result};
 use crate::model::lease::{Holders, LeaseId};
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
-use crate::sharing::Runtime;
 use crate::sharing::export::{Export, check_backend};
 use crate::sharing::import::OwnMemory;
 use crate::sharing::timeline::{OwnCounter, TIMELINE_END, Timeline, pause};
+use crate::sharing::{PolledReadiness, Runtime};
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::Descriptor;
 use crate::wire::ring::RingSlots;
@@ -34,7 +35,7 @@ pub use write_slot::RingWriteSlot;
 /// waits. Readers open ([`Ipc::open_ring`](crate::Ipc::open_ring)) and close the ring at any time. A reader that dies leaves
 /// the ring, and streams that wait for it continue.
 ///
-/// Dropping the ring closes it without waiting: readers receive all publications, then [`Error::RingClosed`].
+/// Dropping the ring closes it without waiting: readers receive all publications, then `None`.
 ///
 /// # Examples
 ///
@@ -77,6 +78,8 @@ pub struct Ring {
     /// Counts publications for the writer's own streams; `None` if the host waits.
     own: Option<Arc<OwnCounter>>,
     timeout: Duration,
+    /// The descriptor of the writer, created by its first use.
+    readiness: PolledReadiness,
     owner: Owner,
 }
 
@@ -136,6 +139,7 @@ impl Ring {
             last_stream: None,
             own,
             timeout,
+            readiness: PolledReadiness::default(),
             owner: Owner::current(),
         }
     }
@@ -209,6 +213,37 @@ impl Ring {
     /// device with timelines; [`Error::Forked`]. After an error, the next call returns the same slot.
     pub fn write<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingWriteSlot<'_>> {
         let stream = stream.as_stream();
+        self.check_next(stream)?;
+        if self.waits_on_host() {
+            self.wait_writable(self.timeout)?;
+        }
+        self.take(stream)
+    }
+
+    /// Returns the next slot if every reader has released it. `None` otherwise: the slot would have to wait for a reader.
+    ///
+    /// After `None`, the ring's descriptor ([`AsFd`]) becomes readable when the slot is free.
+    ///
+    /// # Errors
+    ///
+    /// As for [`write`](Self::write), except [`Error::Timeout`].
+    pub fn try_write<M>(&mut self, stream: &impl AsStream<M>) -> Result<Option<RingWriteSlot<'_>>> {
+        let stream = stream.as_stream();
+        self.check_next(stream)?;
+        if let Some(previous) = self.slots.previous_in_slot(self.next)
+            && self.is_in_use(previous)
+        {
+            self.readiness.watch(|| {
+                let members = Arc::clone(&self.members);
+                move || !members.is_in_use(previous)
+            });
+            return Ok(None);
+        }
+        self.take(stream).map(Some)
+    }
+
+    /// Checks that there is a next sequence, and that a stream can write it.
+    fn check_next(&mut self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;
         check_backend("the stream", stream.backend(), self.backend.info().name)?;
         if self.next + 1 >= TIMELINE_END {
@@ -216,9 +251,14 @@ impl Ring {
             return Err(Error::TimelineValue { value: self.next + 1, why });
         }
         self.members.update(&mut self.known, &mut self.version);
-        if self.waits_on_host() {
-            self.wait_writable(self.timeout)?;
-        } else if let Some(previous) = self.slots.previous_in_slot(self.next) {
+        Ok(())
+    }
+
+    /// Returns the next slot. The stream waits for its readers, unless the host has waited.
+    fn take(&mut self, stream: BorrowedStream<'_>) -> Result<RingWriteSlot<'_>> {
+        if !self.waits_on_host()
+            && let Some(previous) = self.slots.previous_in_slot(self.next)
+        {
             self.wait_release_on_stream(previous, stream)?;
         }
         kill_point!("exporter:ring-waited");
@@ -236,7 +276,7 @@ impl Ring {
         }
         for member in &self.known {
             // A reader that has released the slot or has left needs no driver call.
-            if member.position().is_none_or(|position| position > sequence) {
+            if !member.is_behind(sequence) {
                 continue;
             }
             if let Err(error) = member.timeline.wait(sequence + 1, &stream)
@@ -258,17 +298,12 @@ impl Ring {
         self.owner.check()?;
         let Some(previous) = self.slots.previous_in_slot(self.next) else { return Ok(()) };
         let begun = Instant::now();
-        let is_behind = |member: &Arc<Member>| member.position().is_some_and(|position| position <= previous);
-        let is_in_use = || {
-            self.known.iter().any(is_behind)
-                || (self.waits_on_host() && self.members.first_unsignalled() <= previous)
-        };
-        if !is_in_use() {
+        if !self.is_in_use(previous) {
             return Ok(());
         }
         check_may_wait("Ring::wait_writable", timeout)?;
         count_host_wait();
-        while is_in_use() {
+        while self.is_in_use(previous) {
             let waited = begun.elapsed();
             if waited >= timeout {
                 return Err(Error::Timeout {
@@ -280,6 +315,12 @@ impl Ring {
             pause(waited, timeout);
         }
         Ok(())
+    }
+
+    /// Returns whether a reader has not released a sequence, or the host has not signalled it.
+    fn is_in_use(&self, sequence: u64) -> bool {
+        self.known.iter().any(|member| member.is_behind(sequence))
+            || (self.waits_on_host() && self.members.first_unsignalled() <= sequence)
     }
 
     /// Publishes a sequence to every reader by a stream.
@@ -317,7 +358,7 @@ impl Ring {
     /// Checks that every reader has released the slot of a sequence. Newer readers have never taken it.
     fn check_writable_now(&self, sequence: u64) -> Result<()> {
         let Some(previous) = self.slots.previous_in_slot(sequence) else { return Ok(()) };
-        if self.known.iter().all(|member| member.position().is_none_or(|position| position > previous)) {
+        if !self.known.iter().any(|member| member.is_behind(previous)) {
             return Ok(());
         }
         let why = format!(
@@ -468,6 +509,28 @@ pub(super) fn record_event_on(
 /// Returns whether a device has no timelines, so that the host waits.
 pub(super) fn has_no_timelines(backend: &dyn DeviceIpc, device: DeviceOrdinal) -> Result<bool> {
     Ok(backend.timelines().is_none() || !backend.capabilities(device)?.timelines)
+}
+
+/// Readable until [`Ring::try_write`] has returned `None`, and again when the slot is free. The first call creates the
+/// descriptor, which belongs to the ring. It may also be readable if the slot is not free; never read from it.
+///
+/// A release by a stream is a store of the device and wakes no thread, so a thread of the library polls for it, from a `None`
+/// until the descriptor becomes readable: at most 1 ms apart in the first second, later at most 10 ms.
+///
+/// # Panics
+///
+/// The first call panics if the process cannot create a descriptor (its limit of open files is reached).
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readiness.fd()
+    }
+}
+
+/// As for [`AsFd`](Ring#impl-AsFd-for-Ring).
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 impl fmt::Debug for Ring {

@@ -65,7 +65,7 @@ impl Waits {
         said("bundle.wait_released", bundle.wait_released(time));
         said("bundle.close", bundle.close(time));
         said("wait_readers", ring.wait_readers(2, time));
-        said("wait_next", reader.wait_next(time).map(drop));
+        said("ring.next", reader.next(time).map(drop));
         said("ring.close", ring.close(time));
         if let Ok(timeline) = mapping.timeline() {
             said("wait_now", timeline.wait_now(1, time));

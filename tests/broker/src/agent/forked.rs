@@ -96,13 +96,15 @@ fn try_rings(server: &mut Server) {
     let Rings { ring, reader, slots } = std::mem::take(&mut server.rings);
     if let Some(mut ring) = ring {
         report("ring-write", ring.write(stream).map(drop));
+        report("ring-try-write", ring.try_write(stream).map(drop));
         report("ring-writable", ring.wait_writable(TIME));
         report("ring-readers", ring.wait_readers(1, TIME));
         report("ring-close", ring.close(TIME));
     }
     if let Some(mut reader) = reader {
-        report("ring-next", reader.next(stream).map(drop));
-        report("ring-wait-next", reader.wait_next(TIME).map(drop));
+        report("ring-next", reader.next(TIME).map(drop));
+        report("ring-try-next", reader.try_next().map(drop));
+        report("ring-next-ahead", reader.next_ahead(stream).map(drop));
     }
     for slot in slots {
         report("ring-check", slot.check());

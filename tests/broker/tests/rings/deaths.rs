@@ -7,7 +7,7 @@ use device_ipc_broker_tests::{
     kill_rounds, no_more_than, within,
 };
 
-use super::{NO_TIMELINES, SOON, ready};
+use super::{LOOPS, NO_TIMELINES, SOON, ready};
 
 /// A survivor, and what it had.
 fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
@@ -158,7 +158,7 @@ fn stream_waiting_for_a_killed_writer_resumes_and_slot_fails() {
         reader.ok(&format!("ring-join {descriptor}"));
         writer.ok("ring-publish 1");
         writer.ok("sync");
-        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
+        assert_eq!([reader.ok("ring-next-ahead"), reader.ok("ring-next-ahead")], ["0", "1"]);
         reader.send("sync");
         reader.says_nothing_for(Duration::from_millis(50));
         writer.kill();
@@ -167,7 +167,7 @@ fn stream_waiting_for_a_killed_writer_resumes_and_slot_fails() {
         reader.ok("ring-check");
         reader.ok("ring-release");
         reader.fails("ring-check", "ExporterGone");
-        reader.fails("ring-next", "ExporterGone");
+        reader.fails("ring-next-ahead", "ExporterGone");
         reader.ok("ring-leave");
     }
 }
@@ -175,17 +175,21 @@ fn stream_waiting_for_a_killed_writer_resumes_and_slot_fails() {
 #[test]
 fn reader_loop_fails_when_the_writer_is_killed() {
     for machine in [PINNING, CUDA, NO_TIMELINES] {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        reader.send("ring-consume");
-        writer.ok("ring-publish 3");
-        eventually("the reader waits for sequence 3", String::new(), || writer.ok("ring-behind"));
-        writer.kill();
-        match within(SOON, "the reader's loop", || reader.receive()) {
-            Answer::Failed(failure) => assert_eq!(failure.kind, "ExporterGone", "{machine}: {failure:?}"),
-            other => panic!("{machine}: {other:?}"),
+        for form in LOOPS {
+            let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+            let descriptor = writer.ok("ring 2");
+            reader.ok(&format!("ring-join {descriptor}"));
+            reader.send(&format!("ring-consume {form}"));
+            writer.ok("ring-publish 3");
+            eventually("the reader waits for sequence 3", String::new(), || writer.ok("ring-behind"));
+            writer.kill();
+            match within(SOON, "the reader's loop", || reader.receive()) {
+                Answer::Failed(failure) => {
+                    assert_eq!(failure.kind, "ExporterGone", "{machine} {form}: {failure:?}");
+                }
+                other => panic!("{machine} {form}: {other:?}"),
+            }
+            reader.ok("ring-leave");
         }
-        reader.ok("ring-leave");
     }
 }

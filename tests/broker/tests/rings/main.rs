@@ -4,6 +4,7 @@
 //! `DEVICE_IPC_KILL_ROUNDS` says how many rounds there are at each point.
 
 mod deaths;
+mod readiness;
 
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ const NO_TIMELINES: &str = "devices=2;timelines=off";
 const NO_EVENTS: &str = "devices=2;timelines=off;events=off";
 
 const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES, NO_EVENTS];
+
+/// The documented loops of a reader.
+const LOOPS: [&str; 3] = ["next", "ahead", "poll"];
 
 /// The time within which waits for a dead or closed peer return.
 const SOON: Duration = Duration::from_secs(5);
@@ -81,7 +85,7 @@ fn late_reader_begins_with_next_and_left_reader_blocks_nothing() {
 }
 
 #[test]
-fn closed_ring_yields_published_slots_then_an_error() {
+fn closed_ring_yields_published_slots_then_none() {
     for machine in MACHINES {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
@@ -89,8 +93,9 @@ fn closed_ring_yields_published_slots_then_an_error() {
         writer.ok("ring-publish 2 pause=20000");
         writer.send("ring-close 15000");
         assert_eq!(reader.ok("ring-read 2 10000"), "2", "{machine}");
-        let text = reader.fails("ring-read 1 10000", "RingClosed");
-        assert!(text.contains(&writer.id().to_string()), "{text}");
+        for call in ["ring-next 10000", "ring-try-next", "ring-next-ahead", "ring-next 0"] {
+            assert_eq!(reader.ok(call), "closed", "{machine}: {call}");
+        }
         reader.ok("ring-leave");
         assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
         reader.fails(&format!("ring-join {descriptor}"), "ExportDropped");
@@ -103,7 +108,7 @@ fn stream_waiting_for_a_publication_resumes_at_ring_close() {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
-        reader.ok("ring-next");
+        reader.ok("ring-next-ahead");
         reader.send("sync");
         reader.says_nothing_for(Duration::from_millis(50));
         writer.send("ring-close 15000");
@@ -136,11 +141,11 @@ fn idle_ring_reader_is_named_and_can_be_dismissed() {
             writer.send("sync");
             writer.says_nothing_for(Duration::from_millis(50));
             // Releases behind a waiting stream do not block the process.
-            idle.ok("ring-next");
+            idle.ok("ring-next-ahead");
             idle.ok("ring-release");
             assert_eq!(within(SOON, "the stream", || writer.receive()), Answer::Done(String::new()));
         }
-        let held = idle.ok("ring-next");
+        let held = idle.ok("ring-next-ahead");
         writer.send(&format!("ring-dismiss {}", idle.id()));
         match writer.receive() {
             Answer::Done(was_there) => assert_eq!(was_there, "true"),
@@ -150,7 +155,7 @@ fn idle_ring_reader_is_named_and_can_be_dismissed() {
         let text = idle.fails("ring-check", "DismissedFromRing");
         assert!(text.contains("join again"), "{held}: {text}");
         idle.fails("ring-release", "DismissedFromRing");
-        idle.fails("ring-next", "DismissedFromRing");
+        idle.fails("ring-next-ahead", "DismissedFromRing");
         idle.ok("ring-leave");
         let (next, published) = if machine == NO_TIMELINES { (2, 1) } else { (3, 1) };
         if next == 3 {
@@ -173,8 +178,8 @@ fn next_with_all_slots_held_fails_and_dropped_slots_count() {
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
         writer.ok("ring-publish 2");
-        assert_eq!([reader.ok("ring-next"), reader.ok("ring-next")], ["0", "1"]);
-        let text = reader.fails("ring-next", "RingSlotsHeld");
+        assert_eq!([reader.ok("ring-next-ahead"), reader.ok("ring-next-ahead")], ["0", "1"]);
+        let text = reader.fails("ring-next-ahead", "RingSlotsHeld");
         assert!(text.contains("all 2 slots"), "{text}");
         reader.ok("ring-drop-slots");
         eventually("nobody is behind", String::new(), || writer.ok("ring-behind"));
@@ -188,19 +193,21 @@ fn next_with_all_slots_held_fails_and_dropped_slots_count() {
 #[test]
 fn reader_loop_ends_with_the_last_publication() {
     for machine in MACHINES {
-        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
-        let descriptor = writer.ok("ring 2");
-        reader.ok(&format!("ring-join {descriptor}"));
-        reader.send("ring-consume");
-        writer.ok("ring-publish 5");
-        eventually("the reader waits for sequence 5", String::new(), || writer.ok("ring-behind"));
-        reader.says_nothing_for(Duration::from_millis(50));
-        writer.send("ring-close 15000");
-        let consumed = within(SOON, "the reader's loop", || reader.receive());
-        assert_eq!(consumed, Answer::Done("5".into()), "{machine}");
-        reader.ok("ring-reader-check");
-        reader.ok("ring-leave");
-        assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
+        for form in LOOPS {
+            let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+            let descriptor = writer.ok("ring 2");
+            reader.ok(&format!("ring-join {descriptor}"));
+            reader.send(&format!("ring-consume {form}"));
+            writer.ok("ring-publish 5");
+            eventually("the reader waits for sequence 5", String::new(), || writer.ok("ring-behind"));
+            reader.says_nothing_for(Duration::from_millis(50));
+            writer.send("ring-close 15000");
+            let consumed = within(SOON, "the reader's loop", || reader.receive());
+            assert_eq!(consumed, Answer::Done("5".into()), "{machine} {form}");
+            reader.ok("ring-reader-check");
+            reader.ok("ring-leave");
+            assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine} {form}");
+        }
     }
 }
 
@@ -211,9 +218,9 @@ fn slot_that_is_never_published(machine: &str, ends: fn(&mut Child)) -> (Child, 
     reader.ok(&format!("ring-join {descriptor}"));
     writer.ok("ring-publish 1");
     writer.ok("sync");
-    reader.ok("ring-next");
+    reader.ok("ring-next-ahead");
     reader.ok("ring-release");
-    assert_eq!(reader.ok("ring-next"), "1", "{machine}");
+    assert_eq!(reader.ok("ring-next-ahead"), "1", "{machine}");
     // The reader does not know of the close yet.
     reader.ok("ring-view");
     reader.send("sync");
@@ -232,10 +239,15 @@ fn access_and_release_of_a_slot_never_published_fail() {
             let (_writer, mut reader) = slot_that_is_never_published(machine, ends);
             reader.fails("ring-view", variant);
             reader.fails("ring-check", variant);
-            reader.fails("ring-next", variant);
             reader.fails("ring-release", variant);
             // The errors were reported: no result is left that could be taken for data.
-            reader.fails("ring-next", variant);
+            for call in ["ring-next-ahead", "ring-next 10000", "ring-try-next"] {
+                if variant == "RingClosed" {
+                    assert_eq!(reader.ok(call), "closed", "{machine}: {call}");
+                } else {
+                    reader.fails(call, variant);
+                }
+            }
             reader.ok("ring-leave");
         }
     }
@@ -250,7 +262,7 @@ fn slot_released_before_it_is_found_unpublished_is_reported() {
             reader.ok(&format!("ring-join {descriptor}"));
             writer.ok("ring-publish 2");
             for sequence in 0..4 {
-                assert_eq!(reader.ok("ring-next"), sequence.to_string());
+                assert_eq!(reader.ok("ring-next-ahead"), sequence.to_string());
                 reader.ok("ring-view");
                 reader.ok("ring-release");
             }
@@ -266,7 +278,7 @@ fn slot_released_before_it_is_found_unpublished_is_reported() {
                 writer.send("ring-close 15000");
             }
             within(SOON, "the stream", || reader.receive());
-            for call in ["ring-reader-check", "ring-next"] {
+            for call in ["ring-reader-check", "ring-next-ahead", "ring-next 10000", "ring-try-next"] {
                 let text = reader.fails(call, "RingUnpublished");
                 assert!(text.contains("before sequence 3 was"), "{machine}: {text}");
             }
@@ -281,12 +293,65 @@ fn slot_dropped_unread_at_the_end_is_an_orderly_end() {
         let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
         let descriptor = writer.ok("ring 2");
         reader.ok(&format!("ring-join {descriptor}"));
-        reader.ok("ring-next");
+        reader.ok("ring-next-ahead");
         reader.ok("ring-drop-slots");
         writer.send("ring-close 15000");
         reader.send("sync");
         within(SOON, "the stream", || reader.receive());
-        reader.fails("ring-next", "RingClosed");
+        assert_eq!(reader.ok("ring-next-ahead"), "closed", "{machine}");
         reader.ok("ring-leave");
+    }
+}
+
+#[test]
+fn next_waits_for_publication_and_times_out() {
+    for machine in MACHINES {
+        let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+        let descriptor = writer.ok("ring 2");
+        reader.ok(&format!("ring-join {descriptor}"));
+        let text = reader.fails("ring-next 50", "Timeout");
+        assert!(text.contains("sequence 0") && text.contains(&writer.id().to_string()), "{machine}: {text}");
+        reader.send("ring-next 10000");
+        reader.says_nothing_for(Duration::from_millis(50));
+        writer.ok("ring-publish 1");
+        assert_eq!(reader.receive(), Answer::Done("0".into()), "{machine}: the timeout has lost nothing");
+        reader.ok("ring-release");
+        reader.ok("ring-leave");
+        writer.ok("ring-close 10000");
+    }
+}
+
+/// A machine whose writer's stream is suspended after half of the slot's bytes: no reader takes the slot.
+#[test]
+fn half_written_slot_is_not_taken() {
+    for machine in MACHINES {
+        for killed in [false, true] {
+            let (mut writer, mut reader) = (ready(machine, None), ready(machine, None));
+            let descriptor = writer.ok("ring 2");
+            reader.ok(&format!("ring-join {descriptor}"));
+            writer.ok("ring-publish 1");
+            assert_eq!(reader.ok("ring-next 10000"), "0", "{machine}");
+            // Both halves of sequence 1 and its publication are submitted; the stream pauses for 2 s between the halves.
+            writer.send("ring-publish 1 pause=2000000");
+            reader.fails("ring-next 100", "Timeout");
+            assert_eq!(reader.ok("ring-try-next"), "pending", "{machine}");
+            if killed {
+                writer.kill();
+                for call in ["ring-next 10000", "ring-try-next", "ring-next-ahead"] {
+                    let failed = within(SOON, call, || reader.fails(call, "ExporterGone"));
+                    assert!(failed.contains(&writer.id().to_string()), "{machine}: {failed}");
+                }
+                reader.fails("ring-consume", "ExporterGone");
+            } else {
+                // The reader checks the bytes.
+                reader.ok("ring-release");
+                reader.send("ring-consume");
+                assert_eq!(writer.receive(), Answer::Done(String::new()));
+                writer.send("ring-close 15000");
+                assert_eq!(reader.receive(), Answer::Done("1".into()), "{machine}");
+                reader.ok("ring-leave");
+                assert_eq!(writer.receive(), Answer::Done(String::new()), "{machine}");
+            }
+        }
     }
 }

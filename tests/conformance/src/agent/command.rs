@@ -33,6 +33,19 @@ pub enum Copying {
     Always,
 }
 
+/// The loop of a ring's reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RingLoop {
+    /// `next`.
+    #[default]
+    Next,
+    /// `next_ahead`, and a synchronized stream before each release.
+    Ahead,
+    /// `try_next`, and a poll of the reader's descriptor.
+    Poll,
+}
+
 /// The arguments of [`Command::Open`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
@@ -373,8 +386,18 @@ pub enum Command {
     RingClose { timeout: Duration },
     /// Joins a ring on a device's stream; returns the sequence that it begins with.
     RingJoin { descriptor: String, device: u32 },
-    /// Takes the next slot for reading; returns its sequence.
-    RingNext,
+    /// Takes the next slot for reading ahead of its publication; returns its sequence, or "closed" at the end of the ring.
+    RingNextAhead,
+    /// Waits for the next slot and takes it; returns its sequence, or "closed" at the end of the ring.
+    RingNext { timeout: Duration },
+    /// Takes the next slot if it has been published; returns its sequence, "pending", or "closed" at the end of the ring.
+    RingTryNext,
+    /// Polls the reader's descriptor; returns whether it is readable.
+    RingPoll { timeout: Duration },
+    /// Takes the next slot for writing if it is free, and drops it; returns its sequence or "pending".
+    RingTryWrite,
+    /// Polls the writer's descriptor; returns whether it is readable.
+    RingPollWriter { timeout: Duration },
     /// Waits for the next slot, reads its bytes and releases it.
     RingNextBytes { timeout: Duration },
     /// Releases the oldest slot taken, on the agent's stream or on another stream, which is then synchronized.
@@ -385,8 +408,8 @@ pub enum Command {
     RingCheck,
     /// Checks whether every released slot had been published.
     RingReaderCheck,
-    /// Reads slots until the writer closes the ring, by the loop that the documentation shows; returns their number.
-    RingConsume,
+    /// Reads slots until the writer closes the ring, by a loop that the documentation shows; returns their number.
+    RingConsume { by: RingLoop },
     /// Drops the slots taken.
     RingDropSlots,
     /// Leaves the ring.

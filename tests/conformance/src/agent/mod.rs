@@ -16,7 +16,9 @@ use device_ipc_core::{Descriptor, DeviceIdentity};
 use serde::Serialize;
 
 pub use answer::{Answer, Mapped, Reply};
-pub use command::{BareHandle, BundleSharing, BundledTensor, Command, Copying, Opening, Place, Sharing};
+pub use command::{
+    BareHandle, BundleSharing, BundledTensor, Command, Copying, Opening, Place, RingLoop, Sharing,
+};
 pub(crate) use server::run;
 pub use server::{Rings, Server, reply, serve, touch};
 

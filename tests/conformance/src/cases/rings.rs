@@ -1,9 +1,10 @@
 //! Rings: memory that is shared once and then written and read in turns, by streams that wait for each other, or by hosts where
 //! the device has no timelines.
 
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Dtype, Error, Ring, RingReader, Stream, TensorLayout, TensorTable};
+use device_ipc_core::{Dtype, Error, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable};
 
 use crate::agent::{Agent, Command};
 use crate::check::{equal, refused, same, that};
@@ -20,6 +21,11 @@ fn ring_of(context: &Context, slots: u32) -> Result<(Ring, Stream), Stop> {
     let stream = ipc.create_stream(0)?;
     let ring = ipc.ring(ipc.allocate(0, SLOT * u64::from(slots))?).slots(slots).start()?;
     Ok((ring, stream))
+}
+
+/// Returns the slot, where the ring has not ended.
+fn published(slot: Option<RingReadSlot>) -> Result<RingReadSlot, Stop> {
+    slot.map_or_else(|| fail("the ring was closed too early"), Ok)
 }
 
 fn publish(ring: &mut Ring, stream: &Stream) -> Outcome {
@@ -96,7 +102,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
         for _ in 0..4 {
             stream.delay(delay / 4)?;
             publish(&mut ring, &stream)?;
-            let slot = reader.next(&reading)?;
+            let slot = published(reader.next_ahead(&reading)?)?;
             slot.release(&reading)?;
         }
         let seen = Seen::since(begun, Ok(()));
@@ -112,10 +118,10 @@ pub fn slot_dropped_unpublished(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     drop(ring.write(&stream)?);
-    that(reader.try_next()?.is_none(), "a slot that was given back should not be read")?;
-    refused(reader.wait_next(SHORT).map(drop), "the same on the host", "Timeout", &["sequence 0"])?;
+    that(reader.try_next()?.is_pending(), "a slot that was given back should not be read")?;
+    refused(reader.next(SHORT).map(drop), "the same on the host", "Timeout", &["sequence 0"])?;
     publish(&mut ring, &stream)?;
-    equal(reader.wait_next(PATIENCE)?.sequence(), 0, "the first sequence")
+    equal(published(reader.next(PATIENCE)?)?.sequence(), 0, "the first sequence")
 }
 
 /// A reader that is killed leaves the ring, and the others continue.
@@ -189,7 +195,7 @@ pub fn host_publishes_in_turn(context: &Context) -> Outcome {
 /// Takes the first two slots of a ring, and has the host release them.
 fn read_both(reader: &mut RingReader, stream: &Stream) -> Outcome {
     for sequence in [0, 1] {
-        let slot = reader.wait_next(PATIENCE)?;
+        let slot = published(reader.next(PATIENCE)?)?;
         equal(slot.sequence(), sequence, "the sequence")?;
         let bytes = slot.view::<u8, _>(stream)?.to_vec()?;
         same(&bytes, &[sequence as u8; SLOT as usize], format!("the bytes of sequence {sequence}"))?;
@@ -215,7 +221,7 @@ fn released_beside_a_stream(context: &Context, stream_first: bool, delay: Durati
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
     publish(&mut ring, &stream)?;
-    let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
+    let (first, second) = (published(reader.next(PATIENCE)?)?, published(reader.next(PATIENCE)?)?);
     let (by_stream, by_host) = if stream_first { (first, second) } else { (second, first) };
     let begun = Instant::now();
     late.delay(delay)?;
@@ -249,7 +255,7 @@ pub fn host_publishes_over_nothing(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
-    let held = reader.wait_next(PATIENCE)?;
+    let held = published(reader.next(PATIENCE)?)?;
     let writing = ipc.create_stream(0)?;
     let early = ring.write(&writing)?.publish_now();
     let phrases = ["sequence 0", "has not been released", "wait_writable"];
@@ -257,7 +263,7 @@ pub fn host_publishes_over_nothing(context: &Context) -> Outcome {
     held.release_now().map_err(Error::from)?;
     ring.wait_writable(PATIENCE)?;
     ring.write(&writing)?.publish_now()?;
-    equal(reader.wait_next(PATIENCE)?.sequence(), 1, "the next sequence")
+    equal(published(reader.next(PATIENCE)?)?.sequence(), 1, "the next sequence")
 }
 
 /// Slots are released in any order, and the writer sees the releases in the order of the sequences.
@@ -268,8 +274,8 @@ pub fn released_out_of_order(context: &Context) -> Outcome {
     let mut reader = ipc.open_ring(ring.descriptor()).on(&one)?;
     publish(&mut ring, &stream)?;
     publish(&mut ring, &stream)?;
-    let (first, second) = (reader.wait_next(PATIENCE)?, reader.wait_next(PATIENCE)?);
-    refused(reader.wait_next(SHORT).map(drop), "a third slot of two", "RingSlotsHeld", &["all 2 slots"])?;
+    let (first, second) = (published(reader.next(PATIENCE)?)?, published(reader.next(PATIENCE)?)?);
+    refused(reader.next(SHORT).map(drop), "a third slot of two", "RingSlotsHeld", &["all 2 slots"])?;
     second.release(&other)?;
     refused(ring.wait_writable(SHORT), "writing what is still held", "Timeout", &["sequence 0"])?;
     first.release(&one)?;
@@ -284,12 +290,14 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     let mut reader = ipc.open_ring(ring.descriptor()).on(&stream)?;
     publish(&mut ring, &stream)?;
     drop(ring);
-    let slot = reader.wait_next(PATIENCE)?;
+    let slot = published(reader.next(PATIENCE)?)?;
     let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
     same(&bytes, &[0; SLOT as usize], "the bytes of a closed ring's last publication")?;
     slot.check()?;
     slot.release(&stream)?;
-    refused(reader.next(&stream).map(drop), "what comes after the last", "RingClosed", &["closed"])
+    that(reader.next(PATIENCE)?.is_none(), "the reader should find the ring closed")?;
+    that(matches!(reader.try_next()?, Poll::Ready(None)), "the same without waiting")?;
+    that(reader.next_ahead(&stream)?.is_none(), "the same on the stream")
 }
 
 /// A slot taken ahead of its publication fails once the ring has closed without it: accesses, and the release.
@@ -299,15 +307,15 @@ pub fn slot_never_published(context: &Context) -> Outcome {
     let reading = context.ipc().create_stream(0)?;
     let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
-    reader.next(&reading)?.release(&reading)?;
-    let slot = reader.next(&reading)?;
+    published(reader.next_ahead(&reading)?)?.release(&reading)?;
+    let slot = published(reader.next_ahead(&reading)?)?;
     that(!slot.is_published()?, "nothing should be published yet")?;
     slot.view::<u8, _>(&reading)?;
     drop(ring);
     reading.synchronize()?;
     refused(slot.view::<u8, _>(&reading).map(drop), "viewing it after the end", "RingClosed", &["closed"])?;
     refused(slot.release(&reading).map_err(Error::from), "releasing it", "RingClosed", &["closed"])?;
-    refused(reader.next(&reading).map(drop), "taking another one", "RingClosed", &["closed"])
+    that(reader.next_ahead(&reading)?.is_none(), "the ring should have no more slots")
 }
 
 /// A slot accessed and released ahead of its publication is reported once the ring has closed without it.
@@ -318,16 +326,17 @@ pub fn slot_released_and_never_published(context: &Context) -> Outcome {
     let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
     for _ in 0..2 {
-        let slot = reader.next(&reading)?;
+        let slot = published(reader.next_ahead(&reading)?)?;
         slot.view::<u8, _>(&reading)?;
         slot.release(&reading)?;
     }
     reader.check()?;
     drop(ring);
     reading.synchronize()?;
-    let phrases = ["before sequence 1 was published", "discard", "wait_next"];
+    let phrases = ["before sequence 1 was published", "discard", "RingReader::next"];
     refused(reader.check(), "checking what was read", "RingUnpublished", &phrases)?;
-    refused(reader.next(&reading).map(drop), "taking another one", "RingUnpublished", &phrases)
+    refused(reader.next(PATIENCE).map(drop), "taking another one", "RingUnpublished", &phrases)?;
+    refused(reader.next_ahead(&reading).map(drop), "the same on the stream", "RingUnpublished", &phrases)
 }
 
 /// Senseless slots give the memory back, with the reason.
@@ -363,7 +372,7 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
         slot.tensor(&table, "large")?.view_mut::<f32, _>(&stream)?.copy_from(&[number; 6])?;
         slot.tensor(&table, "none")?.view_mut::<f32, _>(&stream)?.copy_from(&[])?;
         slot.publish(&stream)?;
-        let slot = reader.next(&stream)?;
+        let slot = published(reader.next(PATIENCE)?)?;
         let none = slot.tensor(&table, "none")?.view::<f32, _>(&stream)?.to_vec()?;
         equal(none, Vec::new(), "the numbers of a tensor without elements")?;
         let tensor = slot.tensor(&table, "large")?;

@@ -1,11 +1,18 @@
 //! Rings. Slots have 1024 B, each of which is the lowest byte of the sequence.
 
+use std::os::fd::AsFd;
+use std::task::Poll;
 use std::time::Duration;
 
 use device_ipc_core::{Dtype, Error, Result, Ring, RingReadSlot, RingReader, TensorLayout, TensorTable};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::Server;
-use crate::agent::{Answer, Command};
+use crate::agent::{Answer, Command, RingLoop};
+
+/// Time limit of each wait of a reader's loop.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes of a slot.
 const SLOT: u64 = 1024;
@@ -27,6 +34,14 @@ impl Rings {
 
     fn reader(&mut self) -> &mut RingReader {
         self.reader.as_mut().expect("the agent has not joined a ring")
+    }
+
+    /// Keeps a slot and returns its sequence, or "closed" at the end of the ring.
+    fn keep(&mut self, slot: Option<RingReadSlot>) -> Answer {
+        let Some(slot) = slot else { return Answer::Text("closed".into()) };
+        let sequence = slot.sequence();
+        self.slots.push(slot);
+        Answer::Number(sequence)
     }
 }
 
@@ -51,6 +66,12 @@ impl Server {
                 let stream = self.stream(0)?;
                 Ok(Answer::Number(self.rings.writer().write(&stream)?.sequence()))
             }
+            Command::RingTryWrite => {
+                let stream = self.stream(0)?;
+                let slot = self.rings.writer().try_write(&stream)?;
+                Ok(slot.map_or(Answer::Text("pending".into()), |slot| Answer::Number(slot.sequence())))
+            }
+            Command::RingPollWriter { timeout } => Ok(Answer::Truth(is_readable(rings.writer(), timeout))),
             Command::RingWritable { timeout } => rings.writer().wait_writable(timeout).map(done),
             Command::RingBehind => {
                 let behind = rings.writer().readers_behind();
@@ -84,18 +105,24 @@ impl Server {
                 self.rings.reader = Some(reader);
                 Ok(Answer::Number(start))
             }
-            Command::RingNext => {
+            Command::RingNextAhead => {
                 let stream = self.stream(0)?;
-                let slot = self.rings.reader().next(&stream)?;
-                let sequence = slot.sequence();
-                self.rings.slots.push(slot);
-                Ok(Answer::Number(sequence))
+                let slot = self.rings.reader().next_ahead(&stream)?;
+                Ok(self.rings.keep(slot))
             }
+            Command::RingNext { timeout } => {
+                let slot = rings.reader().next(timeout)?;
+                Ok(rings.keep(slot))
+            }
+            Command::RingTryNext => match rings.reader().try_next()? {
+                Poll::Ready(slot) => Ok(rings.keep(slot)),
+                Poll::Pending => Ok(Answer::Text("pending".into())),
+            },
+            Command::RingPoll { timeout } => Ok(Answer::Truth(is_readable(rings.reader(), timeout))),
             Command::RingNextBytes { timeout } => {
                 let stream = self.stream(0)?;
-                let slot = self.rings.reader().wait_next(timeout)?;
+                let slot = published(self.rings.reader().next(timeout)?)?;
                 let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
-                slot.check()?;
                 slot.release(&stream)?;
                 Ok(Answer::Bytes(bytes))
             }
@@ -114,7 +141,7 @@ impl Server {
             }
             Command::RingCheck => rings.slots[0].check().map(done),
             Command::RingReaderCheck => rings.reader().check().map(done),
-            Command::RingConsume => self.consume().map(Answer::Number),
+            Command::RingConsume { by } => self.consume(by).map(Answer::Number),
             Command::RingDropSlots => {
                 rings.slots.clear();
                 Ok(Answer::Done)
@@ -157,26 +184,45 @@ impl Server {
         Ok(())
     }
 
-    fn consume(&mut self) -> Result<u64> {
+    fn consume(&mut self, by: RingLoop) -> Result<u64> {
         let stream = self.stream(0)?;
-        let mut read = || -> Result<(u64, Vec<u8>)> {
-            let slot = self.rings.reader().next(&stream)?;
-            let bytes = slot.view::<u8, _>(&stream)?.to_vec()?;
-            let sequence = slot.sequence();
+        let reader = self.rings.reader();
+        let mut count = 0;
+        let mut process = |slot: RingReadSlot| -> Result<()> {
+            let (sequence, bytes) = (slot.sequence(), slot.view::<u8, _>(&stream)?.to_vec()?);
             slot.release(&stream)?;
-            Ok((sequence, bytes))
+            count += 1;
+            check_bytes(sequence, &bytes)
         };
-        let mut count = 0_u64;
-        loop {
-            match read() {
-                Ok((sequence, bytes)) => {
-                    check_bytes(sequence, &bytes)?;
-                    count += 1;
+        match by {
+            RingLoop::Next => {
+                while let Some(slot) = reader.next(TIMEOUT)? {
+                    process(slot)?;
                 }
-                Err(Error::RingClosed { .. }) => return Ok(count),
-                Err(error) => return Err(error),
             }
+            RingLoop::Ahead => loop {
+                let read = reader.next_ahead(&stream).and_then(|slot| slot.map(&mut process).transpose());
+                match read {
+                    Ok(Some(())) => {}
+                    // The slot that was taken last was never published.
+                    Ok(None) | Err(Error::RingClosed { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            },
+            RingLoop::Poll => loop {
+                match reader.try_next()? {
+                    Poll::Ready(Some(slot)) => process(slot)?,
+                    Poll::Ready(None) => break,
+                    Poll::Pending if is_readable(reader, TIMEOUT) => {}
+                    Poll::Pending => {
+                        return Err(Error::Protocol(
+                            "the reader's descriptor did not become readable".into(),
+                        ));
+                    }
+                }
+            },
         }
+        Ok(count)
     }
 
     fn read_slots(&mut self, count: u64, timeout: Duration) -> Result<u64> {
@@ -184,7 +230,7 @@ impl Server {
         let mut copies = Vec::new();
         for _ in 0..count {
             let copy = self.ipc.allocate(0, SLOT)?;
-            let slot = self.rings.reader().wait_next(timeout)?;
+            let slot = published(self.rings.reader().next(timeout)?)?;
             copy.view_mut::<u8>(&stream)?.copy_from_device(&slot.view::<u8, _>(&stream)?)?;
             copies.push((slot.sequence(), copy));
             slot.release(&stream)?;
@@ -195,6 +241,17 @@ impl Server {
         }
         Ok(self.rings.reader().sequence())
     }
+}
+
+/// Returns the slot, where the ring has not ended.
+fn published(slot: Option<RingReadSlot>) -> Result<RingReadSlot> {
+    slot.ok_or_else(|| Error::Protocol("the ring was closed too early".into()))
+}
+
+/// Returns whether the descriptor becomes readable within a timeout.
+fn is_readable(object: &impl AsFd, timeout: Duration) -> bool {
+    let timeout = Timespec::try_from(timeout).expect("a test's timeout is short");
+    poll(&mut [PollFd::new(object, PollFlags::IN)], Some(&timeout)).expect("it can be polled") == 1
 }
 
 fn check_bytes(sequence: u64, bytes: &[u8]) -> Result<()> {
