@@ -27,6 +27,11 @@ fn state_dict_ring() {
 }
 
 #[test]
+fn ring_readers() {
+    runs("ring_readers");
+}
+
+#[test]
 fn kv_cache() {
     runs("kv_cache");
 }

@@ -7,8 +7,10 @@
     reason = "snippets are compiled and not run, and name more than they use"
 )]
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -16,8 +18,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream};
 use device_ipc::cuda::interop::CudaMappedMut;
 use device_ipc::cuda::raw::{self, RawHandle};
 use device_ipc::{
-    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Export, Ipc, Mapping,
-    Message, Region, Stream, View, cuda,
+    Buffer, Descriptor, DeviceIdentity, DeviceMap, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Ipc,
+    Mapping, Message, Region, RingReadSlot, RingReader, Stream, View, cuda,
 };
 
 #[rustfmt::skip]
@@ -229,6 +231,46 @@ fn ring(
     while let Some(slot) = reader.next(Duration::from_secs(30))? { // a published slot; None: the writer has closed the ring
         compute(slot.view::<f32, _>(&stream)?)?;
         slot.release(&stream)?;                          // the writer may reuse the slot when the stream reaches this point
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn ring_ahead(
+    mut reader: RingReader, stream: Stream,
+    compute: fn(View<'_, f32>) -> Result<f32, Error>, use_it: fn(f32),
+) -> Result<()> {
+    // begin docs/guide/ring.md
+    let mut read = || -> Result<f32, Error> {
+        let slot = reader.next_ahead(&stream)?;          // the stream waits for the publication
+        let result = compute(slot.view::<f32, _>(&stream)?)?;
+        stream.synchronize()?;                           // or an event: the work has finished
+        slot.release(&stream)?;                          // fails if the bytes were never published
+        Ok(result)
+    };
+    loop {
+        match read() {
+            Ok(result) => use_it(result),
+            Err(Error::RingClosed { .. }) => break,      // the writer closed the ring instead of publishing this slot
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn ring_in_event_loop(
+    mut reader: RingReader, consume: fn(RingReadSlot) -> Result<()>, wait_readable: fn(BorrowedFd<'_>) -> Result<()>,
+) -> Result<()> {
+    // begin docs/guide/ring.md
+    loop {
+        match reader.try_next()? {
+            Poll::Ready(Some(slot)) => consume(slot)?,
+            Poll::Ready(None) => break,                  // the writer has closed the ring
+            Poll::Pending => wait_readable(reader.as_fd())?,
+        }
     }
     // end
     Ok(())

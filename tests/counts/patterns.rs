@@ -107,7 +107,7 @@ fn cost_of_ring_hand_over() {
     assert_eq!(by_hosts, cost(&[], 0, 0), "by hosts");
     let mut by_streams = || {
         ring.write(&stream).expect("written").publish(&stream).expect("published");
-        reader.next_ahead(&stream).expect("taken").expect("open").release(&stream).expect("released");
+        reader.next_ahead(&stream).expect("taken").release(&stream).expect("released");
     };
     // The device gets to know the pages.
     by_streams();

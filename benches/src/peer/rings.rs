@@ -30,7 +30,7 @@ impl RingMember {
                     slot.release_now().map_err(device_ipc::Error::from)?;
                 }
                 RingUser::Stream => {
-                    let slot = self.reader.next_ahead(&self.stream)?.context("the ring is closed")?;
+                    let slot = self.reader.next_ahead(&self.stream)?;
                     slot.release(&self.stream).map_err(device_ipc::Error::from)?;
                 }
             }
@@ -41,7 +41,7 @@ impl RingMember {
     /// Copies each bucket into a private buffer, which is kept for the next call.
     pub(super) fn copy_buckets(&mut self, ipc: &Ipc, buckets: usize) -> Result<()> {
         for bucket in 0..buckets {
-            let slot = self.reader.next_ahead(&self.stream)?.context("the ring is closed")?;
+            let slot = self.reader.next_ahead(&self.stream)?;
             if self.copies.len() == bucket {
                 self.copies.push(ipc.allocate(slot.range().device, slot.range().len)?);
             }

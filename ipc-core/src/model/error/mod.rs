@@ -354,9 +354,9 @@ pub enum Error {
     )]
     Forked,
 
-    /// The writer closed the ring before it published a slot that the reader had taken ahead of the publication.
+    /// The writer closed the ring without publishing a slot that the reader took, or was to take, ahead of its publication.
     #[error(
-        "process {pid} closed the ring before it published this slot; discard the results of work that read the slot"
+        "process {pid} closed the ring without publishing this slot; discard the results of work that has read the slot"
     )]
     RingClosed {
         /// The writer's process id, in its own pid namespace.

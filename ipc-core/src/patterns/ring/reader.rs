@@ -62,9 +62,9 @@ const MAX_TERMINATION_POLLS: u32 = 1000;
 /// | [`try_next`](Self::try_next) | not at all; [`AsFd`] for waiting | a published slot |
 /// | [`next_ahead`](Self::next_ahead) | on the stream | a slot that **may never be published** |
 ///
-/// All three return the end of the ring in the same way: `None` when the writer has closed the ring (or dropped it) and the
-/// reader has taken every publication, [`Error::ExporterGone`] when the writer has died and the reader has taken every
-/// publication that had arrived.
+/// When the writer has closed the ring (or dropped it) and the reader has taken every publication, `next` and `try_next` return
+/// `None`, and `next_ahead` returns [`Error::RingClosed`], as the release of a slot ahead does. When the writer has died and the
+/// reader has taken every publication that had arrived, all three return [`Error::ExporterGone`].
 ///
 /// # Slots ahead of their publication
 ///
@@ -221,8 +221,7 @@ impl RingReader {
         self.take_or_end(published).map(Poll::Ready)
     }
 
-    /// Takes the next slot **ahead of its publication**: later work on the stream waits until the slot is published. `None`
-    /// when the writer has closed the ring and every publication has been taken.
+    /// Takes the next slot **ahead of its publication**: later work on the stream waits until the slot is published.
     ///
     /// The host does not wait, unless the reader [waits on the host](Self::waits_on_host). The slot may never be published, and
     /// the stream then continues over bytes that were never written. Use what was read only after the work has finished and the
@@ -232,9 +231,10 @@ impl RingReader {
     /// # Errors
     ///
     /// As for [`next`](Self::next), with [`Error::Timeout`] only if the host waits, or if dropped slots are not released within
-    /// the builder's timeout; [`Error::WrongBackend`]; [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a
+    /// the builder's timeout; [`Error::RingClosed`] when the writer has closed the ring and every publication has been taken, as
+    /// from the slot's release; [`Error::WrongBackend`]; [`Error::StreamCapturing`]; [`Error::Unsupported`] for a stream of a
     /// device without timelines in a ring of a device with timelines.
-    pub fn next_ahead<M>(&mut self, stream: &impl AsStream<M>) -> Result<Option<RingReadSlot>> {
+    pub fn next_ahead<M>(&mut self, stream: &impl AsStream<M>) -> Result<RingReadSlot> {
         let stream = stream.as_stream();
         let inner = &*self.inner;
         inner.owner.check()?;
@@ -243,13 +243,19 @@ impl RingReader {
             Ok(false) => inner.wait_on(self.next, stream),
             checked => checked.map(drop),
         };
-        self.take_or_end(submitted)
+        self.take_if(submitted)
     }
 
-    /// Takes the next slot, or reports the end of the ring.
-    fn take_or_end(&mut self, found: Result<()>) -> Result<Option<RingReadSlot>> {
-        match found.map_err(|error| self.inner.end_of_ring(error)) {
-            Ok(()) => Ok(Some(self.take())),
+    /// Takes the next slot if it can be taken, or returns the reason why it cannot.
+    fn take_if(&mut self, found: Result<()>) -> Result<RingReadSlot> {
+        found.map_err(|error| self.inner.end_of_ring(error))?;
+        Ok(self.take())
+    }
+
+    /// Takes the next slot if it has been published, or returns the end of the ring.
+    fn take_or_end(&mut self, published: Result<()>) -> Result<Option<RingReadSlot>> {
+        match self.take_if(published) {
+            Ok(slot) => Ok(Some(slot)),
             Err(Error::RingClosed { .. }) => Ok(None),
             Err(error) => Err(error),
         }

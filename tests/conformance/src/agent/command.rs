@@ -386,7 +386,7 @@ pub enum Command {
     RingClose { timeout: Duration },
     /// Joins a ring on a device's stream; returns the sequence that it begins with.
     RingJoin { descriptor: String, device: u32 },
-    /// Takes the next slot for reading ahead of its publication; returns its sequence, or "closed" at the end of the ring.
+    /// Takes the next slot for reading ahead of its publication; returns its sequence.
     RingNextAhead,
     /// Waits for the next slot and takes it; returns its sequence, or "closed" at the end of the ring.
     RingNext { timeout: Duration },

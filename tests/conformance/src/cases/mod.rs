@@ -351,5 +351,7 @@ themes! {
         host_publishes_in_turn,
         host_releases_in_turn,
         host_publishes_over_nothing,
-        tensors_of_a_table_in_a_slot;
+        tensors_of_a_table_in_a_slot,
+        writer_killed_within_a_slot,
+        reader_in_an_event_loop;
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use device_ipc_core::{Dtype, Error, Ring, RingReadSlot, RingReader, Stream, TensorLayout, TensorTable};
 
-use crate::agent::{Agent, Command};
+use crate::agent::{Agent, Answer, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{SOON, happens_soon};
 use crate::timing::{Seen, while_delayed};
@@ -102,7 +102,7 @@ pub fn hosts_do_not_wait(context: &Context) -> Outcome {
         for _ in 0..4 {
             stream.delay(delay / 4)?;
             publish(&mut ring, &stream)?;
-            let slot = published(reader.next_ahead(&reading)?)?;
+            let slot = reader.next_ahead(&reading)?;
             slot.release(&reading)?;
         }
         let seen = Seen::since(begun, Ok(()));
@@ -297,7 +297,7 @@ pub fn closed_after_the_last(context: &Context) -> Outcome {
     slot.release(&stream)?;
     that(reader.next(PATIENCE)?.is_none(), "the reader should find the ring closed")?;
     that(matches!(reader.try_next()?, Poll::Ready(None)), "the same without waiting")?;
-    that(reader.next_ahead(&stream)?.is_none(), "the same on the stream")
+    refused(reader.next_ahead(&stream).map(drop), "a slot ahead", "RingClosed", &["closed the ring"])
 }
 
 /// A slot taken ahead of its publication fails once the ring has closed without it: accesses, and the release.
@@ -307,15 +307,15 @@ pub fn slot_never_published(context: &Context) -> Outcome {
     let reading = context.ipc().create_stream(0)?;
     let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
-    published(reader.next_ahead(&reading)?)?.release(&reading)?;
-    let slot = published(reader.next_ahead(&reading)?)?;
+    reader.next_ahead(&reading)?.release(&reading)?;
+    let slot = reader.next_ahead(&reading)?;
     that(!slot.is_published()?, "nothing should be published yet")?;
     slot.view::<u8, _>(&reading)?;
     drop(ring);
     reading.synchronize()?;
     refused(slot.view::<u8, _>(&reading).map(drop), "viewing it after the end", "RingClosed", &["closed"])?;
     refused(slot.release(&reading).map_err(Error::from), "releasing it", "RingClosed", &["closed"])?;
-    that(reader.next_ahead(&reading)?.is_none(), "the ring should have no more slots")
+    refused(reader.next_ahead(&reading).map(drop), "another slot ahead", "RingClosed", &["closed the ring"])
 }
 
 /// A slot accessed and released ahead of its publication is reported once the ring has closed without it.
@@ -326,7 +326,7 @@ pub fn slot_released_and_never_published(context: &Context) -> Outcome {
     let mut reader = context.ipc().open_ring(ring.descriptor()).on(&reading)?;
     publish(&mut ring, &stream)?;
     for _ in 0..2 {
-        let slot = published(reader.next_ahead(&reading)?)?;
+        let slot = reader.next_ahead(&reading)?;
         slot.view::<u8, _>(&reading)?;
         slot.release(&reading)?;
     }
@@ -389,4 +389,58 @@ pub fn tensors_of_a_table_in_a_slot(context: &Context) -> Outcome {
     refused(slot.tensor(&table, "middle"), "a tensor that is not there", "NoSuchTensor", &["middle"])?;
     let other_type = slot.tensor(&table, "large")?.view_mut::<u8, _>(&stream).map(drop);
     refused(other_type, "a view of another type", "Layout", &["float32"])
+}
+
+/// A writer that is killed while a stream writes a slot: its readers get what was published before, and no byte of the slot.
+pub fn writer_killed_within_a_slot(context: &Context) -> Outcome {
+    while_delayed("taking slots until the writer is killed", |delay| {
+        let mut writer = context.agent()?;
+        writer.prepare(0)?;
+        let Answer::Text(descriptor) = writer.must(&Command::Ring { slots: 2, timeout: None })? else {
+            return fail("the writer should return a descriptor");
+        };
+        let stream = context.ipc().create_stream(0)?;
+        let mut reader = context.ipc().open_ring(&descriptor.parse()?).on(&stream)?;
+        writer.must(&Command::RingPublish { count: 1, pause: 0 })?;
+        let first = published(reader.next(PATIENCE)?)?;
+        let begun = Instant::now();
+        // The publication follows the second half of the bytes, after the pause.
+        writer.send(&Command::RingPublish { count: 1, pause: delay.as_micros() as u64 })?;
+        let early = reader.next(delay / 4);
+        let pid = writer.peer().id();
+        writer.kill()?;
+        let mut seen = Seen::since(begun, refused(early.map(drop), "an unpublished slot", "Timeout", &[]));
+        let gone = &[&*format!("process {pid}")];
+        let next = reader.next(PATIENCE).map(drop);
+        seen.verdict = seen.verdict.and_then(|()| refused(next, "the next slot", "ExporterGone", gone));
+        let ahead = reader.next_ahead(&stream).map(drop);
+        seen.verdict = seen.verdict.and_then(|()| refused(ahead, "a slot ahead", "ExporterGone", gone));
+        // It was published.
+        first.check()?;
+        first.release(&stream).map_err(Error::from)?;
+        Ok(seen)
+    })
+}
+
+/// A reader's descriptor is readable until nothing can be taken, and becomes readable at a publication and at the end.
+pub fn reader_in_an_event_loop(context: &Context) -> Outcome {
+    let (mut ring, stream) = ring_of(context, 2)?;
+    let (mut reader, _) = joined(context, &ring)?;
+    ring.wait_readers(1, PATIENCE)?;
+    let polled = |reader: &mut Agent, timeout| reader.get::<bool>(&Command::RingPoll { timeout });
+    that(polled(&mut reader, Duration::ZERO)?, "a new descriptor should be readable")?;
+    let taken = |reader: &mut Agent| Ok::<_, Stop>(reader.must(&Command::RingTryNext)?.to_string());
+    equal(taken(&mut reader)?, "pending".to_owned(), "the first publication")?;
+    that(!polled(&mut reader, SHORT)?, "it should not be readable any more")?;
+    for sequence in 0..3 {
+        publish(&mut ring, &stream)?;
+        let readable = polled(&mut reader, PATIENCE)?;
+        that(readable, format!("sequence {sequence} should make the descriptor readable"))?;
+        equal(taken(&mut reader)?, sequence.to_string(), "the sequence")?;
+        reader.must(&Command::RingRelease { elsewhere: false })?;
+        equal(taken(&mut reader)?, "pending".to_owned(), "the next publication")?;
+    }
+    drop(ring);
+    that(polled(&mut reader, PATIENCE)?, "the end should make it readable")?;
+    equal(taken(&mut reader)?, "closed".to_owned(), "the end of the ring")
 }

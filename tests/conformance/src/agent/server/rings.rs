@@ -108,7 +108,7 @@ impl Server {
             Command::RingNextAhead => {
                 let stream = self.stream(0)?;
                 let slot = self.rings.reader().next_ahead(&stream)?;
-                Ok(self.rings.keep(slot))
+                Ok(self.rings.keep(Some(slot)))
             }
             Command::RingNext { timeout } => {
                 let slot = rings.reader().next(timeout)?;
@@ -201,11 +201,9 @@ impl Server {
                 }
             }
             RingLoop::Ahead => loop {
-                let read = reader.next_ahead(&stream).and_then(|slot| slot.map(&mut process).transpose());
-                match read {
-                    Ok(Some(())) => {}
-                    // The slot that was taken last was never published.
-                    Ok(None) | Err(Error::RingClosed { .. }) => break,
+                match reader.next_ahead(&stream).and_then(&mut process) {
+                    Ok(()) => {}
+                    Err(Error::RingClosed { .. }) => break,
                     Err(error) => return Err(error),
                 }
             },
