@@ -1,13 +1,15 @@
 //! The importing process: carries out the commands of the exporter and answers each.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use device_ipc::{Descriptor, Error, Ipc, Mapping, Stream, close_unused};
+use device_ipc::{Descriptor, Error, Ipc, Mapping, RingReadSlot, RingReader, Stream, close_unused};
 use device_ipc_conformance::Lines;
 
 use crate::TIMEOUT;
+use crate::rows::wait_readable;
 use crate::rows::{ELEMENTS, ipc};
 use crate::sizes::Sizes;
 
@@ -110,12 +112,23 @@ fn ring(ipc: &Ipc, stream: &Stream, arguments: &str) -> Result<()> {
     let (count, descriptor) = rest.split_once(' ').context("a count, then the descriptor")?;
     let mut reader = ipc.open_ring(&descriptor.parse()?).timeout(TIMEOUT).on(stream)?;
     for number in 0..count.parse::<u16>()? {
-        let slot = reader.next(TIMEOUT)?.context("the ring was closed too early")?;
+        let taken = if number % 2 == 0 { reader.next(TIMEOUT)? } else { next_by_descriptor(&mut reader)? };
+        let slot = taken.context("the ring was closed too early")?;
         check(&slot.view::<f32, _>(stream)?.to_vec()?, first + f32::from(number))?;
         slot.release(stream)?;
     }
     reader.close();
     Ok(())
+}
+
+/// Takes the next slot as an event loop does.
+fn next_by_descriptor(reader: &mut RingReader) -> Result<Option<RingReadSlot>> {
+    loop {
+        match reader.try_next()? {
+            Poll::Ready(taken) => return Ok(taken),
+            Poll::Pending => wait_readable(reader)?,
+        }
+    }
 }
 
 /// Receives from the channel of this name until it is closed: tensors, and their values as bytes.

@@ -3,6 +3,8 @@
 mod patterns;
 mod single;
 
+pub(crate) use patterns::wait_readable;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,21 @@
 //! Bundles, rings and channels.
 
-use anyhow::Result;
+use std::os::fd::AsFd;
+
+use anyhow::{Result, ensure};
 use device_ipc::{Dtype, Message, TensorLayout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{ELEMENTS, Exporter};
 use crate::TIMEOUT;
+
+/// Waits until the descriptor of a reader or a writer is readable.
+pub(crate) fn wait_readable(object: &impl AsFd) -> Result<()> {
+    let timeout = Timespec::try_from(TIMEOUT)?;
+    let readable = poll(&mut [PollFd::new(object, PollFlags::IN)], Some(&timeout))?;
+    ensure!(readable == 1, "a descriptor did not become readable within {TIMEOUT:?}");
+    Ok(())
+}
 
 impl Exporter {
     pub(super) fn bundle(&mut self) -> Result<()> {
@@ -32,6 +43,11 @@ impl Exporter {
         self.importer.send(&format!("ring {first} {count} {}", ring.descriptor()))?;
         ring.wait_readers(1, TIMEOUT)?;
         for number in 0..count {
+            if number % 2 == 1 {
+                while ring.try_write(&self.stream)?.is_none() {
+                    wait_readable(&ring)?;
+                }
+            }
             let mut slot = ring.write(&self.stream)?;
             let elements = [first + number as f32; ELEMENTS];
             slot.view_mut::<f32, _>(&self.stream)?.copy_from(&elements)?;
