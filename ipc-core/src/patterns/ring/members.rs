@@ -133,7 +133,7 @@ impl Member {
     /// Removes the reader: marks it as dismissed before its slots are overwritten, then releases the streams that wait for it,
     /// and its own streams that wait for the writer.
     pub(super) fn dismiss(&self) {
-        self.timeline.tell_dismissed();
+        self.timeline.store_dismissed();
         self.dismissed.store(true, Ordering::Release);
         self.timeline.endpoint().end(Termination::Released);
         if let Some(runtime) = Runtime::existing() {
@@ -303,7 +303,7 @@ impl TimelineObserver for Members {
         let mut state = self.lock();
         self.remove_absent(&mut state);
         let start = state.next;
-        timeline.tell_start(start);
+        timeline.store_start(start);
         let (program, timeline) = (holder.program.clone(), timeline.clone());
         let (dismissed, highest, own) = (AtomicBool::new(false), AtomicU64::new(0), self.own.clone());
         let member = Arc::new(Member { lease, program, start, timeline, dismissed, highest, own });
@@ -319,7 +319,7 @@ impl TimelineObserver for Members {
 }
 
 fn close_for(member: &Member, total: u64) {
-    member.timeline.tell_total(total);
+    member.timeline.store_total(total);
     if let Some(runtime) = Runtime::existing() {
         // A reader that joined after the last publication has received no signal.
         let least = if member.start < total { total } else { 0 };

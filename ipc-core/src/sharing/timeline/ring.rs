@@ -15,7 +15,7 @@ const DISMISSED: u64 = TIMELINE_END;
 /// The sequence at which a reader begins, as the writer has published it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingStart {
-    /// The writer has published none: it is no ring's writer.
+    /// The peer has published no start: it does not share the memory as a ring.
     None,
     /// This sequence.
     At(u64),
@@ -35,17 +35,17 @@ pub(crate) enum Seen {
 /// In the writer.
 impl Timeline {
     /// Publishes the sequence at which the reader begins.
-    pub(crate) fn tell_start(&self, sequence: u64) {
+    pub(crate) fn store_start(&self, sequence: u64) {
         self.endpoint.store(Word::Start, sequence.saturating_add(1).min(DISMISSED - 1));
     }
 
-    /// Notifies the reader that it is dismissed. Comes before the writer reuses its slots.
-    pub(crate) fn tell_dismissed(&self) {
+    /// Notifies the reader that it is dismissed. The writer calls this before it reuses the slots that the reader holds.
+    pub(crate) fn store_dismissed(&self) {
         self.endpoint.store(Word::Start, DISMISSED);
     }
 
     /// Publishes the total number of publications.
-    pub(crate) fn tell_total(&self, sequences: u64) {
+    pub(crate) fn store_total(&self, sequences: u64) {
         self.endpoint.store(Word::Total, sequences.saturating_add(1));
     }
 
@@ -75,7 +75,7 @@ impl Timeline {
         match self.endpoint.word(Word::Start).load(Ordering::Acquire) {
             0 => RingStart::None,
             DISMISSED.. => RingStart::Dismissed,
-            told => RingStart::At(told - 1),
+            published => RingStart::At(published - 1),
         }
     }
 

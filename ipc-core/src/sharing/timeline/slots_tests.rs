@@ -250,8 +250,8 @@ fn timeline_of_an_earlier_life_touches_no_word() {
     new.1.signal_now(1).unwrap();
     old.1.endpoint().poison();
     old.2.endpoint().poison();
-    old.1.tell_total(3);
-    old.1.tell_dismissed();
+    old.1.store_total(3);
+    old.1.store_dismissed();
     assert!(old.1.finish_if_arrived(0, None));
     assert!(old.1.signal_now(2).is_err() && old.2.signal_now(2).is_err());
     assert!(old.1.value().is_err() && old.1.endpoint().report().is_none());

@@ -9,7 +9,7 @@ use device_ipc_broker_tests::{
 
 use super::{LOOPS, NO_TIMELINES, SOON, ready};
 
-/// A survivor, and what it had.
+/// Waits until a survivor has no more resources than before.
 fn leaves_nothing(survivor: &mut Child, before: &Census, when: &str) {
     eventually(&format!("{when}: leases"), 0, || survivor.counter("leases"));
     eventually(&format!("{when}: exports"), 0, || survivor.counter("exports"));
@@ -98,7 +98,7 @@ fn writers_die(machine: &str) {
                     assert_eq!(writer.receive(), Answer::Done(String::new()), "{when}");
                     writer.send("ring-close 100");
                 }
-                told_of_the_writers_end(&when, &mut readers, point);
+                check_reports_of_writer_end(&when, &mut readers, point);
             }
             writer.is_killed();
             for (reader, before) in readers.iter_mut().zip(&before) {
@@ -109,8 +109,8 @@ fn writers_die(machine: &str) {
     }
 }
 
-/// Each reader has read all that it could, and says why no more; nothing of it was torn.
-fn told_of_the_writers_end(when: &str, readers: &mut [Child; 2], point: &str) {
+/// Checks that each reader has read every publication, or reports the writer's death; a torn slot would be another error.
+fn check_reports_of_writer_end(when: &str, readers: &mut [Child; 2], point: &str) {
     for reader in readers {
         match within(SOON, when, || reader.receive()) {
             Answer::Done(all) => assert!(point.ends_with("closed") && all == "8", "{when}: {all}"),

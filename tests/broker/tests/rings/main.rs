@@ -1,7 +1,7 @@
-//! Rings: either side is killed at every point of a ring's life, a reader never reads, and the others get every sequence, in
-//! order, with the bytes that were published; afterwards everybody has what it had before.
+//! Rings: either side is killed at every point of a ring's life, or a reader never reads. The other processes receive every
+//! sequence, in order, with the bytes that were published, and keep no resource afterwards.
 //!
-//! `DEVICE_IPC_KILL_ROUNDS` says how many rounds there are at each point.
+//! `DEVICE_IPC_KILL_ROUNDS` is the number of rounds at each point.
 
 mod deaths;
 mod readiness;
@@ -12,9 +12,9 @@ use device_ipc_broker_tests::{
     Answer, CUDA, Child, DESCRIPTORS, PINNING, REVOKING, agent, eventually, within,
 };
 
-/// Hosts do the waiting.
+/// A machine whose hosts wait.
 const NO_TIMELINES: &str = "devices=2;timelines=off";
-/// And there are no events either.
+/// A machine whose hosts wait, without events.
 const NO_EVENTS: &str = "devices=2;timelines=off;events=off";
 
 const MACHINES: [&str; 6] = [PINNING, REVOKING, DESCRIPTORS, CUDA, NO_TIMELINES, NO_EVENTS];
@@ -25,7 +25,7 @@ const LOOPS: [&str; 3] = ["next", "ahead", "poll"];
 /// The time within which waits for a dead or closed peer return.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A process that has done once what a driver may do behind work that waits.
+/// Starts a process that has made each driver call once that could otherwise wait behind submitted work.
 fn ready(machine: &str, dies_at: Option<&str>) -> Child {
     let mut child = match dies_at {
         Some(point) => agent!(machine, dies_at: Some(point)),
@@ -64,7 +64,7 @@ fn late_reader_begins_with_next_and_left_reader_blocks_nothing() {
         let mut writer = ready(machine, None);
         let mut readers = [ready(machine, None), ready(machine, None)];
         let descriptor = writer.ok("ring 2");
-        // Nobody is there to be waited for.
+        // The ring has no reader to wait for.
         writer.ok("ring-publish 5");
         assert_eq!(readers[0].ok(&format!("ring-join {descriptor}")), "5", "{machine}");
         writer.ok("ring-publish 2");
@@ -184,7 +184,7 @@ fn next_with_all_slots_held_fails_and_dropped_slots_count() {
         let text = reader.fails("ring-next-ahead", "RingSlotsHeld");
         assert!(text.contains("all 2 slots"), "{text}");
         reader.ok("ring-drop-slots");
-        eventually("nobody is behind", String::new(), || writer.ok("ring-behind"));
+        eventually("no reader is behind", String::new(), || writer.ok("ring-behind"));
         writer.ok("ring-publish 2");
         assert_eq!(reader.ok("ring-read 2 10000"), "4", "{machine}");
         reader.ok("ring-leave");
@@ -325,7 +325,7 @@ fn next_waits_for_publication_and_times_out() {
     }
 }
 
-/// A machine whose writer's stream is suspended after half of the slot's bytes: no reader takes the slot.
+/// The writer's stream pauses after half of the slot's bytes, and the writer is killed or continues.
 #[test]
 fn half_written_slot_is_not_taken() {
     for machine in MACHINES {

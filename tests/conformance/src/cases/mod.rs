@@ -338,7 +338,7 @@ themes! {
         every_difference_from_the_last_time_counts;
     rings:
         two_readers_get_everything,
-        late_reader_begins_with_what_comes_next,
+        late_reader_begins_with_next_publication,
         hosts_do_not_wait,
         slot_dropped_unpublished,
         reader_killed,

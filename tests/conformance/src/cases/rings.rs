@@ -1,4 +1,4 @@
-//! Rings: memory that is shared once and then written and read in turns, by streams that wait for each other, or by hosts where
+//! Rings: memory that is shared once, and then written and read repeatedly, by streams that wait for each other, or by hosts if
 //! the device has no timelines.
 
 use std::task::Poll;
@@ -71,8 +71,8 @@ pub fn two_readers_get_everything(context: &Context) -> Outcome {
     Ok(())
 }
 
-/// A reader begins with what comes next after it has joined, also between a write and its publication.
-pub fn late_reader_begins_with_what_comes_next(context: &Context) -> Outcome {
+/// A reader begins with the first publication after it has joined, also between a write and its publication.
+pub fn late_reader_begins_with_next_publication(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     for _ in 0..3 {
         publish(&mut ring, &stream)?;
@@ -155,8 +155,8 @@ pub fn reader_that_never_reads(context: &Context) -> Outcome {
     that(!ring.dismiss(behind[0].lease), "it should not be one any more")?;
     publish(&mut ring, &stream)?;
     stream.synchronize()?;
-    let told = idle.request(&Command::RingNextBytes { timeout: PATIENCE })?.result;
-    refused(told, "reading after having been dismissed", "DismissedFromRing", &["join again"])
+    let read = idle.request(&Command::RingNextBytes { timeout: PATIENCE })?.result;
+    refused(read, "reading after having been dismissed", "DismissedFromRing", &["join again"])
 }
 
 /// A publication on the host does not overtake publications on a stream.
@@ -280,10 +280,10 @@ pub fn released_out_of_order(context: &Context) -> Outcome {
     refused(ring.wait_writable(SHORT), "writing what is still held", "Timeout", &["sequence 0"])?;
     first.release(&one)?;
     ring.wait_writable(PATIENCE)?;
-    happens_soon("a ring that nobody holds up", || Ok(ring.readers_behind().is_empty()))
+    happens_soon("a ring without readers that are behind", || Ok(ring.readers_behind().is_empty()))
 }
 
-/// A closed ring gives what was published, and then says so.
+/// A closed ring returns every publication, then its end.
 pub fn closed_after_the_last(context: &Context) -> Outcome {
     let (mut ring, stream) = ring_of(context, 2)?;
     let ipc = context.ipc();
