@@ -34,6 +34,11 @@ mod sharing;
 mod transport;
 mod wire;
 
+#[cfg(feature = "float8")]
+pub use float8;
+#[cfg(feature = "half")]
+pub use half;
+
 pub use backend::buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
 pub use backend::select::{BACKEND_VARIABLE, BackendStatus, Backends, Unavailable};
@@ -49,7 +54,7 @@ pub use model::error::{Error, Result, VendorError, VendorStatus};
 pub use model::lease::{Holder, Holders, LeaseId};
 pub use model::placement::{DeviceMap, DeviceName};
 pub use model::printable::printable;
-pub use model::tensor::{Dtype, Element, LayoutError, TensorLayout, TensorTable};
+pub use model::tensor::{Bool, Dtype, Element, LayoutError, TensorLayout, TensorTable};
 #[cfg(feature = "kill-points")]
 #[doc(hidden)]
 pub use os::kill::KILL_POINTS;

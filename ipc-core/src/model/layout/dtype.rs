@@ -2,9 +2,12 @@
 
 #![allow(unsafe_code, reason = "a promise about the layout of plain types")]
 
+use std::any::TypeId;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
+
+use super::Bool;
 
 /// The type of a tensor's elements. A number, so that a descriptor of a newer version can be carried on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -167,24 +170,70 @@ impl Serialize for Dtype {
 
 /// A Rust type that is the element of a tensor.
 ///
+/// | Rust type | element type | feature |
+/// |---|---|---|
+/// | `u8` to `u64`, `i8` to `i64`, `f32`, `f64` | the same | |
+/// | [`Bool`] | [`Dtype::BOOL`] | |
+/// | `half::f16`, `half::bf16` | [`Dtype::F16`], [`Dtype::BF16`] | `half` |
+/// | `float8::F8E4M3`, `float8::F8E5M2` | [`Dtype::F8_E4M3FN`], [`Dtype::F8_E5M2`] | `float8` |
+///
+/// A tensor of any other type is accessed by its bytes ([`Tensor::view_bytes`](crate::Tensor::view_bytes),
+/// [`Tensor::to_host_bytes`](crate::Tensor::to_host_bytes)).
+///
 /// # Safety
 ///
-/// The type is plain data of [`Dtype::bytes`] bytes: every bit pattern is a value, and it has no padding.
+/// The type is plain data of [`Dtype::bytes`] bytes: every bit pattern is a value, and it has no padding. `bool` and enums
+/// are no elements: another process may write any byte.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// The element type.
     const DTYPE: Dtype;
 }
 
 macro_rules! elements {
-    ($($rust:ty => $dtype:ident),* $(,)?) => {
-        // SAFETY: the primitive numbers have no padding, and every bit pattern is a value.
-        $(unsafe impl Element for $rust { const DTYPE: Dtype = Dtype::$dtype; })*
+    ($($(#[$feature:meta])? $rust:ty => $dtype:ident),* $(,)?) => {
+        $(
+            $(#[$feature])?
+            // SAFETY: plain numbers, or a transparent wrapper of one: no padding, and every bit pattern is a value.
+            unsafe impl Element for $rust { const DTYPE: Dtype = Dtype::$dtype; }
+            $(#[$feature])?
+            const _: () = assert!(size_of::<$rust>() as u64 == Dtype::$dtype.bytes().unwrap());
+        )*
+
+        impl Dtype {
+            /// Returns the element type of a Rust type: of every [`Element`], and of `bool`.
+            ///
+            /// For implementations of [`DeviceOwner`](crate::DeviceOwner) that are generic over their elements.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// use device_ipc_core::Dtype;
+            ///
+            /// assert_eq!(Dtype::of::<f32>(), Some(Dtype::F32));
+            /// assert_eq!(Dtype::of::<bool>(), Some(Dtype::BOOL));
+            /// assert_eq!(Dtype::of::<[f32; 4]>(), None);
+            /// ```
+            pub fn of<T: 'static>() -> Option<Self> {
+                let id = TypeId::of::<T>();
+                $(
+                    $(#[$feature])?
+                    if id == TypeId::of::<$rust>() {
+                        return Some(Self::$dtype);
+                    }
+                )*
+                (id == TypeId::of::<bool>()).then_some(Self::BOOL)
+            }
+        }
     };
 }
 
 elements! {
     u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
-    f32 => F32, f64 => F64,
+    f32 => F32, f64 => F64, Bool => BOOL,
+    #[cfg(feature = "half")] half::f16 => F16,
+    #[cfg(feature = "half")] half::bf16 => BF16,
+    #[cfg(feature = "float8")] float8::F8E4M3 => F8_E4M3FN,
+    #[cfg(feature = "float8")] float8::F8E5M2 => F8_E5M2,
 }
 
 #[cfg(test)]
@@ -221,5 +270,30 @@ mod tests {
         named("float64 complex64 uint64 int64", 8);
         named("complex128", 16);
         assert_eq!(Dtype::ALL.len(), 46);
+    }
+
+    #[test]
+    fn rust_types_have_their_element_types() {
+        assert_eq!(Dtype::of::<u8>(), Some(Dtype::U8));
+        assert_eq!(Dtype::of::<i64>(), Some(Dtype::I64));
+        assert_eq!((Dtype::of::<Bool>(), Dtype::of::<bool>()), (Some(Dtype::BOOL), Some(Dtype::BOOL)));
+        assert_eq!((Dtype::of::<usize>(), Dtype::of::<[f32; 4]>()), (None, None));
+    }
+
+    #[test]
+    #[cfg(feature = "half")]
+    fn halves_have_their_element_types() {
+        assert_eq!(Dtype::of::<half::f16>(), Some(Dtype::F16));
+        assert_eq!(Dtype::of::<half::bf16>(), Some(Dtype::BF16));
+    }
+
+    #[test]
+    #[cfg(feature = "float8")]
+    fn float8_types_have_their_element_types() {
+        assert_eq!(Dtype::of::<float8::F8E4M3>(), Some(Dtype::F8_E4M3FN));
+        assert_eq!(Dtype::of::<float8::F8E5M2>(), Some(Dtype::F8_E5M2));
+        // The finite variant of PyTorch: the largest value is 448, and there is no infinity.
+        assert_eq!(float8::F8E4M3::from_bits(0x7E).to_f32(), 448.0);
+        assert_eq!(float8::F8E5M2::from_bits(0x7C).to_f32(), f32::INFINITY);
     }
 }

@@ -3,11 +3,14 @@
 //! A layout counts in elements from the start of a region. Every number of it may come from another process, so all arithmetic
 //! is checked.
 
+mod bool;
 mod dtype;
 mod error;
+mod gather;
 mod numbers;
 mod tensor_layout;
 
+pub use bool::Bool;
 pub use dtype::{Dtype, Element};
 pub use error::LayoutError;
 pub use tensor_layout::{MAX_DIMENSIONS, TensorLayout};

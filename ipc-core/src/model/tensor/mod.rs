@@ -6,7 +6,7 @@ mod name;
 mod named;
 mod table;
 
-pub use crate::model::layout::{Dtype, Element, LayoutError, MAX_DIMENSIONS, TensorLayout};
+pub use crate::model::layout::{Bool, Dtype, Element, LayoutError, MAX_DIMENSIONS, TensorLayout};
 pub use named::{MAX_NAME_BYTES, MAX_TABLE_BYTES, MAX_TENSORS};
 pub use table::TensorTable;
 
