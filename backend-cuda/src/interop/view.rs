@@ -13,18 +13,19 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
-    PushKernelArg, SyncOnDrop,
+    PushKernelArg, SyncOnDrop, result,
 };
 use device_ipc_core::{DeviceRange, Element, Error, Result, ViewStream, ViewTypes};
 
 use super::alloc::slice_at;
-use super::caller::{CallerState, is_capturing};
+use super::caller::{CallerState, is_capturing, refuse_capture};
+use super::error::vendor_error;
 use super::stream::ordinal;
 use crate::interop::marker::Cudarc;
 
 /// A read-only view of a mapping, which cannot outlive the mapping (`'m`).
 ///
-/// Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to
+/// [`to_vec`](Self::to_vec) copies it to the host. Pass it to a kernel with `launch_builder().arg(&view)`, to a copy as `stream.memcpy_dtoh(&view, ..)`, and to
 /// functions that take a `CudaView` as [`as_view`](Self::as_view). Dropping it makes its stream wait for uses on other
 /// streams that cudarc has recorded.
 ///
@@ -127,6 +128,31 @@ impl<T> UnownedSlice<T> {
     }
 }
 
+impl<T: Element> UnownedSlice<T> {
+    fn to_vec(&self) -> Result<Vec<T>> {
+        let stream = self.0.stream();
+        let _caller = CallerState::save();
+        refuse_capture(stream, "copy a view to the host")?;
+        let count = self.0.len();
+        let mut elements = Vec::<T>::with_capacity(count);
+        // SAFETY: all bytes of the `count` elements are set, and every bit pattern of an element is a value.
+        unsafe {
+            elements.as_mut_ptr().write_bytes(0, count);
+            elements.set_len(count);
+        }
+        if count > 0 {
+            let (address, _recorded) = self.0.device_ptr(stream);
+            stream.context().bind_to_thread().map_err(|error| vendor_error("cuCtxSetCurrent", error))?;
+            // SAFETY: the view keeps `count` elements mapped, and the host's are kept until the stream has been waited for.
+            let copied = unsafe { result::memcpy_dtoh_async(&mut elements, address, stream.cu_stream()) };
+            let waited = stream.synchronize();
+            copied.map_err(|error| vendor_error("cuMemcpyDtoHAsync_v2", error))?;
+            waited.map_err(|error| vendor_error("cuStreamSynchronize", error))?;
+        }
+        Ok(elements)
+    }
+}
+
 impl<T> Drop for UnownedSlice<T> {
     fn drop(&mut self) {
         let _caller = CallerState::save();
@@ -199,6 +225,19 @@ macro_rules! impl_read {
             /// Returns the stream of the view.
             pub fn stream(&self) -> &Arc<CudaStream> {
                 self.slice.0.stream()
+            }
+        }
+
+        impl<T: Element> $view<'_, T> {
+            /// Copies the elements to the host after all earlier work of the view's stream, and waits for the copy.
+            ///
+            /// For every [`Element`], also for those that are no `DeviceRepr` of cudarc.
+            ///
+            /// # Errors
+            ///
+            /// [`Error::StreamCapturing`] while the stream is being captured; otherwise the driver's error.
+            pub fn to_vec(&self) -> Result<Vec<T>> {
+                self.slice.to_vec()
             }
         }
 

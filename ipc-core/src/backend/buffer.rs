@@ -7,9 +7,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{DeviceIpc, DeviceStream, HandleKind, TestKernels};
+use crate::backend::{DeviceIpc, DeviceStream, HandleKind, TestKernels, check_backend};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -87,6 +88,48 @@ impl Buffer {
         check_whole_elements::<T>(self.range)?;
         // SAFETY: the buffer outlives the view, and the elements are whole.
         unsafe { stream.view_mut(self.range) }
+    }
+
+    /// Returns a view of the bytes for reading by work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`view`](Self::view).
+    pub fn view_bytes(&self, stream: &Stream) -> Result<View<'_, u8>> {
+        self.view(stream)
+    }
+
+    /// Copies the elements to the host after all earlier work of `stream`, and waits for the copy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`view`](Self::view); [`Error::WrongStream`] for a stream of another device; [`Error::Io`] if the host has no
+    /// memory for the elements; otherwise the vendor's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// # let stream = ipc.create_stream(0)?;
+    /// let buffer = ipc.allocate(0, 8)?;
+    /// buffer.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0])?;
+    /// assert_eq!(buffer.to_host::<f32, _>(&stream)?, [1.0, 2.0]);
+    /// assert_eq!(buffer.to_host::<u8, _>(&stream)?.len(), 8);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
+        let stream = stream.as_stream();
+        check_backend("the stream", stream.backend(), self.backend.info().name)?;
+        if stream.device() != self.range.device {
+            let (what, expected) = ("the buffer", self.range.device);
+            return Err(Error::WrongStream { stream: stream.device(), what, expected });
+        }
+        check_whole_elements::<T>(self.range)?;
+        // SAFETY: the buffer keeps the range allocated.
+        unsafe { read_elements(self.backend.memory(), self.range, stream) }
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn DeviceIpc> {
@@ -300,22 +343,8 @@ impl<T: Element> View<'_, T> {
     ///
     /// The vendor's error.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let count = self.len();
-        let mut elements = Vec::<T>::with_capacity(count);
-        if self.is_empty() {
-            return Ok(elements);
-        }
-        // SAFETY: the capacity is `count` elements. Their bytes are zeroed first, because a slice must not refer to
-        // uninitialised memory, and the read sets all of them. Every bit pattern is a valid `T`.
-        unsafe {
-            let bytes = elements.as_mut_ptr().cast::<u8>();
-            bytes.write_bytes(0, count * size_of::<T>());
-            let bytes = std::slice::from_raw_parts_mut(bytes, count * size_of::<T>());
-            // The view keeps the range mapped.
-            self.stream.inner.backend.memory().read(self.range, bytes, self.stream.as_stream())?;
-            elements.set_len(count);
-        }
-        Ok(elements)
+        // SAFETY: the view keeps the range mapped.
+        unsafe { read_elements(self.stream.inner.backend.memory(), self.range, self.stream.as_stream()) }
     }
 }
 

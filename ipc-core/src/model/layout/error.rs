@@ -37,7 +37,9 @@ pub enum LayoutError {
     )]
     NoDtype,
     /// A view of another element type than the tensor's.
-    #[error("the elements are {actual}, and a view of {wanted} was asked for")]
+    #[error(
+        "the elements are {actual}, and a view of {wanted} was asked for; view their bytes (view_bytes) if {wanted} is meant"
+    )]
     WrongDtype {
         /// The tensor's.
         actual: Dtype,
@@ -67,7 +69,8 @@ pub enum LayoutError {
     },
     /// A view gives the elements side by side, and the tensor has gaps.
     #[error(
-        "the tensor is not contiguous (shape {shape:?}, strides {strides:?}); take Mapping::range instead of a view"
+        "the tensor is not contiguous (shape {shape:?}, strides {strides:?}); view its bytes (view_bytes), or copy its elements \
+         (to_host)"
     )]
     NotContiguous {
         /// Its shape.

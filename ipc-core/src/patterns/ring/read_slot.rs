@@ -35,7 +35,7 @@ use crate::sharing::import::{Keeper, Tensor};
 /// # ring.write(&stream)?.publish(&stream)?;
 /// # use std::time::Duration;
 /// if let Some(slot) = reader.next(Duration::from_secs(30))? {
-///     let values: Vec<f32> = slot.view(&stream)?.to_vec()?;
+///     let values: Vec<f32> = slot.to_host(&stream)?;
 ///     slot.release(&stream)?;
 /// #   assert_eq!(values.len(), 64);
 /// }
@@ -109,6 +109,31 @@ impl RingReadSlot {
     pub fn view<T: Element, M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, T>> {
         self.check()?;
         Keeper::from(self.inner.mapping().held()).view(self.range(), None, stream)
+    }
+
+    /// Returns a view of the bytes for reading by work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`view`](Self::view).
+    pub fn view_bytes<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'_, u8>> {
+        self.view(stream)
+    }
+
+    /// Copies the elements to the host, waits for the copy, and [checks](Self::check) that they were published.
+    ///
+    /// Pass a stream as for [`view`](Self::view).
+    ///
+    /// # Errors
+    ///
+    /// As for [`view`](Self::view), also if the ring ended meanwhile; [`Error::Io`](crate::Error::Io) if the host has no memory
+    /// for the elements; otherwise the vendor's error.
+    pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
+        self.check()?;
+        let elements =
+            Keeper::from(self.inner.mapping().held()).to_host(self.range(), None, stream.as_stream())?;
+        self.check()?;
+        Ok(elements)
     }
 
     /// Returns a tensor of the slot by name.

@@ -6,7 +6,7 @@ use super::held::Held;
 use super::own::OwnMemory;
 use crate::backend::interop::{ViewStream, ViewTypes};
 use crate::backend::stream::BorrowedStream;
-use crate::backend::{Access, DeviceIpc};
+use crate::backend::{Access, DeviceIpc, check_whole_elements, read_elements, read_tensor};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -65,6 +65,69 @@ impl<'m> Keeper<'m> {
         unsafe { stream.view_mut(range) }
     }
 
+    /// All bytes of the range, whatever they mean, to be read by work on `stream`.
+    pub(crate) fn view_bytes<M: ViewTypes>(
+        self,
+        range: DeviceRange,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::View<'m, u8>> {
+        self.view(range, None, stream)
+    }
+
+    /// All bytes of the range, whatever they mean, to be read and written by work on `stream`.
+    pub(crate) fn view_bytes_mut<M: ViewTypes>(
+        self,
+        range: DeviceRange,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'m, u8>> {
+        self.view_mut(range, None, stream)
+    }
+
+    /// The elements, copied to the host in row-major order, after the stream has waited until the bytes are ready.
+    pub(crate) fn to_host<T: Element>(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<Vec<T>> {
+        self.check_usable_on(stream)?;
+        check_dtype::<T>(layout)?;
+        check_whole_elements::<T>(range)?;
+        self.read(range, layout, stream)
+    }
+
+    /// The bytes of the elements, copied as by [`to_host`](Self::to_host).
+    pub(crate) fn to_host_bytes(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<Vec<u8>> {
+        self.check_usable_on(stream)?;
+        self.read(range, layout, stream)
+    }
+
+    /// Copies the elements of a usable range to the host.
+    fn read<T: Element>(
+        self,
+        range: DeviceRange,
+        layout: Option<&TensorLayout>,
+        stream: BorrowedStream<'_>,
+    ) -> Result<Vec<T>> {
+        self.wait_ready_on(stream)?;
+        let memory = match self {
+            Self::Opened(held) => held.backend().memory(),
+            Self::Own(own) => own.backend().memory(),
+        };
+        // SAFETY: the guard keeps the memory while this runs, and the caller names bytes in its regions.
+        unsafe {
+            match layout {
+                Some(layout) => read_tensor(memory, range, layout, stream),
+                None => read_elements(memory, range, stream),
+            }
+        }
+    }
+
     /// What this process may do with the memory.
     pub(super) fn access(self) -> Access {
         match self {
@@ -79,11 +142,21 @@ impl<'m> Keeper<'m> {
         layout: Option<&TensorLayout>,
         stream: BorrowedStream<'_>,
     ) -> Result<()> {
-        match self {
-            Self::Opened(held) => held.check_usable_on(stream)?,
-            Self::Own(own) => own.check_usable_on(stream)?,
-        }
+        self.check_usable_on(stream)?;
         check_elements::<T>(range, layout)?;
+        self.wait_ready_on(stream)
+    }
+
+    /// Checks that work on the stream may use the memory now.
+    fn check_usable_on(self, stream: BorrowedStream<'_>) -> Result<()> {
+        match self {
+            Self::Opened(held) => held.check_usable_on(stream),
+            Self::Own(own) => own.check_usable_on(stream),
+        }
+    }
+
+    /// Makes the stream wait until the bytes are ready.
+    fn wait_ready_on(self, stream: BorrowedStream<'_>) -> Result<()> {
         match self {
             Self::Opened(held) => held.wait_ready_on(stream),
             Self::Own(_) => Ok(()),
@@ -105,19 +178,19 @@ pub(super) fn check_stream_of(
 
 /// Are these bytes whole, aligned elements of this type, one behind the other?
 fn check_elements<T: Element>(range: DeviceRange, layout: Option<&TensorLayout>) -> Result<()> {
+    check_dtype::<T>(layout)?;
+    if let Some(layout) = layout.filter(|layout| !layout.is_contiguous()) {
+        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+        return Err(LayoutError::NotContiguous { shape, strides }.into());
+    }
+    check_whole_elements::<T>(range)
+}
+
+fn check_dtype<T: Element>(layout: Option<&TensorLayout>) -> Result<()> {
     match layout {
         Some(layout) if layout.dtype() != T::DTYPE => {
-            return Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into());
+            Err(LayoutError::WrongDtype { actual: layout.dtype(), wanted: T::DTYPE }.into())
         }
-        Some(layout) if !layout.is_contiguous() => {
-            let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-            return Err(LayoutError::NotContiguous { shape, strides }.into());
-        }
-        _ => {}
+        _ => Ok(()),
     }
-    let element = size_of::<T>() as u64;
-    if !range.ptr.get().is_multiple_of(align_of::<T>() as u64) || !range.len.is_multiple_of(element) {
-        return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
-    }
-    Ok(())
 }

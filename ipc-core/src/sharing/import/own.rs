@@ -23,6 +23,10 @@ impl OwnMemory {
         Self { backend, device, what, owner: Owner::current() }
     }
 
+    pub(super) fn backend(&self) -> &Arc<dyn DeviceIpc> {
+        &self.backend
+    }
+
     /// May work on this stream use the memory now?
     pub(super) fn check_usable_on(&self, stream: BorrowedStream<'_>) -> Result<()> {
         self.owner.check()?;

@@ -3,6 +3,7 @@
 use super::keeper::Keeper;
 use crate::backend::Access;
 use crate::backend::interop::{ViewStream, ViewTypes};
+use crate::backend::stream::AsStream;
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
@@ -99,6 +100,75 @@ impl<'m> Tensor<'m> {
         stream: &impl ViewStream<M>,
     ) -> Result<M::ViewMut<'m, T>> {
         self.keeper.view_mut(self.range, Some(self.layout), stream)
+    }
+
+    /// Returns a view of the bytes for reading by work on `stream`: of a tensor of any element type and with any strides. The
+    /// stream waits until the bytes are ready.
+    ///
+    /// They are those of [`range`](Self::range): from the first element to the end of the last one, with the gaps between them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device.
+    pub fn view_bytes<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::View<'m, u8>> {
+        self.keeper.view_bytes(self.range, stream)
+    }
+
+    /// Returns a view of the bytes for reading and writing by work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`view_bytes`](Self::view_bytes), and [`Error::AccessDenied`](crate::Error::AccessDenied) for memory that was opened read-only.
+    pub fn view_bytes_mut<M: ViewTypes>(
+        &self,
+        stream: &impl ViewStream<M>,
+    ) -> Result<M::ViewMut<'m, u8>> {
+        self.keeper.view_bytes_mut(self.range, stream)
+    }
+
+    /// Copies the elements to the host in row-major order, and waits for the copy. The stream waits first until the bytes are
+    /// ready.
+    ///
+    /// The elements of a tensor with gaps are gathered: the bytes from its first element to its last are copied, and the host
+    /// picks the elements.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongStream`](crate::Error::WrongStream) for a stream of another device; [`Error::Layout`](crate::Error::Layout) for another element type than the
+    /// tensor's ([`to_host_bytes`](Self::to_host_bytes) takes any), or bytes that are not whole, aligned elements;
+    /// [`Error::Io`](crate::Error::Io) if the host has no memory for the elements; otherwise the vendor's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use device_ipc_core::Dtype;
+    ///
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+    /// # let stream = ipc.create_stream(0)?;
+    /// let memory = ipc.allocate(0, 6 * 4)?;
+    /// memory.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+    /// let transposed = ipc.share(memory).dtype(Dtype::F32).shape([3, 2]).strides([1, 3]);
+    /// let export = transposed.ready_on(&stream).start()?;
+    ///
+    /// let mapping = ipc.open(export.descriptor()).on(&stream)?;
+    /// let elements: Vec<f32> = mapping.tensor()?.to_host(&stream)?;
+    /// assert_eq!(elements, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn to_host<T: Element, M>(&self, stream: &impl AsStream<M>) -> Result<Vec<T>> {
+        self.keeper.to_host(self.range, Some(self.layout), stream.as_stream())
+    }
+
+    /// Copies the bytes of the elements to the host, as [`to_host`](Self::to_host) does: for any element type.
+    ///
+    /// # Errors
+    ///
+    /// As for [`to_host`](Self::to_host), except that no element type is wrong.
+    pub fn to_host_bytes<M>(&self, stream: &impl AsStream<M>) -> Result<Vec<u8>> {
+        self.keeper.to_host_bytes(self.range, Some(self.layout), stream.as_stream())
     }
 }
 
