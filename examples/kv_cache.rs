@@ -10,7 +10,7 @@ mod roles;
 use std::io::{BufRead, stdin};
 
 use anyhow::{Context, Result, bail, ensure};
-use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, Stream};
+use device_ipc::{Access, Buffer, Descriptor, Dtype, Error, Ipc, Mapping, MemoryUse, Stream};
 use roles::{Role, TIMEOUT};
 
 const READERS: usize = 3;
@@ -21,7 +21,8 @@ const BLOCK: usize = 16 * 64;
 fn owner() -> Result<()> {
     let ipc = Ipc::builder().allow_simulated(true).auto()?;
     let stream = ipc.create_stream(0)?;
-    let cache = std::sync::Arc::new(allocate(&ipc, (BLOCKS * BLOCK * size_of::<f32>()) as u64)?);
+    let bytes = (BLOCKS * BLOCK * size_of::<f32>()) as u64;
+    let cache = std::sync::Arc::new(ipc.allocate_for(0, bytes, MemoryUse::new().read_only_importers())?);
     let mut contents = vec![0f32; BLOCKS * BLOCK];
     for block in 0..BLOCKS / 2 {
         append(&cache, &mut contents, block, &stream)?;
@@ -65,15 +66,6 @@ fn owner() -> Result<()> {
     ensure!(cache.view::<f32>(&stream)?.to_vec()? == contents, "a reader has written to the cache");
     println!("[owner] all readers have ended; nothing was copied, nothing was changed");
     Ok(())
-}
-
-/// Allocates memory of a kind that supports read-only mappings.
-fn allocate(ipc: &Ipc, bytes: u64) -> Result<Buffer> {
-    let kinds = ipc.backend().handle_kinds();
-    let Some(kind) = kinds.iter().find(|kind| kind.read_only) else {
-        bail!("not supported: {} has no memory kind with read-only mappings", ipc.backend().info().name);
-    };
-    Ok(ipc.allocate_as(0, bytes, kind.kind)?)
 }
 
 /// Submits a copy of the cache with one more block; existing blocks are rewritten unchanged.

@@ -296,7 +296,7 @@ fn cuda_kinds(descriptor: Descriptor) -> Result<()> {
     use std::sync::Arc;
 
     use cudarc::driver::CudaContext;
-    use device_ipc::{Access, Ipc, cuda};
+    use device_ipc::{Access, Ipc, MemoryUse, cuda};
 
     // The exporter. Once, before the first allocation: cudarc's and candle's memory of this device becomes shareable.
     cuda::make_pool_shareable(0)?;
@@ -307,7 +307,7 @@ fn cuda_kinds(descriptor: Descriptor) -> Result<()> {
 
     // The exporter, for memory that the hardware protects against writes of importers.
     let ipc = Ipc::auto()?;
-    let memory = ipc.allocate_as(0, 1 << 20, cuda::VIRTUAL_MEMORY)?;
+    let memory = ipc.allocate_for(0, 1 << 20, MemoryUse::new().read_only_importers())?;
     let read_only = ipc.share(memory).access(Access::ReadOnly).start()?;
 
     // An importer opens all kinds of memory by the same call.

@@ -51,7 +51,7 @@ const RECEIVER: &[Role] = &[("importer", importer)];
 fn share(scene: &Scene, device: u32, visible: &str, place: &str, expected: &str) {
     let ipc = ipc();
     for kind in [KEY, SHAREABLE] {
-        let buffer = Arc::new(ipc.allocate_as(device, BYTES as u64, kind).expect("memory"));
+        let buffer = Arc::new(ipc.allocate_for(device, BYTES as u64, kind).expect("memory"));
         let stream = ipc.create_stream(device).expect("a stream");
         buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
         stream.synchronize().expect("it is done");
@@ -105,7 +105,7 @@ fn hidden_die_of_same_chip_error_names_the_die() {
     Scene::on("hidden_die_of_same_chip_error_names_the_die", "soc=910_93;devices=4").play(
         |scene| {
             let ipc = ipc();
-            let buffer = Arc::new(ipc.allocate_as(0, BYTES as u64, KEY).expect("memory"));
+            let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, KEY).expect("memory"));
             let share = ipc.share(buffer).start().expect("an export");
             let mut peer = scene.peer_with_visible("importer", "1");
             let answer = peer.ask(format!("0 {}", share.descriptor()));
@@ -122,7 +122,7 @@ fn hidden_home_opens_on_another_device_or_explains() {
         |scene| {
             let ipc = ipc();
             for (kind, expected) in [(KEY, "device 0 right true"), (SHAREABLE, "ASCEND_RT_VISIBLE_DEVICES")] {
-                let buffer = Arc::new(ipc.allocate_as(0, BYTES as u64, kind).expect("memory"));
+                let buffer = Arc::new(ipc.allocate_for(0, BYTES as u64, kind).expect("memory"));
                 let stream = ipc.create_stream(0).expect("a stream");
                 buffer.view_mut::<u8>(&stream).expect("a view").copy_from(&pattern()).expect("a copy");
                 stream.synchronize().expect("it is done");

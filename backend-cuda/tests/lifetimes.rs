@@ -95,7 +95,7 @@ fn stale_raw_handle_opens_another_block_but_descriptor_fails() {
         backend.memory().synchronize(stream.as_borrowed()).unwrap();
     };
 
-    let first = ipc.allocate_as(0, BYTES, LEGACY).unwrap();
+    let first = ipc.allocate_for(0, BYTES, LEGACY).unwrap();
     fill(first.range(), 1);
     let extent = backend.extents_of(first.range(), None).unwrap()[0];
     let handle = hex(backend.export(&extent, None).unwrap().bytes.as_slice());
@@ -107,7 +107,7 @@ fn stale_raw_handle_opens_another_block_but_descriptor_fails() {
     drop(first);
 
     // The driver usually allocates the next block of the same size at the old address.
-    let second = ipc.allocate_as(0, BYTES, LEGACY).unwrap();
+    let second = ipc.allocate_for(0, BYTES, LEGACY).unwrap();
     assert_eq!(second.range().ptr, address, "the driver put the new block elsewhere; nothing is shown");
     let extent = backend.extents_of(second.range(), None).unwrap()[0];
     assert_ne!(extent.generation, generation);

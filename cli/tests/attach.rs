@@ -2,7 +2,7 @@
 
 mod support;
 
-use device_ipc::{Access, Buffer, Dtype, Error, Ipc, TensorLayout, mock::MockBackend};
+use device_ipc::{Access, Buffer, Dtype, Error, Ipc, MemoryUse, TensorLayout, mock::MockBackend};
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{Directory, Terminal, device_ipc, run, send_by_file};
@@ -115,13 +115,7 @@ fn exports_without_layout_with_gaps_or_read_only_work() {
         assert!(error.contains("gaps between its elements"), "{error}");
     }
 
-    let kind = ipc
-        .backend()
-        .handle_kinds()
-        .into_iter()
-        .find(|kind| kind.read_only)
-        .expect("a kind that supports read-only access");
-    let memory = ipc.allocate_as(0, 64, kind.kind).unwrap();
+    let memory = ipc.allocate_for(0, 64, MemoryUse::new().read_only_importers()).unwrap();
     let read_only = ipc.share(memory).access(Access::ReadOnly).start().map_err(Error::from).unwrap();
     let at = read_only.descriptor().to_string();
     assert!(attach(&at, &["read"]).good().contains("64 bytes"));

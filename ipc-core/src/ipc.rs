@@ -9,9 +9,9 @@ use std::time::Duration;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::select::{BackendStatus, Backends};
 use crate::backend::stream::AsStream;
-use crate::backend::{Buffer, Stream};
-use crate::backend::{DeviceIpc, HandleKind};
-use crate::model::address::DeviceRange;
+use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
+#[cfg(doc)]
+use crate::backend::HandleKind;
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;
@@ -150,12 +150,11 @@ impl Ipc {
         check_backend("the memory", region.backend, self.backend().info().name)?;
         check_backend("the stream", stream.backend(), self.backend().info().name)?;
         let len = region.range.len;
-        let copy = self.allocate(region.range.device, len.max(1))?;
+        let copy = self.allocate(region.range.device, len)?;
         if len > 0 {
             copy_and_wait(&self.session, copy.range(), region.range, Some(stream))?;
         }
-        let range = DeviceRange { len, ..copy.range() };
-        let shared = Region { range, allocation: Some(copy.range()), ..region };
+        let shared = Region { dtype: region.dtype, ..copy.region() };
         Ok(ShareBuilder::new(&self.session, copy, shared))
     }
 
@@ -186,28 +185,44 @@ impl Ipc {
         ConnectBuilder::new(&self.session, name, self.session.patience())
     }
 
-    /// Allocates memory that can be shared, for those who have no allocator of their own.
+    /// Allocates memory that can be shared read-write, for programs without an allocator of their own.
+    ///
+    /// [`allocate_for`](Self::allocate_for) allocates memory with further properties: read-only access of importers, for
+    /// example, which the preferred kind of CUDA memory does not have.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), [`Error::InvalidRegion`](crate::Error::InvalidRegion) for zero bytes, else the vendor's.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::NoSuchDevice`](crate::Error::NoSuchDevice), else the vendor's.
     pub fn allocate(&self, device: impl Into<DeviceOrdinal>, bytes: u64) -> Result<Buffer> {
-        Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes)
+        self.allocate_for(device, bytes, MemoryUse::new())
     }
 
-    /// Allocates memory that can be shared by a handle of this kind ([`DeviceIpc::handle_kinds`]), for those who need what
-    /// only some kinds have: read-only access, other pid namespaces, nothing beside it in reach.
+    /// Allocates memory of the preferred kind that fits the use, or of a given [`HandleKind`].
+    ///
+    /// ```
+    /// use device_ipc_core::{Access, Ipc, MemoryUse};
+    ///
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+    /// # let ipc = Ipc::with_backend(backend);
+    /// let read_only = MemoryUse::new().read_only_importers();
+    /// let export = ipc.share(ipc.allocate_for(0, 4096, read_only)?).access(Access::ReadOnly).start()?;
+    /// # drop(export);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`allocate`](Self::allocate), and [`Error::Unsupported`](crate::Error::Unsupported).
-    pub fn allocate_as(
+    /// As for [`allocate`](Self::allocate); [`Error::Unsupported`](crate::Error::Unsupported) if no kind of memory fits, with
+    /// the reason for each.
+    pub fn allocate_for(
         &self,
         device: impl Into<DeviceOrdinal>,
         bytes: u64,
-        kind: HandleKind,
+        wanted: impl Into<MemoryUse>,
     ) -> Result<Buffer> {
-        Buffer::allocate_as(Arc::clone(self.backend()), device.into(), bytes, kind)
+        Buffer::allocate(Arc::clone(self.backend()), device.into(), bytes, wanted.into())
     }
 
     /// Creates a stream, for those who have none of their own.

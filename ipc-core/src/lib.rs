@@ -41,6 +41,7 @@ pub use half;
 
 pub use backend::buffer::{Buffer, BufferSlice, Stream, View, ViewMut};
 pub use backend::interop::{DeviceOwner, OwnedRegion, Region, ViewStream, ViewTypes};
+pub use backend::memory_use::MemoryUse;
 pub use backend::select::{BACKEND_VARIABLE, BackendStatus, Backends, Unavailable};
 pub use backend::stream::{AsStream, BorrowedStream};
 pub use control::{

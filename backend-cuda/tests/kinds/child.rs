@@ -84,7 +84,7 @@ impl Process {
             }
             ["share", kind, bytes, byte] => {
                 let kind = HandleKind(kind.parse()?);
-                let buffer = self.ipc.allocate_as(0, bytes.parse()?, kind)?;
+                let buffer = self.ipc.allocate_for(0, bytes.parse()?, kind)?;
                 let stream = self.ipc.create_stream(0)?;
                 buffer.view_mut::<u8>(&stream)?.fill_bytes(byte.parse()?)?;
                 stream.synchronize()?;

@@ -64,7 +64,7 @@ fn name_of(backend: &CudaBackend, kind: HandleKind) -> &'static str {
 }
 
 fn filled(ipc: &Ipc, bytes: u64, kind: HandleKind, byte: u8) -> Buffer {
-    let buffer = ipc.allocate_as(0, bytes, kind).unwrap();
+    let buffer = ipc.allocate_for(0, bytes, kind).unwrap();
     fill(ipc, buffer.range(), byte);
     buffer
 }

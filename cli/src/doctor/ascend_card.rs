@@ -91,7 +91,7 @@ fn two_devices_of_one_process(backend: &Arc<AscendBackend>, kind: HandleKind) ->
 
 fn share_with_two_devices(backend: &Arc<AscendBackend>, kind: HandleKind) -> Result<()> {
     let ipc = Ipc::with_backend(Arc::clone(backend) as Arc<dyn DeviceIpc>);
-    let buffer = Arc::new(ipc.allocate_as(0, BYTES, kind)?);
+    let buffer = Arc::new(ipc.allocate_for(0, BYTES, kind)?);
     let stream = ipc.create_stream(0)?;
     buffer.view_mut::<u8>(&stream)?.fill_bytes(PATTERN)?;
     stream.synchronize()?;

@@ -10,14 +10,17 @@ use std::time::Duration;
 use crate::backend::host_copy::read_elements;
 use crate::backend::interop::{DeviceOwner, Region, ViewStream, ViewTypes};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{DeviceIpc, DeviceStream, HandleKind, TestKernels, check_backend};
-use crate::model::address::DeviceRange;
+use crate::backend::{DeviceIpc, DeviceStream, MemoryUse, TestKernels, check_backend};
+use crate::model::address::{DevicePtr, DeviceRange};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::tensor::{Element, LayoutError};
 use crate::os::process::Owner;
 
-/// Device memory allocated by [`Ipc::allocate`](crate::Ipc::allocate). Dropping it frees the memory.
+/// Device memory allocated by [`Ipc::allocate`](crate::Ipc::allocate) or [`Ipc::allocate_for`](crate::Ipc::allocate_for).
+/// Dropping it frees the memory.
+///
+/// A buffer of 0 B has the null address; it is the owner of a tensor without elements.
 ///
 /// Work submitted before the drop may still use the memory: the memory is freed after that work, and the drop may wait for
 /// it, as `cuMemFree` does. A stream that waits for the thread itself (for a signal of a [`Timeline`](crate::Timeline), for
@@ -44,18 +47,20 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn allocate(backend: Arc<dyn DeviceIpc>, device: DeviceOrdinal, bytes: u64) -> Result<Self> {
-        let range = backend.memory().allocate(device, bytes)?;
-        Ok(Self { backend, range, process: Owner::current() })
-    }
-
-    pub(crate) fn allocate_as(
+    /// Allocates memory of the first kind that fits the use. Without bytes, nothing is allocated.
+    pub(crate) fn allocate(
         backend: Arc<dyn DeviceIpc>,
         device: DeviceOrdinal,
         bytes: u64,
-        kind: HandleKind,
+        wanted: MemoryUse,
     ) -> Result<Self> {
-        let range = backend.memory().allocate_as(device, bytes, kind)?;
+        let range = if bytes == 0 {
+            // Only checks that the device exists.
+            backend.peer_access(device, device)?;
+            DeviceRange::new(device, DevicePtr::NULL, 0)
+        } else {
+            allocate_for(&*backend, device, bytes, wanted)?
+        };
         Ok(Self { backend, range, process: Owner::current() })
     }
 
@@ -169,7 +174,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if !self.process.is_here() {
+        if !self.process.is_here() || self.range.len == 0 {
             return;
         }
         // SAFETY: the range came from `allocate` and is freed only here. Views borrow the buffer, so no more work is
@@ -183,7 +188,8 @@ impl Drop for Buffer {
 // SAFETY: only `drop` frees the memory.
 unsafe impl DeviceOwner for Buffer {
     fn region(&self) -> Region {
-        Region::new(self.backend.info().name, self.range).with_allocation(self.range)
+        let region = Region::new(self.backend.info().name, self.range);
+        if self.range.len == 0 { region } else { region.with_allocation(self.range) }
     }
 }
 
@@ -449,4 +455,39 @@ pub(crate) fn check_whole_elements<T: Element>(range: DeviceRange) -> Result<()>
         return Err(LayoutError::Misaligned { address: range.ptr.get(), len: range.len, element }.into());
     }
     Ok(())
+}
+
+/// Allocates memory of the first kind that fits the use and that the device supports.
+fn allocate_for(
+    backend: &dyn DeviceIpc,
+    device: DeviceOrdinal,
+    bytes: u64,
+    wanted: MemoryUse,
+) -> Result<DeviceRange> {
+    let memory = backend.memory();
+    if wanted.is_any() {
+        return memory.allocate(device, bytes);
+    }
+    let kinds = backend.handle_kinds();
+    if let Some(kind) = wanted.requested_kind()
+        && kinds.iter().all(|info| info.kind != kind || wanted.unmet(info).is_none())
+    {
+        return memory.allocate_as(device, bytes, kind);
+    }
+    let mut refusals = Vec::new();
+    for info in kinds.iter().filter(|info| wanted.requested_kind().is_none_or(|kind| kind == info.kind)) {
+        let why = match wanted.unmet(info) {
+            Some(unmet) => unmet.to_owned(),
+            None => match memory.allocate_as(device, bytes, info.kind) {
+                Err(Error::Unsupported { why, .. }) => why,
+                allocated => return allocated,
+            },
+        };
+        refusals.push(format!("{}: {why}", info.name));
+    }
+    Err(Error::Unsupported {
+        backend: backend.info().name,
+        what: format!("allocate memory {wanted} on device {device}"),
+        why: format!("no kind of memory fits ({})", refusals.join("; ")),
+    })
 }

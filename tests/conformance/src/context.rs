@@ -126,7 +126,7 @@ impl Context {
     pub fn usable_kinds(&self) -> Result<Vec<HandleKindInfo>, Stop> {
         let mut usable = Vec::new();
         for kind in self.backend.handle_kinds() {
-            match self.ipc().allocate_as(0, 1, kind.kind) {
+            match self.ipc().allocate_for(0, 1, kind.kind) {
                 Ok(_) => usable.push(kind),
                 Err(Error::Unsupported { why, .. }) => {
                     eprintln!("no memory for {} handles: {why}", kind.name)

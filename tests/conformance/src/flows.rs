@@ -39,7 +39,7 @@ impl Memory {
     /// The same in memory for handles of a kind, on device 0.
     pub fn of_kind(context: &Context, kind: HandleKind, bytes: &[u8]) -> Result<Self, Stop> {
         let ipc = context.ipc();
-        let buffer = ipc.allocate_as(0, bytes.len() as u64, kind)?;
+        let buffer = ipc.allocate_for(0, bytes.len() as u64, kind)?;
         Self::written(ipc, buffer, bytes)
     }
 

@@ -79,7 +79,7 @@ fn ipc() -> Ipc {
 
 /// Allocates by `cuMemAlloc`, also in a pid namespace, where another kind is preferred.
 fn allocate(ipc: &Ipc, device: u32) -> Buffer {
-    ipc.allocate_as(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
+    ipc.allocate_for(device, 4096, device_ipc_cuda::LEGACY).expect("memory")
 }
 
 /// Allocates the tensors of a bundle, each separately.

@@ -15,7 +15,7 @@ use crate::backend::Buffer;
 use crate::backend::check_backend;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::stream::{AsStream, BorrowedStream};
-use crate::backend::{Access, DeviceBound, DeviceIpc, HandleKindInfo, with_device_context};
+use crate::backend::{Access, DeviceBound, DeviceIpc, MemoryUse, with_device_context};
 use crate::model::address::{DevicePtr, DeviceRange, Extent};
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -355,12 +355,14 @@ pub(crate) fn stand_in(
     access: Access,
     alone: bool,
 ) -> Result<Buffer> {
-    let backend = Arc::clone(session.backend());
-    let fits = |kind: &HandleKindInfo| (access.is_writable() || kind.read_only) && (!alone || kind.isolated);
-    let any = access.is_writable() && !alone;
-    match backend.handle_kinds().into_iter().find(|kind| !any && fits(kind)) {
-        Some(kind) => Buffer::allocate_as(backend, device, 1, kind.kind),
-        None => Buffer::allocate(backend, device, 1),
+    let with_access = if access.is_writable() { MemoryUse::new() } else { MemoryUse::new().read_only_importers() };
+    let wanted = if alone { with_access.isolated() } else { with_access };
+    match Buffer::allocate(Arc::clone(session.backend()), device, 1, wanted) {
+        // The share reports what this memory cannot do.
+        Err(Error::Unsupported { .. }) => {
+            Buffer::allocate(Arc::clone(session.backend()), device, 1, MemoryUse::new())
+        }
+        allocated => allocated,
     }
 }
 
@@ -451,7 +453,7 @@ pub(crate) fn check_read_only(backend: &'static str, allocations: &[Arc<Allocati
         what: "share this memory read-only".into(),
         why: format!(
             "a handle of its kind ({}) opens it for writing too; share it read-write, allocate it as a kind that can be \
-             read-only (Ipc::allocate_as), or share a copy",
+             read-only (Ipc::allocate_for with MemoryUse::read_only_importers), or share a copy",
             kind.name
         ),
     })
@@ -464,14 +466,8 @@ pub(super) fn isolated_copy(
     region: Region,
     after: Option<BorrowedStream<'_>>,
 ) -> Result<Buffer> {
-    let backend = session.backend();
-    let kind =
-        backend.handle_kinds().into_iter().find(|kind| kind.isolated).ok_or_else(|| Error::Unsupported {
-            backend: backend.info().name,
-            what: "make a copy that importers reach alone".into(),
-            why: "none of its kinds of memory is isolated".into(),
-        })?;
-    let copy = Buffer::allocate_as(Arc::clone(backend), region.range.device, region.range.len, kind.kind)?;
+    let backend = Arc::clone(session.backend());
+    let copy = Buffer::allocate(backend, region.range.device, region.range.len, MemoryUse::new().isolated())?;
     clear_behind(session, copy.range())?;
     copy_and_wait(session, copy.range(), region.range, after)?;
     Ok(copy)

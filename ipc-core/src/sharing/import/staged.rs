@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::grant::HeldGrant;
 use super::link::Link;
-use crate::backend::Buffer;
-use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
+use crate::backend::{Buffer, DeviceEvent, DeviceIpc, DeviceStream, MemoryUse};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
@@ -160,7 +159,7 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     fn new(incoming: &Incoming<'a>) -> Result<Self> {
         let (backend, device) = (incoming.backend, incoming.device);
-        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.bytes)?;
+        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.bytes, MemoryUse::new())?;
         // From here on the buffer is freed by drop.
         let (range, buffer) = (buffer.range(), Some(buffer));
         let stream = backend.memory().create_stream(device)?;

@@ -5,8 +5,7 @@
 use std::sync::Arc;
 
 use super::Chunks;
-use crate::backend::Buffer;
-use crate::backend::DeviceIpc;
+use crate::backend::{Buffer, DeviceIpc, MemoryUse};
 use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::Result;
@@ -21,7 +20,7 @@ pub(crate) fn copy_within(
     device: DeviceOrdinal,
 ) -> Result<Buffer> {
     let memory = backend.memory();
-    let buffer = Buffer::allocate(Arc::clone(backend), device, region.len)?;
+    let buffer = Buffer::allocate(Arc::clone(backend), device, region.len, MemoryUse::new())?;
     let to = memory.create_stream(device)?;
     if backend.peer_access(device, region.device)? {
         // SAFETY: the caller keeps the region, and the buffer is new; both until the stream has been waited for.

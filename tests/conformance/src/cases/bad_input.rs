@@ -15,12 +15,14 @@ fn share_bare(context: &Context, range: DeviceRange) -> Result<(), device_ipc_co
     Ok(context.ipc().share(unchecked::not_owned(region)).start().map(drop)?)
 }
 
-/// A region has at least one byte.
+/// A region has at least one byte, unless its owner states a tensor without elements.
 pub fn zero_bytes(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let empty = DeviceRange { len: 0, ..memory.buffer.range() };
     refused(share_bare(context, empty), "sharing no bytes", "InvalidRegion", &["no bytes"])?;
-    refused(memory.ipc.allocate(0, 0), "allocating no bytes", "InvalidRegion", &[])
+    refused(memory.ipc.share(memory.ipc.allocate(0, 0)?).start(), "a buffer of no bytes", "InvalidRegion", &["no bytes"])?;
+    let beyond = context.devices()?.len() as u32;
+    refused(memory.ipc.allocate(beyond, 0), "a buffer of no bytes on no device", "NoSuchDevice", &[])
 }
 
 /// The null address is not memory.

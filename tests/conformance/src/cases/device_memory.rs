@@ -242,13 +242,13 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
                 continue;
             }
             let target = ipc.allocate(device.ordinal, len)?;
-            if !can_copy_from(&ipc.allocate_as(0, len, kind.kind)?, &target, &ipc.create_stream(device.ordinal)?) {
+            if !can_copy_from(&ipc.allocate_for(0, len, kind.kind)?, &target, &ipc.create_stream(device.ordinal)?) {
                 // Memory of this kind is not reached from there, whatever the peer access (CANN before 8.5).
                 continue;
             }
             let reader = ipc.create_stream(device.ordinal)?;
             while_delayed("submitting a copy", |delay| {
-                let source = ipc.allocate_as(0, len, kind.kind)?;
+                let source = ipc.allocate_for(0, len, kind.kind)?;
                 source.view_mut::<u8>(&writer)?.copy_from(&bytes)?;
                 writer.synchronize()?;
                 target.view_mut::<u8>(&reader)?.fill_bytes(0)?;
@@ -259,7 +259,7 @@ pub fn free_waits_for_submitted_work(context: &Context) -> Outcome {
                 // The memory is freed before the copy begins.
                 let took = begun.elapsed();
                 drop(source);
-                let next = ipc.allocate_as(0, len, kind.kind)?;
+                let next = ipc.allocate_for(0, len, kind.kind)?;
                 next.view_mut::<u8>(&writer)?.fill_bytes(0xee)?;
                 writer.synchronize()?;
                 let read = target.view::<u8>(&reader)?.to_vec();

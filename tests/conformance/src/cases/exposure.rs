@@ -200,7 +200,7 @@ pub fn nothing_is_left_behind_a_copy(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &[0x77; 8192])?;
     // A secret would stay in the device's memory.
     for _ in 0..4 {
-        let secret: Buffer = memory.ipc.allocate_as(0, BYTES, kind.kind)?;
+        let secret: Buffer = memory.ipc.allocate_for(0, BYTES, kind.kind)?;
         secret.view_mut::<u8>(&memory.stream)?.fill_bytes(0xee)?;
         memory.stream.synchronize()?;
     }
@@ -234,5 +234,5 @@ pub fn copy_needs_an_isolated_kind(context: &Context) -> Outcome {
     let part = memory.buffer.slice(0, 100)?;
     let region = part.region().range;
     let shared = memory.ipc.share(part).exposure(ExposurePolicy::Copy).start();
-    owner_comes_back(shared, region, "Unsupported", &["reach alone", "isolated"])
+    owner_comes_back(shared, region, "Unsupported", &["isolated", "neighbouring"])
 }

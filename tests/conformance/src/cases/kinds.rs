@@ -6,7 +6,7 @@ mod access;
 use std::time::Instant;
 
 use device_ipc_core::backend::{HandleKind, HandleKindInfo, Lifetime};
-use device_ipc_core::{Access, DeviceOrdinal, Error};
+use device_ipc_core::{Access, DeviceOrdinal, Error, MemoryUse};
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, refused_as_one_of, same, that};
@@ -172,20 +172,53 @@ pub fn side_by_side(context: &Context) -> Outcome {
     Ok(())
 }
 
+/// Memory is allocated by its use: it is of the first kind that fits, and it can be used so. If none fits, the error names
+/// the requirement for each kind.
+pub fn memory_for_a_use(context: &Context) -> Outcome {
+    type Fits = fn(&HandleKindInfo) -> bool;
+    let ipc = context.ipc();
+    let usable = context.usable_kinds()?;
+    let uses: [(&str, MemoryUse, Fits); 5] = [
+        ("read-only", MemoryUse::new().read_only_importers(), |kind| kind.read_only),
+        ("isolated", MemoryUse::new().isolated(), |kind| kind.isolated),
+        ("pid namespaces", MemoryUse::new().across_pid_namespaces(), |kind| kind.across_pid_namespaces),
+        ("outlive", MemoryUse::new().outlives_exporter(), |kind| kind.lifetime == Lifetime::Pins),
+        ("read-only", MemoryUse::new().isolated().read_only_importers(), |kind| kind.read_only && kind.isolated),
+    ];
+    for (what, wanted, fits) in uses {
+        let allocated = ipc.allocate_for(0, 4096, wanted);
+        let Some(expected) = usable.iter().find(|kind| fits(kind)) else {
+            refused(allocated, what, "Unsupported", &["no kind of memory fits", what, usable[0].name])?;
+            continue;
+        };
+        let buffer = allocated?;
+        let extent = context.backend().extents_of(buffer.range(), None)?[0];
+        let exported = context.backend().export(&extent, None)?;
+        equal(exported.kind, expected.kind, format!("{what}: the kind of the memory"))?;
+        context.backend().unexport(exported)?;
+        if wanted == MemoryUse::new().read_only_importers() {
+            let export = ipc.share(buffer).access(Access::ReadOnly).start()?;
+            context.agent()?.open("m", export.descriptor(), Place::Home)?;
+        }
+    }
+    equal(ipc.allocate_for(0, 0, MemoryUse::new().isolated())?.range().len, 0, "the bytes of an empty buffer")
+}
+
 /// A kind that the backend does not know is refused by name, and so are senseless sizes and devices of every kind.
 pub fn senseless_allocations(context: &Context) -> Outcome {
     let ipc = context.ipc();
     let phrases = [context.backend().info().name, "65535"];
-    refused(ipc.allocate_as(0, 64, FOREIGN), "memory of an unknown kind", "Unsupported", &phrases)?;
+    refused(ipc.allocate_for(0, 64, FOREIGN), "memory of an unknown kind", "Unsupported", &phrases)?;
     let beyond = context.devices()?.len() as u32;
     let total = context.backend().memory().memory_info(FIRST)?.total_bytes;
     for_each_kind(context, |kind| {
-        refused(ipc.allocate_as(0, 0, kind.kind), "no bytes", "InvalidRegion", &[])?;
-        refused(ipc.allocate_as(beyond, 64, kind.kind), "memory of no device", "NoSuchDevice", &[])?;
+        let nothing = context.backend().memory().allocate_as(FIRST, 0, kind.kind);
+        refused(nothing, "no bytes of the bare backend", "InvalidRegion", &[])?;
+        refused(ipc.allocate_for(beyond, 64, kind.kind), "memory of no device", "NoSuchDevice", &[])?;
         for bytes in [total.saturating_mul(4), u64::MAX, u64::MAX - 1000] {
             let what = format!("{bytes} bytes of {total}");
             refused_as_one_of(
-                ipc.allocate_as(0, bytes, kind.kind),
+                ipc.allocate_for(0, bytes, kind.kind),
                 &what,
                 &["OutOfMemory", "InvalidRegion"],
                 &[],
@@ -309,7 +342,7 @@ pub fn on_every_device(context: &Context) -> Outcome {
         let stream = ipc.create_stream(device.ordinal)?;
         for kind in context.backend().handle_kinds() {
             let what = format!("{} handles of device {}", kind.name, device.ordinal);
-            let buffer = match ipc.allocate_as(device.ordinal, bytes.len() as u64, kind.kind) {
+            let buffer = match ipc.allocate_for(device.ordinal, bytes.len() as u64, kind.kind) {
                 Ok(buffer) => buffer,
                 Err(Error::Unsupported { why, .. }) => {
                     that(!why.is_empty(), format!("{what}: the refusal should say why"))?;

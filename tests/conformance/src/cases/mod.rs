@@ -26,7 +26,8 @@ themes! {
         own_process,
         two_processes_export_to_each_other,
         tensor_with_an_offset,
-        tensor_without_elements;
+        tensor_without_elements,
+        elements_of_any_type_and_strides;
     opening:
         nested_in_one_process,
         again_after_release,
@@ -166,6 +167,7 @@ themes! {
         both_accesses_at_once,
         read_only_is_not_pretended,
         senseless_allocations,
+        memory_for_a_use,
         on_every_device,
         on_two_devices_of_one_process,
         importer_killed,
@@ -251,6 +253,7 @@ themes! {
         unreachable_memory_is_refused_unless_asked_for,
         hidden_home,
         lengths,
+        tensor_without_elements,
         part_of_an_allocation,
         neither_side_sees_the_others_writes,
         waits_for_ready,

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use device_ipc_core::{DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region};
+use device_ipc_core::{
+    Bool, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Region, TensorLayout, TensorTable,
+};
 
 use crate::agent::{Command, Place};
 use crate::check::{equal, refused, same, that};
@@ -232,4 +234,73 @@ pub fn tensor_with_an_offset(context: &Context) -> Outcome {
     refused(result, "a tensor behind the end", "Layout", &["68 bytes", "64 bytes"])?;
     let untyped = memory.ipc.share(Arc::clone(&memory.buffer)).offset(1).start();
     refused(untyped, "an offset without an element type", "Layout", &["element type", "ShareBuilder::dtype"])
+}
+
+/// Element types without a Rust type and strided tensors are read by the host and viewed as bytes, in the memory of another
+/// process and in the own process.
+pub fn elements_of_any_type_and_strides(context: &Context) -> Outcome {
+    let bytes = pattern(256);
+    let ipc = context.ipc();
+    let stream = ipc.create_stream(0)?;
+    let mut exporter = context.agent()?;
+    let theirs = exporter.export("theirs", &bytes)?;
+    let mapping = ipc.open(&theirs).on(&stream)?;
+    let strided = |dtype, shape: &[u64], strides: &[u64]| TensorLayout::strided(dtype, shape, strides);
+    let layouts = [
+        ("contiguous", TensorLayout::contiguous(Dtype::BF16, [4, 5])?),
+        ("packed", TensorLayout::contiguous(Dtype::F4_E2M1FN_X2, [7])?),
+        ("transposed", strided(Dtype::F16, &[3, 4], &[1, 3])?.with_offset(2)?),
+        ("rows", strided(Dtype::BOOL, &[5, 3], &[9, 1])?),
+        ("repeated", strided(Dtype::F32, &[3, 2], &[0, 5])?),
+        ("complex", strided(Dtype::COMPLEX128, &[2, 2], &[1, 4])?),
+        ("scalar", TensorLayout::contiguous(Dtype::F8_E5M2, [])?.with_offset(9)?),
+        ("none", strided(Dtype::BF16, &[0, 3], &[7, 2])?),
+    ];
+    let table = TensorTable::new(layouts.clone().map(|(name, layout)| (name, 0, layout)))?;
+    for (name, layout) in &layouts {
+        let element = layout.dtype().bytes().unwrap_or(0) as usize;
+        let mut expected = Vec::new();
+        for number in 0..layout.elements() {
+            let (mut rest, mut at) = (number, layout.offset());
+            for (size, stride) in layout.shape().iter().zip(layout.strides()).rev() {
+                at += (rest % size) * stride;
+                rest /= size;
+            }
+            expected.extend_from_slice(&bytes[at as usize * element..][..element]);
+        }
+        let tensor = mapping.tensor_in(&table, name)?;
+        same(&tensor.to_host_bytes(&stream)?, &expected, format!("{name}: the bytes of the elements"))?;
+        let start = layout.offset() as usize * element;
+        let span = if layout.is_empty() { 0 } else { layout.span_bytes()? as usize - start };
+        let viewed = tensor.view_bytes(&stream)?.to_vec()?;
+        same(&viewed, &bytes[start..][..span], format!("{name}: the bytes from the first element to the last"))?;
+        if layout.dtype() != Dtype::F32 {
+            refused(tensor.to_host::<f32, _>(&stream), "elements of another type", "Layout", &["float32"])?;
+        }
+    }
+    let repeated: Vec<f32> = mapping.tensor_in(&table, "repeated")?.to_host(&stream)?;
+    equal((repeated.len(), repeated[0] == repeated[4]), (6, true), "the floats of a tensor with a stride of 0")?;
+    let flags: Vec<Bool> = mapping.tensor_in(&table, "rows")?.to_host(&stream)?;
+    let expected = [0, 1, 2, 9, 10, 11].map(|at| Bool::from(bytes[at] != 0));
+    equal(&flags[..6], &expected[..], "booleans of bytes that are neither 0 nor 1")?;
+    mapping.tensor_in(&table, "packed")?.view_bytes_mut(&stream)?.copy_from(&[3; 7])?;
+    stream.synchronize()?;
+    same(&exporter.bytes("theirs")?[..8], &[&[3; 7], &bytes[7..8]].concat(), "bytes written to packed elements")?;
+    same(&mapping.to_host::<u8, _>(&stream)?[7..], &bytes[7..], "the bytes of the region")?;
+
+    // A tensor that the exporter describes, in its own process.
+    let memory = Memory::with_bytes(context, 0, &bytes)?;
+    let share = memory.ipc.share(Arc::clone(&memory.buffer)).dtype(Dtype::BF16).shape([2, 3]).strides([1, 2]).start()?;
+    let own = memory.ipc.open(share.descriptor()).at_home()?;
+    let expected: Vec<u8> = [0, 2, 4, 1, 3, 5].iter().flat_map(|at| bytes[2 * at..][..2].to_vec()).collect();
+    same(&own.to_host_bytes(&memory.stream)?, &expected, "transposed elements in the own process")?;
+    same(&own.view_bytes(&memory.stream)?.to_vec()?, &bytes[..12], "their bytes with the gaps")?;
+    same(&memory.buffer.to_host::<u8, _>(&memory.stream)?, &bytes, "the bytes of the buffer")?;
+    drop(memory.buffer.view_bytes(&memory.stream)?);
+    if let Ok([_, second]) = context.two_devices() {
+        let other = ipc.create_stream(second.ordinal)?;
+        refused(own.to_host_bytes(&other), "a stream of another device", "WrongStream", &[])?;
+        refused(memory.buffer.to_host::<u8, _>(&other), "a stream of another device", "WrongStream", &[])?;
+    }
+    Ok(())
 }

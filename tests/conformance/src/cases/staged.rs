@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device_ipc_core::{Access, Descriptor, StagingLimits, counters, set_staging_limits};
+use device_ipc_core::{Access, Descriptor, Dtype, StagingLimits, counters, set_staging_limits};
 
 use crate::agent::{Agent, Answer, Command, Copying, Mapped, Opening, Place, Sharing};
 use crate::check::{equal, refused, same, that};
@@ -65,6 +65,30 @@ pub fn reachable_memory_is_opened(context: &Context) -> Outcome {
     let mapped = copied(&mut receiver, "away", if_needed(share.descriptor(), Place::Device(1)))?;
     equal((mapped.is_copy, mapped.at_home), (false, false), "whether it is a copy, and at home, on device 1")?;
     same(&receiver.bytes("away")?, &pattern(4096), "the bytes")
+}
+
+/// A tensor without elements is copied too, whether its owner has memory or none.
+pub fn tensor_without_elements(context: &Context) -> Outcome {
+    let memory = Memory::with_floats(context, 20)?;
+    let shares = [
+        memory.ipc.share(memory.buffer.slice(80, 0)?).dtype(Dtype::F32).shape([0, 5]).start()?,
+        memory.ipc.share(memory.ipc.allocate(0, 0)?).dtype(Dtype::F32).shape([0, 5]).start()?,
+    ];
+    let last = context.devices()?.len() as u32 - 1;
+    let mut receiver = context.agent()?;
+    for share in shares {
+        for place in [Place::Home, Place::Stream(last)] {
+            let mapped = copied(&mut receiver, "m", always(share.descriptor(), place))?;
+            equal(mapped.tensor, Some(("float32".to_owned(), vec![0, 5])), "type and shape of the tensor")?;
+            same(&receiver.floats("m")?, &[], "its elements")?;
+            receiver.drop_mapping("m")?;
+        }
+        let own = memory.ipc.open(share.descriptor()).staged().at_home()?;
+        equal(own.to_host::<f32, _>(&memory.stream)?, Vec::new(), "its elements in the own process")?;
+        drop(own);
+        share.close(SOON)?;
+    }
+    Ok(())
 }
 
 /// Without peer access the bytes are copied, if that was allowed.

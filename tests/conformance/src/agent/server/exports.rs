@@ -96,7 +96,7 @@ impl Server {
 
     fn allocate(&self, device: u32, len: u64, kind: Option<u16>) -> Result<Buffer> {
         match kind {
-            Some(kind) => self.ipc.allocate_as(device, len, HandleKind(kind)),
+            Some(kind) => self.ipc.allocate_for(device, len, HandleKind(kind)),
             None => self.ipc.allocate(device, len),
         }
     }

@@ -92,7 +92,7 @@ pub fn read_only_is_not_pretended(context: &Context) -> Outcome {
         let owner = match shared {
             Ok(_) => return fail("memory that cannot be mapped read-only was shared so"),
             Err(failed) => {
-                let phrases = [kind.name, "read-write", "allocate_as"];
+                let phrases = [kind.name, "read-write", "read_only_importers"];
                 refused(Err::<(), _>(failed.error()), "sharing it read-only", "Unsupported", &phrases)?;
                 failed.into_inner()
             }
