@@ -1,10 +1,11 @@
 //! The backend: implements [`DeviceIpc`] on the engine.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
-    Generation, HandleBytes, HandleKind, HandleKindInfo, Lifetime, Opened, Rank, ReceivedHandle,
+    Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
     Registration, TestKernels, environment,
 };
 use device_ipc_core::{
@@ -15,8 +16,9 @@ use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine
 use crate::errors::{engine, unknown_kind, unsupported};
 use crate::event::MockEvent;
 use crate::host_pages::HostPages;
-use crate::kinds::{BYTES, FD, NAME};
+use crate::kinds::NAME;
 use crate::memory::MockMemory;
+use crate::profile::{Form, Kinds, MemoryKind, Reach};
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
 
@@ -33,9 +35,9 @@ pub struct MockBackend {
     memory: MockMemory,
     /// `None` with `timelines=off`.
     timelines: Option<MockTimelines>,
-    /// Whether a region may extend over several allocations.
-    neighbours: bool,
-    form: HandleForm,
+    kinds: Arc<Kinds>,
+    /// The numbers of the separate exports, by the bytes of their handles.
+    separate: Mutex<HashMap<Vec<u8>, u32>>,
     info: BackendInfo,
 }
 
@@ -51,22 +53,27 @@ impl MockBackend {
 
     /// Creates the backend on a machine of this configuration.
     pub fn new(config: MachineConfig, form: HandleForm) -> Arc<Self> {
-        let (timelines, neighbours, pinned) = (true, false, true);
-        Self::with(spec::Parsed { config, form, timelines, neighbours, pinned })
+        let kinds = Kinds::own(form, config.lifetime == engine_crate::Lifetime::Revoking, false);
+        Self::with(spec::Parsed { config, kinds, timelines: true, pinned: true })
     }
 
     fn with(parsed: spec::Parsed) -> Arc<Self> {
-        let spec::Parsed { config, form, timelines, neighbours, pinned } = parsed;
+        let spec::Parsed { config, kinds, timelines, pinned } = parsed;
+        let kinds = Arc::new(kinds);
         let machine = Machine::new(config);
         let info = BackendInfo::new(NAME, concat!("engine ", env!("CARGO_PKG_VERSION")), None);
         let pages = Arc::new(HostPages::new(Arc::clone(&machine)));
         let timelines = timelines.then(|| MockTimelines::new(Arc::clone(&machine), Arc::clone(&pages)));
         Arc::new(Self {
-            memory: MockMemory { machine: Arc::clone(&machine), pinned: pinned.then_some(pages) },
+            memory: MockMemory {
+                machine: Arc::clone(&machine),
+                kinds: Arc::clone(&kinds),
+                pinned: pinned.then_some(pages),
+            },
             machine,
             timelines,
-            neighbours,
-            form,
+            kinds,
+            separate: Mutex::default(),
             info,
         })
     }
@@ -76,27 +83,12 @@ impl MockBackend {
         &self.machine
     }
 
-    fn kind(&self) -> HandleKind {
-        match self.form {
-            HandleForm::Bytes => BYTES,
-            HandleForm::Fds => FD,
-        }
+    fn kind(&self, kind: HandleKind) -> Result<&MemoryKind> {
+        self.kinds.get(kind).ok_or_else(|| unknown_kind(kind, &self.kinds))
     }
 
-    fn kind_info(&self, kind: HandleKind) -> HandleKindInfo {
-        let fds = kind == FD;
-        let revokes = !fds && self.machine.config().lifetime == engine_crate::Lifetime::Revoking;
-        HandleKindInfo {
-            kind,
-            name: if fds { "file descriptor" } else { "bytes" },
-            read_only: true,
-            carries_fds: fds,
-            lifetime: if revokes { Lifetime::Revokes } else { Lifetime::Pins },
-            one_open_per_process: false,
-            whitelist: false,
-            isolated: true,
-            across_pid_namespaces: fds,
-        }
+    fn separate(&self) -> MutexGuard<'_, HashMap<Vec<u8>, u32>> {
+        self.separate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the allocation at an address of a device.
@@ -159,7 +151,7 @@ impl DeviceIpc for MockBackend {
     }
 
     fn handle_kinds(&self) -> Vec<HandleKindInfo> {
-        vec![self.kind_info(self.kind())]
+        self.kinds.all().iter().map(|kind| kind.info.clone()).collect()
     }
 
     fn extents_of(&self, range: DeviceRange, stated_base: Option<DeviceRange>) -> Result<Vec<Extent>> {
@@ -176,8 +168,13 @@ impl DeviceIpc for MockBackend {
         while let Some(last) = extents.last().map(|extent| extent.allocation)
             && last.end() < range.end()
         {
-            let next = last.end().filter(|_| self.neighbours);
+            let kind = self.kinds.of_allocation(last.ptr.get());
+            let next = last.end().filter(|_| kind.neighbours);
             let next = next.and_then(|ptr| self.extent_at(ptr, range.device).ok());
+            let of_the_kind = |next: &Extent| {
+                self.kinds.of_allocation(next.allocation.ptr.get()).info.kind == kind.info.kind
+            };
+            let next = next.filter(of_the_kind);
             extents.push(next.ok_or_else(|| {
                 Error::InvalidRegion(format!(
                     "{} bytes at {} exceed their allocation of {} bytes at {}",
@@ -189,22 +186,70 @@ impl DeviceIpc for MockBackend {
     }
 
     fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
-        let kind = kind.unwrap_or_else(|| self.kind());
+        let memory = self.kinds.of_allocation(extent.allocation.ptr.get());
+        if let Some(kind) = kind
+            && self.kind(kind)?.info.kind != memory.info.kind
+        {
+            return Err(Error::NotShareable {
+                ptr: extent.allocation.ptr,
+                kind: format!("memory of the kind {}", memory.info.name),
+                remedy: format!(
+                    "a handle of kind {} was requested; allocate the memory of that kind",
+                    kind.0
+                ),
+            });
+        }
         let base = Address::new(extent.allocation.ptr.get());
-        let (bytes, fds) = match kind {
-            BYTES => (self.machine.export_bytes(base).map_err(engine("export_bytes"))?, Vec::new()),
-            FD => {
+        let (bytes, fds) = match memory.form {
+            Form::Bytes => (self.machine.export_bytes(base).map_err(engine("export_bytes"))?, Vec::new()),
+            Form::SeparateBytes => {
+                let exported = self.machine.export_separately(base);
+                let (bytes, number) = exported.map_err(engine("export_separately"))?;
+                self.separate().insert(bytes.to_vec(), number);
+                (bytes, Vec::new())
+            }
+            Form::Fds => {
                 let (fd, bytes) = self.machine.export_fd(base).map_err(engine("export_fd"))?;
                 (bytes, vec![fd])
             }
-            other => return Err(unknown_kind(other)),
         };
-        Ok(Exported { extent: *extent, kind, bytes: HandleBytes::new(bytes), fds })
+        Ok(Exported { extent: *extent, kind: memory.info.kind, bytes: HandleBytes::new(bytes), fds })
     }
 
     fn unexport(&self, exported: Exported) -> Result<()> {
         let base = Address::new(exported.extent.allocation.ptr.get());
-        self.machine.unexport(base).map_err(engine("unexport"))
+        let number = self.separate().remove(exported.bytes.as_slice());
+        match number {
+            Some(number) => self.machine.unexport_separate(base, number),
+            None => self.machine.unexport(base),
+        }
+        .map_err(engine("unexport"))
+    }
+
+    fn reach(&self, exported: &Exported) -> Option<DeviceRange> {
+        let allocation = exported.extent.allocation;
+        match self.kinds.get(exported.kind)?.reach {
+            Reach::Allocation => Some(allocation),
+            Reach::Pages(page) => {
+                let first = allocation.ptr.get() / page * page;
+                let end = allocation.end()?.get().checked_next_multiple_of(page)?;
+                Some(DeviceRange::new(allocation.device, DevicePtr::new(first), end - first))
+            }
+            Reach::Unknown => None,
+        }
+    }
+
+    fn authorize(&self, _exported: &Exported, peer: &[u8]) -> Result<()> {
+        match <[u8; 4]>::try_from(peer) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::Protocol(format!("{} bytes are no peer of the mock", peer.len()))),
+        }
+    }
+
+    fn local_peer_id(&self, on: DeviceOrdinal) -> Result<Vec<u8>> {
+        self.check_device(on)?;
+        let listed = self.kinds.all().iter().any(|kind| kind.info.whitelist);
+        Ok(if listed { std::process::id().to_le_bytes().to_vec() } else { Vec::new() })
     }
 
     fn open(&self, handles: Vec<ReceivedHandle>, on: DeviceOrdinal, access: Access) -> Result<Opened> {
@@ -212,16 +257,25 @@ impl DeviceIpc for MockBackend {
         let mut handles = handles;
         let mut parts = Vec::with_capacity(handles.len());
         for handle in &mut handles {
-            let expected = match handle.kind {
-                BYTES => 0,
-                FD => 1,
-                other => return Err(unknown_kind(other)),
-            };
+            let kind = self.kind(handle.kind)?;
+            let expected = usize::from(kind.info.carries_fds);
             if handle.fds.len() != expected {
                 let found = handle.fds.len();
                 return Err(Error::Protocol(format!(
                     "a handle has {found} file descriptors instead of {expected}"
                 )));
+            }
+            if access == Access::ReadOnly && !kind.info.read_only {
+                return Err(unsupported(
+                    "open this memory read-only",
+                    format!("memory of its kind ({}) is always mapped read-write", kind.info.name),
+                ));
+            }
+            if kind.needs_home && handle.home.is_none() {
+                return Err(unsupported(
+                    format!("open a {} whose home device is hidden from this process", kind.info.name),
+                    "the machine is configured with like=ascend; make the home device visible",
+                ));
             }
             parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
         }

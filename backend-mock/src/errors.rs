@@ -7,6 +7,7 @@ use device_ipc_core::{DeviceOrdinal, Error, VendorError, VendorStatus};
 use device_ipc_mock_engine::{EngineError, Operation};
 
 use crate::kinds::NAME;
+use crate::profile::Kinds;
 
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: i32 = 208;
@@ -53,9 +54,11 @@ pub(crate) fn timeout(what: &str, after: Duration) -> Error {
     Error::Timeout { what: what.to_owned(), after, detail: String::new() }
 }
 
-pub(crate) fn unknown_kind(kind: HandleKind) -> Error {
+pub(crate) fn unknown_kind(kind: HandleKind, kinds: &Kinds) -> Error {
+    let known: Vec<_> =
+        kinds.all().iter().map(|known| format!("{} ({})", known.info.kind.0, known.info.name)).collect();
     unsupported(
         format!("use a handle of kind {}", kind.0),
-        "it supports kinds 1 (bytes) and 2 (file descriptor)",
+        format!("this machine has the kinds {}", known.join(", ")),
     )
 }

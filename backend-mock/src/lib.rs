@@ -6,11 +6,14 @@
 //!
 //! [`MockBackend::from_spec`] creates it. `DEVICE_IPC_BACKEND=mock` selects it at run time; `DEVICE_IPC_MOCK` then
 //! describes the machine, with the keys of
-//! [`MachineConfig::from_spec`](device_ipc_mock_engine::MachineConfig::from_spec) and [`HandleForm`]:
+//! [`MachineConfig::from_spec`](device_ipc_mock_engine::MachineConfig::from_spec) and those of this backend:
 //!
 //! ```text
 //! DEVICE_IPC_MOCK='devices=2;visible=1,0;lifetime=revoking;handles=fds'
+//! DEVICE_IPC_MOCK='devices=2;like=cuda'
 //! ```
+//!
+//! `docs/guide/mock.md` describes all keys. `like=cuda` and `like=ascend` give the machine the kinds of memory of the vendor.
 //!
 //! Free memory ([`memory_info`](device_ipc_core::backend::DeviceMemory::memory_info)) is that of the whole device if
 //! [`NODE_VARIABLE`](engine::NODE_VARIABLE) names a node, as the conformance suite does for each case. Otherwise a
@@ -22,6 +25,7 @@ mod event;
 mod host_pages;
 mod kinds;
 mod memory;
+mod profile;
 mod spec;
 mod stream;
 mod timelines;

@@ -9,19 +9,20 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, MemoryInfo, TestKernels};
+use device_ipc_core::backend::{DeviceMemory, DeviceStream, HandleKind, Lifetime, MemoryInfo, TestKernels};
 use device_ipc_core::{BorrowedStream, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result};
-use device_ipc_mock_engine::{Address, Machine};
+use device_ipc_mock_engine::{self as engine_crate, Address, Machine};
 
 use crate::errors::{engine, unknown_kind, unsupported};
 use crate::host_pages::{HostPages, address_of};
-use crate::kinds::{BYTES, FD};
+use crate::profile::Kinds;
 use crate::stream::{MockStream, stream_of};
 
 /// The device memory of the engine.
 #[derive(Debug)]
 pub(crate) struct MockMemory {
     pub(crate) machine: Arc<Machine>,
+    pub(crate) kinds: Arc<Kinds>,
     /// `None` with `pinned=off`.
     pub(crate) pinned: Option<Arc<HostPages>>,
 }
@@ -50,25 +51,39 @@ fn same_length(device: u64, host: u64) -> Result<()> {
 
 impl DeviceMemory for MockMemory {
     fn allocate(&self, device: DeviceOrdinal, bytes: u64) -> Result<DeviceRange> {
+        self.allocate_as(device, bytes, self.kinds.first().info.kind)
+    }
+
+    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
+        let known = self.kinds.get(kind).ok_or_else(|| unknown_kind(kind, &self.kinds))?;
+        self.machine.peer_access(device.index(), device.index()).map_err(engine("allocate"))?;
         if bytes == 0 {
             return Err(Error::InvalidRegion("cannot allocate 0 bytes".into()));
         }
-        let base = self.machine.allocate(device.index(), bytes).map_err(engine("allocate"))?;
-        Ok(DeviceRange::new(device, DevicePtr::new(base.get()), bytes))
-    }
-
-    /// Both kinds of handle apply to the same memory.
-    fn allocate_as(&self, device: DeviceOrdinal, bytes: u64, kind: HandleKind) -> Result<DeviceRange> {
-        match kind {
-            BYTES | FD => self.allocate(device, bytes),
-            other => Err(unknown_kind(other)),
+        if let Some(why) = known.unavailable {
+            return Err(unsupported(format!("allocate memory for handles of kind {}", known.info.name), why));
         }
+        let whole = bytes.checked_next_multiple_of(known.granularity).unwrap_or(bytes);
+        let lifetime = match known.info.lifetime {
+            Lifetime::Pins => engine_crate::Lifetime::Pinning,
+            Lifetime::Revokes => engine_crate::Lifetime::Revoking,
+        };
+        let base = self.machine.allocate_with(device.index(), whole, known.granularity, lifetime);
+        let base = base.map_err(engine("allocate"))?.get();
+        self.kinds.allocated(base, kind);
+        Ok(DeviceRange::new(device, DevicePtr::new(base), bytes))
     }
 
     unsafe fn free(&self, range: DeviceRange) -> Result<()> {
         // The engine waits only for the device of the memory, and streams of other devices may use the memory.
         self.machine.wait_for_streams().map_err(engine("wait_for_streams"))?;
-        self.machine.free(address(range)).map_err(engine("free"))
+        let kind = self.kinds.of_allocation(range.ptr.get()).info.kind;
+        self.kinds.freed(range.ptr.get());
+        let freed = self.machine.free(address(range)).map_err(engine("free"));
+        if freed.is_err() {
+            self.kinds.allocated(range.ptr.get(), kind);
+        }
+        freed
     }
 
     unsafe fn copy(&self, dst: DeviceRange, src: DeviceRange, stream: BorrowedStream<'_>) -> Result<()> {

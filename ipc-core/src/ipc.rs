@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use crate::backend::HandleKind;
 use crate::backend::interop::{DeviceOwner, Region};
 use crate::backend::select::{BackendStatus, Backends};
 use crate::backend::stream::AsStream;
 use crate::backend::{Buffer, DeviceIpc, MemoryUse, Stream};
-#[cfg(doc)]
-use crate::backend::HandleKind;
 use crate::model::device::{DeviceInfo, DeviceOrdinal};
 use crate::model::error::Result;
 use crate::os::environment::nonempty_variable;

@@ -1,6 +1,9 @@
 //! Elements of device memory, copied to the host.
 
-#![allow(unsafe_code, reason = "a read fills host elements of any plain type; the caller keeps the range mapped")]
+#![allow(
+    unsafe_code,
+    reason = "a read fills host elements of any plain type; the caller keeps the range mapped"
+)]
 
 use crate::backend::DeviceMemory;
 use crate::backend::stream::BorrowedStream;

@@ -89,8 +89,14 @@ impl MemoryUse {
         let requirements = [
             (!self.read_only || info.read_only, "importers cannot be restricted to read-only access"),
             (!self.isolated || info.isolated, "importers can reach neighbouring memory"),
-            (!self.across_pid_namespaces || info.across_pid_namespaces, "other pid namespaces cannot open it"),
-            (!self.outlives_exporter || info.lifetime == Lifetime::Pins, "its mappings end with the exporter"),
+            (
+                !self.across_pid_namespaces || info.across_pid_namespaces,
+                "other pid namespaces cannot open it",
+            ),
+            (
+                !self.outlives_exporter || info.lifetime == Lifetime::Pins,
+                "its mappings end with the exporter",
+            ),
         ];
         requirements.into_iter().find(|(is_met, _)| !is_met).map(|(_, unmet)| unmet)
     }

@@ -49,6 +49,20 @@ impl Machine {
     /// # Errors
     /// As [`allocate`](Self::allocate), and `InvalidValue` for another alignment.
     pub fn allocate_aligned(&self, device: usize, size: u64, alignment: u64) -> Result<Address, EngineError> {
+        self.allocate_with(device, size, alignment, self.config.lifetime)
+    }
+
+    /// Allocates `size` bytes at a multiple of `alignment` bytes, with another lifetime than the machine's.
+    ///
+    /// # Errors
+    /// As [`allocate_aligned`](Self::allocate_aligned).
+    pub fn allocate_with(
+        &self,
+        device: usize,
+        size: u64,
+        alignment: u64,
+        lifetime: Lifetime,
+    ) -> Result<Address, EngineError> {
         self.enter(Operation::Allocate)?;
         let alignment = usize::try_from(alignment).ok().filter(|alignment| alignment.is_power_of_two());
         let alignment = alignment
@@ -70,7 +84,7 @@ impl Machine {
             id: self.next_generation(),
             size,
             physical: home.physical as u32,
-            lifetime: self.config.lifetime,
+            lifetime,
         };
         let Object { file, page, .. } = Object::create(identity, rounded, &self.tag(home, rounded))?;
         let offset = arena.take_aligned(length, alignment).ok_or(refused)?;
@@ -116,7 +130,7 @@ impl Machine {
         memory.used[device] -= rounded;
         mapping.mark_closed();
         mapping.page.mark_freed();
-        if self.config.lifetime == Lifetime::Revoking {
+        if mapping.identity.lifetime == Lifetime::Revoking {
             // Other threads may allocate meanwhile, but must not get the descriptor number of this file yet.
             drop(memory);
             wait_for_importers(&file);

@@ -84,7 +84,7 @@ impl Machine {
             return Err(EngineError::invalid_value("a number that no export has"));
         }
         let (mapping, owned) = memory.own(address)?;
-        if self.config.lifetime == Lifetime::Revoking {
+        if mapping.identity.lifetime == Lifetime::Revoking {
             mapping.page.revoke_separate(number);
             wait_for_importers(&owned.file);
         }
@@ -116,7 +116,7 @@ impl Machine {
         self.enter(Operation::Unexport)?;
         let memory = lock(&self.memory);
         let (mapping, owned) = memory.own(address)?;
-        if self.config.lifetime == Lifetime::Revoking {
+        if mapping.identity.lifetime == Lifetime::Revoking {
             revoke_exports(&mapping.page, &owned.file);
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::memory::{Arena, MemoryTable};
-use crate::model::{Counters, EngineError, Fault, Instrumentation, Lifetime, MachineConfig, Operation};
+use crate::model::{Counters, EngineError, Fault, Instrumentation, MachineConfig, Operation};
 use crate::shared::{Event, node};
 use crate::streams::{StreamTable, on_stream_thread};
 use crate::system::{ProcessId, lock};
@@ -161,6 +161,6 @@ impl Drop for Machine {
         }
         lock(&self.streams).stop_all();
         let memory = lock(&self.memory);
-        memory.retire_all(self.config.lifetime == Lifetime::Revoking);
+        memory.retire_all();
     }
 }

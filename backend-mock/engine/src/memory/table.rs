@@ -9,7 +9,7 @@ use super::imports::ImportTable;
 use super::lease::wait_for_importers;
 use super::mapping::Mapping;
 use super::ranges::RangeTable;
-use crate::model::{Address, EngineError};
+use crate::model::{Address, EngineError, Lifetime};
 
 /// An allocation of this process.
 #[derive(Debug)]
@@ -65,12 +65,12 @@ impl MemoryTable {
     }
 
     /// Marks all memory as freed or closed, when the machine is dropped.
-    pub(crate) fn retire_all(&self, revoking: bool) {
+    pub(crate) fn retire_all(&self) {
         for mapping in self.ranges.all() {
             mapping.mark_closed();
             if let Some(owned) = self.owned.get(&mapping.base()) {
                 mapping.page.mark_freed();
-                if revoking {
+                if mapping.identity.lifetime == Lifetime::Revoking {
                     wait_for_importers(&owned.file);
                 }
             }

@@ -11,7 +11,7 @@ use super::peers::PeerMatrix;
 #[non_exhaustive]
 pub enum ConfigError {
     /// The key is unknown.
-    #[error("unknown key '{key}' in the description of the machine: expected one of {KEYS}")]
+    #[error("unknown key '{key}' in the description of the machine: expected one of {}", MachineConfig::KEYS.join(", "))]
     UnknownKey {
         /// The key.
         key: String,
@@ -34,10 +34,21 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: &str =
-    "devices, memory, visible, peers, lifetime, generations, check_generation, events, latency, fault";
-
 impl MachineConfig {
+    /// The keys of [`from_spec`](Self::from_spec).
+    pub const KEYS: &[&str] = &[
+        "devices",
+        "memory",
+        "visible",
+        "peers",
+        "lifetime",
+        "generations",
+        "check_generation",
+        "events",
+        "latency",
+        "fault",
+    ];
+
     /// Parses a description such as
     /// `devices=2;memory=64MiB;visible=1,0;peers=0>1,1>0;lifetime=revoking;generations=off;events=off;latency=1ms;fault=open:3`.
     ///

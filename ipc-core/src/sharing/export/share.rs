@@ -355,7 +355,8 @@ pub(crate) fn stand_in(
     access: Access,
     alone: bool,
 ) -> Result<Buffer> {
-    let with_access = if access.is_writable() { MemoryUse::new() } else { MemoryUse::new().read_only_importers() };
+    let with_access =
+        if access.is_writable() { MemoryUse::new() } else { MemoryUse::new().read_only_importers() };
     let wanted = if alone { with_access.isolated() } else { with_access };
     match Buffer::allocate(Arc::clone(session.backend()), device, 1, wanted) {
         // The share reports what this memory cannot do.

@@ -197,10 +197,7 @@ impl Mapping {
     /// # Errors
     ///
     /// As for [`view_bytes`](Self::view_bytes), and [`Error::AccessDenied`] for memory that was opened read-only.
-    pub fn view_bytes_mut<M: ViewTypes>(
-        &self,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::ViewMut<'_, u8>> {
+    pub fn view_bytes_mut<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::ViewMut<'_, u8>> {
         Keeper::from(self.held()).view_bytes_mut(self.viewable()?, stream)
     }
 

@@ -119,10 +119,7 @@ impl<'m> Tensor<'m> {
     /// # Errors
     ///
     /// As for [`view_bytes`](Self::view_bytes), and [`Error::AccessDenied`](crate::Error::AccessDenied) for memory that was opened read-only.
-    pub fn view_bytes_mut<M: ViewTypes>(
-        &self,
-        stream: &impl ViewStream<M>,
-    ) -> Result<M::ViewMut<'m, u8>> {
+    pub fn view_bytes_mut<M: ViewTypes>(&self, stream: &impl ViewStream<M>) -> Result<M::ViewMut<'m, u8>> {
         self.keeper.view_bytes_mut(self.range, stream)
     }
 
