@@ -13,12 +13,12 @@ use device_ipc_core::{
 };
 use device_ipc_mock_engine::{self as engine_crate, Address, EngineError, Machine, MachineConfig, Part};
 
-use crate::errors::{engine, unknown_kind, unsupported};
+use crate::errors::{engine, hidden_home, unknown_kind, unsupported};
 use crate::event::MockEvent;
 use crate::host_pages::HostPages;
 use crate::kinds::NAME;
 use crate::memory::MockMemory;
-use crate::profile::{Form, Kinds, MemoryKind, Reach};
+use crate::profile::{Form, HiddenHome, Kinds, MemoryKind, Reach};
 use crate::spec::{self, HandleForm, MACHINE_VARIABLE};
 use crate::timelines::MockTimelines;
 
@@ -271,11 +271,8 @@ impl DeviceIpc for MockBackend {
                     format!("memory of its kind ({}) is always mapped read-write", kind.info.name),
                 ));
             }
-            if kind.needs_home && handle.home.is_none() {
-                return Err(unsupported(
-                    format!("open a {} whose home device is hidden from this process", kind.info.name),
-                    "the machine is configured with like=ascend; make the home device visible",
-                ));
+            if handle.home.is_none() {
+                check_hidden_home(kind)?;
             }
             parts.push(Part { handle: handle.bytes.as_slice(), fd: handle.fds.pop() });
         }
@@ -328,6 +325,18 @@ impl DeviceIpc for MockBackend {
 
     fn test_kernels(&self) -> Option<&dyn TestKernels> {
         Some(&self.memory)
+    }
+}
+
+/// Checks that memory of this kind can be opened in a process that does not see its home device.
+fn check_hidden_home(kind: &MemoryKind) -> Result<()> {
+    match kind.hidden_home {
+        HiddenHome::Opens => Ok(()),
+        HiddenHome::Unsupported => Err(unsupported(
+            format!("open a {} whose home device is hidden from this process", kind.info.name),
+            "make the home device visible, or receive a copy",
+        )),
+        HiddenHome::Fails => Err(hidden_home(kind.info.name)),
     }
 }
 

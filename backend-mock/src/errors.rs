@@ -9,6 +9,9 @@ use device_ipc_mock_engine::{EngineError, Operation};
 use crate::kinds::NAME;
 use crate::profile::Kinds;
 
+/// `CUDA_ERROR_INVALID_DEVICE`.
+const INVALID_DEVICE: i32 = 101;
+
 /// `CUDA_ERROR_ALREADY_MAPPED`.
 const ALREADY_MAPPED: i32 = 208;
 
@@ -44,6 +47,19 @@ fn vendor(call: &'static str, error: &EngineError) -> Error {
         .with_message(error.to_string())
         .with_hint(hint)
         .into()
+}
+
+/// Returns the driver's error for memory whose home device is hidden, which CUDA reports without this reason.
+pub(crate) fn hidden_home(kind: &str) -> Error {
+    VendorError {
+        backend: NAME,
+        call: "open",
+        status: VendorStatus(INVALID_DEVICE),
+        name: "HiddenHome".to_owned(),
+        message: format!("the home device of this memory ({kind}) is hidden from this process"),
+        hint: "make the home device visible".to_owned(),
+    }
+    .into()
 }
 
 pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Error {

@@ -68,7 +68,7 @@ impl DeviceMemory for MockMemory {
             Lifetime::Pins => engine_crate::Lifetime::Pinning,
             Lifetime::Revokes => engine_crate::Lifetime::Revoking,
         };
-        let base = self.machine.allocate_with(device.index(), whole, known.granularity, lifetime);
+        let base = self.machine.allocate_with(device.index(), whole, known.alignment(whole), lifetime);
         let base = base.map_err(engine("allocate"))?.get();
         self.kinds.allocated(base, kind);
         Ok(DeviceRange::new(device, DevicePtr::new(base), bytes))

@@ -50,6 +50,17 @@ pub(crate) enum Reach {
     Unknown,
 }
 
+/// The result of opening memory whose home device is hidden from the importer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HiddenHome {
+    /// The memory is opened.
+    Opens,
+    /// The backend refuses.
+    Unsupported,
+    /// The driver fails.
+    Fails,
+}
+
 /// A kind of memory.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryKind {
@@ -62,8 +73,8 @@ pub(crate) struct MemoryKind {
     pub(crate) neighbours: bool,
     /// The reason why no memory of this kind can be allocated.
     pub(crate) unavailable: Option<&'static str>,
-    /// Whether an importer must see the home device.
-    pub(crate) needs_home: bool,
+    /// The result of opening it in a process that does not see the home device.
+    pub(crate) hidden_home: HiddenHome,
 }
 
 impl MemoryKind {
@@ -79,8 +90,23 @@ impl MemoryKind {
             isolated: true,
             across_pid_namespaces: true,
         };
-        let (granularity, reach) = (1, Reach::Allocation);
-        Self { info, form, granularity, reach, neighbours: false, unavailable: None, needs_home: false }
+        Self {
+            info,
+            form,
+            granularity: 1,
+            reach: Reach::Allocation,
+            neighbours: false,
+            unavailable: None,
+            hidden_home: HiddenHome::Opens,
+        }
+    }
+
+    /// Returns the alignment of an allocation of this length: whole pages begin at a page.
+    pub(crate) fn alignment(&self, bytes: u64) -> u64 {
+        match self.reach {
+            Reach::Pages(page) if bytes >= page => page,
+            _ => self.granularity,
+        }
     }
 }
 
@@ -164,6 +190,7 @@ fn cuda() -> Vec<MemoryKind> {
     legacy.info.isolated = false;
     legacy.info.across_pid_namespaces = false;
     legacy.reach = Reach::Pages(HUGE_PAGE);
+    legacy.hidden_home = HiddenHome::Fails;
     let mut virtual_memory = MemoryKind::new(HandleKind(2), "virtual-memory", Form::Fds);
     virtual_memory.info.read_only = true;
     virtual_memory.granularity = HUGE_PAGE;
@@ -189,12 +216,11 @@ fn ascend() -> Vec<MemoryKind> {
     key.info.whitelist = true;
     key.info.isolated = false;
     key.granularity = HUGE_PAGE;
-    key.needs_home = true;
     let mut shareable = MemoryKind::new(HandleKind(2), "shareable handle", Form::Bytes);
     shareable.info.whitelist = true;
     shareable.granularity = HUGE_PAGE;
     shareable.neighbours = true;
-    shareable.needs_home = true;
+    shareable.hidden_home = HiddenHome::Unsupported;
     vec![key, shareable]
 }
 

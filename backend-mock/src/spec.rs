@@ -24,7 +24,7 @@ pub enum HandleForm {
 pub(crate) struct Parsed {
     pub(crate) config: MachineConfig,
     pub(crate) kinds: Kinds,
-    /// `timelines=on|off`: whether streams can write and wait for words. Default: on.
+    /// `timelines=on|off`: whether streams can write and wait for words. Default: on, with `like=ascend` off.
     pub(crate) timelines: bool,
     /// `pinned=on|off`: whether streams can copy to and from registered host memory. Default: on.
     pub(crate) pinned: bool,
@@ -39,7 +39,7 @@ const KEYS_OF_KINDS: [&str; 3] = ["handles", "neighbours", "lifetime"];
 /// Parses the keys of the backend, and passes the others to the engine.
 pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
     let (mut form, mut neighbours, mut vendor) = (HandleForm::default(), false, None);
-    let (mut timelines, mut pinned) = (true, true);
+    let (mut timelines, mut pinned) = (None, true);
     let (mut rest, mut of_kinds) = (Vec::new(), None);
     for entry in spec.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
         let Some((key, value)) = entry.split_once('=') else {
@@ -59,7 +59,7 @@ pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
             ("handles", "bytes") => form = HandleForm::Bytes,
             ("handles", "fds") => form = HandleForm::Fds,
             ("handles", other) => return Err(bad_value(key, other, "'bytes' or 'fds'")),
-            ("timelines", value) => timelines = switch(key, value)?,
+            ("timelines", value) => timelines = Some(switch(key, value)?),
             ("neighbours", value) => neighbours = switch(key, value)?,
             ("pinned", value) => pinned = switch(key, value)?,
             (key, _) if MachineConfig::KEYS.contains(&key) => rest.push(entry),
@@ -80,6 +80,8 @@ pub(crate) fn parse(spec: &str) -> Result<Parsed, Unavailable> {
         Some(vendor) => Kinds::like(vendor),
         None => Kinds::own(form, config.lifetime == Lifetime::Revoking, neighbours),
     };
+    // Streams of Ascend devices write and wait for words only where a probe has shown that they do.
+    let timelines = timelines.unwrap_or(vendor != Some(Vendor::Ascend));
     Ok(Parsed { config, kinds, timelines, pinned })
 }
 
@@ -133,7 +135,8 @@ mod tests {
         assert_eq!(cuda, ["fabric", "legacy", "pool", "virtual-memory"]);
         let ascend = parse("devices=2;like=ascend").unwrap();
         assert_eq!(names(&ascend), ["key", "shareable handle"]);
-        assert!(!ascend.config.generations);
+        assert!(!ascend.config.generations && !ascend.timelines);
+        assert!(parse("like=ascend;timelines=on").unwrap().timelines);
         assert!(parse("like=ascend;generations=on").unwrap().config.generations);
     }
 
