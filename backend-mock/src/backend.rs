@@ -239,11 +239,12 @@ impl DeviceIpc for MockBackend {
         }
     }
 
-    fn authorize(&self, _exported: &Exported, peer: &[u8]) -> Result<()> {
-        match <[u8; 4]>::try_from(peer) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Error::Protocol(format!("{} bytes are no peer of the mock", peer.len()))),
+    fn authorize(&self, exported: &Exported, peer: &[u8]) -> Result<()> {
+        let listed = self.kind(exported.kind)?.info.whitelist;
+        if listed && peer.len() != size_of::<u32>() {
+            return Err(Error::Protocol(format!("{} bytes do not identify a peer of the mock", peer.len())));
         }
+        Ok(())
     }
 
     fn local_peer_id(&self, on: DeviceOrdinal) -> Result<Vec<u8>> {

@@ -16,7 +16,7 @@ use device_ipc_mock::MockBackend;
 use restricted::Restricted;
 
 /// The machines: CUDA's legacy handles, file descriptors, Ascend's keys, and machines without optional features.
-const VARIANTS: [(&str, &str); 9] = [
+const VARIANTS: [(&str, &str); 11] = [
     ("default", "devices=2"),
     ("fds", "devices=2;handles=fds"),
     ("revoking", "devices=2;lifetime=revoking;generations=off"),
@@ -26,6 +26,8 @@ const VARIANTS: [(&str, &str); 9] = [
     ("one-device", "devices=1"),
     ("slow", "devices=2;latency=2ms"),
     ("no-pinned", "devices=2;peers=none;pinned=off"),
+    ("like-cuda", "devices=2;like=cuda"),
+    ("like-ascend", "devices=2;like=ascend"),
 ];
 
 fn main() -> ExitCode {
