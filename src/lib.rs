@@ -78,7 +78,9 @@
 //! |---|---|
 //! | select a backend | [`Ipc::auto`], [`Ipc::named`], [`Ipc::available`], `DEVICE_IPC_BACKEND` |
 //! | share memory | [`Ipc::share`], [`ShareBuilder`], [`Export`]; owners: [`DeviceOwner`], [`OwnedRegion`] |
+//! | allocate memory | [`Ipc::allocate`]; [`Ipc::allocate_for`] with a [`MemoryUse`] |
 //! | open memory | [`Ipc::open`], [`OpenBuilder`], [`Mapping`]; placement: [`OpenBuilder::on`], [`DeviceMap`] |
+//! | read any element type and strides | [`Mapping::to_host`], [`Mapping::to_host_bytes`], [`Mapping::view_bytes`]; [`Element`] lists the types |
 //! | share many named tensors | [`Ipc::tensors`], [`TensorSet`], [`Ipc::share_all`]; [`Mapping::get`], [`Mapping::tensors`]; [`TensorTable`] |
 //! | repeat hand-overs | [`Ipc::ring`], [`Ring`]; [`Ipc::open_ring`], [`RingReader`]; or a plain [`Timeline`] |
 //! | send memory in messages | [`Ipc::listen`], [`Ipc::connect`], [`Channel`], [`Message`], [`Received`] |
@@ -94,6 +96,11 @@
 //! | `cuda` (default) | NVIDIA CUDA; `libcuda` is loaded at run time, building needs no CUDA toolkit |
 //! | `ascend` (default) | Huawei Ascend; `libascendcl` is loaded at run time, building needs no CANN |
 //! | `mock` (default) | simulated devices in shared memory, for machines and tests without hardware |
+//!
+//! | feature | element types |
+//! |---|---|
+//! | `half` | `half::f16` and `half::bf16`, also in cudarc's slices and views; the crate is re-exported as `device_ipc::half` |
+//! | `float8` | `float8::F8E4M3` and `float8::F8E5M2`, likewise; the crate is re-exported as `device_ipc::float8` |
 //!
 //! # Threads and forks
 //!

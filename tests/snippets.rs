@@ -141,6 +141,43 @@ fn sharing() -> Result<()> {
 }
 
 #[rustfmt::skip]
+fn elements(mapping: Mapping, stream: Stream) -> Result<()> {
+    // begin docs/guide/sharing.md
+    use device_ipc::Bool;
+
+    let tensor = mapping.get("layer.0.weight")?; // any element type, any strides
+    let elements: Vec<f32> = tensor.to_host(&stream)?; // in row-major order; strided elements are gathered on the host
+    let bytes: Vec<u8> = tensor.to_host_bytes(&stream)?; // the bytes of the same elements, whatever their type
+    let on_device: View<'_, u8> = tensor.view_bytes(&stream)?; // with the gaps between strided elements
+    let mask: Vec<Bool> = mapping.get("mask")?.to_host(&stream)?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn memory_for_a_use(ipc: Ipc) -> Result<()> {
+    // begin docs/guide/sharing.md
+    use device_ipc::{Access, MemoryUse};
+
+    let memory = ipc.allocate_for(0, 1 << 20, MemoryUse::new().read_only_importers())?;
+    let export = ipc.share(memory).access(Access::ReadOnly).start()?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn mock() -> Result<()> {
+    // begin docs/guide/mock.md
+    use device_ipc::{Access, Ipc, MemoryUse, mock::MockBackend};
+
+    let ipc = Ipc::with_backend(MockBackend::from_spec("devices=2;like=cuda")?);
+    let memory = ipc.allocate_for(0, 4096, MemoryUse::new().read_only_importers())?;
+    let export = ipc.share(memory).access(Access::ReadOnly).start()?;
+    // end
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn timelines(export: Export, mapping: Mapping, stream: Stream, timeout: Duration) -> Result<()> {
     // begin docs/guide/sharing.md
     // The exporter: `export` has one importer.
@@ -423,6 +460,7 @@ fn attachable(weights: Buffer) -> Result<()> {
     Ok(())
 }
 
+<<<<<<< HEAD
 #[rustfmt::skip]
 fn operations() -> Result<()> {
     // begin docs/guide/operations.md
@@ -433,6 +471,9 @@ fn operations() -> Result<()> {
 }
 
 const PAGES: [(&str, &str); 17] = [
+=======
+const PAGES: &[(&str, &str)] = &[
+>>>>>>> 7550ea5 (docs: describe element types, memory for a use, and the mock's grammar)
     ("README.md", include_str!("../README.md")),
     ("docs/seeds/000.md", include_str!("../docs/seeds/000.md")),
     ("docs/seeds/001.md", include_str!("../docs/seeds/001.md")),
@@ -448,6 +489,7 @@ const PAGES: [(&str, &str); 17] = [
     ("docs/guide/interop.md", include_str!("../docs/guide/interop.md")),
     ("docs/guide/kubernetes.md", include_str!("../docs/guide/kubernetes.md")),
     ("docs/guide/ascend.md", include_str!("../docs/guide/ascend.md")),
+    ("docs/guide/mock.md", include_str!("../docs/guide/mock.md")),
     ("docs/guide/program.md", include_str!("../docs/guide/program.md")),
     ("docs/guide/operations.md", include_str!("../docs/guide/operations.md")),
 ];
@@ -502,6 +544,17 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
+    }
+}
+
+#[test]
+fn mock_page_lists_all_keys() {
+    let error =
+        device_ipc::mock::MockBackend::from_spec("unknown=1").expect_err("an unknown key").to_string();
+    let keys = error.split("expected one of ").nth(1).expect("the error lists the keys");
+    for key in keys.split(", ") {
+        let listed = include_str!("../docs/guide/mock.md").contains(&format!("\n| `{key}` |"));
+        assert!(listed, "docs/guide/mock.md does not list {key}");
     }
 }
 
