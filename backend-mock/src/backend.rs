@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device_ipc_core::backend::{
     BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
-    Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle,
-    Registration, TestKernels, environment,
+    Generation, HandleBytes, HandleKind, HandleKindInfo, Opened, Rank, ReceivedHandle, Registration,
+    TestKernels, environment,
 };
 use device_ipc_core::{
     Access, DeviceIdentity, DeviceInfo, DeviceOrdinal, DevicePtr, DeviceRange, Error, Result, Unavailable,

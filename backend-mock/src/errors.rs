@@ -51,15 +51,10 @@ fn vendor(call: &'static str, error: &EngineError) -> Error {
 
 /// Returns the driver's error for memory whose home device is hidden, which CUDA reports without this reason.
 pub(crate) fn hidden_home(kind: &str) -> Error {
-    VendorError {
-        backend: NAME,
-        call: "open",
-        status: VendorStatus(INVALID_DEVICE),
-        name: "HiddenHome".to_owned(),
-        message: format!("the home device of this memory ({kind}) is hidden from this process"),
-        hint: "make the home device visible".to_owned(),
-    }
-    .into()
+    VendorError::new(NAME, "open", VendorStatus(INVALID_DEVICE), "HiddenHome")
+        .with_message(format!("the home device of this memory ({kind}) is hidden from this process"))
+        .with_hint("make the home device visible")
+        .into()
 }
 
 pub(crate) fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Error {
