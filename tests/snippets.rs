@@ -460,7 +460,6 @@ fn attachable(weights: Buffer) -> Result<()> {
     Ok(())
 }
 
-<<<<<<< HEAD
 #[rustfmt::skip]
 fn operations() -> Result<()> {
     // begin docs/guide/operations.md
@@ -470,10 +469,7 @@ fn operations() -> Result<()> {
     Ok(())
 }
 
-const PAGES: [(&str, &str); 17] = [
-=======
 const PAGES: &[(&str, &str)] = &[
->>>>>>> 7550ea5 (docs: describe element types, memory for a use, and the mock's grammar)
     ("README.md", include_str!("../README.md")),
     ("docs/seeds/000.md", include_str!("../docs/seeds/000.md")),
     ("docs/seeds/001.md", include_str!("../docs/seeds/001.md")),
