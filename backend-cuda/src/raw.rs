@@ -288,7 +288,8 @@ fn part(whole: DeviceRange, handle: &RawHandle) -> Result<DeviceRange> {
 }
 
 fn registered() -> Result<Arc<CudaBackend>> {
-    backend::registered().map_err(|reason| Error::BackendUnavailable { backend: NAME.to_owned(), reason })
+    backend::registered()
+        .map_err(|reason| Error::BackendUnavailable { backend: Some(NAME.to_owned()), reason })
 }
 
 impl RawMapping {

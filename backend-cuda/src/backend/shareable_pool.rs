@@ -28,8 +28,8 @@ use crate::library::NAME;
 ///
 /// [`Error::BackendUnavailable`], and the errors of [`CudaBackend::make_pool_shareable`].
 pub fn make_pool_shareable(device: impl Into<DeviceOrdinal>) -> Result<()> {
-    let backend =
-        registered().map_err(|reason| Error::BackendUnavailable { backend: NAME.to_owned(), reason })?;
+    let backend = registered()
+        .map_err(|reason| Error::BackendUnavailable { backend: Some(NAME.to_owned()), reason })?;
     backend.make_pool_shareable(device)
 }
 

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use device_ipc::{Error, Export};
+use device_ipc::Export;
 use serde_json::json;
 
 use crate::arguments::{AllowArguments, address};
@@ -213,8 +213,8 @@ fn stopped(export: Export, transcript: Transcript) -> Result<()> {
     let text = format!("[sender]   the tensor is still held: {holders}");
     transcript.event("still_held", json!({ "holder_pids": pids }), text)?;
     match export.close(Duration::ZERO) {
-        Ok(()) | Err(Error::StillHeld { .. } | Error::Timeout { .. }) => {}
-        Err(error) => return Err(error.into()),
+        Err(error) if !error.is_timeout() => return Err(error.into()),
+        _ => {}
     }
     transcript.event(
         "closed",

@@ -31,6 +31,26 @@ impl<T> ErrorWith<T> {
         &self.error
     }
 
+    /// As [`Error::is_gone`].
+    pub fn is_gone(&self) -> bool {
+        self.error.is_gone()
+    }
+
+    /// As [`Error::is_stale`].
+    pub fn is_stale(&self) -> bool {
+        self.error.is_stale()
+    }
+
+    /// As [`Error::is_timeout`].
+    pub fn is_timeout(&self) -> bool {
+        self.error.is_timeout()
+    }
+
+    /// As [`Error::is_not_permitted`].
+    pub fn is_not_permitted(&self) -> bool {
+        self.error.is_not_permitted()
+    }
+
     /// Returns the value.
     pub fn into_inner(self) -> T {
         (*self.value).into_inner().unwrap_or_else(PoisonError::into_inner).into_inner()

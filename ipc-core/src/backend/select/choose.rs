@@ -97,7 +97,7 @@ impl Backends {
             let known = self.registrations.iter().map(|one| one.name.to_owned()).collect();
             return Err(Error::UnknownBackend { name: name.to_owned(), known });
         };
-        load(one).map_err(|reason| Error::BackendUnavailable { backend: name.to_owned(), reason })
+        load(one).map_err(|reason| Error::BackendUnavailable { backend: Some(name.to_owned()), reason })
     }
 }
 

@@ -98,7 +98,7 @@ samples!(descriptor_errors: DescriptorError {
 samples!(errors: Error {
     NoBackend => Error::NoBackend(Vec::new()),
     BackendUnavailable => Error::BackendUnavailable {
-        backend: text("cuda"),
+        backend: Some(text("cuda")),
         reason: Unavailable::NoDevice { detail: text("CUDA_VISIBLE_DEVICES is empty") },
     },
     UnknownBackend => Error::UnknownBackend { name: text("rocm"), known: vec![text("cuda"), text("mock")] },
@@ -140,6 +140,7 @@ samples!(errors: Error {
     Io => Error::io("connecting", io_error()),
     Timeout => Error::Timeout { what: text("the answer"), after: TIME, detail: String::new() },
     StillHeld => Error::StillHeld { after: TIME, holders: holders() },
+    NotOpened => Error::NotOpened { after: TIME, opened: 0, expected: 1 },
     Forked => Error::Forked,
     RingClosed => Error::RingClosed { pid: PID },
     RingUnpublished => {
@@ -214,18 +215,85 @@ fn error_text_names_its_cause() {
 }
 
 #[test]
-fn export_that_was_not_released_says_who_holds_it_or_that_none_does() {
-    let text = |now: Vec<Holder>, ever| {
-        Error::StillHeld { after: Duration::from_secs(2), holders: Holders { now, ever } }.to_string()
+fn export_that_was_not_released_names_its_holders() {
+    let text = |now: Vec<Holder>| {
+        Error::StillHeld { after: Duration::from_secs(2), holders: Holders { now, ever: 3 } }.to_string()
     };
-    let never = text(Vec::new(), 0);
-    assert!(never.starts_with("no process has opened the export within 2000 ms; check that"), "{never}");
-    let released = text(Vec::new(), 3);
+    let released = text(Vec::new());
     assert!(released.contains("no process holds it now (opened 3 times)"), "{released}");
     let holder = Holder { pid: 7, program: "reader".into(), bytes: 4096, since: Instant::now() };
-    let held = text(vec![holder], 3);
+    let held = text(vec![holder]);
     assert!(
         held.starts_with("after 2000 ms the export is still held: process 7 (reader) has held 4096 bytes"),
         "{held}"
     );
+}
+
+#[test]
+fn export_that_was_not_opened_says_how_often_it_was() {
+    let text =
+        |opened, expected| Error::NotOpened { after: Duration::from_secs(2), opened, expected }.to_string();
+    let never = text(0, 1);
+    assert!(never.starts_with("no process has opened the export within 2000 ms; check that"), "{never}");
+    let less = text(1, 3);
+    assert!(less.starts_with("the export was opened 1 of 3 times within 2000 ms; check that"), "{less}");
+    assert!(!never.contains("held") && !less.contains("held"));
+}
+
+/// The variants for which a predicate holds, by name.
+fn variants_with(predicate: fn(&Error) -> bool) -> Vec<String> {
+    let name = |error: &Error| {
+        let debug = format!("{error:?}");
+        debug
+            .split(|character: char| !character.is_alphanumeric())
+            .next()
+            .map(str::to_owned)
+            .unwrap_or_default()
+    };
+    errors().iter().filter(|error| predicate(error)).map(name).collect()
+}
+
+#[test]
+fn predicates_hold_for_these_variants() {
+    assert_eq!(
+        variants_with(Error::is_gone),
+        [
+            "ExporterGone",
+            "ImporterGone",
+            "LeaseEnded",
+            "RingClosed",
+            "RingUnpublished",
+            "ChannelClosed",
+            "PeerGone"
+        ]
+    );
+    assert_eq!(variants_with(Error::is_stale), ["ExportDropped", "StaleGeneration", "Rebooted"]);
+    assert_eq!(variants_with(Error::is_timeout), ["Timeout", "StillHeld", "NotOpened", "NobodyListens"]);
+    assert_eq!(variants_with(Error::is_not_permitted), ["AccessDenied", "NotPermitted"]);
+}
+
+#[test]
+fn predicates_see_through_tensors_and_system_errors() {
+    let in_bundle = |cause| Error::InBundle { tensor: text("w"), cause: Box::new(cause) };
+    assert!(in_bundle(Error::ExporterGone { pid: PID }).is_gone());
+    assert!(in_bundle(Error::Rebooted).is_stale());
+    assert!(in_bundle(Error::NotPermitted(text("user 1000"))).is_not_permitted());
+    let system = |kind: std::io::ErrorKind| Error::io("connecting", kind);
+    assert!(system(std::io::ErrorKind::TimedOut).is_timeout());
+    assert!(system(std::io::ErrorKind::PermissionDenied).is_not_permitted());
+    assert!(!system(std::io::ErrorKind::NotFound).is_not_permitted());
+}
+
+/// The `?` operator converts every smaller error of the public functions.
+#[test]
+fn smaller_errors_convert_into_error() {
+    fn converts<E: Into<Error>>(error: E) -> Error {
+        error.into()
+    }
+    let reason = Unavailable::NoDevice { detail: text("none") };
+    assert_eq!(converts(reason.clone()).to_string(), format!("the backend cannot be used: {reason}"));
+    assert!(matches!(converts(LayoutError::Overflow), Error::Layout(_)));
+    assert!(matches!(converts(DescriptorError::BadMagic), Error::Descriptor(_)));
+    assert!(matches!(converts(vendor()), Error::Vendor(_)));
+    assert!(matches!(converts(crate::ErrorWith::new(Error::Forked, 5)), Error::Forked));
 }

@@ -30,10 +30,10 @@ pub enum Error {
     NoBackend(Vec<BackendStatus>),
 
     /// The backend that was asked for cannot be used here.
-    #[error("the backend {backend:?} cannot be used: {reason}")]
+    #[error("the backend{} cannot be used: {reason}", .backend.as_ref().map(|name| format!(" {name:?}")).unwrap_or_default())]
     BackendUnavailable {
-        /// The backend that was asked for.
-        backend: String,
+        /// The name of the requested backend; `None` if the program loaded a backend without a name.
+        backend: Option<String>,
         /// Why not.
         reason: Unavailable,
     },
@@ -327,8 +327,18 @@ pub enum Error {
         detail: String,
     },
 
-    /// The export has not been released: these processes hold it, or no process has opened it yet
-    /// ([`Holders::opened`] is 0).
+    /// The export was not opened as often as expected.
+    #[error("{}", not_opened(*.after, *.opened, *.expected))]
+    NotOpened {
+        /// The duration of the wait.
+        after: Duration,
+        /// The number of times that the export was opened.
+        opened: u64,
+        /// The expected number.
+        expected: u64,
+    },
+
+    /// The export has not been released: these processes hold it.
     #[error("{}", not_released(*.after, .holders))]
     StillHeld {
         /// For how long it was waited.
@@ -527,6 +537,58 @@ impl Error {
     }
 }
 
+/// The questions that programs ask about an error of any call. Errors of a tensor of an export are classified by their cause.
+impl Error {
+    /// Returns whether the other side has ended: its process has exited, or it has closed its end of the hand-over, the ring
+    /// or the channel. A retry with the same descriptor or connection fails again.
+    pub fn is_gone(&self) -> bool {
+        match self.innermost() {
+            Self::ExporterGone { .. }
+            | Self::ImporterGone { .. }
+            | Self::LeaseEnded { .. }
+            | Self::RingClosed { .. }
+            | Self::ChannelClosed { .. }
+            | Self::PeerGone { .. } => true,
+            Self::RingUnpublished { source, .. } => source.is_gone(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the descriptor is out of date: the exporter has dropped the export, the memory was freed, or the host
+    /// was restarted. A new descriptor from the exporter is the remedy.
+    pub fn is_stale(&self) -> bool {
+        matches!(self.innermost(), Self::ExportDropped { .. } | Self::StaleGeneration(_) | Self::Rebooted)
+    }
+
+    /// Returns whether the time limit of the call has passed. The call can be repeated.
+    pub fn is_timeout(&self) -> bool {
+        match self.innermost() {
+            Self::Timeout { .. }
+            | Self::StillHeld { .. }
+            | Self::NotOpened { .. }
+            | Self::NobodyListens { .. } => true,
+            Self::Io { cause, .. } => cause.kind() == std::io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
+
+    /// Returns whether the permissions refuse the call: the allow list or the user, the token, the access that the exporter
+    /// grants, or the permissions of a file.
+    pub fn is_not_permitted(&self) -> bool {
+        match self.innermost() {
+            Self::NotPermitted(_) | Self::AccessDenied { .. } => true,
+            Self::Io { cause, .. } => cause.kind() == std::io::ErrorKind::PermissionDenied,
+            _ => false,
+        }
+    }
+}
+
+impl From<Unavailable> for Error {
+    fn from(reason: Unavailable) -> Self {
+        Self::BackendUnavailable { backend: None, reason }
+    }
+}
+
 impl From<VendorError> for Error {
     fn from(error: VendorError) -> Self {
         Self::Vendor(Box::new(error))
@@ -585,18 +647,24 @@ impl VendorError {
     }
 }
 
+fn not_opened(after: Duration, opened: u64, expected: u64) -> String {
+    let after = after.as_millis();
+    let failed = match opened {
+        0 => format!("no process has opened the export within {after} ms"),
+        _ => format!("the export was opened {opened} of {expected} times within {after} ms"),
+    };
+    format!("{failed}; check that the importers received the descriptor and open it, or drop the export")
+}
+
 fn not_released(after: Duration, holders: &Holders) -> String {
     let after = after.as_millis();
-    match (holders.iter().len(), holders.opened()) {
-        (0, 0) => format!(
-            "no process has opened the export within {after} ms; check that the importer received the descriptor and opens it, \
-             or drop the export"
-        ),
-        (0, times) => format!(
+    if holders.iter().len() == 0 {
+        let times = holders.opened();
+        return format!(
             "the export was not released within {after} ms, though no process holds it now (opened {times} times); wait again"
-        ),
-        _ => format!("after {after} ms the export is still held: {holders}"),
+        );
     }
+    format!("after {after} ms the export is still held: {holders}")
 }
 
 fn no_entry(home: &DeviceIdentity, peer: Option<&str>) -> String {

@@ -130,8 +130,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over, with the process, the program and the bytes of each holder, also where no
-    /// process has opened the export; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// When the time is over, [`Error::NotOpened`] if no process has opened the export yet, otherwise [`Error::StillHeld`] with
+    /// the process, the program and the bytes of each holder; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_released(&self, timeout: Duration) -> Result<()> {
         check_may_wait("Export::wait_released", timeout)?;
         let deadline = Deadline::after(timeout);
@@ -141,7 +141,12 @@ impl Export {
                 held.get_or_insert_with(Holders::default).add(holders);
             }
         }
-        held.map_or(Ok(()), |holders| Err(Error::StillHeld { after: timeout, holders }))
+        held.map_or(Ok(()), |holders| {
+            Err(match holders.opened() {
+                0 => Error::NotOpened { after: timeout, opened: 0, expected: 1 },
+                _ => Error::StillHeld { after: timeout, holders },
+            })
+        })
     }
 
     /// Returns whether the export has been opened and no process holds it any longer. Does not wait. As
@@ -176,7 +181,7 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], which says how many times it was; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
+    /// [`Error::NotOpened`] with the number of times that it was opened; [`Error::OnWorkerThread`] in a callback; [`Error::Forked`].
     pub fn wait_opened(&self, count: u64, timeout: Duration) -> Result<()> {
         check_may_wait("Export::wait_opened", timeout)?;
         let deadline = Deadline::after(timeout);
@@ -185,15 +190,10 @@ impl Export {
             Ok(Runtime::get()?.exports.wait_opened(part.export, count, deadline.at))
         };
         let waited = self.parts.iter().map(wait).find(|waited| !matches!(waited, Ok(Ok(()))));
-        waited.unwrap_or(Ok(Ok(())))?.map_err(|holders| Error::Timeout {
-            what: format!("{count} openings of the export"),
+        waited.unwrap_or(Ok(Ok(())))?.map_err(|holders| Error::NotOpened {
             after: timeout,
-            detail: match holders.opened() {
-                0 => {
-                    "; no process has opened it yet: check that the importers received the descriptor".into()
-                }
-                times => format!("; it has been opened {times} times"),
-            },
+            opened: holders.opened(),
+            expected: count,
         })
     }
 

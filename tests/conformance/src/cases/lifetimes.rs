@@ -50,7 +50,7 @@ pub fn still_held_names_the_holder(context: &Context) -> Outcome {
 pub fn never_opened_says_so(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;
-    refused(share.wait_released(SHORT), "waiting for a first open", "StillHeld", &["no process has opened the export"])?;
+    refused(share.wait_released(SHORT), "waiting for a first open", "NotOpened", &["no process has opened the export"])?;
     refused(share.wait_opened(1, SHORT), "the same", "Timeout", &["no process has opened it yet"])?;
     let begun = Instant::now();
     share.close(SOON)?;

@@ -19,7 +19,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     bundle.owned("w", owner, Some(bytes_of_shape(&[64, 64])?))?;
     let export = memory.ipc.share_all(bundle).start()?;
     equal(export.holders().opened(), 0, "how often it has been opened")?;
-    refused(export.wait_released(SHORT), "no open so far", "StillHeld", &["no process has opened the export"])?;
+    refused(export.wait_released(SHORT), "no open so far", "NotOpened", &["no process has opened the export"])?;
     let mut importer = context.agent()?;
     let descriptor = export.descriptor().clone();
     importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
