@@ -43,7 +43,7 @@ fn named_tensors_report_openings_and_changes() {
         seen.fetch_add(1, Ordering::Relaxed);
     });
     let early = export.wait_opened(1, Duration::ZERO).unwrap_err();
-    assert!(early.to_string().contains("no process has opened it yet"), "{early}");
+    assert!(early.to_string().contains("no process has opened the export"), "{early}");
     assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
     export.wait_opened(1, PATIENCE).expect("opened on both devices");
     assert_eq!(export.holders().iter().len(), 2, "one lease for each device");

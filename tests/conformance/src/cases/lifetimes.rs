@@ -51,7 +51,7 @@ pub fn never_opened_says_so(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(64))?;
     let share = memory.share()?;
     refused(share.wait_released(SHORT), "waiting for a first open", "NotOpened", &["no process has opened the export"])?;
-    refused(share.wait_opened(1, SHORT), "the same", "Timeout", &["no process has opened it yet"])?;
+    refused(share.wait_opened(1, SHORT), "the same", "NotOpened", &["no process has opened the export"])?;
     let begun = Instant::now();
     share.close(SOON)?;
     that(begun.elapsed() < SOON, "closing what nobody has opened should not wait")
@@ -209,8 +209,8 @@ pub fn openings_are_waited_for(context: &Context) -> Outcome {
     share.wait_opened(1, SOON)?;
     one.exit()?;
     share.wait_released(SOON)?;
-    let phrases = ["2 openings", "opened 1 times", "50 ms"];
-    refused(share.wait_opened(2, SHORT), "waiting for an importer that does not come", "Timeout", &phrases)?;
+    let phrases = ["opened 1 of 2 times", "50 ms"];
+    refused(share.wait_opened(2, SHORT), "waiting for an importer that does not come", "NotOpened", &phrases)?;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| share.wait_opened(2, SOON));
         other.open("m", share.descriptor(), Place::Home)?;
