@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::Token;
 use super::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, PageId, Refusal, Reply, Request, RequestId, WireHandle,
-    decode, encode,
+    AllocationId, Grant, ListedExport, ListedHolder, PageId, Refusal, Reply, Request, RequestId, Span,
+    WireHandle, decode, encode,
 };
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
@@ -51,11 +51,14 @@ fn request() -> impl Strategy<Value = Request> {
             lease: LeaseId(lease),
             ready
         }),
-        (any::<(u64, u64)>(), any::<[u8; 16]>()).prop_map(|((request, export), token)| Request::Stage {
-            request: RequestId(request),
-            export: ExportId(export),
-            token: Token::from_bytes(token)
-        }),
+        (any::<(u64, u64)>(), any::<[u8; 16]>(), vec(any::<(u32, u64, u64)>(), 0..5)).prop_map(
+            |((request, export), token, spans)| Request::Stage {
+                request: RequestId(request),
+                export: ExportId(export),
+                token: Token::from_bytes(token),
+                spans: spans.into_iter().map(|(region, offset, len)| Span { region, offset, len }).collect(),
+            }
+        ),
         any::<(u64, u64, u64)>().prop_map(|(request, lease, chunk)| Request::StageNext {
             request: RequestId(request),
             lease: LeaseId(lease),

@@ -70,8 +70,9 @@ pub(crate) enum Request {
     Timeline { request: RequestId, lease: LeaseId, ready: bool },
     /// Gives grants back that came with messages of channels; [`Request::Open`] uses one up by itself. Has no answer.
     EndGrants { grants: Vec<(ExportId, Token)> },
-    /// Asks for a lease, to have the bytes copied through shared host memory.
-    Stage { request: RequestId, export: ExportId, token: Token },
+    /// Requests a lease under which the exporter copies the bytes of these spans through shared host memory; without any
+    /// span, the bytes of all regions.
+    Stage { request: RequestId, export: ExportId, token: Token, spans: Vec<Span> },
     /// Asks for the next chunk of such a copy; the importer has taken those before it.
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
     /// The importer's process exits in order; its leases end with the connection. Has no answer.
@@ -124,7 +125,8 @@ pub(crate) enum Reply {
     /// Answers [`Request::Timeline`]: the words are in this slot of this page, and their counters are 0 at `base`. Brings the
     /// page's descriptor.
     Timeline { request: RequestId, page: PageId, slot: u32, base: u64 },
-    /// Answers [`Request::Stage`]: the lease has begun. Brings the memory file that the chunks lie in.
+    /// Answers [`Request::Stage`]: the lease has begun, and `bytes` are copied under it. Brings the memory file that the chunks
+    /// lie in.
     Staging { request: RequestId, lease: LeaseId, chunk_bytes: u64, bytes: u64 },
     /// Answers [`Request::StageNext`]: the chunk has been copied to the memory file.
     Staged { request: RequestId, chunk: u64, bytes: u64 },
@@ -174,6 +176,18 @@ pub(crate) const MAX_HANDLES: usize = 1 << 16;
 /// Tells answers apart; the importer counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RequestId(pub(crate) u64);
+
+/// Bytes of a region of an export: of a single region, counted from its start; of named tensors, from the start of the
+/// region's first allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Span {
+    pub(crate) region: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// The maximum number of spans in a request, which then fits a packet whatever the numbers are.
+pub(crate) const MAX_SPANS: usize = 4096;
 
 /// The number of a page of words on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

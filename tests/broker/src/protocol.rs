@@ -74,6 +74,8 @@ pub enum ToExporter {
         export: u64,
         /// The secret.
         token: [u8; 16],
+        /// Region, offset and length of the bytes to copy; none for all.
+        spans: Vec<(u32, u64, u64)>,
     },
     /// Asks for the next chunk of a copy.
     StageNext {

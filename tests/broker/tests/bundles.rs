@@ -13,7 +13,7 @@ fn bundle_open_refused_by_driver_names_tensor_and_closes_all() {
         let mut importer = agent!(&format!("{machine};fault=open:3"));
         let before = importer.census();
         let descriptor = exporter.ok("share-blocks x 5 4096");
-        let Answer::Failed(failure) = importer.ask(&format!("open-bundle x {descriptor}")) else {
+        let Answer::Failed(failure) = importer.ask(&format!("open x {descriptor}")) else {
             panic!("{machine}: the third allocation was to be refused");
         };
         assert_eq!(failure.kind, "InBundle", "{}", failure.text);
@@ -27,7 +27,7 @@ fn bundle_open_refused_by_driver_names_tensor_and_closes_all() {
             before.of_kind("memfd:device-ipc-mock")
         );
         eventually("leases of the exporter", 0, || exporter.counter("leases"));
-        assert_eq!(importer.ok(&format!("open-bundle x {descriptor}")), "5", "{machine}: it is refused once");
+        assert_eq!(importer.ok(&format!("open x {descriptor}")), "5", "{machine}: it is refused once");
         assert_eq!(counts(&mut importer)[..2], [7, 2]);
         importer.ok("drop x");
         exporter.ok("close x 10000");
@@ -41,12 +41,12 @@ fn bundle_of_hundreds_of_allocations_takes_one_request() {
         let (mut exporter, mut importer) = (agent!(machine), agent!(machine));
         let descriptor = exporter.ok("share-blocks x 600 4096");
         let before = importer.counter("requests_total");
-        assert_eq!(importer.ok(&format!("open-bundle x {descriptor}")), "600");
+        assert_eq!(importer.ok(&format!("open x {descriptor}")), "600");
         assert_eq!(importer.counter("requests_total") - before, 1, "{machine}");
         assert_eq!(importer.counter("driver_opens_total"), 600, "{machine}");
         importer.ok("tensor-fill x t599 7");
         let mut another = agent!(machine);
-        another.ok(&format!("open-bundle x {descriptor}"));
+        another.ok(&format!("open x {descriptor}"));
         assert_eq!(another.ok("tensor-ends x t599"), "7 7");
         assert_eq!(another.ok("tensor-ends x t598"), "0 0");
         drop(another);
@@ -63,7 +63,7 @@ fn overlapping_bundle_memory_is_one_range() {
     let text = exporter.ok("share-blocks x 300 4096 neighbours=1");
     let descriptor: Descriptor = text.parse().expect("it is a bundle");
     assert_eq!((descriptor.allocations(), descriptor.tensors().len()), (300, 2));
-    importer.ok(&format!("open-bundle x {text}"));
+    importer.ok(&format!("open x {text}"));
     assert_eq!(importer.counter("driver_opens_total"), 1, "one call for all of them");
     // The tensors share the last half of the first and the first half of the second.
     importer.ok("tensor-fill x a 3");
@@ -94,10 +94,10 @@ fn bundle_with_too_many_adjacent_allocations_is_refused() {
 fn exporter_killed_while_a_bundle_is_open_leaves_nothing() {
     let (mut exporter, mut importer) = (agent!(DESCRIPTORS), agent!(DESCRIPTORS));
     let descriptor = exporter.ok("share-blocks x 20 4096");
-    importer.ok(&format!("open-bundle x {descriptor}"));
+    importer.ok(&format!("open x {descriptor}"));
     drop(exporter);
     eventually("the end is noticed", "ExporterGone".to_owned(), || {
-        match importer.ask(&format!("open-bundle again {descriptor}")) {
+        match importer.ask(&format!("open again {descriptor}")) {
             Answer::Failed(failure) => failure.kind,
             other => format!("{other:?}"),
         }

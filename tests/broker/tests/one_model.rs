@@ -44,7 +44,7 @@ fn named_tensors_report_openings_and_changes() {
     });
     let early = export.wait_opened(1, Duration::ZERO).unwrap_err();
     assert!(early.to_string().contains("no process has opened the export"), "{early}");
-    assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
+    assert_eq!(importer.ok(&format!("open x {}", export.descriptor())), "2");
     export.wait_opened(1, PATIENCE).expect("opened on both devices");
     assert_eq!(export.holders().iter().len(), 2, "one lease for each device");
     eventually("changes", true, || changes.load(Ordering::Relaxed) > 0);
@@ -76,7 +76,7 @@ fn named_tensors_obey_the_exposure_policy() {
     let copied = ipc.share_all(set).exposure(ExposurePolicy::Copy).start().expect("a copy is shared");
     assert!(copied.exposure().is_exact(), "{}", copied.exposure());
     let mut importer = agent!(MACHINE);
-    assert_eq!(importer.ok(&format!("open-bundle x {}", copied.descriptor())), "1");
+    assert_eq!(importer.ok(&format!("open x {}", copied.descriptor())), "1");
     assert_eq!(importer.ok("tensor-ends x half"), "0 0");
     importer.ok("drop x");
     copied.close(PATIENCE).expect("closed");
@@ -94,11 +94,10 @@ fn named_tensors_in_borrowed_memory_are_checked_for_staleness() {
     tensors.tensor("borrowed", memory, 0, bytes(4096)).expect("it fits");
     let export = ipc.share_all(tensors).start().expect("shared");
     let mut importer = agent!(MACHINE);
-    assert_eq!(importer.ok(&format!("open-bundle x {}", export.descriptor())), "2");
+    assert_eq!(importer.ok(&format!("open x {}", export.descriptor())), "2");
     importer.ok("drop x");
     drop(borrowed);
-    let Answer::Failed(failure) = agent!(MACHINE).ask(&format!("open-bundle x {}", export.descriptor()))
-    else {
+    let Answer::Failed(failure) = agent!(MACHINE).ask(&format!("open x {}", export.descriptor())) else {
         panic!("the borrowed memory is gone");
     };
     let told = format!("{} {}", failure.kind, failure.text);

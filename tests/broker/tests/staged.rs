@@ -212,7 +212,7 @@ impl ByHand {
 }
 
 fn stage(forged: &Forged) -> ToExporter {
-    ToExporter::Stage { request: 1, export: forged.export(), token: forged.token() }
+    ToExporter::Stage { request: 1, export: forged.export(), token: forged.token(), spans: vec![] }
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn chunks_out_of_order_close_the_connection() {
         copy.ask(copy.lease, 1);
     });
     let wrong = Connection::greeted(&forged);
-    let guess = ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16] };
+    let guess = ToExporter::Stage { request: 1, export: forged.export(), token: [9; 16], spans: vec![] };
     wrong.send(&guess).expect("it reads");
     let refused = FromExporter::Refused { request: 1, refusal: Refusal::WrongToken };
     assert_eq!(wrong.receive_message(), refused);

@@ -5,17 +5,17 @@ use crate::sharing::export::{Importer, OpenRequest};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::Termination;
 use crate::transport::{Connection, Next};
-use crate::wire::protocol::{Refusal, Reply, RequestId};
+use crate::wire::protocol::{MAX_SPANS, Refusal, Reply, RequestId, Span};
 
 /// Maximum number of copies of one peer that have begun or wait for room.
 const MAX_STAGINGS: usize = 64;
 
 impl BrokerSession<'_> {
-    /// Begins a lease under which the bytes are copied. The worker does the rest.
+    /// Begins a lease under which the bytes of these spans are copied. The worker does the rest.
     pub(super) fn stage(
         &mut self,
         request: RequestId,
-        wanted: OpenRequest,
+        (wanted, spans): (OpenRequest, &[Span]),
         importer: Importer,
         connection: &mut Connection,
     ) -> Next {
@@ -23,6 +23,9 @@ impl BrokerSession<'_> {
             let many = self.stagings.len() >= MAX_STAGINGS;
             many.then(|| format!("the importing process has {MAX_STAGINGS} copies under way already"))
         };
+        if spans.len() > MAX_SPANS {
+            return connection.violated("it requested a copy of more spans than the protocol permits");
+        }
         if let Some(detail) = self.too_many_leases().or_else(too_many_copies) {
             return connection.send(&Reply::Refused { request, refusal: Refusal::Failed { detail } }, &[]);
         }
@@ -31,21 +34,19 @@ impl BrokerSession<'_> {
             Ok(granted) => granted,
             Err(refusal) => return self.refuse(request, export, refusal, connection),
         };
-        let lease = granted.lease;
-        let Some(staging) = Outgoing::begin(
-            self.runtime,
-            (self.connection, connection.peer().pid),
-            export,
-            request,
-            &granted,
-        ) else {
-            drop(granted);
-            self.exports.release(export, lease, Termination::Released);
-            return connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]);
-        };
-        self.leases.insert(lease, export);
-        self.stagings.insert(lease, staging);
-        Next::Keep
+        let (lease, importer) = (granted.lease, (self.connection, connection.peer().pid));
+        match Outgoing::begin(self.runtime, importer, (export, spans), request, &granted) {
+            Ok(staging) => {
+                self.leases.insert(lease, export);
+                self.stagings.insert(lease, staging);
+                Next::Keep
+            }
+            Err(refusal) => {
+                drop(granted);
+                self.exports.release(export, lease, Termination::Released);
+                self.refuse(request, export, refusal, connection)
+            }
+        }
     }
 
     /// Refuses a copy that could not begin. Its importer does not know of the lease yet.

@@ -105,10 +105,10 @@ impl Session for BrokerSession<'_> {
                 grants.into_iter().for_each(|(export, token)| self.exports.end_grant(export, token));
                 Next::Keep
             }
-            (Request::Stage { request, export, token }, Some(program)) => {
+            (Request::Stage { request, export, token, spans }, Some(program)) => {
                 let importer = self.importer(program, connection);
                 let wanted = OpenRequest { export, token, access: Access::ReadOnly };
-                self.stage(request, wanted, importer, connection)
+                self.stage(request, (wanted, &spans), importer, connection)
             }
             (Request::StageNext { request, lease, chunk }, Some(_)) => {
                 let Some(staging) = self.stagings.get(&lease) else {

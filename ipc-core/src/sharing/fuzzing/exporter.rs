@@ -19,7 +19,7 @@ use crate::transport::socket::{self, PeerCredentials, PeerSocket};
 use crate::transport::{AllowList, Connection, ConnectionId, Metrics, Next, Served, Session};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
-use crate::wire::protocol::{PROTOCOL_VERSION, Refusal, Reply, Request, decode};
+use crate::wire::protocol::{MAX_SPANS, PROTOCOL_VERSION, Refusal, Reply, Request, Span, decode};
 
 /// What a step does, beside [`SEND`].
 pub(super) const SEND: u8 = 0;
@@ -63,12 +63,31 @@ pub struct Exporter {
 #[derive(Debug)]
 enum Expected {
     Hello,
-    Grant { request: u64, lease: u64, like: bool },
-    Refused { request: u64, refusal: Refusal },
-    Listing { request: u64 },
-    Confirmed { request: u64 },
-    Timeline { request: u64 },
-    Dropped { export: u64 },
+    Grant {
+        request: u64,
+        lease: u64,
+        like: bool,
+    },
+    Refused {
+        request: u64,
+        refusal: Refusal,
+    },
+    /// The reason is text.
+    RefusedSpans {
+        request: u64,
+    },
+    Listing {
+        request: u64,
+    },
+    Confirmed {
+        request: u64,
+    },
+    Timeline {
+        request: u64,
+    },
+    Dropped {
+        export: u64,
+    },
 }
 
 /// The connection as the specification has it.
@@ -77,6 +96,7 @@ struct Model {
     stranger: bool,
     /// Without any there is nothing that a timeline would be of.
     has_allocations: bool,
+    region_bytes: u64,
     devices: BTreeSet<u32>,
     said_hello: bool,
     leases: BTreeMap<u64, u64>,
@@ -119,6 +139,7 @@ impl Exporter {
         let mut model = Model {
             stranger: peer & 1 != 0,
             has_allocations: !self.shared.allocations.is_empty(),
+            region_bytes: self.range.len,
             buffer: std::mem::take(models),
             ..Model::default()
         };
@@ -292,7 +313,10 @@ impl Model {
                 });
                 Next::Keep
             }
-            Request::Stage { request, export, token } => {
+            Request::Stage { request, export, token, spans } => {
+                if spans.len() > MAX_SPANS {
+                    return Next::Close;
+                }
                 let refusal = match self.refusal(export.0, token, Access::ReadOnly) {
                     Some(refusal) => Some(refusal),
                     None => {
@@ -301,6 +325,10 @@ impl Model {
                         (!self.has_allocations).then_some(Refusal::Dropped)
                     }
                 };
+                if refusal.is_none() && !self.has(&spans) {
+                    self.answers.push_back(Expected::RefusedSpans { request: request.0 });
+                    return Next::Keep;
+                }
                 match refusal {
                     Some(refusal) => {
                         self.guesses += usize::from(matches!(refusal, Refusal::WrongToken));
@@ -326,6 +354,19 @@ impl Model {
                 Next::Keep
             }
         }
+    }
+
+    /// Are these bytes of the only region, in order and each once?
+    fn has(&self, spans: &[Span]) -> bool {
+        let mut free = 0..u128::from(self.region_bytes);
+        spans.iter().all(|span| {
+            let begin = u128::from(span.offset);
+            let bytes = begin..begin + u128::from(span.len);
+            let fits =
+                span.region == 0 && !bytes.is_empty() && free.start <= bytes.start && bytes.end <= free.end;
+            free.start = bytes.end;
+            fits
+        })
     }
 
     fn refusal(&self, export: u64, shown: Token, access: Access) -> Option<Refusal> {
@@ -415,6 +456,10 @@ impl Model {
                 Some(Expected::Refused { request, refusal }),
                 Reply::Refused { request: answered, refusal: found },
             ) => answered.0 == *request && format!("{refusal:?}") == format!("{found:?}"),
+            (
+                Some(Expected::RefusedSpans { request }),
+                Reply::Refused { request: answered, refusal: Refusal::Failed { detail } },
+            ) => answered.0 == *request && detail.contains("span"),
             (Some(Expected::Listing { request }), Reply::Listing { request: answered, exports, more }) => {
                 let permitted = |listed: u64| !stranger || EXPORTS[listed as usize - 1].1;
                 answered.0 == *request && !more && exports.iter().all(|listed| permitted(listed.export.0))

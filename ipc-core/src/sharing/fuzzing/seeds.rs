@@ -10,8 +10,8 @@ use crate::model::lease::LeaseId;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
-    RequestId, WireHandle, encode,
+    AllocationId, Grant, ListedExport, ListedHolder, MAX_SPANS, PROTOCOL_VERSION, PageId, Refusal, Reply,
+    Request, RequestId, Span, WireHandle, encode,
 };
 
 fn hello(protocol: u16) -> Vec<u8> {
@@ -42,8 +42,13 @@ fn timeline(lease: u64, ready: bool) -> Vec<u8> {
 }
 
 fn stage(export: u64, token: Token) -> Vec<u8> {
+    stage_spans(export, token, &[])
+}
+
+fn stage_spans(export: u64, token: Token, spans: &[(u32, u64, u64)]) -> Vec<u8> {
     let (request, export) = (RequestId(1 << 63 | 1), ExportId(export));
-    encode(&Request::Stage { request, export, token }).expect("a seed is short")
+    let spans = spans.iter().map(|&(region, offset, len)| Span { region, offset, len }).collect();
+    encode(&Request::Stage { request, export, token, spans }).expect("a seed is short")
 }
 
 fn stage_next(lease: u64, chunk: u64) -> Vec<u8> {
@@ -68,6 +73,7 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
     let (right, wrong) = (token, Token::from_bytes([0x55; 16]));
     let (read, write) = (Access::ReadOnly, Access::ReadWrite);
     let first = (1, hello(PROTOCOL_VERSION));
+    let too_many: Vec<_> = (0..=MAX_SPANS as u64).map(|offset| (0, offset, 1)).collect();
     let mut everything = Writer(vec![0]);
     everything.step(exporter::SEND, 1, &hello(PROTOCOL_VERSION));
     everything.step(exporter::SEND, 2, &open(1, right(1), write));
@@ -141,6 +147,24 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
                     (1, stage_next(2, 0)),
                 ],
             ),
+        ),
+        (
+            "stage-spans",
+            importers(
+                false,
+                &[
+                    first.clone(),
+                    (1, stage_spans(1, right(1), &[(0, 0, 16), (0, 16, 1), (0, 100, 20)])),
+                    (1, stage_spans(1, right(1), &[(0, 0, 16), (0, 15, 1)])),
+                    (1, stage_spans(1, right(1), &[(1, 0, 16)])),
+                    (1, stage_spans(1, right(1), &[(0, 0, 0)])),
+                    (1, stage_spans(1, right(1), &[(0, u64::MAX, u64::MAX)])),
+                ],
+            ),
+        ),
+        (
+            "stage-too-many-spans",
+            importers(false, &[first.clone(), (1, stage_spans(1, right(1), &too_many))]),
         ),
         ("release-twice", importers(false, &[first, (1, open(1, right(1), read)), (2, release(1))])),
         ("everything", everything.0),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::keeper::check_stream_of;
 use super::link::GoneCallback;
 use super::table::{HeldLease, KnownLease};
+use super::tensor::named_elements_of;
 use crate::backend::Buffer;
 use crate::backend::stream::BorrowedStream;
 use crate::backend::{Access, DeviceBound, DeviceEvent, DeviceIpc};
@@ -14,10 +15,12 @@ use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
+use crate::model::tensor::NamedTensor;
 use crate::os::kill::kill_point;
 use crate::os::process::Owner;
 use crate::sharing::Runtime;
 use crate::sharing::export::Shared;
+use crate::sharing::staging::CopyLayout;
 use crate::sharing::timeline::{Side, Termination, Timeline, note_own_slot, take_own_slot, timelines_of};
 use crate::transport::Deadline;
 use crate::wire::descriptor::{Descriptor, ExportId};
@@ -65,8 +68,16 @@ pub(super) enum Hold {
     Remote(HeldLease),
     /// The exporter is this very process.
     Local(Box<LocalHold>),
-    /// A copy of the only region, in a buffer of this process's own.
-    Copy(Box<Buffer>),
+    /// A copy of the memory, in a buffer of this process.
+    Copy(Box<Copied>),
+}
+
+/// A copy through the host.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) buffer: Buffer,
+    /// Where the bytes of the export lie in the buffer.
+    pub(super) layout: CopyLayout,
 }
 
 /// A hold on an export of this very process.
@@ -83,17 +94,17 @@ impl Hold {
         match self {
             Self::Remote(lease) => lease.backend(),
             Self::Local(local) => &local.backend,
-            Self::Copy(buffer) => buffer.backend(),
+            Self::Copy(copy) => copy.buffer.backend(),
         }
     }
 
-    /// The regions: as the driver mapped their allocations; in the exporting process itself, and of a copy, as they were
-    /// shared.
+    /// The regions: as the driver mapped their allocations; in the exporting process itself, as they were shared; of a copy,
+    /// the buffer.
     fn regions(&self) -> &[DeviceRange] {
         match self {
             Self::Remote(lease) => lease.mapped(),
             Self::Local(local) => &local.shared.regions,
-            Self::Copy(buffer) => buffer.as_region(),
+            Self::Copy(copy) => copy.buffer.as_region(),
         }
     }
 
@@ -149,6 +160,14 @@ impl Held {
 
     fn seldom(&self) -> &Seldom {
         self.seldom.get_or_init(Box::default)
+    }
+
+    /// The bytes of a named tensor, from its first element to the end of its last.
+    pub(super) fn elements_of(&self, region: usize, tensor: &NamedTensor<'_>) -> Result<DeviceRange> {
+        match self.hold() {
+            Hold::Copy(copy) => copy.layout.elements_of(copy.buffer.range(), region, tensor),
+            hold => named_elements_of(tensor, hold.regions()[region]),
+        }
     }
 
     /// The regions; of memory of another process, with the allocations that they lie in
@@ -380,7 +399,7 @@ impl Hold {
                 drop(shared);
                 runtime.exports.release(export, lease, Termination::Released);
             }
-            Self::Copy(buffer) => drop(buffer),
+            Self::Copy(copy) => drop(copy),
         }
     }
 }

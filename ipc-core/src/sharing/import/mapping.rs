@@ -113,7 +113,8 @@ impl Mapping {
     /// Returns the descriptor that it was opened by, with the address at which the exporter was reached. Forward it to let a
     /// third process open the memory.
     pub fn descriptor(&self) -> &Descriptor {
-        self.held().reached(&self.descriptor)
+        let opened = self.parts.iter().find(|held| !held.is_copy());
+        opened.unwrap_or(self.held()).reached(&self.descriptor)
     }
 
     /// Makes the stream wait, on the device, until the bytes are ready. [`OpenBuilder::on`](crate::OpenBuilder::on) and
@@ -150,7 +151,8 @@ impl Mapping {
     /// [`Error::Unsupported`] where the mapping's device has no timelines, and for a [copy](Self::is_copy);
     /// [`Error::ExporterGone`], [`Error::ExportDropped`], and what else a message to the exporter can meet.
     pub fn timeline(&self) -> Result<Timeline> {
-        self.held().timeline()
+        let copy = self.parts.iter().find(|held| held.is_copy());
+        copy.unwrap_or(self.held()).timeline()
     }
 
     /// The elements, to be read by work on `stream`. The stream waits until the bytes are ready.
@@ -301,7 +303,8 @@ impl Mapping {
         }
         let (part, region) = contents.place(position);
         let held = &self.parts[part];
-        Tensor::of(held, held.regions()[region], contents.tensor(position))
+        let tensor = contents.tensor(position);
+        Ok(Tensor::at(held, held.elements_of(region, &tensor)?, tensor.layout))
     }
 
     /// Returns the tensor of this name in a table that came over any transport: one of many that lie in the region.
@@ -319,7 +322,8 @@ impl Mapping {
     /// library, with the context of the mapping's device current, and not at all for memory of this very process, for a
     /// [copy](Self::is_copy), or once the mapping is gone. Calls that wait are refused there ([`Error::OnWorkerThread`]).
     pub fn on_gone(&self, callback: impl FnOnce(&Error) + Send + 'static) {
-        self.held().on_gone(callback);
+        let opened = self.parts.iter().find(|held| !held.is_copy());
+        opened.unwrap_or(self.held()).on_gone(callback);
     }
 
     /// Ends the mapping when the stream gets here: work submitted to it so far may still use the memory.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::grant::HeldGrant;
-use super::held::{Held, Hold, LocalHold, Terms};
+use super::held::{Copied, Held, Hold, LocalHold, Terms};
 use super::mapping::{Mapping, region_of};
 use super::staged::{Incoming, copy_in};
 use super::table::{HeldLease, Wanted};
@@ -20,7 +20,7 @@ use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::Session;
 use crate::sharing::export::{BorrowedMemory, LocalGrant, OpenRequest, check_backend};
-use crate::sharing::staging::copy_within;
+use crate::sharing::staging::{CopyLayout, copy_within};
 use crate::sharing::timeline::Termination;
 use crate::transport::{Deadline, socket};
 use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, NamedExport, Regions};
@@ -167,12 +167,7 @@ impl<'a> OpenBuilder<'a> {
     ) -> Result<Mapping> {
         let patience = Patience::new(self.timeout);
         let opening = self.part(0, place, &patience)?;
-        let runtime = Runtime::get()?;
-        let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
-        let held = match known {
-            Some(lease) => opening.guard(runtime, opening.device, Hold::Remote(lease)),
-            None => self.open_anew(&opening, runtime, region.len)?,
-        };
+        let held = self.held(&opening, || Ok(CopyLayout::of_region(region.len)), &|_, error| error)?;
         let range = region_of(&held, region)?;
         match stream {
             Some(stream) => held.wait_ready_on(stream)?,
@@ -189,13 +184,6 @@ impl<'a> OpenBuilder<'a> {
         let patience = Patience::new(self.timeout);
         let contents = self.descriptor.contents();
         check_backend("the descriptor", contents.backend.as_str(), self.session.backend().info().name)?;
-        if self.staging != Staging::Never {
-            return Err(Error::Unsupported {
-                backend: self.session.backend().info().name,
-                what: "copy named tensors through the host".into(),
-                why: "only one region is copied; share the tensor alone (Ipc::share)".into(),
-            });
-        }
         // Before anything is opened.
         let openings: OneOrMany<_> = (0..contents.parts.len())
             .map(|part| {
@@ -218,8 +206,12 @@ impl<'a> OpenBuilder<'a> {
 
     fn open_part(&self, contents: &Contents, part: usize, opening: &OpenExport<'_>) -> Result<Held> {
         let blamed = |error| blame(contents, part, None, error);
-        let held = opening.held(&|region, error| blame(contents, part, Some(region), error));
+        let blame_region = |region, error| blame(contents, part, Some(region), error);
+        let held = self.held(opening, || CopyLayout::of_tensors(contents, part), &blame_region);
         let held = held.map_err(blamed)?;
+        if held.is_copy() {
+            return Ok(held);
+        }
         match check_mapped(&held, opening.named.regions) {
             Ok(()) => Ok(held),
             Err((region, error)) => {
@@ -246,16 +238,38 @@ impl<'a> OpenBuilder<'a> {
         Ok(OpenExport { session, named, device, home, access, patience, grant, alone })
     }
 
-    /// Opens what is not open here, or copies it.
-    #[cold]
-    fn open_anew(&self, opening: &OpenExport<'_>, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
-        if self.staging == Staging::Always {
-            return opening.copied(runtime, bytes);
+    /// Opens a part, ready or not, or copies it as `layout` states. `blame` adds to an error the region that it concerns.
+    #[inline]
+    fn held(
+        &self,
+        opening: &OpenExport<'_>,
+        layout: impl FnOnce() -> Result<CopyLayout>,
+        blame: &dyn Fn(usize, Error) -> Error,
+    ) -> Result<Held> {
+        let runtime = Runtime::get()?;
+        let known = if self.staging == Staging::Always { None } else { opening.open_already(runtime) };
+        match known {
+            Some(lease) => Ok(opening.guard(runtime, opening.device, Hold::Remote(lease))),
+            None => self.open_or_copy(opening, runtime, layout, blame),
         }
-        match opening.opened(runtime, &|_, error| error) {
-            Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(&error) => {
+    }
+
+    /// Opens a part that is not open yet, or copies it.
+    #[cold]
+    fn open_or_copy(
+        &self,
+        opening: &OpenExport<'_>,
+        runtime: &'static Runtime,
+        layout: impl FnOnce() -> Result<CopyLayout>,
+        blame: &dyn Fn(usize, Error) -> Error,
+    ) -> Result<Held> {
+        if self.staging == Staging::Always {
+            return opening.copied(runtime, layout()?);
+        }
+        match opening.opened(runtime, blame) {
+            Err(error) if self.staging == Staging::IfNeeded && is_out_of_reach(error.innermost()) => {
                 tracing::debug!(target: crate::os::log::IMPORT, %error, "the memory is copied, as it cannot be opened");
-                opening.copied(runtime, bytes)
+                opening.copied(runtime, layout()?)
             }
             opened => opened,
         }
@@ -343,15 +357,6 @@ pub(crate) struct OpenExport<'a> {
 }
 
 impl OpenExport<'_> {
-    /// Opens it, ready or not. `blame` says of an error which region it concerns.
-    pub(crate) fn held(&self, blame: &dyn Fn(usize, Error) -> Error) -> Result<Held> {
-        let runtime = Runtime::get()?;
-        match self.open_already(runtime) {
-            Some(lease) => Ok(self.guard(runtime, self.device, Hold::Remote(lease))),
-            None => self.opened(runtime, blame),
-        }
-    }
-
     /// A hold on what is open here and can be used at once.
     fn open_already(&self, runtime: &'static Runtime) -> Option<HeldLease> {
         if self.alone || !self.is_permitted() {
@@ -414,8 +419,8 @@ impl OpenExport<'_> {
         Ok(held)
     }
 
-    /// A copy of the export's only region, of so many bytes, on the device.
-    fn copied(&self, runtime: &'static Runtime, bytes: u64) -> Result<Held> {
+    /// Copies the memory to the device.
+    fn copied(&self, runtime: &'static Runtime, layout: CopyLayout) -> Result<Held> {
         let Self { session, named, device, access, patience, grant, .. } = *self;
         let timeout = patience.timeout;
         let backend = session.backend();
@@ -425,19 +430,19 @@ impl OpenExport<'_> {
         let reading = Self { access: Access::ReadOnly, ..*self };
         let buffer = match reading.granted_locally(runtime)? {
             Some(granted) => {
-                let original = granted.shared.regions[0];
-                // Ends the lease however the copy goes.
-                let kept = held(original.device, Access::ReadOnly, self.local_hold(granted));
+                let home = granted.shared.regions[0].device;
+                // Ends the lease whether the copy succeeds or not.
+                let kept = held(home, Access::ReadOnly, self.local_hold(granted));
                 kept.wait_ready(|| timeout)?;
-                copy_within(backend, original, device)?
+                copy_within(backend, kept.regions(), &layout, device)?
             }
             None => {
                 let allow = session.allow_list();
-                copy_in(&Incoming { backend, named, bytes, device, grant, allow, timeout })?
+                copy_in(&Incoming { backend, named, layout: &layout, device, grant, allow, timeout })?
             }
         };
         kill_point!("importer:mapped");
-        Ok(held(device, access, Hold::Copy(Box::new(buffer))))
+        Ok(held(device, access, Hold::Copy(Box::new(Copied { buffer, layout }))))
     }
 
     fn local_hold(&self, granted: LocalGrant) -> Hold {

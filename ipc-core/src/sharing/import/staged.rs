@@ -9,24 +9,23 @@ use std::time::Duration;
 use super::grant::HeldGrant;
 use super::link::Link;
 use crate::backend::{Buffer, DeviceEvent, DeviceIpc, DeviceStream, MemoryUse};
-use crate::model::address::DeviceRange;
 use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::sharing::Runtime;
 use crate::sharing::host_pages::{HostPages, Use};
-use crate::sharing::staging::Chunks;
+use crate::sharing::staging::{Chunks, CopyLayout, Segments};
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::NamedExport;
 use crate::wire::{Reply, Request};
 
-/// What is to be copied, and where to.
+/// The export to copy, and the place of the copy.
 pub(crate) struct Incoming<'a> {
     pub(crate) backend: &'a Arc<dyn DeviceIpc>,
     pub(crate) named: NamedExport<'a>,
-    /// Of its only region, as its descriptor says.
-    pub(crate) bytes: u64,
+    /// The bytes to copy.
+    pub(crate) layout: &'a CopyLayout,
     pub(crate) device: DeviceOrdinal,
     /// The right to open the export once more, whatever has become of it.
     pub(crate) grant: Option<&'a HeldGrant>,
@@ -35,7 +34,7 @@ pub(crate) struct Incoming<'a> {
     pub(crate) timeout: Duration,
 }
 
-/// Copies an export to a new buffer, and waits until that is complete.
+/// Copies an export to a new buffer, as the layout states, and waits until the copy is complete.
 pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
     let staging = match Staging::begin(incoming) {
         // A busy exporter may have closed a connection that held no lease.
@@ -47,9 +46,7 @@ pub(crate) fn copy_in(incoming: &Incoming<'_>) -> Result<Buffer> {
     let target = Target::new(incoming)?;
     for chunk in 0..staging.chunks.count() {
         staging.ask_for(chunk, incoming.timeout)?;
-        let place = staging.chunks.place(chunk);
-        let part = staging.chunks.part(chunk, target.range())?;
-        target.put(part, &staging, place, incoming.timeout)?;
+        target.put(chunk, &staging, incoming.timeout)?;
         kill_point!("importer:staging-chunk");
     }
     drop(staging);
@@ -80,7 +77,8 @@ impl Staging {
     fn begin_over(link: Arc<Link>, incoming: &Incoming<'_>, deadline: Deadline) -> Result<Self> {
         let token = incoming.grant.and_then(HeldGrant::token).unwrap_or(incoming.named.token);
         let export = incoming.named.export;
-        let pending = link.request(|request| Request::Stage { request, export, token }, deadline)?;
+        let spans = incoming.layout.requested().to_vec();
+        let pending = link.request(|request| Request::Stage { request, export, token, spans }, deadline)?;
         kill_point!("importer:staging-asked");
         let (Reply::Staging { lease, chunk_bytes, bytes, .. }, files) = pending.wait(deadline)? else {
             return Err(link.check_gone(Error::Protocol("it answered a copy with something else".into())));
@@ -99,12 +97,7 @@ impl Staging {
         (chunk_bytes, bytes): (u64, u64),
         file: Option<std::os::fd::OwnedFd>,
     ) -> Result<(Chunks, HostPages, bool)> {
-        let named = incoming.bytes;
-        if bytes != named {
-            return Err(Error::InvalidRegion(format!(
-                "the descriptor names {named} bytes, and the exporter shares {bytes}"
-            )));
-        }
+        incoming.layout.check_shared(bytes)?;
         let file = file.ok_or_else(|| {
             let what = "receiving the host memory of a copy (this process may have no file descriptors left; raise its \
                         limit, ulimit -n)";
@@ -151,45 +144,52 @@ struct Target<'a> {
     stream: Box<dyn DeviceStream>,
     /// `None` where the device has no events.
     copied: Option<Box<dyn DeviceEvent>>,
-    /// Taken where the copy is complete.
+    /// Taken when the copy is complete.
     buffer: Option<Buffer>,
-    range: DeviceRange,
+    segments: Segments,
 }
 
 impl<'a> Target<'a> {
     fn new(incoming: &Incoming<'a>) -> Result<Self> {
         let (backend, device) = (incoming.backend, incoming.device);
-        let buffer = Buffer::allocate(Arc::clone(backend), device, incoming.bytes, MemoryUse::new())?;
+        let bytes = incoming.layout.buffer_bytes();
+        let buffer = Buffer::allocate(Arc::clone(backend), device, bytes, MemoryUse::new())?;
         // From here on the buffer is freed by drop.
-        let (range, buffer) = (buffer.range(), Some(buffer));
+        let (segments, buffer) = (incoming.layout.segments(buffer.range())?, Some(buffer));
         let stream = backend.memory().create_stream(device)?;
         let events = backend.capabilities(device)?.ipc_events;
         let copied = if events { Some(backend.create_event(device)?) } else { None };
-        Ok(Self { backend, stream, copied, buffer, range })
+        Ok(Self { backend, stream, copied, buffer, segments })
     }
 
-    fn range(&self) -> DeviceRange {
-        self.range
-    }
-
-    /// Copies a chunk out of its half, and waits until that has been done.
-    fn put(&self, part: DeviceRange, from: &Staging, place: usize, timeout: Duration) -> Result<()> {
-        assert!(place + part.len as usize <= from.pages.len(), "chunks lie in the pages");
+    /// Copies a chunk out of its half, and waits until the copy is complete.
+    fn put(&self, chunk: u64, from: &Staging, timeout: Duration) -> Result<()> {
+        let (place, len) = (from.chunks.place(chunk), from.chunks.len(chunk));
+        assert!(place + len as usize <= from.pages.len(), "chunks lie in the pages");
         let (memory, stream) = (self.backend.memory(), self.stream.as_borrowed());
         // SAFETY: inside the pages, by the check above.
         let bytes: NonNull<u8> = unsafe { from.pages.base().add(place) };
+        let mut parts = self.segments.within(from.chunks.start(chunk), len);
         if !from.pinned {
-            let mut own = vec![0_u8; part.len as usize];
-            // SAFETY: the pages are mapped, and only ever touched by raw addresses; the part is the new buffer's.
-            unsafe {
-                own.as_mut_ptr().copy_from_nonoverlapping(bytes.as_ptr(), own.len());
-                memory.write(part, &own, stream)?;
+            let mut own = vec![0_u8; len as usize];
+            // SAFETY: the pages are mapped, and only ever touched by raw addresses.
+            unsafe { own.as_mut_ptr().copy_from_nonoverlapping(bytes.as_ptr(), own.len()) };
+            for (offset, part) in parts {
+                // SAFETY: the part is the new buffer's; a write takes the bytes during the call.
+                unsafe { memory.write(part, &own[offset as usize..][..part.len as usize], stream)? };
             }
             return memory.synchronize(stream);
         }
-        // SAFETY: the pages stay pinned until the device has been waited for, and the part is the new buffer's, which stays
-        // as long.
-        unsafe { memory.copy_from_host(part, bytes, stream)? };
+        let submitted = parts.try_for_each(|(offset, part)| {
+            // SAFETY: inside the chunk. The pages stay pinned until the device has been waited for, and the part is the new
+            // buffer's, which stays as long.
+            unsafe { memory.copy_from_host(part, bytes.add(offset as usize), stream) }
+        });
+        if let Err(error) = submitted {
+            // Parts before the failed one may still be read from the pages.
+            memory.synchronize(stream)?;
+            return Err(error);
+        }
         match &self.copied {
             Some(copied) => copied.record(stream).and_then(|()| copied.synchronize(timeout)),
             None => memory.synchronize(stream),

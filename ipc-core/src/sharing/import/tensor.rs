@@ -43,9 +43,13 @@ impl<'m> Tensor<'m> {
         region: DeviceRange,
         tensor: NamedTensor<'m>,
     ) -> Result<Self> {
-        tensor.check_fits(region.len)?;
-        let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
-        Self::new(keeper, behind, tensor.layout)
+        let range = named_elements_of(&tensor, region)?;
+        Ok(Self::at(keeper, range, tensor.layout))
+    }
+
+    /// The tensor whose elements are these bytes.
+    pub(super) fn at(keeper: impl Into<Keeper<'m>>, range: DeviceRange, layout: &'m TensorLayout) -> Self {
+        Self { keeper: keeper.into(), range, layout }
     }
 
     /// The bytes from the first element to the end of the last, those between rows included: the layout's
@@ -167,6 +171,13 @@ impl<'m> Tensor<'m> {
     pub fn to_host_bytes<M>(&self, stream: &impl AsStream<M>) -> Result<Vec<u8>> {
         self.keeper.to_host_bytes(self.range, Some(self.layout), stream.as_stream())
     }
+}
+
+/// The bytes of a tensor in its region, from its first element to the end of its last.
+pub(super) fn named_elements_of(tensor: &NamedTensor<'_>, region: DeviceRange) -> Result<DeviceRange> {
+    tensor.check_fits(region.len)?;
+    let behind = region.slice(tensor.offset, region.len - tensor.offset).ok_or(LayoutError::Overflow)?;
+    elements_of(tensor.layout, behind)
 }
 
 /// The bytes from a tensor's first element to the end of its last.

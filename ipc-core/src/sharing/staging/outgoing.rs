@@ -12,10 +12,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Chunks;
 use super::limits::{SetAside, Share};
+use super::{Chunks, Segments};
 use crate::backend::{DeviceEvent, DeviceIpc, DeviceStream};
-use crate::model::address::DeviceRange;
+use crate::model::device::DeviceOrdinal;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
@@ -25,7 +25,7 @@ use crate::sharing::host_pages::{HostPages, Use};
 use crate::sharing::timeline::Termination;
 use crate::transport::ConnectionId;
 use crate::wire::descriptor::ExportId;
-use crate::wire::{Refusal, Reply, RequestId};
+use crate::wire::{Refusal, Reply, RequestId, Span};
 
 /// Maximum time that an importer may leave host memory unused that other copies wait for.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ pub(crate) struct Outgoing {
     export: ExportId,
     lease: LeaseId,
     backend: Arc<dyn DeviceIpc>,
-    range: DeviceRange,
+    segments: Segments,
     chunks: Chunks,
     state: Mutex<State>,
 }
@@ -81,26 +81,31 @@ struct Halves {
 }
 
 impl Outgoing {
-    /// Begins a copy under a lease, for the peer of the connection and its process id. `None` where the lease has no memory to copy.
+    /// Begins a copy of spans of the export under a lease, for the peer of the connection and its process id.
+    ///
+    /// # Errors
+    ///
+    /// The refusal of a request for bytes that the export does not have.
     pub(crate) fn begin(
         runtime: &'static Runtime,
         (connection, pid): (ConnectionId, u32),
-        export: ExportId,
+        (export, spans): (ExportId, &[Span]),
         request: RequestId,
         granted: &Granted,
-    ) -> Option<Arc<Self>> {
-        let backend = Arc::clone(granted.shared.allocations.first()?.backend());
-        // No importer requests a copy of several regions.
-        let &[region] = &*granted.shared.regions else { return None };
-        let chunks = Chunks::new(region.len, runtime.stagings.limits().chunk_bytes);
-        let (lease, range) = (granted.lease, region);
+    ) -> std::result::Result<Arc<Self>, Refusal> {
+        let allocation = granted.shared.allocations.first().ok_or(Refusal::Dropped)?;
+        let backend = Arc::clone(allocation.backend());
+        let segments = Segments::requested(&granted.shared.regions, spans);
+        let segments = segments.map_err(|detail| Refusal::Failed { detail })?;
+        let chunks = Chunks::new(segments.len(), runtime.stagings.limits().chunk_bytes);
+        let lease = granted.lease;
         let state = Mutex::default();
         let share = if pid == 0 { Share::Connection(connection) } else { Share::Process(pid) };
         let outgoing =
-            Arc::new(Self { runtime, connection, share, export, lease, backend, range, chunks, state });
+            Arc::new(Self { runtime, connection, share, export, lease, backend, segments, chunks, state });
         let this = Arc::clone(&outgoing);
         runtime.worker.submit(move || this.or_refuse(request, |this| this.wait_until_ready(request)));
-        Some(outgoing)
+        Ok(outgoing)
     }
 
     /// Handles the request for the next chunk, by which the importer has taken the one before. Returns the reply where the chunk is
@@ -191,7 +196,7 @@ impl Outgoing {
 
     fn start(self: &Arc<Self>, request: RequestId, room: SetAside) -> Step {
         let runtime = self.runtime;
-        let halves = Halves::new(&self.backend, self.range, self.chunks, room).map_err(failed)?;
+        let halves = Halves::new(&self.backend, self.segments.device(), self.chunks, room).map_err(failed)?;
         let file = halves.file().map_err(failed)?;
         let mut state = self.lock();
         if state.ended.is_some() {
@@ -204,7 +209,7 @@ impl Outgoing {
         state.answered = Some(Instant::now());
         drop(state);
         runtime.metrics.stagings_total.add(1);
-        let (lease, chunk_bytes, bytes) = (self.lease, self.chunks.chunk_bytes(), self.range.len);
+        let (lease, chunk_bytes, bytes) = (self.lease, self.chunks.chunk_bytes(), self.segments.len());
         runtime.poller.answer(
             self.connection,
             Reply::Staging { request, lease, chunk_bytes, bytes },
@@ -239,9 +244,9 @@ impl Outgoing {
     fn fill(self: &Arc<Self>, chunk: u64, halves: &Arc<Halves>) -> Step {
         let Granted { borrowed, shared, .. } = self.granted()?;
         stale(borrowed.as_ref().map_or(Ok(()), BorrowedMemory::check))?;
-        let part = self.chunks.part(chunk, self.range).map_err(failed)?;
-        // SAFETY: the lease keeps the region, and with it the owner, until `filled` has been called for this chunk.
-        let event = unsafe { halves.take(&*self.backend, part, self.chunks.place(chunk)) }.map_err(failed)?;
+        // SAFETY: the lease keeps the regions, and with them the owner, until `filled` has been called for this chunk.
+        let event = unsafe { halves.take(&*self.backend, &self.segments, (self.chunks, chunk)) };
+        let event = event.map_err(failed)?;
         let (this, halves) = (Arc::clone(self), Arc::clone(halves));
         let filled = move || {
             // The bytes may already have been those of another allocation.
@@ -334,16 +339,21 @@ impl State {
 }
 
 impl Halves {
-    fn new(backend: &Arc<dyn DeviceIpc>, range: DeviceRange, chunks: Chunks, room: SetAside) -> Result<Self> {
+    fn new(
+        backend: &Arc<dyn DeviceIpc>,
+        device: DeviceOrdinal,
+        chunks: Chunks,
+        room: SetAside,
+    ) -> Result<Self> {
         let pages = HostPages::create("device-ipc-staging", chunks.buffer_bytes())?;
-        let pinned = match pages.known_to(backend, range.device, Use::Copies) {
+        let pinned = match pages.known_to(backend, device, Use::Copies) {
             Ok(_) => true,
             Err(error) => {
                 tracing::debug!(target: crate::os::log::STAGING, %error, "a copy goes through memory that is not page-locked");
                 false
             }
         };
-        let stream = backend.memory().create_stream(range.device)?;
+        let stream = backend.memory().create_stream(device)?;
         Ok(Self { stream, pages, pinned, _room: room })
     }
 
@@ -352,42 +362,51 @@ impl Halves {
         file.map_err(|error| Error::Io { what: "handing out host memory of a copy".into(), cause: error })
     }
 
-    /// Copies a part of the region to the bytes from `place` on. An event that is reached when that has been done, or
-    /// `None` where it has.
+    /// Copies a chunk to its place. Returns an event that is reached when the copy is complete, or `None` if it is.
     ///
     /// # Safety
     ///
-    /// The part stays allocated until then.
+    /// The segments stay allocated until then.
     unsafe fn take(
         &self,
         backend: &dyn DeviceIpc,
-        part: DeviceRange,
-        place: usize,
+        segments: &Segments,
+        (chunks, chunk): (Chunks, u64),
     ) -> Result<Option<Box<dyn DeviceEvent>>> {
-        assert!(place + part.len as usize <= self.pages.len(), "chunks lie in the pages");
+        let (place, len) = (chunks.place(chunk), chunks.len(chunk));
+        assert!(place + len as usize <= self.pages.len(), "chunks lie in the pages");
         let (memory, stream) = (backend.memory(), self.stream.as_borrowed());
         // SAFETY: inside the pages, by the check above.
         let bytes: NonNull<u8> = unsafe { self.pages.base().add(place) };
+        let parts = segments.within(chunks.start(chunk), len);
         if !self.pinned {
-            let mut own = vec![0_u8; part.len as usize];
-            // SAFETY: the part stays allocated, as the caller promised; the pages are mapped, and only ever touched by raw
-            // addresses: an importer that writes to them meanwhile spoils its own copy.
-            unsafe {
-                memory.read(part, &mut own, stream)?;
-                bytes.as_ptr().copy_from_nonoverlapping(own.as_ptr(), own.len());
+            let mut own = vec![0_u8; len as usize];
+            for (offset, part) in parts {
+                let own = &mut own[offset as usize..][..part.len as usize];
+                // SAFETY: the part stays allocated, as the caller promised.
+                unsafe { memory.read(part, own, stream)? };
             }
+            // SAFETY: the pages are mapped, and only ever touched by raw addresses: an importer that writes to them meanwhile
+            // spoils its own copy.
+            unsafe { bytes.as_ptr().copy_from_nonoverlapping(own.as_ptr(), own.len()) };
             return Ok(None);
         }
-        // SAFETY: the pages are pinned as long as `self`, which outlives the copy: whoever waits for the event holds it.
-        unsafe { memory.copy_to_host(bytes, part, stream)? };
-        let recorded = backend.capabilities(part.device).and_then(|capabilities| {
-            if !capabilities.ipc_events {
-                return Ok(None);
-            }
-            let event = backend.create_event(part.device)?;
-            event.record(stream)?;
-            Ok(Some(event))
-        });
+        let recorded = parts
+            .map(|(offset, part)| {
+                // SAFETY: the part stays allocated, as the caller promised, and its place is inside the chunk's. The pages are
+                // pinned as long as `self`, which outlives the copy: the event's waiter holds it, and errors are waited for.
+                unsafe { memory.copy_to_host(bytes.add(offset as usize), part, stream) }
+            })
+            .collect::<Result<()>>()
+            .and_then(|()| backend.capabilities(segments.device()))
+            .and_then(|capabilities| {
+                if !capabilities.ipc_events {
+                    return Ok(None);
+                }
+                let event = backend.create_event(segments.device())?;
+                event.record(stream)?;
+                Ok(Some(event))
+            });
         match recorded {
             Ok(Some(event)) => Ok(Some(event)),
             // Without an event the copy has to be waited for: nothing else would tell when the memory is free.

@@ -38,7 +38,7 @@ impl What {
     fn open(self, arguments: &str) -> String {
         match self {
             Self::Tensor => format!("open-received {arguments} place=stream:0"),
-            Self::Bundle => format!("open-received-bundle {arguments} place=home"),
+            Self::Bundle => format!("open-received {arguments} place=home"),
         }
     }
 }

@@ -143,7 +143,7 @@ fn export_of_another_user_looks_like_no_export() {
         open_request(&other, 1),
         open_request(&other.clone().with_token([7; 16]), 1),
         unknown,
-        ToExporter::Stage { request: 1, export: other.export(), token: other.token() },
+        ToExporter::Stage { request: 1, export: other.export(), token: other.token(), spans: vec![] },
         ToExporter::List { request: 1, after: 0 },
         open_request(&allowed, 1),
     ];

@@ -19,8 +19,6 @@ pub enum Answer {
     Devices(Vec<DeviceIdentity>),
     /// The descriptor of an export.
     Descriptor(Box<Descriptor>),
-    /// The descriptor of a bundle.
-    Bundle(Descriptor),
     /// A mapping.
     Mapping(Mapped),
     /// Bytes.
@@ -39,7 +37,7 @@ pub enum Answer {
     Received {
         /// Its bytes.
         bytes: Vec<u8>,
-        /// The number of its tensors and bundles.
+        /// The number of its exports.
         items: usize,
     },
     /// A range that the bare backend opened and closed.
@@ -71,8 +69,6 @@ macro_rules! values {
 
 values! {
     Devices(Vec<DeviceIdentity>),
-    Descriptor(Box<Descriptor>),
-    Bundle(Descriptor),
     Mapping(Mapped),
     Bytes(Vec<u8>),
     Floats(Vec<f32>),
@@ -82,13 +78,24 @@ values! {
     Usage(Usage),
 }
 
+impl TryFrom<Answer> for Descriptor {
+    type Error = Answer;
+
+    fn try_from(answer: Answer) -> Result<Self, Answer> {
+        match answer {
+            Answer::Descriptor(descriptor) => Ok(*descriptor),
+            other => Err(other),
+        }
+    }
+}
+
 /// Answers as tests that write commands in words read them: values separated by spaces.
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done => Ok(()),
             Self::Descriptor(descriptor) => descriptor.fmt(f),
-            Self::Bundle(descriptor) => descriptor.fmt(f),
+            Self::Mapping(Mapped { tensors: Some(tensors), .. }) => tensors.fmt(f),
             Self::Mapping(mapped) => write!(f, "{:#x} {}", mapped.address, mapped.len),
             Self::Number(number) => number.fmt(f),
             Self::Truth(truth) => truth.fmt(f),
@@ -109,7 +116,7 @@ impl fmt::Display for Answer {
 /// A mapping of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapped {
-    /// Its address in the agent.
+    /// Its address in the agent; 0 for named tensors.
     pub address: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -123,6 +130,8 @@ pub struct Mapped {
     pub access: Access,
     /// The tensor's element type and shape, if it is a tensor.
     pub tensor: Option<(String, Vec<u64>)>,
+    /// The number of named tensors.
+    pub tensors: Option<usize>,
     /// Whether it is a copy.
     pub is_copy: bool,
 }

@@ -115,22 +115,22 @@ pub struct Sharing {
     pub after_drop: Option<u64>,
 }
 
-/// The arguments of [`Command::ShareBundle`].
+/// The arguments of [`Command::ShareTensors`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct BundleSharing {
+pub struct TensorSharing {
     /// The buffers, or an offset and a length within them in bytes.
     pub memories: Vec<(String, Option<(u64, u64)>)>,
     /// The tensors.
-    pub tensors: Vec<BundledTensor>,
+    pub tensors: Vec<SharedTensor>,
     /// The access of importers; by default read-write.
     pub access: Option<Access>,
     /// The devices whose streams write the bytes.
     pub ready_on: Vec<u32>,
 }
 
-/// A tensor of a bundle.
+/// A named tensor to share.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BundledTensor {
+pub struct SharedTensor {
     /// Its name.
     pub name: String,
     /// The index of its memory.
@@ -212,14 +212,14 @@ pub enum Command {
     Holders { name: String },
     /// Waits until an export has no holder.
     WaitReleased { name: String, timeout: Duration },
-    /// Closes an export of one tensor or of a bundle.
+    /// Closes an export.
     Close { name: String, timeout: Duration, free_anyway: bool },
-    /// Drops the exports and mappings of these names, of one tensor or of a bundle.
+    /// Drops the exports and mappings of these names.
     Drop { names: Vec<String> },
 
     /// Opens an export.
     Open(Box<Opening>),
-    /// Releases a mapping, of one tensor or of a bundle, on the stream of its device or of `device`.
+    /// Releases a mapping on the stream of its first device or of `device`.
     Release { name: String, device: Option<u32> },
     /// Reports the event `gone NAME VARIANT` when the exporter of a mapping, or the peer of a channel, has gone.
     OnGone { name: String },
@@ -303,7 +303,7 @@ pub enum Command {
     Accept { under: String, name: String, timeout: Duration },
     /// Connects a channel; returns the process id of the peer.
     Connect { under: String, name: String, timeout: Duration, user: Option<u32>, map: Vec<(u32, u32)> },
-    /// Sends exports and bundles by a channel with `bytes`, or with `len` bytes that count up. The stream of a device
+    /// Sends exports by a channel with `bytes`, or with `len` bytes that count up. The stream of a device
     /// writes the tensors. `drops` drops the exports after that.
     Send {
         by: String,
@@ -316,7 +316,7 @@ pub enum Command {
     },
     /// Receives a message from a channel.
     Receive { by: String, name: String, timeout: Duration },
-    /// Opens a tensor of a message, on the device of the channel's device map unless a place is given.
+    /// Opens an export of a message, on the device of the channel's device map unless a place is given.
     OpenReceived {
         of: String,
         name: String,
@@ -325,21 +325,13 @@ pub enum Command {
         timeout: Option<Duration>,
         copying: Copying,
     },
-    /// Opens a bundle of a message, as [`OpenReceived`](Self::OpenReceived) does a tensor.
-    OpenReceivedBundle {
-        of: String,
-        name: String,
-        place: Option<Place>,
-        index: usize,
-        timeout: Option<Duration>,
-    },
     /// Returns the device on which a channel's device map opens the first tensor of a message.
     DeviceOfReceived { of: String },
     /// Replies to a message.
     Answer { of: String, bytes: Vec<u8>, tensors: Vec<String>, timeout: Duration },
     /// Checks whether the tensors of a message have been written, or may still be.
     CheckReceived { of: String },
-    /// Drops a message with its unopened tensors.
+    /// Drops a message with its unopened exports.
     Discard { name: String },
     /// Closes a channel and waits until the peer has received everything.
     CloseChannel { name: String, timeout: Duration },
@@ -348,14 +340,12 @@ pub enum Command {
     /// Receives `times` messages by a channel, opens and drops their tensors, and replies to each with its bytes.
     Echo { by: String, times: u32, answers: bool, timeout: Duration },
 
-    /// Shares buffers as a bundle.
-    ShareBundle { name: String, sharing: BundleSharing },
-    /// Shares `count` allocations of `len` bytes as the tensors `t0`, `t1`, … of a bundle, on the first devices in turn.
+    /// Shares named tensors in buffers.
+    ShareTensors { name: String, sharing: TensorSharing },
+    /// Shares `count` allocations of `len` bytes as the tensors `t0`, `t1`, …, on the first devices in turn.
     /// With `neighbours` as two tensors that overlap: `a` in the first two thirds, and `b` in the last two thirds.
     ShareBlocks { name: String, count: u64, len: u64, devices: Option<u64>, neighbours: Option<u8> },
-    /// Opens a bundle; returns the number of its tensors.
-    OpenBundle { name: String, descriptor: Descriptor, place: Place },
-    /// Reads a tensor of an open bundle as bytes.
+    /// Reads a named tensor of a mapping as bytes.
     TensorBytes { name: String, tensor: String },
     /// Returns the first byte of a tensor and its last.
     TensorEnds { name: String, tensor: String },

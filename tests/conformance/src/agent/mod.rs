@@ -17,7 +17,7 @@ use serde::Serialize;
 
 pub use answer::{Answer, Mapped, Reply};
 pub use command::{
-    BareHandle, BundleSharing, BundledTensor, Command, Copying, Opening, Place, RingLoop, Sharing,
+    BareHandle, Command, Copying, Opening, Place, RingLoop, SharedTensor, Sharing, TensorSharing,
 };
 pub(crate) use server::run;
 pub use server::{Rings, Server, reply, serve, touch};
@@ -170,7 +170,7 @@ impl Agent {
     #[track_caller]
     pub fn share_as(&mut self, name: &str, of: &str, sharing: Sharing) -> Result<Descriptor, Stop> {
         let sharing = Sharing { name: name.into(), of: Some(of.into()), ..sharing };
-        self.get(&Command::Share(Box::new(sharing))).map(|descriptor: Box<_>| *descriptor)
+        self.get(&Command::Share(Box::new(sharing)))
     }
 
     /// Has it allocate a buffer on device 0 with these bytes, and share all of it.

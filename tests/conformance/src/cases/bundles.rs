@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use device_ipc_core::{Access, Descriptor, Export, Counters, DeviceOrdinal, DevicePtr, DeviceRange, Dtype, Ipc, Region, TensorLayout, TensorTable, counters};
 
-use crate::agent::{Agent, BundleSharing, BundledTensor, Command, Place};
+use crate::agent::{Agent, TensorSharing, SharedTensor, Command, Place};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{Memory, OLD, SOON, float_bytes, pattern, tensor_bytes, until};
 use crate::{Context, Outcome, Stop, unchecked};
@@ -26,16 +26,16 @@ fn bytes_of_shape(shape: &[u64]) -> Result<TensorLayout, Stop> {
     Ok(TensorLayout::contiguous(Dtype::U8, shape)?)
 }
 
-fn tensor(name: impl Into<String>, memory: usize, offset: u64, dtype: &str, shape: &[u64]) -> BundledTensor {
-    BundledTensor { name: name.into(), memory, offset, dtype: dtype.into(), shape: shape.to_vec() }
+fn tensor(name: impl Into<String>, memory: usize, offset: u64, dtype: &str, shape: &[u64]) -> SharedTensor {
+    SharedTensor { name: name.into(), memory, offset, dtype: dtype.into(), shape: shape.to_vec() }
 }
 
 /// Has an agent share these buffers, whole.
 #[track_caller]
-fn share(agent: &mut Agent, of: &[&str], tensors: Vec<BundledTensor>) -> Result<Descriptor, Stop> {
+fn share(agent: &mut Agent, of: &[&str], tensors: Vec<SharedTensor>) -> Result<Descriptor, Stop> {
     let memories = of.iter().map(|name| ((*name).to_owned(), None)).collect();
-    let sharing = BundleSharing { memories, tensors, ..Default::default() };
-    agent.get(&Command::ShareBundle { name: "b".into(), sharing })
+    let sharing = TensorSharing { memories, tensors, ..Default::default() };
+    agent.get(&Command::ShareTensors { name: "b".into(), sharing })
 }
 
 /// An agent with three buffers of 4096 bytes, `m0` to `m2`, and a bundle of one tensor of bytes in each, `t0` to `t2`.
@@ -138,8 +138,7 @@ pub fn shared_memory_is_listed_once(context: &Context) -> Outcome {
     let descriptor = export.descriptor();
     equal((descriptor.allocations(), descriptor.tensors().len()), (1, 4), "allocations, and tensors in them")?;
     let mut importer = context.agent()?;
-    let open = Command::OpenBundle { name: "b".into(), descriptor: descriptor.clone(), place: Place::Home };
-    importer.must(&open)?;
+    importer.open("b", descriptor, Place::Home)?;
     for (index, end) in [4096, 1024, 1536, 1024].into_iter().enumerate() {
         let found: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: format!("{index}.last") })?;
         same(&found, &bytes[end - 16..end], format!("the end of part {index}"))?;
@@ -175,8 +174,7 @@ pub fn written_and_read_through_views(context: &Context) -> Outcome {
     }
     let export = memory.ipc.share_all(bundle).start()?;
     let mut importer = context.agent()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    importer.open("b", export.descriptor(), Place::Stream(0))?;
     importer.must(&Command::TensorAdd { name: "b".into(), tensor: "b".into(), value: 2.0 })?;
     importer.must(&Command::Release { name: "b".into(), device: Some(0) })?;
     export.wait_released(SOON)?;
@@ -235,8 +233,7 @@ pub fn tensors_without_elements(context: &Context) -> Outcome {
             refused(too_large, "an element without bytes", "Descriptor", &["needs 4 bytes", "0 bytes"])?;
             let export = memory.ipc.share_all(bundle).start()?;
             let mut importer = context.agent()?;
-            let descriptor = export.descriptor().clone();
-            importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+            importer.open("b", export.descriptor(), Place::Home)?;
             let read = |importer: &mut Agent, tensor: &str| {
                 importer.get::<Vec<u8>>(&Command::TensorBytes { name: "b".into(), tensor: tensor.into() })
             };
@@ -338,8 +335,7 @@ pub fn stream_waits_for_ready(context: &Context) -> Outcome {
         bundle.owned(name, part, Some(bytes_of_shape(&[2048])?))?;
     }
     let export = memory.ipc.share_all(bundle).ready_on(&memory.stream).start()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    importer.open("b", export.descriptor(), Place::Stream(0))?;
     for name in ["a", "b"] {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: name.into() })?;
         same(&read, &[2; 2048], "the bytes, which the exporter's stream wrote late")?;

@@ -267,7 +267,14 @@ themes! {
         many_with_little_room,
         own_process,
         no_timeline,
-        released_on_a_stream;
+        released_on_a_stream,
+        named_tensors,
+        named_tensors_that_overlap,
+        named_tensors_of_two_devices,
+        named_tensors_where_needed,
+        named_tensors_of_a_hidden_home,
+        named_tensors_without_elements,
+        named_tensors_in_own_process;
     channels:
         bytes_of_all_sizes_in_order,
         tensor_without_elements,
@@ -305,6 +312,8 @@ themes! {
         bundle_on_a_device_that_is_not_mapped,
         bundle_in_one_process,
         copied_when_it_is_ready,
+        named_tensors_are_copied,
+        named_tensors_are_copied,
         copied_where_it_cannot_be_opened,
         small_and_large_in_order;
     bundles:

@@ -167,7 +167,7 @@ pub fn forwarded_descriptor(context: &Context) -> Outcome {
     let share = memory.share()?;
     let (mut middle, mut last) = (context.agent()?, context.agent()?);
     middle.open("m", share.descriptor(), Place::Home)?;
-    let forwarded = middle.get::<Box<device_ipc_core::Descriptor>>(&Command::Descriptor { name: "m".into() })?;
+    let forwarded = middle.get::<device_ipc_core::Descriptor>(&Command::Descriptor { name: "m".into() })?;
     last.open("m", &forwarded, Place::Home)?;
     middle.drop_mapping("m")?;
     middle.exit()?;

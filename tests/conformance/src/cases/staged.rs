@@ -1,5 +1,9 @@
 //! Copies through host memory: what a receiver gets where its device cannot reach the memory, if it asks for that.
 
+mod tensors;
+
+pub use tensors::*;
+
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};

@@ -81,8 +81,7 @@ impl Server {
         match command {
             Command::OpenReceived { of, name, place, index, timeout, copying } => {
                 let received = taken(&mut self.received, &of);
-                let mut tensors = received.exports().iter().filter(|export| !export.descriptor().is_named());
-                let mut opening = tensors.nth(index).expect("a tensor of this index").open();
+                let mut opening = received.exports()[index].open();
                 if let Some(timeout) = timeout {
                     opening = opening.timeout(timeout);
                 }
@@ -94,17 +93,6 @@ impl Server {
                 let opened = (|| Ok(open_at!(self, place, opening)))();
                 self.received.insert(of, received);
                 opened.map(|mapping| self.keep_mapping(name, mapping))
-            }
-            Command::OpenReceivedBundle { of, name, place, index, timeout } => {
-                let received = taken(&mut self.received, &of);
-                let mut named = received.exports().iter().filter(|export| export.descriptor().is_named());
-                let mut opening = named.nth(index).expect("a bundle of this index").open();
-                if let Some(timeout) = timeout {
-                    opening = opening.timeout(timeout);
-                }
-                let opened = (|| Ok(open_at!(self, place, opening)))();
-                self.received.insert(of, received);
-                opened.map(|mapping| self.keep_bundle(name, mapping))
             }
             Command::DeviceOfReceived { of } => {
                 let device = named(&self.received, &of).exports()[0].device();
@@ -119,7 +107,7 @@ impl Server {
                 taken(&mut self.received, &name);
                 Ok(Answer::Done)
             }
-            other => self.carry_out_bundle(other),
+            other => self.carry_out_tensors(other),
         }
     }
 
@@ -131,11 +119,7 @@ impl Server {
 
     fn message<'a>(&'a self, bytes: &'a [u8], of: &[String], ready: Option<&'a Stream>) -> Message<'a> {
         let message = Message::new().bytes(bytes);
-        let add = |message: Message<'a>, name: &String| match self.bundles.get(name) {
-            Some(bundle) => message.export(bundle),
-            None => message.export(named(&self.exports, name)),
-        };
-        let message = of.iter().fold(message, add);
+        let message = of.iter().fold(message, |message, name| message.export(named(&self.exports, name)));
         match ready {
             Some(stream) => message.ready_on(stream),
             None => message,

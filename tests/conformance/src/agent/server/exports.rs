@@ -75,17 +75,11 @@ impl Server {
             }
             Command::Close { name, timeout, free_anyway } => {
                 let holders = if free_anyway { HolderPolicy::FreeAnyway } else { HolderPolicy::Keep };
-                if let Some(bundle) = self.bundles.remove(&name) {
-                    return bundle.close_with(timeout, holders).map(done);
-                }
                 taken(&mut self.exports, &name).close_with(timeout, holders).map(done)
             }
             Command::Drop { names } => {
                 for name in names {
-                    let known = self.mappings.remove(&name).is_some()
-                        | self.exports.remove(&name).is_some()
-                        | self.open_bundles.remove(&name).is_some()
-                        | self.bundles.remove(&name).is_some();
+                    let known = self.mappings.remove(&name).is_some() | self.exports.remove(&name).is_some();
                     assert!(known, "there is no {name:?}");
                 }
                 Ok(Answer::Done)
@@ -157,7 +151,7 @@ impl Server {
         Ok(self.keep_export(name, export))
     }
 
-    fn keep_export(&mut self, name: String, export: Export) -> Answer {
+    pub(super) fn keep_export(&mut self, name: String, export: Export) -> Answer {
         let descriptor = export.descriptor().clone();
         self.exports.insert(name, export);
         Answer::Descriptor(Box::new(descriptor))

@@ -16,13 +16,9 @@ impl Server {
         match command {
             Command::Open(opening) => self.open(*opening),
             Command::Release { name, device } => {
-                if let Some(bundle) = self.open_bundles.remove(&name) {
-                    let stream = self.stream(device.unwrap_or(0))?;
-                    bundle.release(&stream)?;
-                } else {
-                    let stream = self.stream_of(&name)?;
-                    taken(&mut self.mappings, &name).release(&stream)?;
-                }
+                let device = device.unwrap_or_else(|| named(&self.mappings, &name).device().get());
+                let stream = self.stream(device)?;
+                taken(&mut self.mappings, &name).release(&stream)?;
                 Ok(Answer::Done)
             }
             Command::OnGone { name } => {
@@ -112,14 +108,16 @@ impl Server {
     }
 
     pub(super) fn keep_mapping(&mut self, name: String, mapping: Mapping) -> Answer {
+        let is_named = mapping.descriptor().is_named();
         let mapped = Mapped {
-            address: mapping.range().ptr.get(),
+            address: if is_named { 0 } else { mapping.range().ptr.get() },
             len: mapping.len(),
             device: mapping.device().get(),
             home: mapping.home(),
             at_home: mapping.is_at_home(),
             access: mapping.access(),
             tensor: mapping.layout().map(|layout| (layout.dtype().to_string(), layout.shape().to_vec())),
+            tensors: is_named.then(|| mapping.tensors().len()),
             is_copy: mapping.is_copy(),
         };
         self.mappings.insert(name, mapping);

@@ -1,11 +1,11 @@
 //! The agent's process: carries out commands on buffers, exports, mappings and so on, which it keeps by name.
 
-mod bundles;
 mod channels;
 mod exports;
 mod imports;
 mod order;
 mod rings;
+mod tensors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -70,8 +70,6 @@ pub struct Server {
     pub buffers: HashMap<String, Arc<Buffer>>,
     pub exports: HashMap<String, Export>,
     pub mappings: HashMap<String, Mapping>,
-    pub bundles: HashMap<String, Export>,
-    pub open_bundles: HashMap<String, Mapping>,
     pub timelines: HashMap<String, Timeline>,
     pub events: HashMap<String, Box<dyn DeviceEvent>>,
     pub listeners: HashMap<String, Listener>,
@@ -93,8 +91,6 @@ impl Server {
             buffers: HashMap::new(),
             exports: HashMap::new(),
             mappings: HashMap::new(),
-            bundles: HashMap::new(),
-            open_bundles: HashMap::new(),
             timelines: HashMap::new(),
             events: HashMap::new(),
             listeners: HashMap::new(),

@@ -4,7 +4,7 @@ use device_ipc_core::{Descriptor, Mapping, Error, Stream, counters};
 
 use super::errors::{altered, first_in_the_second_region};
 use super::{nothing_stays_open, tensor, three_tensors};
-use crate::agent::{Agent, BundleSharing, BundledTensor, Command};
+use crate::agent::{Agent, TensorSharing, SharedTensor, Command};
 use crate::check::{equal, refused, same, that};
 use crate::flows::{pattern, tensor_bytes};
 use crate::{Context, Outcome, Stop, fail};
@@ -14,8 +14,8 @@ use crate::{Context, Outcome, Stop, fail};
 fn share_again(agent: &mut Agent, name: &str, of: [&str; 3]) -> Result<Descriptor, Stop> {
     let memories = of.iter().map(|memory| ((*memory).to_owned(), None)).collect();
     let tensors = (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect();
-    let sharing = BundleSharing { memories, tensors, ..Default::default() };
-    agent.get(&Command::ShareBundle { name: name.into(), sharing })
+    let sharing = TensorSharing { memories, tensors, ..Default::default() };
+    agent.get(&Command::ShareTensors { name: name.into(), sharing })
 }
 
 const SAME: [&str; 3] = ["m0", "m1", "m2"];
@@ -119,10 +119,10 @@ pub fn stale_although_the_memory_is_open(context: &Context) -> Outcome {
 /// so.
 pub fn every_difference_from_the_last_time_counts(context: &Context) -> Outcome {
     let (mut exporter, _first) = three_tensors(context)?;
-    let usual = || -> Vec<BundledTensor> {
+    let usual = || -> Vec<SharedTensor> {
         (0..3).map(|index| tensor(format!("t{index}"), index, 0, "uint8", &[4096])).collect()
     };
-    type Change = fn(&mut Vec<BundledTensor>);
+    type Change = fn(&mut Vec<SharedTensor>);
     let changes: [(&str, Change); 10] = [
         ("nothing", |_| {}),
         ("the first name", |tensors| tensors[0].name = "T0".into()),
@@ -146,9 +146,9 @@ pub fn every_difference_from_the_last_time_counts(context: &Context) -> Outcome 
             (kind, tensors)
         }) {
             let memories = SAME.map(|memory| (memory.to_owned(), None)).into();
-            let sharing = BundleSharing { memories, tensors: tensors.clone(), ..Default::default() };
+            let sharing = TensorSharing { memories, tensors: tensors.clone(), ..Default::default() };
             let name = format!("{kind} {round}");
-            let descriptor: Descriptor = exporter.get(&Command::ShareBundle { name, sharing })?;
+            let descriptor: Descriptor = exporter.get(&Command::ShareTensors { name, sharing })?;
             let mapping = ipc.open(&descriptor).on(&stream)?;
             equal(mapping.tensors().len(), tensors.len(), format!("tensors, {kind}: {what}"))?;
             for (given, (name, found)) in tensors.iter().zip(mapping.tensors()) {

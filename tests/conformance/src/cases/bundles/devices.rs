@@ -114,8 +114,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
         bundle.owned(index.to_string(), Arc::clone(&memory.buffer), Some(bytes_of_shape(&[64])?))?;
     }
     let export = memories[0].ipc.share_all(bundle).ready_on(&memories[0].stream).ready_on(&memories[1].stream).start()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    importer.open("b", export.descriptor(), Place::Home)?;
     for index in 0..2 {
         let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "b".into(), tensor: index.to_string() })?;
         same(&read, &[2 + index; 64], "the bytes, which a stream of their device wrote late")?;
@@ -127,8 +126,7 @@ pub fn each_device_waits_for_its_own_stream(context: &Context) -> Outcome {
     let mut again = memories[0].ipc.tensors();
     again.owned("w", Arc::clone(&memories[0].buffer), Some(bytes_of_shape(&[64])?))?;
     let export = memories[0].ipc.share_all(again).ready_on(&idle).ready_on(&memories[0].stream).start()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "w".into(), descriptor, place: Place::Home })?;
+    importer.open("w", export.descriptor(), Place::Home)?;
     let read: Vec<u8> = importer.get(&Command::TensorBytes { name: "w".into(), tensor: "w".into() })?;
     same(&read, &[4; 64], "the bytes, which the later stream wrote")
 }

@@ -21,8 +21,7 @@ pub fn holders_are_named_and_waited_for(context: &Context) -> Outcome {
     equal(export.holders().opened(), 0, "how often it has been opened")?;
     refused(export.wait_released(SHORT), "no open so far", "NotOpened", &["no process has opened the export"])?;
     let mut importer = context.agent()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Stream(0) })?;
+    importer.open("b", export.descriptor(), Place::Stream(0))?;
     let id = importer.peer().id().to_string();
     refused(export.wait_released(SHORT), "it is open", "StillHeld", &[&id, "4096 bytes"])?;
     refused(export.close_with(SHORT, HolderPolicy::Keep), "closing what is held", "StillHeld", &[&id, "4096 bytes"])?;
@@ -36,8 +35,7 @@ pub fn importer_killed(context: &Context) -> Outcome {
     let memory = Memory::with_bytes(context, 0, &pattern(4096))?;
     let export = whole(&memory.ipc, &memory)?;
     let mut importer = context.agent()?;
-    let descriptor = export.descriptor().clone();
-    importer.must(&Command::OpenBundle { name: "b".into(), descriptor, place: Place::Home })?;
+    importer.open("b", export.descriptor(), Place::Home)?;
     equal(export.holders().iter().len(), 1, "the number of holders")?;
     importer.kill()?;
     export.wait_released(SOON)?;

@@ -6,7 +6,8 @@ use std::time::Instant;
 use device_ipc_core::{Export, DeviceOwner, Dtype, Message, TensorLayout};
 
 use super::{
-    BYTES, COUNT, discard, is_dropped, is_kept, local_pair, open_at, pair, receive, says_nothing_else,
+    BYTES, COUNT, discard, is_dropped, is_kept, local_pair, mapped, open_at, opening, pair, receive,
+    says_nothing_else,
 };
 use crate::agent::{Agent, Command, Place};
 use crate::check::{equal, refused, same};
@@ -39,9 +40,9 @@ pub(super) fn bytes_of_tensor(index: usize) -> Vec<u8> {
     pattern(BYTES + index)[index..].to_vec()
 }
 
-pub(super) fn open_bundle(agent: &mut Agent, of: &str, place: Option<Place>) -> Outcome {
-    let (name, of) = (format!("{of}.b"), of.to_owned());
-    agent.must(&Command::OpenReceivedBundle { name, of, index: 0, place, timeout: Some(PATIENCE) }).map(drop)
+/// Opens the named tensors at this index of a message that the agent has received.
+pub(super) fn open_tensors(agent: &mut Agent, of: &str, index: usize, place: Option<Place>) -> Outcome {
+    mapped(agent, &opening(&format!("{of}.b"), of, index, place)).map(drop)
 }
 
 /// The agent has these tensors, as they were written.
@@ -54,7 +55,7 @@ pub(super) fn has_tensors(agent: &mut Agent, of: &str, count: usize) -> Outcome 
     Ok(())
 }
 
-fn release_bundle(agent: &mut Agent, of: &str, device: u32) -> Outcome {
+fn release_tensors(agent: &mut Agent, of: &str, device: u32) -> Outcome {
     agent.must(&Command::Release { name: format!("{of}.b"), device: Some(device) }).map(drop)
 }
 
@@ -66,11 +67,11 @@ pub fn bundle_outlives_its_export(context: &Context) -> Outcome {
     drop(share);
     equal(receive(&mut agent, "r")?, b"state".to_vec(), "the bytes of the message")?;
     is_kept(&dropped[1], "by a message that has not been opened")?;
-    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    open_tensors(&mut agent, "r", 0, Some(Place::Home))?;
     has_tensors(&mut agent, "r", 4)?;
     discard(&mut agent, "r")?;
     is_kept(&dropped[0], "by a mapping")?;
-    release_bundle(&mut agent, "r", 0)?;
+    release_tensors(&mut agent, "r", 0)?;
     dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
 }
 
@@ -85,11 +86,11 @@ pub fn bundle_of_two_devices(context: &Context) -> Outcome {
     drop((share, tensor));
     receive(&mut agent, "r")?;
     dropped.iter().try_for_each(|dropped| is_kept(dropped, "by a message that has not been opened"))?;
-    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    open_tensors(&mut agent, "r", 1, Some(Place::Home))?;
     has_tensors(&mut agent, "r", 4)?;
-    open_at(&mut agent, "r", 1, Some(Place::Home))?;
-    same(&agent.bytes("r.1")?, &pattern(BYTES), "the bytes of the tensor behind the bundle")?;
-    release_bundle(&mut agent, "r", 1)?;
+    open_at(&mut agent, "r", 2, Some(Place::Home))?;
+    same(&agent.bytes("r.2")?, &pattern(BYTES), "the bytes of the tensor behind the bundle")?;
+    release_tensors(&mut agent, "r", 1)?;
     dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when the mapping has gone"))
 }
 
@@ -119,13 +120,10 @@ pub fn bundle_that_failed_can_be_tried_again(context: &Context) -> Outcome {
     channel.send(Message::new().export(&share), PATIENCE)?;
     drop(share);
     receive(&mut agent, "r")?;
-    let (name, of) = ("r.b".to_owned(), "r".to_owned());
-    let place = Some(Place::Device(4711));
-    let nowhere = Command::OpenReceivedBundle { name, of, index: 0, place, timeout: Some(PATIENCE) };
-    let nowhere = agent.request(&nowhere)?.result;
+    let nowhere = agent.request(&opening("r.b", "r", 0, Some(Place::Device(4711))))?.result;
     refused(nowhere, "an open on a device that is not there", "InBundle", &["4711", "t0"])?;
     is_kept(&dropped[1], "after an open that failed")?;
-    open_bundle(&mut agent, "r", Some(Place::Home))?;
+    open_tensors(&mut agent, "r", 0, Some(Place::Home))?;
     has_tensors(&mut agent, "r", 4)
 }
 
@@ -150,7 +148,7 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
     let read = Command::TensorBytes { name: "r.b".into(), tensor: "weights".into() };
     channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
     receive(&mut agent, "r")?;
-    open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+    open_tensors(&mut agent, "r", 0, Some(Place::Stream(0)))?;
     agent.must(&read)?;
     let mut expected = OLD;
     while_delayed("sending, receiving and opening", |delay| {
@@ -160,7 +158,7 @@ pub fn stream_waits_for_a_bundle(context: &Context) -> Outcome {
         memory.add(1.0)?;
         channel.send(Message::new().export(&share).ready_on(&memory.stream), PATIENCE)?;
         receive(&mut agent, "r")?;
-        open_bundle(&mut agent, "r", Some(Place::Stream(0)))?;
+        open_tensors(&mut agent, "r", 0, Some(Place::Stream(0)))?;
         let seen = Seen::since(begun, Ok(()));
         let bytes: Vec<u8> = agent.get(&read)?;
         let verdict = same(&bytes, &float_bytes(&[expected; COUNT]), "the floats behind the wait");

@@ -2,6 +2,7 @@
 
 use device_ipc_core::{DeviceOwner, Message};
 
+use super::bundles::{bundle, has_tensors};
 use super::{BYTES, COUNT, SHORT, is_dropped, is_kept, pair, receive, witnessed};
 use crate::agent::{Agent, Command, Copying, Mapped, Place};
 use crate::check::{equal, refused, same};
@@ -38,6 +39,20 @@ pub fn copied_when_it_is_ready(context: &Context) -> Outcome {
         same(&agent.floats("copy")?, &[expected; COUNT], "the floats of the copy")?;
     }
     Ok(())
+}
+
+/// Named tensors are copied by the grants of the message, also after the sender has dropped the export.
+pub fn named_tensors_are_copied(context: &Context) -> Outcome {
+    let (channel, mut agent) = pair(context)?;
+    let (share, dropped) = bundle(context, &[0, 0])?;
+    channel.send(Message::new().export(&share), PATIENCE)?;
+    drop(share);
+    receive(&mut agent, "r")?;
+    let open = copy_of_first("r.b".into(), "r".into(), Copying::Always, Place::Stream(0));
+    let mapped: Mapped = agent.get(&open)?;
+    equal((mapped.is_copy, mapped.tensors), (true, Some(4)), "whether it is a copy, and its tensors")?;
+    dropped.iter().try_for_each(|dropped| is_dropped(dropped, "when it has been copied"))?;
+    has_tensors(&mut agent, "r", 4)
 }
 
 /// Where the device cannot reach the memory it is copied, if that was allowed; else it is opened.

@@ -2,9 +2,9 @@
 
 use device_ipc_core::{DeviceMap, Message};
 
-use super::bundles::{bundle, bytes_of_tensor, has_tensors, open_bundle};
+use super::bundles::{bundle, bytes_of_tensor, has_tensors, open_tensors};
 use super::{BYTES, is_dropped, open_at, opening, pair_mapped, receive, send, tried_pair};
-use crate::agent::{BundleSharing, BundledTensor, Command, Place, Sharing};
+use crate::agent::{TensorSharing, SharedTensor, Command, Place, Sharing};
 use crate::check::{equal, refused, same};
 use crate::flows::{Memory, nobody_holds, pattern, tensor_bytes};
 use crate::{Context, Outcome, PATIENCE, fail, skip};
@@ -104,27 +104,26 @@ pub fn bundle_mapped_there_and_back(context: &Context) -> Outcome {
     drop(share);
     receive(&mut agent, "r")?;
     for (place, kind) in [(Place::Home, "InvalidDeviceMap"), (Place::Stream(0), "WrongStream")] {
-        let (name, of) = ("no".to_owned(), "r".to_owned());
-        let open = Command::OpenReceivedBundle { name, of, index: 0, place: Some(place), timeout: Some(PATIENCE) };
-        refused(agent.request(&open)?.result, "opening where the map does not say", kind, &["device 1"])?;
+        let elsewhere = agent.request(&opening("no", "r", 0, Some(place)))?.result;
+        refused(elsewhere, "opening where the map does not say", kind, &["device 1"])?;
     }
-    open_bundle(&mut agent, "r", None)?;
+    open_tensors(&mut agent, "r", 0, None)?;
     has_tensors(&mut agent, "r", 4)?;
     agent.allocate("y", 0, &bytes_of_tensor(0))?;
     agent.allocate("z", 1, &bytes_of_tensor(1))?;
-    let tensor = |memory: usize| BundledTensor {
+    let tensor = |memory: usize| SharedTensor {
         name: format!("t{memory}"),
         memory,
         offset: 0,
         dtype: "uint8".into(),
         shape: vec![BYTES as u64],
     };
-    let sharing = BundleSharing {
+    let sharing = TensorSharing {
         memories: vec![("y".into(), None), ("z".into(), None)],
         tensors: vec![tensor(0), tensor(1)],
         ..Default::default()
     };
-    agent.must(&Command::ShareBundle { name: "b".into(), sharing })?;
+    agent.must(&Command::ShareTensors { name: "b".into(), sharing })?;
     let (of, bytes) = ("r".into(), Vec::new());
     agent.must(&Command::Answer { of, bytes, tensors: vec!["b".into()], timeout: PATIENCE })?;
     let received = channel.receive(PATIENCE)?;

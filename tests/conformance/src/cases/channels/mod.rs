@@ -90,7 +90,7 @@ fn receive(agent: &mut Agent, into: &str) -> Result<Vec<u8>, Stop> {
     }
 }
 
-/// Opens the tensor at this index of a message that the agent has received.
+/// The command that opens the export at this index of a message that the agent has received.
 fn opening(name: &str, of: &str, index: usize, place: Option<Place>) -> Command {
     Command::OpenReceived {
         of: of.into(),

@@ -1,19 +1,18 @@
-//! Bundles.
+//! Named tensors.
 
 use device_ipc_core::{
-    Access, Buffer, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Mapping, Region, Result, TensorLayout,
+    Access, Buffer, DeviceOrdinal, DeviceRange, Dtype, Error, Export, Region, Result, TensorLayout,
 };
 
-use super::imports::device_map;
 use super::{Server, named};
-use crate::agent::{Answer, BundleSharing, Command, Place};
+use crate::agent::{Answer, Command, TensorSharing};
 use crate::flows::tensor_bytes;
 use crate::unchecked;
 
 impl Server {
-    pub(super) fn carry_out_bundle(&mut self, command: Command) -> Result<Answer> {
+    pub(super) fn carry_out_tensors(&mut self, command: Command) -> Result<Answer> {
         match command {
-            Command::ShareBundle { name, sharing } => self.share_bundle(name, &sharing),
+            Command::ShareTensors { name, sharing } => self.share_tensors(name, &sharing),
             Command::ShareBlocks { name, count, len, devices, neighbours } => {
                 let ipc = self.ipc.clone();
                 let devices = devices.unwrap_or(1);
@@ -23,18 +22,7 @@ impl Server {
                 buffers.sort_by_key(|buffer| buffer.range().ptr);
                 let export =
                     if neighbours.is_some() { self.neighbours(buffers) } else { self.blocks(buffers) }?;
-                Ok(self.keep_bundle_export(name, export))
-            }
-            Command::OpenBundle { name, descriptor, place } => {
-                let ipc = self.ipc.clone();
-                let builder = ipc.open(&descriptor);
-                let mapping = match place {
-                    Place::Home => builder.at_home()?,
-                    Place::Device(device) => builder.on_device(device)?,
-                    Place::Stream(device) => builder.on(&self.stream(device)?)?,
-                    Place::Map(pairs) => builder.mapped_by(&device_map(&pairs)?)?,
-                };
-                Ok(self.keep_bundle(name, mapping))
+                Ok(self.keep_export(name, export))
             }
             Command::TensorBytes { name, tensor } => Ok(Answer::Bytes(self.tensor_bytes(&name, &tensor)?)),
             Command::TensorEnds { name, tensor } => {
@@ -43,13 +31,13 @@ impl Server {
             }
             Command::TensorFill { name, tensor, byte } => {
                 let stream = self.stream_of_tensor(&name, &tensor)?;
-                let found = named(&self.open_bundles, &name).get(&tensor)?;
+                let found = named(&self.mappings, &name).get(&tensor)?;
                 found.view_mut::<u8, _>(&stream)?.fill_bytes(byte)?;
                 stream.synchronize().map(|()| Answer::Done)
             }
             Command::TensorAdd { name, tensor, value } => {
                 let stream = self.stream_of_tensor(&name, &tensor)?;
-                let found = named(&self.open_bundles, &name).get(&tensor)?;
+                let found = named(&self.mappings, &name).get(&tensor)?;
                 found.view_mut::<f32, _>(&stream)?.add(value).map(|()| Answer::Done)
             }
             other => self.carry_out_ring(other),
@@ -57,46 +45,46 @@ impl Server {
     }
 
     fn stream_of_tensor(&mut self, name: &str, tensor: &str) -> Result<device_ipc_core::Stream> {
-        let device = named(&self.open_bundles, name).get(tensor)?.device();
+        let device = named(&self.mappings, name).get(tensor)?.device();
         self.stream(device.get())
     }
 
     fn tensor_bytes(&mut self, name: &str, tensor: &str) -> Result<Vec<u8>> {
         let stream = self.stream_of_tensor(name, tensor)?;
-        tensor_bytes(&named(&self.open_bundles, name).get(tensor)?, &stream)
+        tensor_bytes(&named(&self.mappings, name).get(tensor)?, &stream)
     }
 
-    fn share_bundle(&mut self, name: String, sharing: &BundleSharing) -> Result<Answer> {
+    fn share_tensors(&mut self, name: String, sharing: &TensorSharing) -> Result<Answer> {
         let streams: Result<Vec<_>> = sharing.ready_on.iter().map(|device| self.stream(*device)).collect();
         let (streams, ipc) = (streams?, self.ipc.clone());
-        let mut bundle = ipc.tensors();
+        let mut set = ipc.tensors();
         let mut memories = Vec::new();
         for (of, part) in &sharing.memories {
             let buffer = named(&self.buffers, of);
             let (offset, len) = part.unwrap_or((0, buffer.range().len));
-            memories.push(bundle.memory(buffer.slice(offset, len)?));
+            memories.push(set.memory(buffer.slice(offset, len)?));
         }
         for tensor in &sharing.tensors {
             let dtype = Dtype::from_name(&tensor.dtype).expect("a type of PyTorch");
             let layout = TensorLayout::contiguous(dtype, tensor.shape.as_slice())?;
-            bundle.tensor(&tensor.name, memories[tensor.memory], tensor.offset, layout)?;
+            set.tensor(&tensor.name, memories[tensor.memory], tensor.offset, layout)?;
         }
-        let share = ipc.share_all(bundle).access(sharing.access.unwrap_or(Access::ReadWrite));
+        let share = ipc.share_all(set).access(sharing.access.unwrap_or(Access::ReadWrite));
         let export = streams.iter().fold(share, |share, stream| share.ready_on(stream)).start()?;
-        Ok(self.keep_bundle_export(name, export))
+        Ok(self.keep_export(name, export))
     }
 
     fn blocks(&self, buffers: Vec<Buffer>) -> Result<Export> {
-        let mut bundle = self.ipc.tensors();
+        let mut set = self.ipc.tensors();
         for (index, buffer) in buffers.into_iter().enumerate() {
             let layout = TensorLayout::contiguous(Dtype::U8, [buffer.range().len])?;
-            bundle.owned::<(), Buffer>(format!("t{index}"), buffer, Some(layout)).map_err(Error::from)?;
+            set.owned::<(), Buffer>(format!("t{index}"), buffer, Some(layout)).map_err(Error::from)?;
         }
-        Ok(self.ipc.share_all(bundle).start()?)
+        Ok(self.ipc.share_all(set).start()?)
     }
 
     fn neighbours(&self, buffers: Vec<Buffer>) -> Result<Export> {
-        let mut bundle = self.ipc.tensors();
+        let mut set = self.ipc.tensors();
         let (first, count, len) = (buffers[0].range(), buffers.len() as u64, buffers[0].range().len);
         let whole = DeviceRange::new(DeviceOrdinal::new(0), first.ptr, count * len);
         let third = count / 3 * len;
@@ -105,22 +93,10 @@ impl Server {
             Region::new(self.backend.info().name, range)
         };
         let layout = TensorLayout::contiguous(Dtype::U8, [2 * third])?;
-        // The first owner keeps all buffers as long as the bundle exists. The share fails unless they are adjacent.
+        // The first owner keeps all buffers as long as the export exists. The share fails unless they are adjacent.
         let (a, b) = (unchecked::owned(buffers, of(0)), unchecked::owned((), of(third)));
-        bundle.owned("b", b, Some(layout.clone())).map_err(Error::from)?;
-        bundle.owned("a", a, Some(layout)).map_err(Error::from)?;
-        Ok(self.ipc.share_all(bundle).start()?)
-    }
-
-    fn keep_bundle_export(&mut self, name: String, export: Export) -> Answer {
-        let descriptor = export.descriptor().clone();
-        self.bundles.insert(name, export);
-        Answer::Bundle(descriptor)
-    }
-
-    pub(super) fn keep_bundle(&mut self, name: String, mapping: Mapping) -> Answer {
-        let tensors = mapping.tensors().len();
-        self.open_bundles.insert(name, mapping);
-        Answer::Number(tensors as u64)
+        set.owned("b", b, Some(layout.clone())).map_err(Error::from)?;
+        set.owned("a", a, Some(layout)).map_err(Error::from)?;
+        Ok(self.ipc.share_all(set).start()?)
     }
 }
