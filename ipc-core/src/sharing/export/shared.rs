@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::backend::{DeviceEvent, DeviceIpc, Exported, HandleBytes, HandleKind, HandleKindInfo};
 use crate::model::address::{DeviceRange, Extent};
@@ -42,8 +42,11 @@ pub(crate) struct Allocation {
     kind: HandleKindInfo,
     /// How many exports keep it allocated, by an owner.
     kept: AtomicUsize,
-    /// The handles: one, and further ones where a process may open each on one device only.
+    /// The handles: one, and further ones where a process may open each on one device only. The poller reads them, so the lock is
+    /// not held over a call of the driver.
     handles: RwLock<Vec<Arc<Exported>>>,
+    /// Held while the driver makes a further handle, so that each is made once.
+    exporting: Mutex<()>,
 }
 
 /// Tells allocations apart; two instances of a backend share nothing.
@@ -67,6 +70,7 @@ impl Allocation {
             kind,
             kept: AtomicUsize::new(0),
             handles: RwLock::new(vec![Arc::new(exported)]),
+            exporting: Mutex::default(),
         })
     }
 
@@ -119,15 +123,20 @@ impl Allocation {
 
     /// Makes the handles up to that of the importer's device, and has the vendor let the importer in. Calls the driver.
     pub(crate) fn prepare(&self, device: usize, peer: &[u8]) -> Result<()> {
-        let wanted = if self.kind.one_open_per_process { device + 1 } else { 1 };
-        let handle = {
-            let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
-            while handles.len() < wanted {
-                handles.push(Arc::new(self.backend.export(&self.extent, Some(self.kind.kind))?));
-            }
-            Arc::clone(&handles[wanted - 1])
-        };
+        let handle = self.handle(device).map_or_else(|| self.export_for(device), Ok)?;
         if self.kind.whitelist { self.backend.authorize(&handle, peer) } else { Ok(()) }
+    }
+
+    /// Has the driver make the handles up to that of the importer's device.
+    fn export_for(&self, device: usize) -> Result<Arc<Exported>> {
+        let _exporting = self.exporting.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(handle) = self.handle(device) {
+                return Ok(handle);
+            }
+            let further = Arc::new(self.backend.export(&self.extent, Some(self.kind.kind))?);
+            self.handles.write().unwrap_or_else(PoisonError::into_inner).push(further);
+        }
     }
 }
 

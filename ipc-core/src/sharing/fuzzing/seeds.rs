@@ -10,8 +10,8 @@ use crate::model::lease::LeaseId;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, MAX_SPANS, PROTOCOL_VERSION, PageId, Refusal, Reply,
-    Request, RequestId, Span, WireHandle, encode,
+    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
+    RequestId, Span, WireHandle, encode,
 };
 
 fn hello(protocol: u16) -> Vec<u8> {
@@ -73,7 +73,6 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
     let (right, wrong) = (token, Token::from_bytes([0x55; 16]));
     let (read, write) = (Access::ReadOnly, Access::ReadWrite);
     let first = (1, hello(PROTOCOL_VERSION));
-    let too_many: Vec<_> = (0..=MAX_SPANS as u64).map(|offset| (0, offset, 1)).collect();
     let mut everything = Writer(vec![0]);
     everything.step(exporter::SEND, 1, &hello(PROTOCOL_VERSION));
     everything.step(exporter::SEND, 2, &open(1, right(1), write));
@@ -161,10 +160,6 @@ pub(crate) fn request_seeds() -> Vec<Seed> {
                     (1, stage_spans(1, right(1), &[(0, u64::MAX, u64::MAX)])),
                 ],
             ),
-        ),
-        (
-            "stage-too-many-spans",
-            importers(false, &[first.clone(), (1, stage_spans(1, right(1), &too_many))]),
         ),
         ("release-twice", importers(false, &[first, (1, open(1, right(1), read)), (2, release(1))])),
         ("everything", everything.0),

@@ -1,0 +1,100 @@
+//! An exporter whose driver takes long to make a further handle: importers that need none do not wait.
+
+#[macro_use]
+#[path = "../../../backend-mock/tests/support/delegate.rs"]
+mod delegate;
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use device_ipc_broker_tests::{Connection, Forged, FromExporter, Received, ToExporter, open_request};
+use device_ipc_core::backend::TestKernels;
+use device_ipc_core::{
+    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
+    DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Ipc, Opened, ReceivedHandle,
+    Result,
+};
+use device_ipc_mock::MockBackend;
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The mock with handles that a process opens on one device only. All exports but the first wait for a permit.
+struct SlowExport {
+    mock: Arc<dyn DeviceIpc>,
+    exports: AtomicUsize,
+    begun: Sender<()>,
+    permits: Mutex<Receiver<()>>,
+}
+
+impl DeviceIpc for SlowExport {
+    delegate!(info devices visible_devices_variable peer_access capabilities extents_of unexport open close);
+    delegate!(create_event open_event synchronize_device memory timelines test_kernels);
+
+    fn handle_kinds(&self) -> Vec<HandleKindInfo> {
+        let kinds = self.mock.handle_kinds().into_iter();
+        kinds.map(|kind| HandleKindInfo { one_open_per_process: true, ..kind }).collect()
+    }
+
+    fn export(&self, extent: &Extent, kind: Option<HandleKind>) -> Result<Exported> {
+        if self.exports.fetch_add(1, Ordering::Relaxed) > 0 {
+            self.begun.send(()).expect("the test listens");
+            // Continues also if the test has failed.
+            let _ = self.permits.lock().expect("no thread panics").recv();
+        }
+        self.mock.export(extent, kind)
+    }
+}
+
+impl fmt::Debug for SlowExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlowExport").finish_non_exhaustive()
+    }
+}
+
+fn open_on(forged: &Forged, request: u64, device: u32) -> ToExporter {
+    match open_request(forged, request) {
+        ToExporter::Open { request, export, token, access, peer, like, .. } => {
+            ToExporter::Open { request, export, token, access, on: device, peer, like }
+        }
+        other => other,
+    }
+}
+
+/// The reply to a request, which must arrive before the deadline.
+#[track_caller]
+fn reply(connection: &Connection) -> FromExporter {
+    match connection.receive(DEADLINE) {
+        Received::Packet(bytes, _) => postcard::from_bytes(&bytes).expect("it reads well"),
+        other => panic!("no reply: {other:?}"),
+    }
+}
+
+#[test]
+fn open_during_a_slow_export_is_answered_at_once() {
+    let (begun, begins) = channel();
+    let (permit, permits) = channel();
+    let mock = MockBackend::from_spec("devices=2").expect("a valid specification");
+    let (exports, permits) = (AtomicUsize::new(0), Mutex::new(permits));
+    let ipc = Ipc::with_backend(Arc::new(SlowExport { mock, exports, begun, permits }));
+    let export = ipc.share(ipc.allocate(0, 4096).expect("memory")).start().expect("it is shared");
+    let forged = Forged::of(export.descriptor());
+
+    // The handle of this importer's second device is made by the driver.
+    let first = Connection::greeted(&forged);
+    first.send(&open_on(&forged, 1, 0)).expect("it reads");
+    assert!(matches!(reply(&first), FromExporter::Grant(_)));
+    first.send(&open_on(&forged, 2, 1)).expect("it reads");
+    begins.recv_timeout(DEADLINE).expect("the driver is asked for a further handle");
+
+    // Meanwhile another importer opens on its first device.
+    let second = Connection::greeted(&forged);
+    second.send(&open_on(&forged, 1, 0)).expect("it reads");
+    let FromExporter::Grant(grant) = reply(&second) else { panic!("no lease") };
+    assert_eq!(grant.handles.len(), 1);
+
+    permit.send(()).expect("the driver waits");
+    assert!(matches!(reply(&first), FromExporter::Grant(_)), "the handle for the second device");
+}
