@@ -216,6 +216,8 @@ fn actions_apply_to_one_tensor_of_a_bundle() {
     );
     let read = program(&["attach", &at, "--device", "1", "read", "--tensor", "b"]).good();
     assert!(read.contains("device=mock:1 (across cards)") && read.contains("mean=5"), "{read}");
+    let read = program(&["attach", &at, "--staged", "--device", "1", "read", "--tensor", "b"]).good();
+    assert!(read.contains("a copy") && read.contains("mean=5"), "{read}");
     program(&["attach", &at, "add", "2", "--tensor", "a"]).good();
     program(&["attach", &at, "fill", "1", "--tensor", "b"]).good();
     let expected = [vec![7; 8], vec![1; 4], vec![5; 4]].concat();
@@ -225,7 +227,6 @@ fn actions_apply_to_one_tensor_of_a_bundle() {
     for (arguments, expected) in [
         (&["attach", &at, "read"][..], "select one of its tensors with --tensor: a, b, c"),
         (&["attach", &at, "read", "--tensor", "d"], "has no tensor of this name; it has a, b, c"),
-        (&["attach", &at, "--or-staged", "read", "--tensor", "a"], "not supported for a bundle"),
         (&["recv", "--file", &file], "attach @FILE read --tensor NAME"),
     ] {
         let error = program(arguments).bad();

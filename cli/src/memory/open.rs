@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use device_ipc::{
-    Access, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, Stream, Tensor, TensorLayout,
+    Access, Descriptor, DeviceOrdinal, DeviceRange, Dtype, Error, Ipc, Mapping, OpenBuilder, Stream, Tensor,
+    TensorLayout,
 };
 use serde_json::{Value, json};
 
@@ -48,6 +49,15 @@ impl OpenArguments {
         let name = self.backend.as_deref().unwrap_or(descriptor.backend());
         Ok(Ipc::builder().allow(self.allow.list()).named(name)?)
     }
+
+    fn builder<'a>(&self, ipc: &'a Ipc, descriptor: &'a Descriptor) -> OpenBuilder<'a> {
+        let open = ipc.open(descriptor).timeout(self.timeout);
+        match (self.staged, self.or_staged) {
+            (true, _) => open.staged(),
+            (false, true) => open.or_staged(),
+            (false, false) => open,
+        }
+    }
 }
 
 /// An open tensor with a stream of its device.
@@ -68,14 +78,7 @@ pub(crate) struct OpenTensor {
 impl OpenTensor {
     pub(crate) fn open(descriptor: &Descriptor, arguments: &OpenArguments) -> Result<Self> {
         let ipc = arguments.ipc(descriptor)?;
-        let open = || {
-            let open = ipc.open(descriptor).timeout(arguments.timeout);
-            match (arguments.staged, arguments.or_staged) {
-                (true, _) => open.staged(),
-                (false, true) => open.or_staged(),
-                (false, false) => open,
-            }
-        };
+        let open = || arguments.builder(&ipc, descriptor);
         let home =
             || ipc.devices().map(|devices| devices.iter().find(|one| one.identity == descriptor.home()));
         let device = match arguments.device {
@@ -97,20 +100,16 @@ impl OpenTensor {
 
     /// Opens one tensor of a bundle; the library opens the bundle as a whole.
     pub(crate) fn open_in_bundle(bundle: &Descriptor, name: &str, arguments: &OpenArguments) -> Result<Self> {
-        if arguments.staged || arguments.or_staged {
-            bail!(
-                "--staged and --or-staged are not supported for a bundle; remove the option, or share the tensor as a single export"
-            );
-        }
         let ipc = arguments.ipc(bundle)?;
-        let open = ipc.open(bundle).timeout(arguments.timeout);
+        let open = arguments.builder(&ipc, bundle);
         let mapping = match arguments.device {
             Some(device) => {
                 check_device(&ipc, "--device", device)?;
-                open.on_device(device).map_err(suggest_option)?
+                open.on_device(device)
             }
-            None => open.at_home().map_err(suggest_option)?,
+            None => open.at_home(),
         };
+        let mapping = mapping.map_err(suggest_option)?;
         let stream = ipc.create_stream(mapping.get(name)?.device())?;
         Ok(Self::new(&ipc, mapping, name, stream))
     }

@@ -14,7 +14,7 @@ mod token;
 pub(crate) use address::MAX_ADDRESS_BYTES;
 pub use address::{BrokerAddress, SOCKET_DIR_VARIABLE};
 pub(crate) use protocol::{
-    AllocationId, Grant, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, MAX_SPANS, Refusal, Reply, Request,
+    AllocationId, LISTED_EXPORTS, LISTED_HOLDERS, MAX_HANDLES, MAX_SPANS, Opened, Refusal, Reply, Request,
     RequestId, Returned, Span, WireHandle, short_name,
 };
 pub use protocol::{ListedExport, ListedHolder};

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::Token;
 use super::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, PageId, Refusal, Reply, Request, RequestId, Span,
+    AllocationId, ListedExport, ListedHolder, Opened, PageId, Refusal, Reply, Request, RequestId, Span,
     WireHandle, decode, encode,
 };
 use crate::backend::{Access, HandleBytes, HandleKind};
@@ -140,7 +140,7 @@ fn reply() -> impl Strategy<Value = Reply> {
     let ready = option::of(vec(any::<u8>(), 0..70));
     let grant = (any::<(u64, u64, bool, bool)>(), vec(handle(), 0..4), ready).prop_map(
         |((request, lease, keep, like), handles, ready)| {
-            Reply::Grant(Grant {
+            Reply::Opened(Opened {
                 request: RequestId(request),
                 lease: LeaseId(lease),
                 handles,
@@ -249,7 +249,7 @@ proptest! {
 
     #[test]
     fn debug_of_a_grant_does_not_show_its_handles(bytes in vec(any::<u8>(), 0..80)) {
-        let grant = |bytes: Vec<u8>| Grant {
+        let grant = |bytes: Vec<u8>| Opened {
             request: RequestId(1),
             lease: LeaseId(2),
             handles: vec![WireHandle {

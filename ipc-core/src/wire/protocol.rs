@@ -108,7 +108,7 @@ pub(crate) enum Reply {
     /// Answers [`Request::Hello`]. May bring a descriptor: the page of [`Epoch`](crate::transport::Epoch).
     Hello { protocol: u16, exporter: ProcessIdentity },
     /// Answers [`Request::Open`]: the lease has begun.
-    Grant(Grant),
+    Opened(Opened),
     /// Answers [`Request::Open`]: there is no lease.
     Refused { request: RequestId, refusal: Refusal },
     /// The exporter has dropped an export that this importer holds a lease on.
@@ -119,7 +119,7 @@ pub(crate) enum Reply {
     Listing { request: RequestId, exports: Vec<ListedExport>, more: bool },
     /// Answers [`Request::Confirm`]; the other answer is [`Reply::Refused`].
     Confirmed { request: RequestId },
-    /// The first of the handles that [`Request::Open`] asked for, where they do not fit one packet; the grant brings the
+    /// The first of the handles that [`Request::Open`] asked for, where they do not fit one packet; [`Reply::Opened`] brings the
     /// last of them. The packet's descriptors belong to them one after the other.
     Handles { request: RequestId, handles: Vec<WireHandle> },
     /// Answers [`Request::Timeline`]: the words are in this slot of this page, and their counters are 0 at `base`. Brings the
@@ -195,7 +195,7 @@ pub(crate) struct PageId(pub(crate) u32);
 
 /// A lease, and what opens the memory.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Grant {
+pub(crate) struct Opened {
     pub(crate) request: RequestId,
     pub(crate) lease: LeaseId,
     /// In the order of their addresses. The packet's descriptors belong to them one after the other.

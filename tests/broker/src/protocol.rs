@@ -110,7 +110,7 @@ pub enum FromExporter {
         exporter: Identity,
     },
     /// A lease.
-    Grant(Grant),
+    Opened(Opened),
     /// No lease.
     Refused {
         /// The request's number.
@@ -205,7 +205,7 @@ pub struct Listed {
 
 /// A lease and what opens the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
+pub struct Opened {
     /// The request's number.
     pub request: u64,
     /// The lease.

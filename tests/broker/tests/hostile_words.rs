@@ -184,7 +184,7 @@ fn importer_that_reopens_a_closed_counter_blocks_no_stream() {
 #[track_caller]
 fn lease_with_words(connection: &Connection, target: &Forged) -> (u64, u32, u64) {
     connection.send(&open_request(target, 1)).expect("it reads");
-    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
     connection
         .send(&ToExporter::Timeline { request: 2, lease: grant.lease, ready: false })
         .expect("it reads");

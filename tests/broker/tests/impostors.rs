@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{
-    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Grant, Handle, Identity, NOBODY,
+    Answer, Connection, DESCRIPTORS, FakeServer, Forged, FromExporter, Handle, Identity, NOBODY, Opened,
     PINNING, Received, Refusal, ToExporter, agent, eventually, is_root, no_more_than,
 };
 use device_ipc_core::Descriptor;
@@ -262,8 +262,8 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         let (connection, request) = asked(&server, &forged, &[]);
         // It was told of no lease that might have the same memory.
         let like = what == "what was never opened";
-        let grant = Grant { request, lease: 4711, handles, ready: None, keep: true, confirm: false, like };
-        let grant = postcard::to_stdvec(&FromExporter::Grant(grant)).expect("it encodes");
+        let grant = Opened { request, lease: 4711, handles, ready: None, keep: true, confirm: false, like };
+        let grant = postcard::to_stdvec(&FromExporter::Opened(grant)).expect("it encodes");
         connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
         // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.
         loop {

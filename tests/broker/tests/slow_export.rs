@@ -85,16 +85,16 @@ fn open_during_a_slow_export_is_answered_at_once() {
     // The handle of this importer's second device is made by the driver.
     let first = Connection::greeted(&forged);
     first.send(&open_on(&forged, 1, 0)).expect("it reads");
-    assert!(matches!(reply(&first), FromExporter::Grant(_)));
+    assert!(matches!(reply(&first), FromExporter::Opened(_)));
     first.send(&open_on(&forged, 2, 1)).expect("it reads");
     begins.recv_timeout(DEADLINE).expect("the driver is asked for a further handle");
 
     // Meanwhile another importer opens on its first device.
     let second = Connection::greeted(&forged);
     second.send(&open_on(&forged, 1, 0)).expect("it reads");
-    let FromExporter::Grant(grant) = reply(&second) else { panic!("no lease") };
+    let FromExporter::Opened(grant) = reply(&second) else { panic!("no lease") };
     assert_eq!(grant.handles.len(), 1);
 
     permit.send(()).expect("the driver waits");
-    assert!(matches!(reply(&first), FromExporter::Grant(_)), "the handle for the second device");
+    assert!(matches!(reply(&first), FromExporter::Opened(_)), "the handle for the second device");
 }

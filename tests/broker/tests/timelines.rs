@@ -276,7 +276,7 @@ fn signal_after_the_lease_ends_is_reverted() {
     let target = Forged::of(&descriptor);
     let connection = Connection::greeted(&target);
     connection.send(&open_request(&target, 1)).expect("it reads");
-    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("it grants") };
+    let FromExporter::Opened(grant) = connection.receive_message() else { panic!("it grants") };
     let (slot, page) = words_of(&connection, grant.lease);
     exporter.ok("timelines x 1 10000");
     exporter.ok("wait x 9");

@@ -1,4 +1,4 @@
-//! Replies that carry descriptors: grants with the vendor's handles, and counter pages.
+//! Replies that carry file descriptors: opened exports with the vendor's handles, and counter pages.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,7 +9,7 @@ use crate::sharing::export::Granted;
 use crate::sharing::timeline::Timeline;
 use crate::transport::socket::MAX_FDS;
 use crate::transport::{Connection, Next};
-use crate::wire::Grant;
+use crate::wire::Opened;
 use crate::wire::protocol::{PageId, Refusal, Reply, RequestId, WireHandle};
 
 /// Maximum number of handles in one packet, so that it stays far below the maximum size.
@@ -70,7 +70,7 @@ impl BrokerSession<'_> {
     }
 
     /// Sends the handles in as many packets as their descriptors need, the last of them with the lease.
-    pub(super) fn send_grant(
+    pub(super) fn send_opened(
         &mut self,
         request: RequestId,
         granted: &Granted,
@@ -128,7 +128,7 @@ impl BrokerSession<'_> {
         let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
         let (lease, keep, confirm) = (granted.lease, granted.keep, granted.borrowed.is_some());
         let next = connection
-            .send(&Reply::Grant(Grant { request, lease, handles, ready, keep, confirm, like }), fds);
+            .send(&Reply::Opened(Opened { request, lease, handles, ready, keep, confirm, like }), fds);
         kill_point!("exporter:granted");
         next
     }

@@ -60,7 +60,7 @@ pub(crate) struct BrokerSession<'a> {
 
 /// A reply that waits for the driver. It holds nothing of the export: the poller may not drop what an export owns.
 pub(super) enum Waiting {
-    Grant { request: RequestId, lease: LeaseId, device: usize },
+    Opened { request: RequestId, lease: LeaseId, device: usize },
     Confirmation(RequestId),
     Timeline(RequestId, LeaseId, Timeline),
 }
@@ -274,10 +274,10 @@ impl<'a> BrokerSession<'a> {
                 if open_there {
                     self.send_last(request, &granted, Vec::new(), true, &[], connection)
                 } else if granted.needs_the_driver(device) {
-                    let answer = Waiting::Grant { request, lease: granted.lease, device };
+                    let answer = Waiting::Opened { request, lease: granted.lease, device };
                     self.ask_the_driver(answer, move || granted.prepare(device, &peer))
                 } else {
-                    self.send_grant(request, &granted, device, connection)
+                    self.send_opened(request, &granted, device, connection)
                 }
             }
             Err(refusal) => self.refuse(request, export, refusal, connection),
@@ -392,17 +392,17 @@ impl<'a> BrokerSession<'a> {
     fn checked(&mut self, check: u64, result: Result<(), Refusal>, connection: &mut Connection) -> Next {
         match (self.waiting.remove(&check), result) {
             (None, _) => Next::Keep,
-            (Some(Waiting::Grant { request, lease, device }), Ok(())) => {
+            (Some(Waiting::Opened { request, lease, device }), Ok(())) => {
                 let export = self.leases.get(&lease);
                 match export.and_then(|export| self.exports.granted(*export, lease)) {
-                    Some(granted) => self.send_grant(request, &granted, device, connection),
+                    Some(granted) => self.send_opened(request, &granted, device, connection),
                     None => connection.send(&Reply::Refused { request, refusal: Refusal::Dropped }, &[]),
                 }
             }
             (Some(Waiting::Confirmation(request)), Ok(())) => {
                 connection.send(&Reply::Confirmed { request }, &[])
             }
-            (Some(Waiting::Grant { request, lease, .. }), Err(refusal)) => {
+            (Some(Waiting::Opened { request, lease, .. }), Err(refusal)) => {
                 if let Some(export) = self.leases.remove(&lease) {
                     self.exports.release(export, lease, Termination::Released);
                 }

@@ -63,7 +63,7 @@ pub struct Exporter {
 #[derive(Debug)]
 enum Expected {
     Hello,
-    Grant {
+    Opened {
         request: u64,
         lease: u64,
         like: bool,
@@ -279,7 +279,7 @@ impl Model {
                         let like = like.is_some_and(held);
                         self.leases.insert(self.granted, export.0);
                         let (request, lease) = (request.0, self.granted);
-                        self.answers.push_back(Expected::Grant { request, lease, like });
+                        self.answers.push_back(Expected::Opened { request, lease, like });
                     }
                 }
                 Next::Keep
@@ -443,7 +443,7 @@ impl Model {
             (Some(Expected::Hello), Reply::Hello { protocol, exporter }) => {
                 *protocol == PROTOCOL_VERSION && *exporter == SOMEBODY
             }
-            (Some(Expected::Grant { request, lease, like }), Reply::Grant(grant)) => {
+            (Some(Expected::Opened { request, lease, like }), Reply::Opened(grant)) => {
                 let claimed: usize = grant.handles.iter().map(|handle| usize::from(handle.fds)).sum();
                 grant.request.0 == *request
                     && grant.lease == LeaseId(*lease)
@@ -475,7 +475,7 @@ impl Model {
         };
         assert!(fits, "{reply:?}, not {expected:?}");
         let most = match reply {
-            Reply::Grant(_) => fds,
+            Reply::Opened(_) => fds,
             // The page that counts drops.
             Reply::Hello { .. } => 1,
             // The page of words.

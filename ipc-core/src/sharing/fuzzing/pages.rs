@@ -25,7 +25,7 @@ use crate::wire::descriptor::{
     BackendName, DescribedExtent, DescribedRegion, Descriptor, Memory, PartRegions,
 };
 use crate::wire::protocol::{
-    AllocationId, Grant, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
+    AllocationId, Opened, PROTOCOL_VERSION, PageId, Reply, Request, WireHandle, decode, encode,
 };
 use crate::wire::ring::RingSlots;
 
@@ -257,7 +257,7 @@ impl Served {
                     size: self.handle.size,
                     generation: (self.handle.generation != 0).then_some(Generation(self.handle.generation)),
                 };
-                let grant = Grant {
+                let grant = Opened {
                     request,
                     lease: LeaseId(self.leases),
                     handles: vec![handle],
@@ -266,7 +266,7 @@ impl Served {
                     confirm: choices.byte() & 1 != 0,
                     like: false,
                 };
-                self.send(&Reply::Grant(grant), None);
+                self.send(&Reply::Opened(grant), None);
             }
             Request::Confirm { request, .. } => self.send(&Reply::Confirmed { request }, None),
             Request::Timeline { request, .. } => {

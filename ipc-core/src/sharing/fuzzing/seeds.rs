@@ -10,7 +10,7 @@ use crate::model::lease::LeaseId;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{
-    AllocationId, Grant, ListedExport, ListedHolder, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
+    AllocationId, ListedExport, ListedHolder, Opened, PROTOCOL_VERSION, PageId, Refusal, Reply, Request,
     RequestId, Span, WireHandle, encode,
 };
 
@@ -188,7 +188,7 @@ fn handles(request: u64, fds: u16) -> Vec<u8> {
 fn grant(request: u64, fds: u16) -> Vec<u8> {
     let handles = vec![handle(1, fds), handle(2, fds)];
     let (request, lease) = (RequestId(request), LeaseId(8));
-    reply(&Reply::Grant(Grant {
+    reply(&Reply::Opened(Opened {
         request,
         lease,
         handles,

@@ -20,7 +20,7 @@ use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{Reply, Request, RequestId};
-use crate::wire::{BrokerAddress, Grant, Token};
+use crate::wire::{BrokerAddress, Opened, Token};
 
 /// A callback for the termination of an exporter.
 pub(crate) type GoneCallback = Box<dyn FnOnce(&Error) + Send>;
@@ -142,10 +142,10 @@ impl Client<Subscriptions> {
         (on, peer): (DeviceOrdinal, Vec<u8>),
         like: Option<LeaseId>,
         deadline: Deadline,
-    ) -> Result<(Grant, Vec<OwnedFd>)> {
+    ) -> Result<(Opened, Vec<OwnedFd>)> {
         let open = |request| Request::Open { request, export, token, access, on: on.get(), peer, like };
         match self.call(open, deadline)? {
-            (Reply::Grant(grant), fds) => Ok((grant, fds.take())),
+            (Reply::Opened(grant), fds) => Ok((grant, fds.take())),
             _ => Err(self.check_gone(Error::Protocol("it granted what was not asked for".into()))),
         }
     }

@@ -79,21 +79,21 @@ impl<'a> OpenBuilder<'a> {
         self
     }
 
-    /// Takes a copy where the device cannot reach the bytes: there is no peer access, their home is hidden from this
-    /// process, or the vendor cannot open the memory there. [`Mapping::is_copy`] tells.
+    /// Copies the memory if the device cannot reach it: there is no peer access, the home device is hidden from this process, or
+    /// the vendor cannot open the memory there. Of named tensors on several devices, only those are copied that the device cannot
+    /// reach. [`Mapping::is_copy`] returns whether anything was copied.
     ///
-    /// The bytes go through page-locked host memory that both processes share, in chunks, one of them behind the other; the
-    /// call waits on the host until they are there, in memory of this process's own on the device that was named, so that a
-    /// stream has nothing to wait for. Writes on either side are not seen by the other, a
-    /// [`timeline`](Mapping::timeline) is refused, and the export is free again when the call returns.
-    /// [`timeout`](Self::timeout) is for the silence of the exporter, not for the whole copy.
+    /// The bytes pass through page-locked host memory that both processes map, chunk by chunk. The call waits on the host until
+    /// they are complete in private memory of this process on the named device, so a stream has nothing to wait for. Neither
+    /// process sees later writes of the other, a [`timeline`](Mapping::timeline) is refused, and the lease has ended when the call
+    /// returns. [`timeout`](Self::timeout) limits each answer of the exporter, not the whole copy.
     pub const fn or_staged(mut self) -> Self {
         self.staging = Staging::IfNeeded;
         self
     }
 
-    /// Takes a copy in any case; see [`or_staged`](Self::or_staged). As it is this process's own, it may be written to
-    /// although the export is read-only, where [`access`](Self::access) asks for that.
+    /// Copies the memory in any case; see [`or_staged`](Self::or_staged). The copy is writable also if the export is read-only,
+    /// provided that [`access`](Self::access) requests it.
     pub const fn staged(mut self) -> Self {
         self.staging = Staging::Always;
         self

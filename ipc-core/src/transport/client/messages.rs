@@ -30,11 +30,11 @@ impl<S: Subscriber> Client<S> {
                 Reply::Handles { request: answered, handles } if answered == request => {
                     arrived.add(handles, fds).map_err(|error| self.check_gone(error))?;
                 }
-                Reply::Grant(mut grant) if grant.request == request => {
-                    let last = std::mem::take(&mut grant.handles);
+                Reply::Opened(mut opened) if opened.request == request => {
+                    let last = std::mem::take(&mut opened.handles);
                     arrived.add(last, fds).map_err(|error| self.check_gone(error))?;
-                    grant.handles = arrived.handles;
-                    return Ok((Reply::Grant(grant), arrived.fds));
+                    opened.handles = arrived.handles;
+                    return Ok((Reply::Opened(opened), arrived.fds));
                 }
                 Reply::Confirmed { request: answered } | Reply::Timeline { request: answered, .. }
                     if answered == request =>
@@ -68,7 +68,7 @@ impl<S: Subscriber> Client<S> {
             reply if AsyncRequests::has_request_of(&reply) => self.take_async(reply, fds),
             Reply::Dropped { .. } | Reply::Recall { .. } => self.subscriber.notify(reply),
             // Its descriptors were closed with the packet.
-            Reply::Grant(ref grant) if calls.abandoned.remove(&grant.request.0) => {
+            Reply::Opened(ref opened) if calls.abandoned.remove(&opened.request.0) => {
                 undo(&reply).map_or(Ok(()), |undo| self.send_at_once(&undo))
             }
             Reply::Refused { request, .. }
@@ -111,7 +111,7 @@ impl<S: Subscriber> Client<S> {
 /// Returns the request that gives back what a reply brings, for one that no caller waits for any longer.
 fn undo(reply: &Reply) -> Option<Request> {
     match reply {
-        Reply::Grant(grant) => Some(Request::release_unused(grant.lease)),
+        Reply::Opened(opened) => Some(Request::release_unused(opened.lease)),
         Reply::Staging { lease, .. } => Some(Request::release_unused(*lease)),
         _ => None,
     }

@@ -122,7 +122,7 @@ fn requests_that_wait_for_the_driver_are_bounded() {
     let forged = Forged::of(&exporter.ok("share-borrowed x memory").parse().expect("a descriptor"));
     let connection = Connection::greeted(&forged);
     connection.send(&open_request(&forged, 1)).expect("it reads");
-    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
     // From here on the worker waits for an owner's drop.
     exporter.share("y 4096 blocked=1");
     exporter.ok("drop y");
@@ -153,7 +153,7 @@ fn changes_during_a_callback_are_reported_together() {
     let connection = scene.greeted();
     for request in 0..200 {
         connection.send(&open_request(&scene.forged, request)).expect("it reads");
-        let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+        let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
         connection.send(&ToExporter::release(grant.lease)).expect("it reads");
     }
     scene.exporter.share("y 4096");

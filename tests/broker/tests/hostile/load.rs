@@ -142,7 +142,7 @@ fn late_reader_receives_every_drop_and_keeps_its_leases() {
     for index in 0..EXPORTS {
         let descriptor = scene.exporter.share(&format!("d{index} 64"));
         connection.send(&open_request(&Forged::of(&descriptor), index)).expect("it listens");
-        assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
+        assert!(matches!(connection.receive_message(), FromExporter::Opened(_)));
     }
     for index in 0..EXPORTS {
         scene.exporter.ok(&format!("drop d{index}"));

@@ -80,13 +80,13 @@ fn confirmation_is_sent_to_holders_only_until_the_drop() {
         assert_eq!(ask(lease + 1, lease), dropped(lease + 1));
     }
     connection.send(&open_request(&scene.forged, 10)).expect("it reads");
-    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
     assert_eq!(ask(11, grant.lease), FromExporter::Confirmed { request: 11 });
     drop(connection);
     scene.is_unharmed();
     let connection = scene.greeted();
     connection.send(&open_request(&scene.forged, 20)).expect("it reads");
-    let FromExporter::Grant(grant) = connection.receive_message() else { panic!("no grant") };
+    let FromExporter::Opened(grant) = connection.receive_message() else { panic!("no lease") };
     scene.exporter.ok("drop x");
     connection.send(&ToExporter::Confirm { request: 21, lease: grant.lease }).expect("it reads");
     let answers = [connection.receive_message(), connection.receive_message()];
@@ -177,8 +177,8 @@ fn second_implementation_opens_and_returns_by_the_specification() {
     let mut scene = Scene::new(DESCRIPTORS);
     let connection = scene.greeted();
     connection.send(&open_request(&scene.forged, 17)).expect("it reads");
-    let Received::Packet(bytes, descriptors) = connection.receive(HONEST) else { panic!("no grant") };
-    let Ok((FromExporter::Grant(grant), [])) = postcard::take_from_bytes(&bytes) else {
+    let Received::Packet(bytes, descriptors) = connection.receive(HONEST) else { panic!("no lease") };
+    let Ok((FromExporter::Opened(grant), [])) = postcard::take_from_bytes(&bytes) else {
         panic!("not as it is documented: {bytes:?}")
     };
     assert_eq!((grant.request, grant.handles.len(), grant.keep, grant.confirm), (17, 1, true, false));
@@ -209,7 +209,7 @@ fn handles_are_omitted_only_for_holders_that_received_them() {
     let ask = |connection: &Connection, message: &ToExporter| {
         connection.send(message).expect("it reads");
         match connection.receive_message() {
-            FromExporter::Grant(grant) => (grant.lease, grant.like, grant.handles.len()),
+            FromExporter::Opened(grant) => (grant.lease, grant.like, grant.handles.len()),
             answer => panic!("no grant: {answer:?}"),
         }
     };

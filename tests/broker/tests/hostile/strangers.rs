@@ -154,7 +154,7 @@ fn export_of_another_user_looks_like_no_export() {
     assert!(heard[1..5].iter().all(|answer| *answer == dropped), "{heard:?}");
     let FromExporter::Listing { exports, .. } = &heard[5] else { panic!("no listing: {heard:?}") };
     assert_eq!(exports.iter().map(|one| one.export).collect::<Vec<_>>(), [allowed.export()]);
-    assert!(matches!(heard[6], FromExporter::Grant(_)), "{heard:?}");
+    assert!(matches!(heard[6], FromExporter::Opened(_)), "{heard:?}");
     // If its export has been dropped, the error says so, and not that the user was never allowed.
     exporter.ok("close allowed 10000");
     let mut late = stranger();
@@ -220,7 +220,7 @@ fn descriptors_sent_to_a_broker_close_the_connection() {
         match connection.send_bytes(&open, &vec![gift.as_fd(); count]) {
             Err(rustix::io::Errno::PERM) => {
                 connection.send_bytes(&open, &[]).expect("it reads");
-                assert!(matches!(connection.receive_message(), FromExporter::Grant(_)));
+                assert!(matches!(connection.receive_message(), FromExporter::Opened(_)));
             }
             Ok(()) => assert!(matches!(connection.receive(HONEST), Received::Closed)),
             Err(error) => panic!("{error}"),

@@ -21,7 +21,7 @@ use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
 use crate::transport::{AllowList, Deadline};
 use crate::wire::descriptor::{DescribedExtent, NamedExport};
-use crate::wire::{Grant, Token, WireHandle};
+use crate::wire::{Opened, Token, WireHandle};
 
 /// How long an open waits for drops that are in progress where they may stand in its way.
 const DROPS_IN_PROGRESS: Duration = Duration::from_secs(1);
@@ -120,10 +120,10 @@ impl ImportTable {
         link: &Arc<Link>,
         (notices, epoch): (Arc<ExportNotices>, u64),
         reusable: Option<&ReusableLease>,
-        (grant, fds): (Grant, Vec<OwnedFd>),
+        (grant, fds): (Opened, Vec<OwnedFd>),
     ) -> Result<Lease> {
         let like = if grant.like { Some(reusable::regions_of(reusable, &grant, fds.len())?) } else { None };
-        let Grant { lease: id, handles, ready: event, confirm, .. } = grant;
+        let Opened { lease: id, handles, ready: event, confirm, .. } = grant;
         // Given up again where something fails behind it.
         let regions = match like {
             Some(regions) => regions,
@@ -212,7 +212,7 @@ fn ready(wanted: &Wanted<'_>, link: &Link, lease: LeaseId, handle: &HandleBytes)
 const WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The grant is the exporter's word; it must fit the descriptor.
-pub(super) fn check_grant(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
+pub(super) fn check_opened(wanted: &Wanted<'_>, handles: &[WireHandle], fds: usize) -> Result<()> {
     let misfit = |why: String| Err(Error::Protocol(why));
     let allocations = wanted.descriptor.regions.allocations();
     if handles.len() != allocations {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ImportTable;
-use super::begin::{Wanted, check_grant};
+use super::begin::{Wanted, check_opened};
 use super::keys::{LeaseKey, OnDevice, RangeKey};
 use super::regions::Regions;
 use crate::backend::{DeviceIpc, Opened, ReceivedHandle};
@@ -49,7 +49,7 @@ impl ImportTable {
         id: LeaseId,
         (handles, fds): (Vec<WireHandle>, Vec<OwnedFd>),
     ) -> Result<Regions> {
-        check_grant(wanted, &handles, fds.len())?;
+        check_opened(wanted, &handles, fds.len())?;
         let (mut handles, mut fds) = (handles.into_iter(), fds.into_iter());
         let (regions, place) = (wanted.descriptor.regions, (&lease_key.exporter, lease_key.on));
         let mut opened = Opening { table: self, ranges: Vec::with_capacity(regions.len()) };
