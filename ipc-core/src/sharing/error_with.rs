@@ -10,6 +10,21 @@ use crate::model::error::Error;
 /// was not released. The value is dropped with the error unless it is [taken](Self::into_inner).
 ///
 /// Converts into [`Error`], so that `?` drops the value.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use device_ipc_core::Access;
+/// let buffer = ipc.allocate(0, 1024)?;
+/// let failed = ipc.share(buffer).shape([4096]).start().expect_err("it has no element type");
+/// let buffer = failed.into_inner(); // still allocated
+/// let export = ipc.share(buffer).access(Access::ReadOnly).start()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct ErrorWith<T> {
     error: Error,
     /// In a mutex so that the error can be sent and shared whatever the value is.

@@ -26,6 +26,23 @@ use crate::wire::descriptor::{Descriptor, ExportId};
 /// [`Error::ExportDropped`], live mappings go on, and the owner is dropped after the last of them. Use
 /// [`close`](Self::close) to wait for that, or [`wait_released`](Self::wait_released) to keep it open until the readers
 /// are done.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use std::time::Duration;
+/// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+/// let text = export.descriptor().to_string(); // send it over any transport
+/// let mapping = ipc.open(&text.parse()?).at_home()?;
+/// assert_eq!(export.holders().opened(), 1);
+/// mapping.release(&ipc.create_stream(0)?)?;
+/// export.close(Duration::from_secs(10))?; // waits until no importer holds it
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping the export ends it"]
 pub struct Export {

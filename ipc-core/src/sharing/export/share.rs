@@ -29,6 +29,22 @@ use crate::wire::descriptor::{
 };
 
 /// An export in the making; see [`Ipc::share`](crate::Ipc::share).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use device_ipc_core::Dtype;
+/// let stream = ipc.create_stream(0)?;
+/// let buffer = ipc.allocate(0, 80)?;
+/// buffer.view_mut::<u8>(&stream)?.fill_bytes(0)?;
+/// let export = ipc.share(buffer).dtype(Dtype::F32).shape([4, 5]).ready_on(&stream).start()?;
+/// assert_eq!(export.descriptor().layout().expect("it was stated").shape(), [4, 5]);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing is shared before ShareBuilder::start"]
 pub struct ShareBuilder<'a, O> {
     pub(super) session: &'a Session,

@@ -19,6 +19,25 @@ use crate::sharing::ErrorWith;
 use crate::wire::descriptor::{MOST_REMEMBERED_BYTES, Tensors, encoded_tensor_bytes};
 
 /// Named tensors in any number of allocations on any of the devices; shared by [`Ipc::share_all`](crate::Ipc::share_all).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use device_ipc_core::{Dtype, TensorLayout};
+/// let mut set = ipc.tensors();
+/// let layout = TensorLayout::contiguous(Dtype::F32, [16])?;
+/// set.owned("bias", ipc.allocate(0, 64)?, Some(layout.clone()))?;
+/// let packed = set.memory(ipc.allocate(0, 128)?); // two tensors in one allocation
+/// set.tensor("query", packed, 0, layout.clone())?;
+/// set.tensor("key", packed, 64, layout)?;
+/// let export = ipc.share_all(set).start()?;
+/// assert_eq!(export.descriptor().tensors().len(), 3);
+/// # Ok(())
+/// # }
+/// ```
 pub struct TensorSet {
     /// Tells the memories of one set from another's.
     number: u64,

@@ -20,6 +20,22 @@ use crate::wire::descriptor::{DescribedRegion, Descriptor};
 /// The lease ends when device work with the memory has finished: [`release`](Self::release) waits for a stream; after a
 /// plain drop, everything submitted to the device is waited for when the lease ends, which may be later, as memory stays
 /// open for the next open. Neither makes the caller wait.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// let stream = ipc.create_stream(0)?;
+/// let export = ipc.share(ipc.allocate(0, 16)?).start()?;
+/// let mapping = ipc.open(export.descriptor()).on(&stream)?;
+/// mapping.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0, 3.0, 4.0])?;
+/// assert_eq!(mapping.view::<f32, _>(&stream)?.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+/// mapping.release(&stream)?; // the lease ends when the stream reaches this point
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Mapping {
     descriptor: Descriptor,

@@ -27,6 +27,23 @@ use crate::wire::descriptor::{Contents, DescribedRegion, Descriptor, Memory, Nam
 use crate::wire::{BrokerAddress, Refusal};
 
 /// Builder of a mapping; see [`Ipc::open`](crate::Ipc::open). The method that names the place opens it: all of it or nothing.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use std::time::Duration;
+/// use device_ipc_core::Access;
+/// let export = ipc.share(ipc.allocate(0, 1024)?).start()?;
+/// let stream = ipc.create_stream(0)?;
+/// let open = ipc.open(export.descriptor()).access(Access::ReadOnly).timeout(Duration::from_secs(5));
+/// let mapping = open.on(&stream)?; // the stream waits until the bytes are ready
+/// assert_eq!((mapping.len(), mapping.access()), (1024, Access::ReadOnly));
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing is opened before at_home, on_device, on or mapped_by"]
 #[derive(Debug)]
 pub struct OpenBuilder<'a> {

@@ -10,6 +10,25 @@ use crate::model::error::Result;
 use crate::model::tensor::{Dtype, Element, LayoutError, NamedTensor, TensorLayout, TensorTable};
 
 /// A tensor that lies in a [`Mapping`](crate::Mapping) or in a slot of a [`Ring`](crate::Ring), which it borrows.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> device_ipc_core::Result<()> {
+/// # let backend = device_ipc_mock::MockBackend::from_spec("devices=1").expect("a valid specification");
+/// # let ipc = device_ipc_core::Ipc::with_backend(backend);
+/// use device_ipc_core::{Dtype, TensorLayout};
+/// let stream = ipc.create_stream(0)?;
+/// let mut set = ipc.tensors();
+/// set.owned("bias", ipc.allocate(0, 8)?, Some(TensorLayout::contiguous(Dtype::F32, [2])?))?;
+/// let export = ipc.share_all(set).start()?;
+/// let mapping = ipc.open(export.descriptor()).on(&stream)?;
+/// let bias = mapping.get("bias")?;
+/// bias.view_mut(&stream)?.copy_from(&[1.0_f32, 2.0])?;
+/// assert_eq!((bias.shape(), bias.view::<f32, _>(&stream)?.to_vec()?), (&[2][..], vec![1.0, 2.0]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'m> {
     keeper: Keeper<'m>,
