@@ -11,12 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device_ipc_broker_tests::{Connection, Forged, FromExporter, Received, ToExporter, open_request};
-use device_ipc_core::backend::TestKernels;
-use device_ipc_core::{
-    Access, BackendInfo, Capabilities, DeviceEvent, DeviceInfo, DeviceIpc, DeviceMemory, DeviceOrdinal,
-    DeviceRange, DeviceTimelines, Exported, Extent, HandleKind, HandleKindInfo, Ipc, Opened, ReceivedHandle,
-    Result,
+use device_ipc_core::backend::{
+    BackendInfo, Capabilities, DeviceEvent, DeviceIpc, DeviceMemory, DeviceTimelines, Exported, Extent,
+    HandleKind, HandleKindInfo, Opened, ReceivedHandle, TestKernels,
 };
+use device_ipc_core::{Access, DeviceInfo, DeviceOrdinal, DeviceRange, Ipc, Result};
 use device_ipc_mock::MockBackend;
 
 const DEADLINE: Duration = Duration::from_secs(5);
