@@ -378,7 +378,7 @@ impl Halves {
         let (memory, stream) = (backend.memory(), self.stream.as_borrowed());
         // SAFETY: inside the pages, by the check above.
         let bytes: NonNull<u8> = unsafe { self.pages.base().add(place) };
-        let parts = segments.within(chunks.start(chunk), len);
+        let mut parts = segments.within(chunks.start(chunk), len);
         if !self.pinned {
             let mut own = vec![0_u8; len as usize];
             for (offset, part) in parts {
@@ -392,12 +392,11 @@ impl Halves {
             return Ok(None);
         }
         let recorded = parts
-            .map(|(offset, part)| {
+            .try_for_each(|(offset, part)| {
                 // SAFETY: the part stays allocated, as the caller promised, and its place is inside the chunk's. The pages are
                 // pinned as long as `self`, which outlives the copy: the event's waiter holds it, and errors are waited for.
                 unsafe { memory.copy_to_host(bytes.add(offset as usize), part, stream) }
             })
-            .collect::<Result<()>>()
             .and_then(|()| backend.capabilities(segments.device()))
             .and_then(|capabilities| {
                 if !capabilities.ipc_events {
