@@ -135,7 +135,9 @@ fn holders(export: &ListedExport) -> String {
     }
     let shown = export.holders.iter();
     let mut lines: Vec<String> = shown
-        .map(|holder| format!("{} {} for {} s", holder.pid, holder.program, seconds(holder.held_ms)))
+        .map(|holder| {
+            format!("{} {} for {} s, {}", holder.pid, holder.program, seconds(holder.held_ms), holder.state)
+        })
         .collect();
     let more = export.held_by - export.holders.len() as u64;
     if more > 0 {

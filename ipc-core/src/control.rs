@@ -18,7 +18,9 @@ pub fn counters() -> Counters {
     let Some(runtime) = Runtime::existing() else { return Counters::default() };
     let (counted, again) = (runtime.metrics.read(), runtime.imports.opens_again());
     let (opens_total, cache_hits_total) = (counted.opens_total + again, counted.cache_hits_total + again);
-    Counters { opens_total, cache_hits_total, ..counted }
+    let leases_idle = runtime.exports.idle_leases() as u64;
+    let (imports_idle, imports_idle_bytes) = runtime.imports.idle();
+    Counters { opens_total, cache_hits_total, leases_idle, imports_idle, imports_idle_bytes, ..counted }
 }
 
 /// Limits the import cache: how much imported memory stays open on idle leases.

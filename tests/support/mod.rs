@@ -89,6 +89,11 @@ impl Process {
         }
     }
 
+    /// Returns its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Presses the Enter key.
     pub(crate) fn enter(&mut self) {
         self.input.as_mut().expect("not taken").write_all(b"\n").expect("the process reads");

@@ -15,8 +15,34 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A process that holds a lease on an export. The lease is in use, or idle in the import cache of that process; see
-/// [`Export::holders`](crate::Export::holders).
+/// The use of an export by a [holder](Holder).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum LeaseState {
+    /// A mapping uses the lease.
+    InUse,
+    /// The last mapping was dropped without a stream: no mapping uses the lease, but device work that was submitted before may
+    /// still use the memory. The importer waits for that work before it returns the lease.
+    Draining,
+    /// No mapping and no device work uses the lease: only the import cache of the process keeps it. The exporter can end it
+    /// without the process; see [`Export::recall`](crate::Export::recall).
+    Idle,
+    /// There is no lease yet: the process has been sent a message with the export, and has not opened it.
+    InMessage,
+}
+
+impl fmt::Display for LeaseState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::InUse => "in use",
+            Self::Draining => "draining",
+            Self::Idle => "idle",
+            Self::InMessage => "in a message",
+        })
+    }
+}
+
+/// A process that holds a lease on an export; see [`Export::holders`](crate::Export::holders).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -28,6 +54,8 @@ pub struct Holder {
     pub bytes: u64,
     /// Since when.
     pub since: Instant,
+    /// Whether it uses the memory.
+    pub state: LeaseState,
 }
 
 impl Holder {
@@ -40,7 +68,12 @@ impl Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let held = self.held_for().as_secs_f64();
-        write!(f, "process {} ({}) has held {} bytes for {held:.1} s", self.pid, self.program, self.bytes)
+        write!(f, "process {} ({}) has held {} bytes for {held:.1} s", self.pid, self.program, self.bytes)?;
+        match self.state {
+            // As the text says already.
+            LeaseState::InMessage => Ok(()),
+            state => write!(f, ", {state}"),
+        }
     }
 }
 
@@ -58,6 +91,11 @@ impl Holders {
         self.now.iter()
     }
 
+    /// Returns the number of holders in a state.
+    pub fn count(&self, state: LeaseState) -> usize {
+        self.now.iter().filter(|holder| holder.state == state).count()
+    }
+
     /// How many times the export has been opened so far.
     pub const fn opened(&self) -> u64 {
         self.ever
@@ -72,10 +110,6 @@ impl Holders {
     }
 }
 
-/// The exporter cannot tell whether a lease is in use.
-const IDLE_LEASES_COUNT: &str = "; a lease counts until it is returned, also one that is idle in the import cache of a process \
-                                 that is stopped or busy";
-
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.now.is_empty() {
@@ -88,6 +122,6 @@ impl fmt::Display for Holders {
         for (index, holder) in self.now.iter().enumerate() {
             write!(f, "{}{holder}", if index == 0 { "" } else { "; " })?;
         }
-        f.write_str(IDLE_LEASES_COUNT)
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod export;
 pub(crate) mod fuzzing;
 pub(crate) mod host_pages;
 pub(crate) mod import;
+pub(crate) mod lease_page;
 mod polled_readiness;
 mod runtime;
 mod session;

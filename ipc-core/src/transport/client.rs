@@ -8,7 +8,7 @@ mod messages;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -164,7 +164,7 @@ impl<S: Subscriber> Client<S> {
         }
         self.metrics.releases_total.add(1);
         if let Err(error) = self.send(&request(), deadline) {
-            tracing::warn!(target: crate::os::log::TRANSPORT, what, %error, "could not be given back; the exporter counts as terminated");
+            tracing::warn!(target: crate::os::log::TRANSPORT, what, %error, "could not be sent; the exporter counts as terminated");
             self.mark_gone();
         }
     }
@@ -227,6 +227,11 @@ impl<S: Subscriber> Client<S> {
 
     pub(crate) const fn subscriber(&self) -> &S {
         &self.subscriber
+    }
+
+    /// Takes the file of the page of lease states, where the exporter has sent one.
+    pub(crate) fn take_lease_page(&mut self) -> Option<OwnedFd> {
+        self.conversation.take_lease_page()
     }
 
     /// Returns the exporter's count of drops, where it publishes one.

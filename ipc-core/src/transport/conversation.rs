@@ -37,6 +37,8 @@ pub(super) struct Conversation {
     pid: u32,
     socket: PeerSocket,
     epoch: Option<EpochView>,
+    /// The page of lease states, until it is taken.
+    lease_page: Option<OwnedFd>,
 }
 
 impl Conversation {
@@ -75,7 +77,8 @@ impl Conversation {
         }
         let pid = if pid == 0 { server.pid } else { pid };
         // An exporter's answers bring descriptors.
-        let mut conversation = Self { server, pid, socket: PeerSocket::new(socket, true), epoch: None };
+        let socket = PeerSocket::new(socket, true);
+        let mut conversation = Self { server, pid, socket, epoch: None, lease_page: None };
         let exporter = conversation.say_hello(deadline)?;
         kill_point!("importer:said-hello");
         if expected.is_some_and(|expected| *expected != exporter) {
@@ -93,6 +96,7 @@ impl Conversation {
         }
         let (reply, fds) = self.receive(&mut Inbox::default(), deadline)?;
         self.epoch = fds.first().and_then(EpochView::open);
+        self.lease_page = fds.take_second();
         match reply {
             Reply::Hello { protocol, .. } if protocol != PROTOCOL_VERSION => Err(Error::Protocol(format!(
                 "it speaks version {protocol} of the protocol and this process version {PROTOCOL_VERSION}; update \
@@ -178,6 +182,11 @@ impl Conversation {
     /// Returns whether the peer has closed the connection.
     pub(super) fn has_hung_up(&self) -> bool {
         socket::has_hung_up(self.socket())
+    }
+
+    /// Takes the file of the page of lease states, where the exporter has sent one.
+    pub(super) fn take_lease_page(&mut self) -> Option<OwnedFd> {
+        self.lease_page.take()
     }
 
     /// Returns the exporter's count of drops, where it publishes one.

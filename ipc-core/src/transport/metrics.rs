@@ -54,6 +54,10 @@ metrics! {
     counter leases_total;
     /// Leases held.
     gauge leases;
+    /// Those of them that are idle in the import caches of other processes.
+    gauge leases_idle;
+    /// Leases ended while they were idle, without waiting for the importer.
+    counter leases_reclaimed_total;
     /// Opens refused by this process's broker.
     counter refusals_total;
     /// Connections refused by this process's broker: of a user that no export allows, or above a limit.
@@ -68,6 +72,10 @@ metrics! {
     counter opens_total;
     /// Opens that needed neither a message nor a driver call, as the memory was open here.
     counter cache_hits_total;
+    /// Leases on exports of other processes that are idle in the import cache.
+    gauge imports_idle;
+    /// Bytes of their allocations.
+    gauge imports_idle_bytes;
     /// Requests sent to the brokers of other processes.
     counter requests_total;
     /// Calls of a driver that opened memory.
@@ -90,7 +98,8 @@ metrics! {
     counter jobs_total;
     /// Waits of a host for a publication or a release of a ring. Streams that wait do not count.
     counter ring_host_waits_total;
-    /// Messages sent to the brokers of other processes that have no answer: leases and grants that are over.
+    /// Messages sent to the brokers of other processes that have no answer: leases and grants that are over, and changes of
+    /// leases that an exporter watches.
     counter releases_total;
 }
 

@@ -63,6 +63,11 @@ impl ReceivedFds {
         std::mem::take(&mut self.0)
     }
 
+    /// Claims the second of them.
+    pub(crate) fn take_second(mut self) -> Option<OwnedFd> {
+        (self.0.len() > 1).then(|| self.0.remove(1))
+    }
+
     /// Claims the first of them.
     pub(crate) fn take_first(mut self) -> Option<OwnedFd> {
         (!self.0.is_empty()).then(|| self.0.remove(0))

@@ -12,7 +12,7 @@ use super::protocol::{
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
 use crate::model::device::HostId;
-use crate::model::lease::LeaseId;
+use crate::model::lease::{LeaseId, LeaseState};
 use crate::os::process::ProcessIdentity;
 use crate::sharing::timeline::Returned;
 use crate::wire::descriptor::ExportId;
@@ -59,6 +59,7 @@ fn request() -> impl Strategy<Value = Request> {
                 spans: spans.into_iter().map(|(region, offset, len)| Span { region, offset, len }).collect(),
             }
         ),
+        any::<u64>().prop_map(|lease| Request::LeaseChanged { lease: LeaseId(lease) }),
         any::<(u64, u64, u64)>().prop_map(|(request, lease, chunk)| Request::StageNext {
             request: RequestId(request),
             lease: LeaseId(lease),
@@ -108,6 +109,7 @@ fn listed() -> impl Strategy<Value = ListedExport> {
         pid,
         program,
         held_ms,
+        state: if held_ms % 2 == 0 { LeaseState::Idle } else { LeaseState::InUse },
     });
     (any::<(u64, u64, u64, u64, bool, u64)>(), "[a-z]{1,8}", vec(holder, 0..4)).prop_map(
         |((export, bytes, age_ms, opened, dropped, held_by), backend, holders)| ListedExport {
@@ -119,6 +121,7 @@ fn listed() -> impl Strategy<Value = ListedExport> {
             dropped,
             holders,
             held_by,
+            idle: held_by / 2,
         },
     )
 }
@@ -148,6 +151,7 @@ fn reply() -> impl Strategy<Value = Reply> {
                 keep,
                 confirm: false,
                 like,
+                slot: (lease % 2 == 0).then_some(lease as u32),
             })
         },
     );
@@ -264,6 +268,7 @@ proptest! {
             keep: true,
             confirm: false,
             like: false,
+            slot: None,
         };
         let zeros = vec![0; bytes.len()];
         prop_assert_eq!(format!("{:?}", grant(bytes)), format!("{:?}", grant(zeros)));

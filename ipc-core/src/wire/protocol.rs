@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Token;
 use crate::backend::{Access, HandleBytes, HandleKind};
 use crate::model::address::Generation;
-use crate::model::lease::LeaseId;
+use crate::model::lease::{LeaseId, LeaseState};
 use crate::model::printable::printable;
 use crate::os::process::ProcessIdentity;
 use crate::wire::descriptor::ExportId;
@@ -77,6 +77,8 @@ pub(crate) enum Request {
     StageNext { request: RequestId, lease: LeaseId, chunk: u64 },
     /// The importer's process exits in order; its leases end with the connection. Has no answer.
     Exit,
+    /// Reports that the state of a lease has changed while the exporter watched it. Has no answer.
+    LeaseChanged { lease: LeaseId },
 }
 
 impl Request {
@@ -87,7 +89,10 @@ impl Request {
 
     /// Does the importer get an answer, for which it mostly waits?
     pub(crate) const fn has_an_answer(&self) -> bool {
-        !matches!(self, Self::Release { .. } | Self::EndGrants { .. } | Self::Exit)
+        !matches!(
+            self,
+            Self::Release { .. } | Self::EndGrants { .. } | Self::LeaseChanged { .. } | Self::Exit
+        )
     }
 }
 
@@ -105,7 +110,8 @@ pub(crate) struct Returned {
 /// From a broker to an importer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Answers [`Request::Hello`]. May bring a descriptor: the page of [`Epoch`](crate::transport::Epoch).
+    /// Answers [`Request::Hello`]. May bring descriptors: the page of [`Epoch`](crate::transport::Epoch), and behind it the page
+    /// with the states of this connection's leases.
     Hello { protocol: u16, exporter: ProcessIdentity },
     /// Answers [`Request::Open`]: the lease has begun.
     Opened(Opened),
@@ -152,6 +158,8 @@ pub struct ListedExport {
     pub holders: Vec<ListedHolder>,
     /// How many hold it.
     pub held_by: u64,
+    /// How many of them hold it idle, in their import caches.
+    pub idle: u64,
 }
 
 /// A process that holds an export.
@@ -164,6 +172,8 @@ pub struct ListedHolder {
     pub program: String,
     /// For how many milliseconds it has held the export.
     pub held_ms: u64,
+    /// Whether it uses the memory.
+    pub state: LeaseState,
 }
 
 /// How many exports a listing holds at most, and how many holders of each, so that it fits a message.
@@ -209,6 +219,8 @@ pub(crate) struct Opened {
     pub(crate) confirm: bool,
     /// The allocations are those of the lease that the importer named: there are no handles then.
     pub(crate) like: bool,
+    /// The lease's word in the page of lease states, where it has one.
+    pub(crate) slot: Option<u32>,
 }
 
 /// The handle of one allocation.

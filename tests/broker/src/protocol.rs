@@ -88,6 +88,11 @@ pub enum ToExporter {
     },
     /// States that the process exits in order.
     Exit,
+    /// Reports that the state of a watched lease has changed.
+    LeaseChanged {
+        /// The lease.
+        lease: u64,
+    },
 }
 
 /// The access that an importer requests.
@@ -182,6 +187,19 @@ pub enum FromExporter {
     },
 }
 
+/// The use of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LeaseState {
+    /// A mapping uses it.
+    InUse,
+    /// Device work may use it.
+    Draining,
+    /// Only the import cache keeps it.
+    Idle,
+    /// It has been sent.
+    InMessage,
+}
+
 /// An export in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
@@ -197,10 +215,12 @@ pub struct Listed {
     pub opened: u64,
     /// Has it been dropped?
     pub dropped: bool,
-    /// Process id, program and milliseconds of each holder.
-    pub holders: Vec<(u32, String, u64)>,
+    /// Process id, program, milliseconds and state of each holder.
+    pub holders: Vec<(u32, String, u64, LeaseState)>,
     /// How many there are.
     pub held_by: u64,
+    /// How many of them are idle.
+    pub idle: u64,
 }
 
 /// A lease and what opens the memory.
@@ -220,6 +240,8 @@ pub struct Opened {
     pub confirm: bool,
     /// The memory is that of the lease that the importer named.
     pub like: bool,
+    /// The lease's word in the page of lease states.
+    pub slot: Option<u32>,
 }
 
 /// The handle of one allocation.

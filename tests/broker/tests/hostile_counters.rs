@@ -224,3 +224,33 @@ fn counters_of_a_live_lease_cannot_be_returned() {
     assert_eq!(lease().1, 4);
     assert_eq!(exporter.holders("x"), 2);
 }
+
+#[test]
+fn importer_that_writes_lease_states_harms_its_own_lease_only() {
+    let (mut exporter, mut honest, mut hostile) = (agent!(PINNING), agent!(PINNING), agent!(PINNING));
+    let descriptor = exporter.share("x 4096");
+    for importer in [&mut honest, &mut hostile] {
+        importer.ok(&format!("open x {descriptor}"));
+    }
+    // No state, all of them, and that of a lease which the exporter has ended: it keeps the lease.
+    for value in [u64::MAX, 3 << 32 | 3, 4 << 32 | 4, 1 << 63] {
+        hostile.ok(&format!("scribble-states 0 {value}"));
+        exporter.ok("recall x");
+        assert_eq!(exporter.holders("x"), 2, "{value:#x}");
+    }
+    // Idle, while it uses the memory: it has returned the lease, and the other importer has not.
+    hostile.ok(&format!("scribble-states 0 {}", 2_u64 << 32 | 2));
+    exporter.ok("recall x");
+    assert_eq!(exporter.ok("states x"), format!("{}:in use", honest.id()));
+    honest.ok("touch x");
+    honest.ok("release x");
+    exporter.ok("close x 10000");
+    // What it does with the lease from now on concerns nobody.
+    hostile.ok("drop x");
+    hostile.ok("nothing");
+    let next = exporter.share("next 4096");
+    for importer in [&mut honest, &mut hostile] {
+        importer.ok(&format!("open next {next}"));
+        importer.ok("touch next");
+    }
+}

@@ -262,7 +262,8 @@ fn reply_unlike_its_descriptor_fails_and_returns_the_lease() {
         let (connection, request) = asked(&server, &forged, &[]);
         // It was told of no lease that might have the same memory.
         let like = what == "what was never opened";
-        let grant = Opened { request, lease: 4711, handles, ready: None, keep: true, confirm: false, like };
+        let (lease, slot) = (4711, Some(u32::MAX));
+        let grant = Opened { request, lease, handles, ready: None, keep: true, confirm: false, like, slot };
         let grant = postcard::to_stdvec(&FromExporter::Opened(grant)).expect("it encodes");
         connection.send_bytes(&grant, &vec![gift.as_fd(); gifts]).expect("it reads");
         // The lease comes back, or the connection is ended and the lease with it; it may ask before whether we live.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::model::layout::Dtype;
-use crate::model::lease::Holder;
+use crate::model::lease::{Holder, LeaseState};
 
 /// One sample of each variant; a variant without one does not compile.
 macro_rules! samples {
@@ -51,7 +51,9 @@ fn vendor() -> VendorError {
 }
 
 fn holders() -> Holders {
-    let holder = Holder { pid: PID, program: text("reader"), bytes: 4096, since: std::time::Instant::now() };
+    let state = LeaseState::InUse;
+    let holder =
+        Holder { pid: PID, program: text("reader"), bytes: 4096, since: std::time::Instant::now(), state };
     Holders { now: vec![holder], ever: 1 }
 }
 
@@ -221,12 +223,14 @@ fn export_that_was_not_released_names_its_holders() {
     };
     let released = text(Vec::new());
     assert!(released.contains("no process holds it now (opened 3 times)"), "{released}");
-    let holder = Holder { pid: 7, program: "reader".into(), bytes: 4096, since: Instant::now() };
+    let state = LeaseState::Idle;
+    let holder = Holder { pid: 7, program: "reader".into(), bytes: 4096, since: Instant::now(), state };
     let held = text(vec![holder]);
     assert!(
         held.starts_with("after 2000 ms the export is still held: process 7 (reader) has held 4096 bytes"),
         "{held}"
     );
+    assert!(held.ends_with(" s, idle"), "{held}");
 }
 
 #[test]

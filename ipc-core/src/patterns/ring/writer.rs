@@ -488,7 +488,7 @@ impl Ring {
     pub fn close(self, timeout: Duration) -> Result<()> {
         let Self { close_guard, export, .. } = self;
         drop(close_guard);
-        export.close(timeout)
+        Ok(export.close(timeout)?)
     }
 }
 

@@ -127,8 +127,9 @@ impl BrokerSession<'_> {
     ) -> Next {
         let ready = granted.shared.ready.as_ref().map(|ready| ready.handle.clone());
         let (lease, keep, confirm) = (granted.lease, granted.keep, granted.borrowed.is_some());
-        let next = connection
-            .send(&Reply::Opened(Opened { request, lease, handles, ready, keep, confirm, like }), fds);
+        let slot = granted.slot;
+        let opened = Opened { request, lease, handles, ready, keep, confirm, like, slot };
+        let next = connection.send(&Reply::Opened(opened), fds);
         kill_point!("exporter:granted");
         next
     }

@@ -14,6 +14,7 @@ mod copies;
 mod session;
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use crate::sharing::timeline::{Finish, FollowUp, FollowUps, Poison, Side, Termin
 use crate::sharing::{Runtime, Watch};
 use crate::transport::{ConnectionId, PeerCredentials, Poller, Service};
 use crate::wire::Reply;
+use crate::wire::descriptor::ExportId;
 
 /// Interval between two looks at whether copies that others wait behind make progress.
 const STAGINGS: Duration = Duration::from_secs(1);
@@ -39,6 +41,8 @@ pub(crate) struct Broker {
     tied: bool,
     /// Time of the next look at copies that others wait behind.
     next_look_at_stagings: Option<Instant>,
+    /// Dropped exports that wait for importers to close reclaimed memory, and when they no longer do.
+    retiring: VecDeque<(Instant, ExportId)>,
 }
 
 /// A command of another thread.
@@ -46,6 +50,8 @@ pub(crate) enum Command {
     FollowUp(FollowUp),
     /// A copy waits for others: from now on it is looked at whether their importers make progress.
     WatchStagings,
+    /// An export is retired at this time, whether the importers have closed the memory of reclaimed leases or not.
+    RetireAt(Instant, ExportId),
 }
 
 impl Broker {
@@ -53,7 +59,7 @@ impl Broker {
     pub(crate) fn of_process() -> Result<Self> {
         let runtime = Runtime::get()?;
         let follow_ups = FollowUps::new(runtime.worker.clone());
-        Ok(Self { runtime, follow_ups, tied: false, next_look_at_stagings: None })
+        Ok(Self { runtime, follow_ups, tied: false, next_look_at_stagings: None, retiring: VecDeque::new() })
     }
 
     /// Ties the page that importers read to this thread, before the first importer receives the page.
@@ -99,15 +105,22 @@ impl Service for Broker {
             Command::WatchStagings => {
                 self.next_look_at_stagings.get_or_insert_with(|| Instant::now() + STAGINGS);
             }
+            // All wait equally long, so they are in order.
+            Command::RetireAt(at, export) => self.retiring.push_back((at, export)),
         }
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        self.follow_ups.next().into_iter().chain(self.next_look_at_stagings).min()
+        let retiring = self.retiring.front().map(|(at, _)| *at);
+        self.follow_ups.next().into_iter().chain(self.next_look_at_stagings).chain(retiring).min()
     }
 
     fn run_timers<'a>(&mut self, now: Instant, sessions: impl Iterator<Item = &'a Self::Session>) {
         self.follow_ups.run(now);
+        while let Some((_, export)) = self.retiring.front().copied().filter(|(at, _)| *at <= now) {
+            self.retiring.pop_front();
+            self.runtime.exports.retire_overdue(export);
+        }
         if self.next_look_at_stagings.is_some_and(|at| at <= now) {
             let waited_for = self.runtime.stagings.somebody_waits();
             if waited_for {
@@ -132,6 +145,11 @@ impl Poller<Broker> {
     /// Looks from now on whether the importers of copies make progress: a copy waits for others.
     pub(crate) fn watch_stagings(&self) {
         self.send_command(Command::WatchStagings);
+    }
+
+    /// Retires an export at this time, whether the importers have closed the memory of reclaimed leases or not.
+    pub(crate) fn retire_at(&self, at: Instant, export: ExportId) {
+        self.send_command(Command::RetireAt(at, export));
     }
 
     /// Poisons words again, for a while.

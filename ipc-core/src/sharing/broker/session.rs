@@ -11,6 +11,7 @@ use crate::os::log::Throttle;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
 use crate::sharing::export::{ExportTable, Importer, OpenRequest, stale};
+use crate::sharing::lease_page::{LeasePlaces, LeaseWord};
 use crate::sharing::staging::{Outgoing, Refused};
 use crate::sharing::timeline::{Returned, Slots, Termination, Timeline};
 use crate::transport::{Connection, ConnectionId, Epoch, Next, PeerCredentials, Session};
@@ -52,6 +53,8 @@ pub(crate) struct BrokerSession<'a> {
     devices: Vec<u32>,
     /// Counter slots of the leases.
     pub(super) slots: Slots<LeaseId>,
+    /// Words of the leases in the page of lease states.
+    places: LeasePlaces,
     /// Copies, by their leases.
     pub(super) stagings: HashMap<LeaseId, Arc<Outgoing>>,
     /// The importer exits in order.
@@ -124,6 +127,13 @@ impl Session for BrokerSession<'_> {
                 self.exits = true;
                 Next::Keep
             }
+            (Request::LeaseChanged { lease }, Some(_)) => {
+                // The importer may have returned it meanwhile.
+                if let Some(export) = self.leases.get(&lease) {
+                    self.exports.lease_changed(*export, lease);
+                }
+                Next::Keep
+            }
             (Request::Hello { .. }, Some(_)) => connection.violated("it said hello twice"),
             (_, None) => connection.violated("it did not say hello first"),
         }
@@ -171,6 +181,7 @@ impl<'a> BrokerSession<'a> {
             checks: 0,
             devices: Vec::new(),
             slots: Slots::new(true),
+            places: LeasePlaces::default(),
             stagings: HashMap::new(),
             exits: false,
         }
@@ -233,13 +244,17 @@ impl<'a> BrokerSession<'a> {
             credentials: *connection.peer(),
             program: Arc::clone(program),
             connection: Some(self.connection),
+            word: None,
         }
     }
 
-    fn say_hello(&self, protocol: u16, connection: &mut Connection) -> Next {
-        let page: Vec<_> = self.exports.epoch().map(Epoch::file).into_iter().collect();
+    fn say_hello(&mut self, protocol: u16, connection: &mut Connection) -> Next {
+        let mut pages: Vec<_> = self.exports.epoch().map(Epoch::file).into_iter().collect();
+        // Told from the other by its position.
+        let states = if pages.is_empty() { None } else { self.places.begin() };
+        pages.extend(states.as_ref().map(AsFd::as_fd));
         let hello = Reply::Hello { protocol: PROTOCOL_VERSION, exporter: self.identity };
-        let sent = connection.send(&hello, &page);
+        let sent = connection.send(&hello, &pages);
         kill_point!("exporter:answered-hello");
         if protocol == PROTOCOL_VERSION { sent } else { Next::Close }
     }
@@ -249,7 +264,7 @@ impl<'a> BrokerSession<'a> {
         &mut self,
         request: RequestId,
         wanted: OpenRequest,
-        importer: Importer,
+        mut importer: Importer,
         (on, peer, like): (u32, Vec<u8>, Option<LeaseId>),
         connection: &mut Connection,
     ) -> Next {
@@ -265,7 +280,13 @@ impl<'a> BrokerSession<'a> {
             let detail = format!("the importing process has used {MAX_DEVICES} devices already");
             return connection.send(&failed(detail), &[]);
         };
-        match self.exports.grant(wanted, importer) {
+        importer.word = self.places.take();
+        let slot = importer.word.as_ref().map(LeaseWord::slot);
+        let granted = self.exports.grant(wanted, importer);
+        if let Some(slot) = slot {
+            self.places.note(slot, granted.as_ref().ok().map(|granted| granted.lease));
+        }
+        match granted {
             Ok(granted) => {
                 // Before the new lease is in the map, which a guess might name.
                 let open_there = self.has_it_open(like, &granted);
@@ -303,6 +324,7 @@ impl<'a> BrokerSession<'a> {
             self.exports.release(export, lease, Termination::Released);
         }
         self.give_back(lease, late);
+        self.places.give_back(lease);
         kill_point!("exporter:released");
         Next::Keep
     }
@@ -405,6 +427,7 @@ impl<'a> BrokerSession<'a> {
             (Some(Waiting::Opened { request, lease, .. }), Err(refusal)) => {
                 if let Some(export) = self.leases.remove(&lease) {
                     self.exports.release(export, lease, Termination::Released);
+                    self.places.give_back(lease);
                 }
                 connection.send(&Reply::Refused { request, refusal }, &[])
             }

@@ -13,8 +13,8 @@ use crate::model::one_or_many::OneOrMany;
 use crate::os::log::Throttle;
 use crate::os::Readiness;
 use crate::os::process::Owner;
-use crate::sharing::Runtime;
 use crate::sharing::timeline::Timeline;
+use crate::sharing::{ErrorWith, Runtime};
 use crate::transport::Deadline;
 use crate::transport::check_may_wait;
 use crate::wire::descriptor::{Descriptor, ExportId};
@@ -103,17 +103,19 @@ impl Export {
     /// Returns the processes that hold a lease on the export now, or a message with it that they have not opened.
     ///
     /// That a process is listed does not say that it uses the memory: when its last mapping is released, its import cache
-    /// keeps the lease, idle, so that opening the export again costs nothing. An idle lease counts here and in
-    /// `device-ipc ps` as one in use, and [`on_change`](Self::on_change) reports the end of a lease, not the release of a
-    /// mapping. No time limit ends an idle lease. It is returned
+    /// keeps the lease, idle, so that opening the export again costs nothing. [`Holder::state`](crate::Holder::state) tells which: it is read from
+    /// memory that the importer shares with this process, so it is that of this moment, also for an importer that is stopped.
+    /// No time limit ends an idle lease. It ends
     ///
-    /// - when this process asks for it: [`wait_released`](Self::wait_released), [`close`](Self::close), or the drop of the
-    ///   export; from then on leases are returned as soon as they are idle;
+    /// - when this process takes it back, for which the importer is not needed: [`recall`](Self::recall),
+    ///   [`wait_released`](Self::wait_released), [`close`](Self::close), or the drop of the export; from then on leases are
+    ///   returned as soon as they are idle;
     /// - when the importer's cache passes its limits ([`set_cache_limits`](crate::set_cache_limits); 1024 mappings unless
     ///   set), or the importer calls [`close_unused`](crate::close_unused) or [`shutdown`](crate::shutdown);
     /// - when the importer exits.
     ///
-    /// A process that is stopped does not answer, and returns no idle lease before it continues.
+    /// A lease that is [draining](crate::LeaseState::Draining) is returned by the importer, when its device has finished: release
+    /// mappings on a stream ([`Mapping::release`](crate::Mapping::release)) to have them idle instead.
     ///
     /// An importer of named tensors counts once for each device that the memory lives on.
     pub fn holders(&self) -> Holders {
@@ -143,7 +145,35 @@ impl Export {
         })
     }
 
-    /// Waits until somebody has opened the export and nobody holds it any longer. The export stays open.
+    /// Takes idle leases back, without waiting: those that only the import caches of other processes keep end now, whether the
+    /// processes are running or stopped. Leases in use, and those of later opens, are returned as soon as no mapping uses them,
+    /// so each further open by an importer costs a message and a driver call. The export stays open.
+    ///
+    /// An importer closes its mapping of the memory soon after; until then the driver may count the memory as in use.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # fn main() -> device_ipc_core::Result<()> {
+    /// # let export: device_ipc_core::Export = unimplemented!();
+    /// use device_ipc_core::LeaseState;
+    ///
+    /// export.recall();
+    /// let in_use = export.holders().count(LeaseState::InUse);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn recall(&self) {
+        for part in self.parts.iter() {
+            if let Some(runtime) = Runtime::of_guard(&part.owner) {
+                runtime.exports.recall(part.export);
+            }
+        }
+    }
+
+    /// Waits until the export has been opened and no process uses it any longer. The export stays open.
+    ///
+    /// Idle leases are [recalled](Self::recall), so no process that has only an idle lease is waited for.
     ///
     /// # Errors
     ///
@@ -214,8 +244,9 @@ impl Export {
         })
     }
 
-    /// Runs `callback` after a change of [`holders`](Self::holders): when an importer has opened the export, has released it or
-    /// has died, also after the export was dropped. One call reports all changes that come before it begins. It runs on a thread
+    /// Runs `callback` after a change of [`holders`](Self::holders): when an importer has opened the export, has released its
+    /// last mapping, has used a cached lease again, or has died, also after the export was dropped. While a callback is
+    /// registered, such changes cost the importer a message. One call reports all changes that come before it begins. It runs on a thread
     /// of the library, which does nothing else meanwhile, so it notifies another thread and returns: calls that wait are
     /// refused there ([`Error::OnWorkerThread`]). The context of the memory's device is current. A second callback replaces
     /// the first.
@@ -229,14 +260,18 @@ impl Export {
         }
     }
 
-    /// Ends the export and waits until nobody holds it and its owner has been dropped.
+    /// Ends the export and waits until no process uses it and its owner has been dropped.
+    ///
+    /// Idle leases are taken back, whether the processes that have them are running or stopped. A running importer closes its
+    /// mapping before the owner is dropped; one that has not done so within 250 ms is no longer waited for.
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] when the time is over, or [`Error::Timeout`] where nobody holds it and only its owner's drop
-    /// takes longer; [`Error::OnWorkerThread`] in a callback. The export has ended all the same: it can no longer be opened,
-    /// and its owner is dropped after the last holder.
-    pub fn close(self, timeout: Duration) -> Result<()> {
+    /// [`ErrorWith`], which gives the export back: [`Error::StillHeld`] after the timeout, with the holders, or
+    /// [`Error::Timeout`] where no process holds it and only its owner's drop takes longer. The export can no longer be
+    /// opened then. Look at its [`holders`](Self::holders), call `close` again to wait longer, or drop it: its owner is dropped after
+    /// the last holder. [`Error::OnWorkerThread`] in a callback, where nothing has changed.
+    pub fn close(self, timeout: Duration) -> Result<(), ErrorWith<Self>> {
         self.close_with(timeout, HolderPolicy::Keep)
     }
 
@@ -246,8 +281,8 @@ impl Export {
     ///
     /// As [`close`](Self::close), also where the memory was freed under its holders: they are named.
     /// [`Error::Unsupported`], at once, for [`HolderPolicy::FreeAnyway`] with handles whose importers pin the memory.
-    pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<()> {
-        close_all(self.parts, timeout, policy)
+    pub fn close_with(self, timeout: Duration, policy: HolderPolicy) -> Result<(), ErrorWith<Self>> {
+        close_all(&self.parts, timeout, policy).map_err(|error| ErrorWith::new(error, self))
     }
 }
 
@@ -305,7 +340,7 @@ impl Drop for Published {
 }
 
 /// Ends exports, all at once, and waits until nobody holds them and their owners have been dropped.
-fn close_all(published: OneOrMany<Published>, timeout: Duration, policy: HolderPolicy) -> Result<()> {
+fn close_all(published: &OneOrMany<Published>, timeout: Duration, policy: HolderPolicy) -> Result<()> {
     let deadline = Deadline::after(timeout);
     check_may_wait("closing an export", timeout)?;
     let runtime = Runtime::get()?;
@@ -315,10 +350,9 @@ fn close_all(published: OneOrMany<Published>, timeout: Duration, policy: HolderP
             runtime.exports.check_revokes(one.export)?;
         }
     }
-    let exports: OneOrMany<ExportId> = published.iter().map(|one| one.export).collect();
-    drop(published);
+    published.iter().for_each(|one| runtime.exports.drop_export(one.export));
     let mut held = None;
-    for &export in exports.iter() {
+    for export in published.iter().map(|one| one.export) {
         if let Err(holders) = runtime.exports.wait_retired(export, deadline.at) {
             if policy == HolderPolicy::FreeAnyway {
                 runtime.exports.end_leases(export);
@@ -347,7 +381,7 @@ pub(crate) fn still_held(after: Duration, holders: Holders) -> Error {
         what: "the drop of the memory's owner".into(),
         after,
         detail: "; no process holds the export, but the drop of its owner, or of an owner before it, has not returned: it \
-                 may wait for a stream"
+                 may wait for a stream, or for an importer that is closing its mapping"
             .into(),
     }
 }

@@ -11,7 +11,7 @@ mod watching;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::BorrowedMemory;
 use super::shared::{Allocation, AllocationKey, Shared};
@@ -33,6 +33,14 @@ use leases::Lease;
 pub(crate) use leases::{Granted, Importer, LocalGrant, OpenRequest, TimelineObserver, stale};
 use tokens::Tokens;
 use watching::Watcher;
+
+/// Time that importers have to close the memory of a reclaimed lease before it is freed. A running importer takes about a
+/// millisecond, and up to about 60 ms for a thousand allocations; one that is stopped takes for ever. Its mappings then refer to
+/// freed memory, which it does not use: it opens the export again.
+const CLOSING_TIME: Duration = Duration::from_millis(250);
+
+/// Interval between two looks at the states of leases, by a thread that waits for their end.
+const LOOK_AT_STATES: Duration = Duration::from_millis(50);
 
 /// All exports of the process.
 #[derive(Debug, Default)]
@@ -69,10 +77,14 @@ struct Entry {
     access: Access,
     allow: AllowList,
     leases: HashMap<LeaseId, Lease>,
+    /// Leases that this process has ended while they were idle, and since when, until their importers have closed the memory.
+    reclaimed: HashMap<LeaseId, Instant>,
+    /// The poller retires the export at a time.
+    retires_at: Option<Instant>,
     grants: Grants,
     opened: u64,
     dropped: bool,
-    /// Set once a caller waits for the release of all leases: importers keep no idle lease.
+    /// Set once idle leases have been recalled: importers keep no idle lease.
     recalled: bool,
     /// For memory that is not owned here. Boxed, as few exports have it.
     borrowed: Option<Box<BorrowedMemory>>,
@@ -114,6 +126,8 @@ impl ExportTable {
             access: new.access,
             allow: new.allow,
             leases: HashMap::new(),
+            reclaimed: HashMap::new(),
+            retires_at: None,
             grants: Grants::new(),
             opened: 0,
             dropped: false,
@@ -169,6 +183,7 @@ impl ExportTable {
         kill_point!("exporter:dropped");
         tracing::debug!(target: crate::os::log::EXPORT, %export, leases = entry.leases.len(), "dropped");
         let connections = entry.connections();
+        entry.reclaim_idle();
         self.retire_if_free(&mut state, export);
         drop(state);
         if let Ok(runtime) = Runtime::get() {
@@ -183,7 +198,16 @@ impl ExportTable {
         if !entry.dropped || !entry.leases.is_empty() || !entry.grants.is_empty() {
             return;
         }
-        let (Some(shared), Ok(runtime)) = (entry.shared.take(), Runtime::get()) else { return };
+        let Ok(runtime) = Runtime::get() else { return };
+        // Vendors define the free of memory after all importers have closed it, so those that answer are waited for.
+        let closed_until = entry.reclaimed.values().max().map(|since| *since + CLOSING_TIME);
+        if let Some(until) = closed_until.filter(|until| *until > Instant::now()) {
+            if entry.retires_at.replace(until) != Some(until) {
+                runtime.poller.retire_at(until, export);
+            }
+            return;
+        }
+        let Some(shared) = entry.shared.take() else { return };
         runtime.worker.submit_last(shared, move |shared| {
             kill_point!("exporter:retiring");
             // The rest of this job runs after a panic too: `close` waits for it.
@@ -204,18 +228,47 @@ impl ExportTable {
         });
     }
 
-    /// Asks importers to give back idle leases, now and from now on.
-    fn recall(&self, export: ExportId) {
+    /// Retires a dropped export although importers have not closed the memory of leases that were reclaimed.
+    pub(crate) fn retire_overdue(&self, export: ExportId) {
+        self.retire_if_free(&mut self.lock(), export);
+    }
+
+    /// Ends idle leases, and asks importers to keep none from now on.
+    pub(crate) fn recall(&self, export: ExportId) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
-        if std::mem::replace(&mut entry.recalled, true) {
+        let connections = entry.connections();
+        let is_repeated = std::mem::replace(&mut entry.recalled, true);
+        self.reclaim_idle(&mut state, export);
+        drop(state);
+        if is_repeated {
             return;
         }
-        let connections = entry.connections();
-        drop(state);
         if let Ok(runtime) = Runtime::get() {
             runtime.poller.notify(connections, Reply::Recall { export });
         }
+    }
+
+    /// Ends the idle leases of an export that is to be returned. One that has become idle after the recall is ended here if its
+    /// importer does not answer.
+    fn reclaim_idle(&self, state: &mut State, export: ExportId) {
+        let Some(entry) = state.exports.get_mut(&export) else { return };
+        if (entry.recalled || entry.dropped) && entry.reclaim_idle() {
+            self.retire_if_free(state, export);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for a change of the table. While there are leases it returns early, for a look at their states: an importer that was
+    /// stopped right after it had released its last mapping notifies nobody.
+    fn wait_for_change<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        left: Duration,
+        has_leases: bool,
+    ) -> MutexGuard<'a, State> {
+        let left = if has_leases { left.min(LOOK_AT_STATES) } else { left };
+        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits until the export has been opened at least once and has no lease any longer.
@@ -237,7 +290,12 @@ impl ExportTable {
     /// Waits until the owners of all exports have been dropped.
     pub(crate) fn wait_all_retired(&self, until: Instant) -> Result<(), Holders> {
         let mut state = self.lock();
-        while !state.exports.is_empty() {
+        loop {
+            let exports: Vec<ExportId> = state.exports.keys().copied().collect();
+            exports.into_iter().for_each(|export| self.reclaim_idle(&mut state, export));
+            if state.exports.is_empty() {
+                return Ok(());
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let mut all = Holders::default();
@@ -247,9 +305,8 @@ impl ExportTable {
                 }
                 return Err(all);
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wait_for_change(state, left, true);
         }
-        Ok(())
     }
 
     /// Checks that importers lose their mappings when the memory is freed.

@@ -291,6 +291,7 @@ impl Model {
                     Next::Close
                 }
             }
+            Request::LeaseChanged { .. } => Next::Keep,
             Request::Confirm { request, lease } => {
                 let held = self.leases.get(&lease.0);
                 self.answers.push_back(match held {
@@ -451,6 +452,7 @@ impl Model {
                     && grant.keep
                     && grant.like == *like
                     && (!grant.like || grant.handles.is_empty())
+                    && grant.slot.is_some()
             }
             (
                 Some(Expected::Refused { request, refusal }),
@@ -476,8 +478,8 @@ impl Model {
         assert!(fits, "{reply:?}, not {expected:?}");
         let most = match reply {
             Reply::Opened(_) => fds,
-            // The page that counts drops.
-            Reply::Hello { .. } => 1,
+            // The page that counts drops, and that of lease states.
+            Reply::Hello { .. } => 2,
             // The page of words.
             Reply::Timeline { .. } => 1,
             _ => 0,

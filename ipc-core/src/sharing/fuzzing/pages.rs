@@ -18,6 +18,7 @@ use crate::ipc::Ipc;
 use crate::model::address::Generation;
 use crate::model::lease::LeaseId;
 use crate::os::process::ProcessIdentity;
+use crate::sharing::host_pages::GRANULE;
 use crate::sharing::import::CacheLimits;
 use crate::transport::socket;
 use crate::wire::BrokerAddress;
@@ -242,10 +243,13 @@ impl Served {
         match request {
             Request::Hello { .. } => {
                 let page = choices.page(4096);
+                let states = choices.page(4 * GRANULE as u64);
                 self.send(
                     &Reply::Hello { protocol: PROTOCOL_VERSION, exporter: self.exporter },
-                    Some(page.as_fd()),
+                    &[page.as_fd(), states.as_fd()],
                 );
+                // And other states while the importer reads them.
+                choices.write(&states, 4096);
             }
             Request::Open { request, .. } => {
                 self.leases += 1;
@@ -265,15 +269,16 @@ impl Served {
                     keep: choices.byte() & 1 != 0,
                     confirm: choices.byte() & 1 != 0,
                     like: false,
+                    slot: Some(u32::from(choices.byte())),
                 };
-                self.send(&Reply::Opened(grant), None);
+                self.send(&Reply::Opened(grant), &[]);
             }
-            Request::Confirm { request, .. } => self.send(&Reply::Confirmed { request }, None),
+            Request::Confirm { request, .. } => self.send(&Reply::Confirmed { request }, &[]),
             Request::Timeline { request, .. } => {
                 let slot = u32::from(choices.byte()) + if choices.byte() >= 0xf0 { 255 } else { 0 };
                 let page = PageId(u32::from(choices.byte() & 3));
                 let file = choices.page(WORD_PAGE);
-                self.send(&Reply::Timeline { request, page, slot, base: 0 }, Some(file.as_fd()));
+                self.send(&Reply::Timeline { request, page, slot, base: 0 }, &[file.as_fd()]);
                 // And other words while the importer reads them.
                 choices.write(&file, WORD_PAGE);
             }
@@ -283,21 +288,25 @@ impl Served {
                 let bytes = choices.mostly(self.handle.size);
                 let file = choices.page(2 * 65536);
                 let lease = LeaseId(self.leases);
-                self.send(&Reply::Staging { request, lease, chunk_bytes, bytes }, Some(file.as_fd()));
+                self.send(&Reply::Staging { request, lease, chunk_bytes, bytes }, &[file.as_fd()]);
                 choices.write(&file, 65536);
             }
             Request::StageNext { request, chunk, .. } => {
                 let (chunk, bytes) = (choices.mostly(chunk), choices.mostly(self.handle.size.min(65536)));
-                self.send(&Reply::Staged { request, chunk, bytes }, None);
+                self.send(&Reply::Staged { request, chunk, bytes }, &[]);
             }
-            Request::List { .. } | Request::Release { .. } | Request::EndGrants { .. } | Request::Exit => {}
+            Request::List { .. }
+            | Request::Release { .. }
+            | Request::EndGrants { .. }
+            | Request::LeaseChanged { .. }
+            | Request::Exit => {}
         }
     }
 
     /// An importer that does not like what it got has hung up.
-    fn send(&self, reply: &Reply, fd: Option<BorrowedFd<'_>>) {
+    fn send(&self, reply: &Reply, fds: &[BorrowedFd<'_>]) {
         let bytes = encode(reply).expect("it is short");
-        let _ = socket::send(self.connection.as_fd(), &bytes, fd.as_slice());
+        let _ = socket::send(self.connection.as_fd(), &bytes, fds);
     }
 }
 

@@ -6,7 +6,7 @@ use super::script::Writer;
 use crate::backend::{Access, HandleKind};
 use crate::fuzzing::{SOMEBODY, Seed};
 use crate::model::address::Generation;
-use crate::model::lease::LeaseId;
+use crate::model::lease::{LeaseId, LeaseState};
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
 use crate::wire::protocol::{
@@ -196,6 +196,7 @@ fn grant(request: u64, fds: u16) -> Vec<u8> {
         keep: false,
         confirm: false,
         like: false,
+        slot: Some(0),
     }))
 }
 
@@ -212,7 +213,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
     let refused = |request, refusal| reply(&Reply::Refused { request: RequestId(request), refusal });
     let notices =
         [reply(&Reply::Dropped { export: ExportId(1) }), reply(&Reply::Recall { export: ExportId(1) })];
-    let holder = ListedHolder { pid: 12, program: "train".into(), held_ms: 5000 };
+    let holder = ListedHolder { pid: 12, program: "train".into(), held_ms: 5000, state: LeaseState::Idle };
     let listed = ListedExport {
         export: ExportId(1),
         backend: "mock".into(),
@@ -222,6 +223,7 @@ pub(crate) fn reply_seeds() -> Vec<Seed> {
         dropped: false,
         holders: vec![holder],
         held_by: 1,
+        idle: 1,
     };
     let listing = Reply::Listing { request: RequestId(1), exports: vec![listed], more: true };
     let hello = |protocol| reply(&Reply::Hello { protocol, exporter: SOMEBODY });

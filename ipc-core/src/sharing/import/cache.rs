@@ -38,6 +38,13 @@ pub(super) trait Cached {
     fn may_be_kept(&self) -> bool;
     /// How many bytes it keeps mapped.
     fn bytes(&self) -> u64;
+    /// Called when the last reference to it has been released, under the cache's lock.
+    fn rest(&self) {}
+    /// Called when an idle one is to be used again, under the cache's lock. Returns false where it has been taken back while it was
+    /// idle: it may only be closed then.
+    fn resume(&self) -> bool {
+        true
+    }
     /// Would a close have to wait, so that it is better used again than closed, kept or not?
     fn is_busy(&self) -> bool {
         false
@@ -132,7 +139,7 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         let stale = loop {
             let Some(known) = state.get(&key) else { break None };
             if known.is_open() {
-                if known.is_live() || known.may_be_kept() || known.is_busy() {
+                if known.is_live() || (known.may_be_kept() || known.is_busy()) && known.resume() {
                     state.hold(&known);
                     return Ok((known, true));
                 }
@@ -248,6 +255,12 @@ impl<K: Eq + Hash, V: Cached> Cache<K, V> {
         self.lock().those(Kept::is_idle).cloned().collect()
     }
 
+    /// Returns the number of idle ones, and their bytes.
+    pub(super) fn idle_amount(&self) -> (u64, u64) {
+        let state = self.lock();
+        (state.idle as u64, state.idle_bytes)
+    }
+
     /// Everything that is in use or idle.
     pub(super) fn open(&self) -> Vec<Arc<Kept<K, V>>> {
         self.lock().those(Kept::is_open).cloned().collect()
@@ -306,7 +319,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
 
     /// A hold on what is in use, or is idle and may be used again.
     fn hold_where_usable(&mut self, known: &Kept<K, V>) -> bool {
-        let usable = known.is_live() || known.is_idle() && known.may_be_kept();
+        let usable = known.is_live() || known.is_idle() && known.may_be_kept() && known.resume();
         if usable {
             self.hold(known);
         }
@@ -325,6 +338,7 @@ impl<K: Eq + Hash, V: Cached> State<K, V> {
         self.clock += 1;
         let last = held.leave(self.clock);
         if last {
+            held.rest();
             self.idle += 1;
             self.idle_bytes = self.idle_bytes.saturating_add(held.bytes());
         }

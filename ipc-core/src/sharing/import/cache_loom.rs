@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loom::sync::Mutex;
-use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use loom::thread;
 
 use super::cache::{Cache, CacheLimits, Cached, Kept};
 use crate::model::error::{Error, Result};
+use crate::sharing::lease_page;
 use crate::transport::Deadline;
 
 type Key = u8;
@@ -34,6 +35,9 @@ struct Thing {
     /// cache's that whoever closes it sees all of them.
     came: AtomicUsize,
     done: AtomicUsize,
+    /// The state that the exporter sees, which may end an idle lease.
+    state: AtomicU32,
+    reclaimed: AtomicBool,
 }
 
 type Held = Arc<Kept<Key, Thing>>;
@@ -45,6 +49,14 @@ impl Cached for Thing {
 
     fn bytes(&self) -> u64 {
         1
+    }
+
+    fn rest(&self) {
+        lease_page::rest(&self.state, true);
+    }
+
+    fn resume(&self) -> bool {
+        lease_page::resume(&self.state).is_some()
     }
 }
 
@@ -80,6 +92,8 @@ impl World {
             mapped: Mutex::new(true),
             came: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
+            state: AtomicU32::new(0),
+            reclaimed: AtomicBool::new(false),
         }
     }
 
@@ -118,12 +132,14 @@ impl World {
 
     fn came(&self, held: Held) -> Held {
         assert!(!held.closed.load(Ordering::Acquire), "a closed one was handed out");
+        assert!(!held.reclaimed.load(Ordering::Acquire), "a reclaimed one was handed out");
         held.came.fetch_add(1, Ordering::Relaxed);
         held
     }
 
     fn done(&self, held: &Held) {
         assert!(!held.closed.load(Ordering::Acquire), "it was closed while it was in use");
+        assert!(!held.reclaimed.load(Ordering::Acquire), "it was reclaimed while it was in use");
         held.done.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -153,6 +169,15 @@ impl World {
     fn revoke(&self, held: &Held) {
         held.kept.store(false, Ordering::Release);
         self.cache.close_idle(held, |thing| self.close(thing));
+    }
+
+    /// As the exporter does it, which frees the memory then: without the importer's cache.
+    fn reclaim(held: &Held) {
+        if lease_page::reclaim(&held.state) {
+            assert!(!held.reclaimed.swap(true, Ordering::AcqRel), "it was reclaimed a second time");
+            let (came, done) = (held.came.load(Ordering::Relaxed), held.done.load(Ordering::Relaxed));
+            assert_eq!(came, done, "it was reclaimed before those who held it were done with it");
+        }
     }
 
     /// As the end of an exporter by force: what is in use is unmapped all the same, and closed by the last.
@@ -255,6 +280,15 @@ fn use_what_is_known_or_another(world: &World, known: Held) {
 
 fn revoke_what_is_known(world: &World, known: Held) {
     world.revoke(&known);
+}
+
+fn reclaim_it(_: &World, known: Held) {
+    World::reclaim(&known);
+}
+
+fn reclaim_it_twice(_: &World, known: Held) {
+    World::reclaim(&known);
+    World::reclaim(&known);
 }
 
 fn close_by_force(world: &World, _: Held) {
@@ -400,4 +434,13 @@ fn what_is_known_and_revoked_is_closed_once() {
 fn what_is_known_and_closed_by_force_is_unmapped_once() {
     model_known(limits(1), 1, &[let_it_go, use_what_is_known, close_by_force]);
     model_known(limits(1), 1, &[release_it, use_what_is_known_or_another, close_by_force]);
+}
+
+#[test]
+fn what_is_idle_is_used_again_or_reclaimed() {
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_or_another, reclaim_it]);
+    model_known(limits(1), 1, &[let_it_go, use_what_is_known_twice, reclaim_it]);
+    model_known(limits(1), 1, &[release_it, use_what_is_known, reclaim_it_twice]);
+    model_known(limits(1), 1, &[let_it_go, reclaim_it, close_if_idle]);
+    model_known(limits(0), 0, &[let_it_go, use_what_is_known_or_another, reclaim_it]);
 }

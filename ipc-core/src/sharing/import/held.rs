@@ -57,6 +57,8 @@ struct Seldom {
     /// The descriptor that it was opened by, where that states another address than the one that was reached.
     descriptor: OnceLock<Descriptor>,
     callbacks: Mutex<Vec<u64>>,
+    /// Those for the drop of the export.
+    drop_callbacks: Mutex<Vec<u64>>,
     /// The timeline where the exporter is this very process; else it is the lease's.
     local_timeline: Mutex<Option<Timeline>>,
 }
@@ -293,6 +295,28 @@ impl Held {
         }
     }
 
+    /// Runs `callback` once when the exporter drops the export; at once where it has. Not at all for memory of this very process,
+    /// for a copy, or once this guard has been dropped.
+    pub(crate) fn on_dropped(&self, callback: impl FnOnce() + Send + 'static) {
+        let callback = DeviceBound::new(self.backend(), self.device(), callback);
+        if let (Some(lease), true) = (self.lease(), self.owner.is_here()) {
+            let callback = move || {
+                callback.consume(|callback| callback());
+            };
+            match lease.notices.on_dropped(Box::new(callback)) {
+                Ok(id) => {
+                    let known = &self.seldom().drop_callbacks;
+                    known.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+                }
+                Err(callback) => {
+                    if let Some(runtime) = Runtime::existing() {
+                        runtime.worker.submit(callback);
+                    }
+                }
+            }
+        }
+    }
+
     /// Ends it when the event has been reached. Without one, as by a plain drop, which waits for the whole device.
     pub(crate) fn end_at(mut self, event: Option<Box<dyn DeviceEvent>>) {
         let Some(event) = event else { return };
@@ -360,6 +384,8 @@ impl Held {
             for id in std::mem::take(seldom.callbacks.get_mut().unwrap_or_else(PoisonError::into_inner)) {
                 lease.link.forget_callback(id);
             }
+            let dropped = seldom.drop_callbacks.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(dropped).into_iter().for_each(|id| lease.notices.forget_callback(id));
         }
         Some((runtime, hold))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::link_pages::LinkPages;
@@ -15,6 +15,7 @@ use crate::model::lease::LeaseId;
 use crate::os::kill::kill_point;
 use crate::os::process::ProcessIdentity;
 use crate::sharing::Runtime;
+use crate::sharing::lease_page::{LeasePage, LeaseWord};
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::socket::ReceivedFds;
 use crate::transport::{AllowList, AsyncReply, Client, Deadline, Outcome, Subscriber};
@@ -36,6 +37,8 @@ pub(crate) struct Subscriptions {
     runtime: &'static Runtime,
     exporter: ProcessIdentity,
     state: Mutex<State>,
+    /// The page with the states of the leases, where the exporter has sent one.
+    lease_page: OnceLock<Arc<LeasePage>>,
 }
 
 #[derive(Default)]
@@ -55,6 +58,11 @@ impl Subscriptions {
     fn note(&self, export: ExportId, notice: impl FnOnce(&ExportNotices) -> bool) {
         let Some(notices) = self.lock().exports.get(&export).cloned() else { return };
         if notice(&notices) {
+            if notices.is_dropped() {
+                for (_, callback) in notices.take_callbacks() {
+                    self.runtime.worker.submit(callback);
+                }
+            }
             self.close_idle(notices.leases());
             // The exporter waits for its memory, so it learns now what it could learn later.
             self.runtime.imports.give_back_soon(&self.exporter);
@@ -128,9 +136,27 @@ impl Client<Subscriptions> {
         deadline: Deadline,
         runtime: &'static Runtime,
     ) -> Result<Self> {
-        let subscriptions = Subscriptions { runtime, exporter: *exporter, state: Mutex::default() };
+        let state = Mutex::default();
+        let subscriptions =
+            Subscriptions { runtime, exporter: *exporter, state, lease_page: OnceLock::new() };
         let metrics = Arc::clone(&runtime.metrics);
-        Self::connect(exporter, broker, allow, deadline, (subscriptions, metrics))
+        let mut link = Self::connect(exporter, broker, allow, deadline, (subscriptions, metrics))?;
+        if let Some(file) = link.take_lease_page() {
+            let page = LeasePage::open(file).inspect_err(|error| tracing::warn!(%error, "states of leases"));
+            let _ = page.map(|page| link.subscriber().lease_page.set(page));
+        }
+        Ok(link)
+    }
+
+    /// Returns the word of a lease. `None` without a page: the exporter then takes the lease for one in use.
+    pub(super) fn lease_word(&self, slot: u32) -> Option<LeaseWord> {
+        self.subscriber().lease_page.get()?.word(slot)
+    }
+
+    /// Reports that the state of a lease has changed, which the exporter watches.
+    pub(super) fn report_change(&self, lease: LeaseId) {
+        let report = || Request::LeaseChanged { lease };
+        self.send_final(report, "the state of a lease", Deadline::after(RELEASE_DEADLINE));
     }
 
     /// Asks for a lease. `like` is a lease that this process holds on memory of an equal layout.

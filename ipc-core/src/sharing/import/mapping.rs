@@ -342,6 +342,17 @@ impl Mapping {
         opened.unwrap_or(self.held()).on_gone(callback);
     }
 
+    /// Registers a callback that runs once when the exporter drops or closes the export: it shares a new version, or needs the
+    /// memory. It runs at once where the exporter has done so.
+    ///
+    /// The mapping stays valid; opening the export again fails with [`Error::ExportDropped`]. The exporter's process goes on:
+    /// for its termination there is [`on_gone`](Self::on_gone). The callback runs on a thread of the library, with the context of
+    /// the mapping's device current, and not at all for memory of this very process, for a [copy](Self::is_copy), or once the
+    /// mapping has been dropped. Calls that wait are refused there ([`Error::OnWorkerThread`]).
+    pub fn on_dropped(&self, callback: impl FnOnce() + Send + 'static) {
+        self.held().on_dropped(callback);
+    }
+
     /// Ends the mapping when the stream gets here: work submitted to it so far may still use the memory.
     ///
     /// Work on other streams must have been ordered before that, by an event. Named tensors that are mapped on another device than

@@ -12,6 +12,22 @@ pub(crate) struct ExportNotices {
     recalled: AtomicBool,
     /// One for each device and access, so mostly one.
     leases: Mutex<Vec<KnownLease>>,
+    callbacks: Mutex<Callbacks>,
+}
+
+/// A callback for the drop of an export.
+pub(super) type DroppedCallback = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Callbacks {
+    registered: Vec<(u64, DroppedCallback)>,
+    last: u64,
+}
+
+impl std::fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Callbacks({})", self.registered.len())
+    }
 }
 
 impl ExportNotices {
@@ -33,6 +49,33 @@ impl ExportNotices {
     /// Notes that the exporter has dropped the export. Returns whether this is new.
     pub(super) fn drop_export(&self) -> bool {
         !self.dropped.swap(true, Ordering::AcqRel)
+    }
+
+    /// Registers a callback for the drop of the export. Returns its number, or the callback where the export has been dropped.
+    pub(super) fn on_dropped(&self, callback: DroppedCallback) -> Result<u64, DroppedCallback> {
+        let mut callbacks = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, under which the notification takes the callbacks.
+        if self.is_dropped() {
+            return Err(callback);
+        }
+        callbacks.last += 1;
+        let id = callbacks.last;
+        callbacks.registered.push((id, callback));
+        Ok(id)
+    }
+
+    /// Takes the callbacks, after the export was dropped.
+    pub(super) fn take_callbacks(&self) -> Vec<(u64, DroppedCallback)> {
+        std::mem::take(&mut self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).registered)
+    }
+
+    /// Forgets a callback.
+    pub(super) fn forget_callback(&self, id: u64) {
+        let mut callbacks = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let forgotten: Vec<_> = callbacks.registered.extract_if(.., |(known, _)| *known == id).collect();
+        // Values that it captured may call the library when they are dropped: not under the lock.
+        drop(callbacks);
+        drop(forgotten);
     }
 
     /// Adds a lease on the export.

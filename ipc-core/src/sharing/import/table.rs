@@ -114,6 +114,11 @@ impl ImportTable {
         Some(lease)
     }
 
+    /// Returns the number of idle leases, and the bytes of their allocations.
+    pub(crate) fn idle(&self) -> (u64, u64) {
+        self.leases.idle_amount()
+    }
+
     /// Returns the number of opens that found a lease which could be used at once.
     pub(crate) fn opens_again(&self) -> u64 {
         self.leases.taken_again()

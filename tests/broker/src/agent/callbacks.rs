@@ -63,7 +63,7 @@ impl Waits {
         said("timelines", waited.timelines(1, time).map(drop));
         said("wait_released", waited.wait_released(time));
         said("bundle.wait_released", bundle.wait_released(time));
-        said("bundle.close", bundle.close(time));
+        said("bundle.close", bundle.close(time).map_err(Into::into));
         said("wait_readers", ring.wait_readers(2, time));
         said("ring.next", reader.next(time).map(drop));
         said("ring.close", ring.close(time));
@@ -74,7 +74,7 @@ impl Waits {
         said("receive", one.receive(time).map(drop));
         one.send(device_ipc_core::Message::new().bytes(b"x".as_slice()), time).expect("it does not wait");
         said("channel.close", one.close(time));
-        said("export.close", closed.close(time));
+        said("export.close", closed.close(time).map_err(Into::into));
         said("close_unused", close_unused(time));
         said("shutdown", shutdown(time));
         // A wait of no time only polls.

@@ -53,6 +53,18 @@ pub enum SystemCommand {
     WaitIn { name: String, time: Duration },
     /// Registers a callback on changes of an export that takes this time.
     OnChange { name: String, time: Duration },
+    /// Takes the idle leases on an export back.
+    Recall { name: String },
+    /// Returns the holders of an export, as `PID:STATE`.
+    States { name: String },
+    /// Closes an export, and keeps it if that fails; returns the error's text, or `closed`.
+    CloseKeeping { name: String, timeout: Duration },
+    /// Reports the event `dropped NAME` when the exporter drops the export of a mapping.
+    OnDropped { name: String },
+    /// Reports the event `changed NAME` on changes of an export's holders.
+    ReportChanges { name: String },
+    /// Opens, reads and releases an export until it has been dropped; returns how often. Every byte is to be `byte`.
+    ReopenUntilDropped { descriptor: Descriptor, byte: u8 },
 
     /// Becomes another user, for good.
     Become { uid: u32, gid: u32 },
@@ -79,6 +91,8 @@ pub enum SystemCommand {
 
     /// Writes a number at a byte of every counter page that this process shares; returns the number of pages.
     Scribble { byte: u64, value: u64 },
+    /// Does the same with the pages of lease states: two of them.
+    ScribbleStates { byte: u64, value: u64 },
     /// Connects to a socket `count` times and sends nothing; returns the number of connections.
     ConnectMany { socket: String, count: usize },
     /// Closes the connections of `connect-many`.

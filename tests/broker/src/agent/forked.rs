@@ -58,7 +58,7 @@ fn try_everything(mut server: Server) {
     for (_, export) in std::mem::take(&mut server.exports) {
         report("holders", if export.holders().iter().len() == 0 { Err(Error::Forked) } else { Ok(()) });
         report("wait-released", export.wait_released(TIME));
-        report("close", export.close(TIME));
+        report("close", export.close(TIME).map_err(Into::into));
     }
     let stream = server.streams.remove(&0);
     for (index, (_, mapping)) in std::mem::take(&mut server.mappings).into_iter().enumerate() {

@@ -4,6 +4,7 @@ mod callbacks;
 mod command;
 mod forked;
 mod hostile;
+mod observe;
 mod opens;
 mod process;
 
@@ -87,6 +88,15 @@ impl Agent {
                 self.server().exports[&name].on_change(move || std::thread::sleep(time));
                 Answer::Done
             }
+            C::Recall { name } => {
+                self.server().exports[&name].recall();
+                Answer::Done
+            }
+            C::States { name } => self.states(&name),
+            C::CloseKeeping { name, timeout } => self.close_keeping(&name, timeout),
+            C::OnDropped { name } => self.on_dropped(&name),
+            C::ReportChanges { name } => self.report_changes(&name),
+            C::ReopenUntilDropped { descriptor, byte } => self.reopen_until_dropped(&descriptor, byte)?,
             C::Become { uid, gid } => process::become_user(uid, gid),
             C::LeaveNetwork => process::leave_network(),
             C::DropCapabilities => process::drop_capabilities(),
@@ -98,7 +108,8 @@ impl Agent {
             C::Fork => self.fork(),
             C::ForkAndExit => hostile::fork_and_exit(),
             C::Exec => process::run_again(),
-            C::Scribble { byte, value } => process::scribble(byte, value),
+            C::Scribble { byte, value } => process::scribble("words", byte, value),
+            C::ScribbleStates { byte, value } => process::scribble("leases", byte, value),
             C::ConnectMany { socket, count } => self.connect_many(&socket, count),
             C::Disconnect => {
                 self.connections.clear();

@@ -74,6 +74,6 @@ impl Agent {
     }
 }
 
-fn open(ipc: &Ipc, descriptor: &Descriptor, timeout: Duration) -> Result<Mapping> {
+pub(super) fn open(ipc: &Ipc, descriptor: &Descriptor, timeout: Duration) -> Result<Mapping> {
     ipc.open(descriptor).timeout(timeout).at_home()
 }

@@ -47,12 +47,12 @@ pub(super) fn leave_network() -> Answer {
 }
 
 /// Writes to counter pages, as a hostile peer may at any time.
-pub(super) fn scribble(byte: u64, value: u64) -> Answer {
+pub(super) fn scribble(page: &str, byte: u64, value: u64) -> Answer {
     use std::os::unix::fs::FileExt;
 
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the process has memory");
     let memory = std::fs::File::options().write(true).open("/proc/self/mem").expect("its own memory");
-    let pages = maps.lines().filter(|line| line.contains("memfd:device-ipc-words"));
+    let pages = maps.lines().filter(|line| line.contains(&format!("memfd:device-ipc-{page}")));
     let written = pages.filter(|line| {
         let begin = line.split('-').next().and_then(|begin| u64::from_str_radix(begin, 16).ok());
         let at = begin.expect("an address") + byte;

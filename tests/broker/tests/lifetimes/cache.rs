@@ -162,21 +162,6 @@ fn idle_lease_is_held_until_its_cache_returns_it() {
 }
 
 #[test]
-fn close_names_a_stopped_importer_whose_lease_may_be_idle() {
-    let (mut exporter, mut importer) = (agent!(PINNING), agent!(PINNING));
-    let descriptor = exporter.share("x 4096");
-    importer.ok(&format!("open x {descriptor}"));
-    importer.ok("drop x");
-    importer.stop();
-    let text = exporter.fails("close x 200", "StillHeld");
-    assert!(text.contains(&format!("process {} (broker-agent)", importer.id())), "{text}");
-    assert!(text.contains("also one that is idle") && text.contains("stopped"), "{text}");
-    importer.resume();
-    eventually("the idle lease is returned", 0, || exporter.counter("exports"));
-    assert_eq!(exporter.allocated(), 0);
-}
-
-#[test]
 fn drop_of_export_recalls_idle_leases_only() {
     for machine in [PINNING, REVOKING] {
         let mut exporter = agent!(machine);

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::{Entry, ExportTable, State};
 use crate::model::error::{Error, Result};
-use crate::model::lease::Holder;
+use crate::model::lease::{Holder, LeaseState};
 use crate::sharing::Runtime;
 use crate::wire::Token;
 use crate::wire::descriptor::ExportId;
@@ -144,7 +144,8 @@ impl State {
         let holder = |(channel, since)| {
             let bearer = &self.in_flight.get(&channel)?.bearer;
             let program = format!("{}, in a message that it has not opened", bearer.program);
-            Some(Holder { pid: bearer.pid, program, bytes: entry.bytes, since })
+            let state = LeaseState::InMessage;
+            Some(Holder { pid: bearer.pid, program, bytes: entry.bytes, since, state })
         };
         since.into_iter().filter_map(holder).collect()
     }

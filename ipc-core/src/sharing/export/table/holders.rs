@@ -1,7 +1,6 @@
 //! Who holds an export: for messages, for lists, and for those who wait until nobody does.
 
 use std::ops::Bound;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::{Entry, ExportTable, State};
@@ -19,6 +18,11 @@ impl ExportTable {
     /// Returns the length of the export's regions in bytes; 0 for an export that does not exist any longer.
     pub(crate) fn bytes(&self, export: ExportId) -> u64 {
         self.lock().exports.get(&export).map_or(0, |entry| entry.bytes)
+    }
+
+    /// Returns the number of leases on exports of this process that are idle in their importers' caches.
+    pub(crate) fn idle_leases(&self) -> usize {
+        self.lock().exports.values().map(|entry| entry.idle()).sum()
     }
 
     /// Returns whether any export so far has allowed this peer: only then is it spoken to.
@@ -44,15 +48,19 @@ impl ExportTable {
     ) -> Result<(), Holders> {
         let mut state = self.lock();
         loop {
+            // A lease that has become idle since, and whose importer does not answer.
+            self.reclaim_idle(&mut state, export);
             let entry = state.exports.get(&export).map(|entry| &**entry);
             if done(entry) {
                 return Ok(());
             }
+            let has_leases =
+                entry.is_some_and(|entry| (entry.recalled || entry.dropped) && !entry.leases.is_empty());
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(state.holders(export));
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wait_for_change(state, left, has_leases);
         }
     }
 }
@@ -73,6 +81,7 @@ impl Entry {
         let holder = |holder: Holder| ListedHolder {
             pid: holder.pid,
             held_ms: holder.held_for().as_millis() as u64,
+            state: holder.state,
             program: holder.program,
         };
         ListedExport {
@@ -83,8 +92,14 @@ impl Entry {
             opened: self.opened,
             dropped: self.dropped,
             held_by: self.leases.len() as u64,
+            idle: self.idle() as u64,
             holders: holders.into_iter().map(holder).collect(),
         }
+    }
+
+    /// Returns the number of leases that are idle in their importers' caches.
+    fn idle(&self) -> usize {
+        self.leases.values().filter(|lease| lease.is_idle()).count()
     }
 
     fn holders(&self) -> Holders {

@@ -8,9 +8,10 @@ use super::super::shared::{Allocation, Shared};
 use super::{Entry, ExportTable, State, metrics};
 use crate::backend::Access;
 use crate::model::error::Result;
-use crate::model::lease::{Holder, LeaseId};
+use crate::model::lease::{Holder, LeaseId, LeaseState};
 use crate::os::log::Throttle;
 use crate::sharing::Runtime;
+use crate::sharing::lease_page::LeaseWord;
 use crate::sharing::timeline::{Place, Poison, Side, Termination, Timeline};
 use crate::transport::{ConnectionId, PeerCredentials};
 use crate::wire::descriptor::ExportId;
@@ -33,6 +34,8 @@ pub(super) struct Lease {
     timeline: Option<Timeline>,
     /// Whether the importer has taken the timeline, and not only its ready word.
     taken: bool,
+    /// The importer's statement whether it uses the lease.
+    word: Option<LeaseWord>,
 }
 
 /// An importer, by the kernel's and by its own account.
@@ -40,6 +43,8 @@ pub(crate) struct Importer {
     pub(crate) credentials: PeerCredentials,
     pub(crate) program: Arc<str>,
     pub(crate) connection: Option<ConnectionId>,
+    /// The word in which it states whether it uses the lease.
+    pub(crate) word: Option<LeaseWord>,
 }
 
 /// A request to open an export.
@@ -52,6 +57,8 @@ pub(crate) struct OpenRequest {
 /// A lease that has begun, for another process.
 pub(crate) struct Granted {
     pub(crate) lease: LeaseId,
+    /// The slot of its word in the page of lease states.
+    pub(crate) slot: Option<u32>,
     pub(crate) keep: bool,
     /// Borrowed memory, to be checked before the grant is sent.
     pub(crate) borrowed: Option<BorrowedMemory>,
@@ -103,7 +110,7 @@ impl ExportTable {
     /// Returns a lease that has begun, for a reply that had to wait.
     pub(crate) fn granted(&self, export: ExportId, lease: LeaseId) -> Option<Granted> {
         let state = self.lock();
-        state.exports.get(&export).filter(|entry| entry.leases.contains_key(&lease))?.granted(lease)
+        state.exports.get(&export)?.granted(lease)
     }
 
     /// Begins a lease in this process.
@@ -116,6 +123,7 @@ impl ExportTable {
             },
             program: "this process".into(),
             connection: None,
+            word: None,
         };
         let mut state = self.lock();
         let (lease, entry) = state.begin_lease(&request, importer)?;
@@ -124,7 +132,17 @@ impl ExportTable {
         Ok(LocalGrant { lease, borrowed: entry.borrowed.as_deref().cloned(), shared: Arc::clone(shared) })
     }
 
-    /// Ends a lease. The end of the last lease of a dropped export drops its owner.
+    /// Notes that the state of a lease has changed, and requests a notification of the next change.
+    pub(crate) fn lease_changed(&self, export: ExportId, lease: LeaseId) {
+        let state = self.lock();
+        let Some(entry) = state.exports.get(&export).filter(|entry| entry.watcher.is_some()) else { return };
+        if let Some(lease) = entry.leases.get(&lease) {
+            lease.watch();
+            entry.tell_change();
+        }
+    }
+
+    /// Ends a lease, reclaimed or not. The end of the last lease of a dropped export drops its owner.
     pub(crate) fn release(&self, export: ExportId, lease: LeaseId, how: Termination) {
         let mut state = self.lock();
         let Some(entry) = state.exports.get_mut(&export) else { return };
@@ -133,6 +151,7 @@ impl ExportTable {
             ended.end(how);
             entry.tell_change();
         }
+        entry.reclaimed.remove(&lease);
         self.retire_if_free(&mut state, export);
         self.changed.notify_all();
     }
@@ -219,6 +238,7 @@ impl ExportTable {
         let Some(entry) = state.exports.get_mut(&export) else { return };
         let ended = entry.leases.len();
         entry.leases.drain().for_each(|(_, lease)| lease.end(Termination::Released));
+        entry.reclaimed.clear();
         entry.tell_change();
         state.take_grants(export);
         tracing::warn!(target: crate::os::log::EXPORT, %export, leases = ended, "memory is freed although others still hold it");
@@ -231,7 +251,20 @@ impl ExportTable {
 impl Lease {
     /// Returns the holder, of an export of `bytes` bytes.
     pub(super) fn holder(&self, bytes: u64) -> Holder {
-        Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since }
+        let state = self.word.as_ref().map_or(LeaseState::InUse, LeaseWord::state);
+        Holder { pid: self.pid, program: self.program.to_string(), bytes, since: self.since, state }
+    }
+
+    /// Returns whether the importer states that the lease is idle.
+    pub(super) fn is_idle(&self) -> bool {
+        self.word.as_ref().is_some_and(|word| word.state() == LeaseState::Idle)
+    }
+
+    /// Requests a notification when the importer begins or ceases to use the lease.
+    pub(super) fn watch(&self) {
+        if let Some(word) = &self.word {
+            word.watch();
+        }
     }
 
     /// Ends the lease: waits of this process's streams for the importer are satisfied.
@@ -282,9 +315,13 @@ impl State {
         let entry = self.exports.get_mut(&request.export).ok_or(Refusal::Dropped)?;
         self.last_lease += 1;
         let lease = LeaseId(self.last_lease);
-        let Importer { credentials, program, connection } = importer;
+        let Importer { credentials, program, connection, word } = importer;
         let (pid, since) = (credentials.pid, Instant::now());
-        entry.leases.insert(lease, Lease { pid, program, since, connection, timeline: None, taken: false });
+        let begun = Lease { pid, program, since, connection, timeline: None, taken: false, word };
+        if entry.watcher.is_some() {
+            begun.watch();
+        }
+        entry.leases.insert(lease, begun);
         entry.opened += 1;
         entry.tell_change();
         metrics(|metrics| {
@@ -296,10 +333,31 @@ impl State {
 }
 
 impl Entry {
+    /// Ends the leases that are idle in their importers' caches, whether the importers answer or not. Returns whether there were any.
+    pub(super) fn reclaim_idle(&mut self) -> bool {
+        let is_reclaimed = |lease: &Lease| lease.word.as_ref().is_some_and(LeaseWord::reclaim);
+        let now = Instant::now();
+        let mut count = 0;
+        for (id, lease) in self.leases.extract_if(|_, lease| is_reclaimed(lease)) {
+            lease.end(Termination::Released);
+            self.reclaimed.insert(id, now);
+            count += 1;
+        }
+        if count > 0 {
+            metrics(|metrics| {
+                metrics.leases.subtract(count);
+                metrics.leases_reclaimed_total.add(count);
+            });
+            self.tell_change();
+        }
+        count > 0
+    }
+
     fn granted(&self, lease: LeaseId) -> Option<Granted> {
+        let slot = self.leases.get(&lease)?.word.as_ref().map(LeaseWord::slot);
         let shared = Arc::clone(self.shared.as_ref()?);
         // The bearer of a grant for a dropped export receives no notification of the drop later.
         let keep = !self.recalled && !self.dropped;
-        Some(Granted { lease, keep, borrowed: self.borrowed.as_deref().cloned(), shared })
+        Some(Granted { lease, slot, keep, borrowed: self.borrowed.as_deref().cloned(), shared })
     }
 }

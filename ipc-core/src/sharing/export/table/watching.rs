@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use super::leases::Lease;
 use super::{Entry, ExportTable};
 use crate::backend::DeviceBound;
 use crate::model::lease::Holders;
@@ -43,6 +44,7 @@ impl ExportTable {
         };
         let watcher = Watcher { callback: Arc::new(callback), due: Arc::default() };
         let before = entry.watcher.replace(watcher);
+        entry.leases.values().for_each(Lease::watch);
         // Values that the previous callback captured may call the table when they are dropped.
         drop(state);
         drop(before);

@@ -123,7 +123,7 @@ impl ImportTable {
         (grant, fds): (Opened, Vec<OwnedFd>),
     ) -> Result<Lease> {
         let like = if grant.like { Some(reusable::regions_of(reusable, &grant, fds.len())?) } else { None };
-        let Opened { lease: id, handles, ready: event, confirm, .. } = grant;
+        let Opened { lease: id, handles, ready: event, confirm, slot, .. } = grant;
         // Given up again where something fails behind it.
         let regions = match like {
             Some(regions) => regions,
@@ -151,6 +151,7 @@ impl ImportTable {
             seen_ready: AtomicBool::new(false),
             link: Arc::clone(link),
             notices,
+            word: slot.and_then(|slot| link.lease_word(slot)),
             epoch: AtomicU64::new(epoch),
             borrowed: confirm,
             regions: regions.take(),

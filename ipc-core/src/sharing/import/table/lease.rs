@@ -13,9 +13,11 @@ use crate::backend::{DeviceEvent, DeviceIpc};
 use crate::model::address::DeviceRange;
 use crate::model::error::{Error, Result};
 use crate::model::lease::LeaseId;
+use crate::sharing::Runtime;
 use crate::sharing::import::cache::{Cached, Kept};
 use crate::sharing::import::link::Link;
 use crate::sharing::import::notices::ExportNotices;
+use crate::sharing::lease_page::LeaseWord;
 use crate::sharing::timeline::{Termination, Timeline};
 use crate::transport::Deadline;
 
@@ -47,7 +49,9 @@ impl PartialEq for KnownLease {
 pub(in crate::sharing::import) struct Lease {
     pub(super) id: LeaseId,
     pub(in crate::sharing::import) link: Arc<Link>,
-    pub(super) notices: Arc<ExportNotices>,
+    pub(in crate::sharing::import) notices: Arc<ExportNotices>,
+    /// States to the exporter whether the lease is in use.
+    pub(super) word: Option<LeaseWord>,
     /// The exporter's count of drops when this export was last known not to be dropped; `u64::MAX` where it publishes none.
     pub(super) epoch: AtomicU64,
     /// Whether the exporter has borrowed the memory: it is asked at every open.
@@ -189,6 +193,22 @@ impl Cached for Lease {
         !self.alone && unused && !self.is_revoked() && self.notices.may_keep() && !self.link.is_gone()
     }
 
+    fn rest(&self) {
+        let finished = !self.unfinished.load(Ordering::Acquire);
+        if self.word.as_ref().is_some_and(|word| word.rest(finished)) {
+            self.report_change();
+        }
+    }
+
+    fn resume(&self) -> bool {
+        let Some(word) = &self.word else { return true };
+        let resumed = word.resume();
+        if resumed == Some(true) {
+            self.report_change();
+        }
+        resumed.is_some()
+    }
+
     fn bytes(&self) -> u64 {
         self.mapped().iter().map(|range| range.len).fold(0, u64::saturating_add)
     }
@@ -200,6 +220,13 @@ impl Cached for Lease {
 }
 
 impl Lease {
+    /// Notifies the exporter, which watches this lease, that its state has changed: on the worker, as the exporter may not read.
+    fn report_change(&self) {
+        let Some(runtime) = Runtime::existing() else { return };
+        let (link, lease) = (Arc::clone(&self.link), self.id);
+        runtime.worker.submit(move || link.report_change(lease));
+    }
+
     /// Notes that device work of a mapping that ends now may still be running.
     pub(super) fn leave_unfinished(&self) {
         // Mostly set already: no write to a cache line that other threads read.

@@ -75,7 +75,7 @@ impl Server {
             }
             Command::Close { name, timeout, free_anyway } => {
                 let holders = if free_anyway { HolderPolicy::FreeAnyway } else { HolderPolicy::Keep };
-                taken(&mut self.exports, &name).close_with(timeout, holders).map(done)
+                Ok(done(taken(&mut self.exports, &name).close_with(timeout, holders)?))
             }
             Command::Drop { names } => {
                 for name in names {

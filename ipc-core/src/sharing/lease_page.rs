@@ -1,0 +1,334 @@
+//! The states of leases, in memory that an importer and an exporter share.
+//!
+//! When the last mapping of a lease is released, the lease stays in the import cache. Neither this nor the next open sends a
+//! message, so the exporter could not tell a lease in use from an idle one, and could not end an idle one without the importer.
+//! So each connection has a page with one word for each lease:
+//!
+//! ```text
+//!             last mapping released,               last mapping released,
+//!             device work finished                 device work perhaps running
+//!    idle <------------------------- in use -------------------------> draining
+//!     | \----------opened again------->^ ^<---------opened again---------/
+//!     |
+//!     +--ended by the exporter--> reclaimed
+//! ```
+//!
+//! The importer makes every change but the last. The exporter ends an idle lease by a compare-exchange from idle to reclaimed, and
+//! the importer uses an idle lease again by one from idle to in use, so exactly one of them succeeds. An importer that finds its
+//! lease reclaimed opens the export again, as if it had not cached it.
+//!
+//! The exporter takes no other decision from a word than whether this importer uses this lease. An importer that states a wrong
+//! state harms itself: the word "idle" for memory that it uses is a lease that it has returned, any other value one that it keeps.
+
+#![allow(unsafe_code, reason = "words in shared memory")]
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::host_pages::{GRANULE, HostPages};
+use crate::model::error::Result;
+use crate::model::lease::{LeaseId, LeaseState};
+
+/// Bytes of a page.
+const BYTES: usize = 4 * GRANULE;
+
+/// Number of words of a page. A lease beyond them has none, and counts as in use until it is returned.
+const WORDS: u32 = (BYTES / size_of::<u32>()) as u32;
+
+/// The states, in the lowest bits. A new page is zeros, and a new lease is in use.
+const IN_USE: u32 = 0;
+const DRAINING: u32 = 1;
+const IDLE: u32 = 2;
+const RECLAIMED: u32 = 3;
+const STATE: u32 = 3;
+
+/// Set by the exporter: the importer reports its next change by a message, and clears the bit.
+const WATCHED: u32 = 4;
+
+/// Maximum number of attempts at a change that the peer gets in the way of. An honest peer does so twice at most.
+const ATTEMPTS: u32 = 8;
+
+/// An atomic word of a page. The model checker has a type of its own.
+pub(crate) trait Word {
+    /// Loads it, with acquire ordering.
+    fn load(&self) -> u32;
+    /// Replaces it, with acquire and release ordering. Returns the value before.
+    fn swap(&self, new: u32) -> u32;
+    /// Sets bits, with acquire and release ordering. Returns the value before.
+    fn set(&self, bits: u32) -> u32;
+    /// Replaces one value, with acquire and release ordering. The error is the value found.
+    fn exchange(&self, expected: u32, new: u32) -> Result<u32, u32>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn load(&self) -> u32 {
+                self.load(Ordering::Acquire)
+            }
+
+            fn swap(&self, new: u32) -> u32 {
+                self.swap(new, Ordering::AcqRel)
+            }
+
+            fn set(&self, bits: u32) -> u32 {
+                self.fetch_or(bits, Ordering::AcqRel)
+            }
+
+            fn exchange(&self, expected: u32, new: u32) -> Result<u32, u32> {
+                self.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire)
+            }
+        }
+    };
+}
+
+word!(AtomicU32);
+#[cfg(all(loom, test))]
+word!(loom::sync::atomic::AtomicU32);
+
+/// The importer's: no mapping uses the lease any longer; device work has finished or not. Returns whether to notify the exporter.
+pub(crate) fn rest(word: &impl Word, finished: bool) -> bool {
+    word.swap(if finished { IDLE } else { DRAINING }) & WATCHED != 0
+}
+
+/// The importer's: uses the lease again. Returns whether to notify the exporter; `None` where the exporter has reclaimed it.
+pub(crate) fn resume(word: &impl Word) -> Option<bool> {
+    let mut expected = IDLE;
+    for _ in 0..ATTEMPTS {
+        match word.exchange(expected, IN_USE) {
+            Ok(before) => return Some(before & WATCHED != 0),
+            Err(found) if found & STATE == RECLAIMED => return None,
+            Err(found) => expected = found,
+        }
+    }
+    None
+}
+
+/// The exporter's: ends the lease if it is idle. Returns whether it was.
+pub(crate) fn reclaim(word: &impl Word) -> bool {
+    let mut expected = IDLE;
+    for _ in 0..ATTEMPTS {
+        match word.exchange(expected, RECLAIMED) {
+            Ok(_) => return true,
+            Err(found) if found & STATE == IDLE => expected = found,
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// The exporter's: requests a notification of the next change.
+pub(crate) fn watch(word: &impl Word) {
+    word.set(WATCHED);
+}
+
+fn state(word: &impl Word) -> LeaseState {
+    match word.load() & STATE {
+        DRAINING => LeaseState::Draining,
+        IDLE => LeaseState::Idle,
+        // One that the importer calls reclaimed is one that it keeps.
+        _ => LeaseState::InUse,
+    }
+}
+
+/// The words of one connection.
+#[derive(Debug)]
+pub(crate) struct LeasePage(HostPages);
+
+impl LeasePage {
+    /// Creates a page, and its file, which the importer maps.
+    pub(crate) fn create() -> Result<(Arc<Self>, OwnedFd)> {
+        let (pages, file) = HostPages::create("device-ipc-leases", BYTES)?.into_file();
+        Ok((Arc::new(Self(pages)), file))
+    }
+
+    /// Maps the page of an exporter, and closes its file.
+    pub(crate) fn open(file: OwnedFd) -> Result<Arc<Self>> {
+        let (pages, _) = HostPages::open(file, BYTES, "its page of lease states")?.into_file();
+        Ok(Arc::new(Self(pages)))
+    }
+
+    /// Returns a lease's word. `None` for one that the page does not have.
+    pub(crate) fn word(self: &Arc<Self>, slot: u32) -> Option<LeaseWord> {
+        (slot < WORDS).then(|| LeaseWord { page: Arc::clone(self), slot })
+    }
+}
+
+/// The word of one lease.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseWord {
+    page: Arc<LeasePage>,
+    slot: u32,
+}
+
+impl LeaseWord {
+    fn atomic(&self) -> &AtomicU32 {
+        // SAFETY: the slot is one of the page's (`LeasePage::word`), which is mapped as long as `self`; aligned; both processes use
+        // words atomically.
+        unsafe { AtomicU32::from_ptr(self.page.0.base().cast::<u32>().add(self.slot as usize).as_ptr()) }
+    }
+
+    pub(crate) const fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// See [`rest`].
+    pub(crate) fn rest(&self, finished: bool) -> bool {
+        rest(self.atomic(), finished)
+    }
+
+    /// See [`resume`].
+    pub(crate) fn resume(&self) -> Option<bool> {
+        resume(self.atomic())
+    }
+
+    /// See [`reclaim`].
+    pub(crate) fn reclaim(&self) -> bool {
+        reclaim(self.atomic())
+    }
+
+    /// See [`watch`].
+    pub(crate) fn watch(&self) {
+        watch(self.atomic());
+    }
+
+    /// Returns the state that the importer states.
+    pub(crate) fn state(&self) -> LeaseState {
+        state(self.atomic())
+    }
+
+    /// The exporter's: begins with a lease in use, before the importer receives it.
+    fn begin(&self) {
+        self.atomic().store(IN_USE, Ordering::Release);
+    }
+}
+
+/// The exporter's places in the page of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct LeasePlaces {
+    page: Option<Arc<LeasePage>>,
+    next: u32,
+    free: Vec<u32>,
+    taken: HashMap<LeaseId, u32>,
+}
+
+impl LeasePlaces {
+    /// Creates the page. Returns its file for the importer; `None` where the system has no memory for one.
+    pub(crate) fn begin(&mut self) -> Option<OwnedFd> {
+        let created = LeasePage::create();
+        let created = created.inspect_err(|error| tracing::warn!(%error, "no page for the states of leases"));
+        let (page, file) = created.ok()?;
+        self.page = Some(page);
+        Some(file)
+    }
+
+    /// Returns a word for a lease that begins. `None` where there is none left.
+    pub(crate) fn take(&mut self) -> Option<LeaseWord> {
+        let page = self.page.as_ref()?;
+        let slot = self.free.pop().unwrap_or(self.next);
+        let word = page.word(slot)?;
+        self.next = self.next.max(slot + 1);
+        word.begin();
+        Some(word)
+    }
+
+    /// Notes the lease that a word was taken for; `None` where none has begun.
+    pub(crate) fn note(&mut self, slot: u32, lease: Option<LeaseId>) {
+        match lease {
+            Some(lease) => drop(self.taken.insert(lease, slot)),
+            None => self.free.push(slot),
+        }
+    }
+
+    /// Frees the word of a lease that the importer has returned, and does not use any longer.
+    pub(crate) fn give_back(&mut self, lease: LeaseId) {
+        self.free.extend(self.taken.remove(&lease));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (LeasePlaces, Arc<LeasePage>) {
+        let mut places = LeasePlaces::default();
+        let file = places.begin().unwrap();
+        (places, LeasePage::open(file).unwrap())
+    }
+
+    #[test]
+    fn exporter_sees_states_of_importer() {
+        let (mut places, page) = pair();
+        for lease in 0..3 {
+            let here = places.take().unwrap();
+            places.note(here.slot(), Some(LeaseId(lease)));
+            let there = page.word(here.slot()).unwrap();
+            assert_eq!(here.state(), LeaseState::InUse);
+            assert!(!there.rest(true));
+            assert_eq!(here.state(), LeaseState::Idle);
+            assert_eq!(there.resume(), Some(false));
+            assert!(!here.reclaim());
+            assert!(!there.rest(false));
+            assert_eq!(here.state(), LeaseState::Draining);
+            assert!(!here.reclaim(), "device work may use the memory");
+            assert_eq!(there.resume(), Some(false));
+        }
+    }
+
+    #[test]
+    fn reclaimed_lease_is_not_used_again() {
+        let (mut places, page) = pair();
+        let here = places.take().unwrap();
+        let there = page.word(here.slot()).unwrap();
+        there.rest(true);
+        assert!(here.reclaim() && !here.reclaim());
+        assert_eq!(there.resume(), None);
+    }
+
+    #[test]
+    fn watched_change_is_reported_once() {
+        let (mut places, page) = pair();
+        let here = places.take().unwrap();
+        let there = page.word(here.slot()).unwrap();
+        here.watch();
+        assert!(there.rest(true));
+        assert_eq!(there.resume(), Some(false));
+        there.rest(true);
+        here.watch();
+        assert_eq!(there.resume(), Some(true));
+        there.rest(true);
+        here.watch();
+        assert!(here.reclaim(), "watched and idle");
+    }
+
+    #[test]
+    fn any_value_is_a_state_and_a_reused_word_begins_in_use() {
+        let (mut places, page) = pair();
+        let here = places.take().unwrap();
+        let there = page.word(here.slot()).unwrap();
+        for value in [3, 4, 7, 0xffff_ffff, 0xffff_fffc] {
+            there.atomic().store(value, Ordering::Release);
+            assert_eq!(here.state(), LeaseState::InUse, "{value}");
+            assert!(!here.reclaim(), "{value}");
+        }
+        there.atomic().store(0xffff_fffe, Ordering::Release);
+        assert!(here.reclaim());
+        places.note(here.slot(), Some(LeaseId(1)));
+        places.give_back(LeaseId(1));
+        let again = places.take().unwrap();
+        assert_eq!((again.slot(), again.state()), (here.slot(), LeaseState::InUse));
+    }
+
+    #[test]
+    fn lease_beyond_the_page_has_no_word() {
+        let (mut places, page) = pair();
+        for _ in 0..WORDS {
+            assert!(places.take().is_some());
+        }
+        assert!(places.take().is_none() && page.word(WORDS).is_none());
+        places.note(7, None);
+        assert_eq!(places.take().unwrap().slot(), 7);
+    }
+}
