@@ -1,0 +1,88 @@
+"""Exception classes. The predicates are those of the Rust error."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from ._native import Holder
+
+
+class Error(RuntimeError):
+    """An error of device_ipc, and the base class of all its exceptions."""
+
+    is_gone: ClassVar[bool] = False
+    """Whether the peer has exited, or has ended the export, ring or channel."""
+    is_stale: ClassVar[bool] = False
+    """Whether the memory was freed, or the machine was restarted, since the descriptor was made."""
+    is_timeout: ClassVar[bool] = False
+    """Whether the operation did not finish in time."""
+    is_not_permitted: ClassVar[bool] = False
+    """Whether the peer, or the mapping, does not permit the operation."""
+
+
+class BackendError(Error):
+    """No backend has a device, or the named one cannot be used."""
+
+
+class UnsupportedError(Error):
+    """The backend, or this kind of memory, does not support the operation."""
+
+
+class DescriptorError(Error, ValueError):
+    """The text or the bytes are not a descriptor that this version reads."""
+
+
+class LayoutError(Error, ValueError):
+    """Shape, strides, element type or address do not fit the memory."""
+
+
+class PlacementError(Error, ValueError):
+    """The device or the stream does not fit the memory."""
+
+
+class GoneError(Error):
+    """The peer has exited, or has ended the export, ring or channel."""
+
+    is_gone = True
+
+
+class StaleError(GoneError):
+    """The memory that the descriptor names was freed since."""
+
+    is_gone = False
+    is_stale = True
+
+
+class NotPermittedError(Error, PermissionError):
+    """The peer, or the mapping, does not permit the operation."""
+
+    is_not_permitted = True
+
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """The operation did not finish in time."""
+
+    is_timeout = True
+
+
+class StillHeldError(TimeoutError):
+    """The export was not released in time."""
+
+    holders: list[Holder] = []
+    """The processes that hold a lease on the export."""
+
+
+class NoSuchTensorError(Error, KeyError):
+    """No tensor has this name."""
+
+    __str__ = Error.__str__
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The device has not enough memory."""
+
+
+class ForkedError(Error):
+    """The process was forked from one that used device_ipc."""

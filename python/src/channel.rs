@@ -1,0 +1,344 @@
+//! Channels: messages of bytes and memory between two processes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use device_ipc::{Error, Ipc, Message};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::error::OrRaise as _;
+use crate::export::{Descriptor, Export};
+use crate::mapping::{Mapping, MappingInner};
+use crate::open::Place;
+use crate::session::{access, ipc_for_users, not_picklable};
+use crate::stream::StreamArg;
+use crate::wait::{self, DEFAULT};
+
+/// Listens for channels under a name.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Listener {
+    listener: Mutex<Option<Arc<device_ipc::Listener>>>,
+    name: String,
+    ipc: Ipc,
+}
+
+#[pymethods]
+impl Listener {
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for a process that connects.
+    #[pyo3(signature = (timeout=None))]
+    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Channel> {
+        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listener = listener.ok_or_else(|| PyValueError::new_err("the listener is closed"))?;
+        let channel = wait::wait(py, wait::limit(timeout)?, |slice| listener.accept(slice))?;
+        Ok(Channel::new(channel, &self.ipc))
+    }
+
+    /// Stops listening. Channels stay open.
+    fn close(&self) {
+        drop(self.listener.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.close();
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Listener", "send its name, and connect there"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.Listener {:?}>", self.name)
+    }
+}
+
+/// A connection to one process, for messages of bytes and memory. Memory that was sent may be dropped at once: the message keeps
+/// it until the receiver has opened or discarded it.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Channel {
+    channel: Mutex<Option<Arc<device_ipc::Channel>>>,
+    ipc: Ipc,
+}
+
+impl Channel {
+    fn new(channel: device_ipc::Channel, ipc: &Ipc) -> Self {
+        Self { channel: Mutex::new(Some(Arc::new(channel))), ipc: ipc.clone() }
+    }
+
+    fn get(&self) -> PyResult<Arc<device_ipc::Channel>> {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        channel.ok_or_else(|| PyValueError::new_err("the channel is closed"))
+    }
+}
+
+/// Memory in a message.
+enum Part {
+    Export(Arc<device_ipc::Export>),
+    Descriptor(device_ipc::Descriptor),
+}
+
+#[pymethods]
+impl Channel {
+    /// Sends bytes and memory: exports, descriptors, tensors, or mappings of names to tensors. Waits for room where the receiver
+    /// is behind.
+    #[pyo3(signature = (data=None, *memory, ready=None, timeout=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        data: Option<&[u8]>,
+        memory: &Bound<'_, PyTuple>,
+        ready: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let channel = self.get()?;
+        let mut parts = Vec::with_capacity(memory.len());
+        for item in memory {
+            parts.push(if let Ok(export) = item.cast::<Export>() {
+                Part::Export(export.get().get()?)
+            } else if let Ok(descriptor) = item.cast::<Descriptor>() {
+                Part::Descriptor(descriptor.get().descriptor.clone())
+            } else {
+                Part::Export(crate::share::share(py, &item, None, "rw", ready, "allow", Vec::new())?.get()?)
+            });
+        }
+        let stream = ready.map(|ready| StreamArg::parse(ready, &self.ipc, 0.into())).transpose()?;
+        let mut message = Message::new().bytes(data.unwrap_or_default());
+        for part in &parts {
+            message = match part {
+                Part::Export(export) => message.export(export),
+                Part::Descriptor(descriptor) => message.descriptor(descriptor),
+            };
+        }
+        if let Some(stream) = &stream {
+            message = message.ready_on(stream);
+        }
+        wait::wait(py, wait::limit(timeout)?, |slice| channel.send(message.clone(), slice))
+    }
+
+    /// Waits for the next message.
+    #[pyo3(signature = (timeout=None))]
+    fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Received> {
+        let channel = self.get()?;
+        let received = wait::wait(py, wait::limit(timeout)?, |slice| channel.receive(slice))?;
+        Ok(Received::new(received, &self.ipc))
+    }
+
+    /// Ends the channel, and waits until the peer has the messages that were sent.
+    #[pyo3(signature = (timeout=Some(DEFAULT)))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = wait::limit(timeout)?;
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Another thread that uses the channel ends it when its call returns.
+        let Some(channel) = channel.and_then(Arc::into_inner) else { return Ok(()) };
+        wait::aside(py, move || channel.close(limit))
+    }
+
+    /// The process id of the peer, in its own pid namespace.
+    #[getter]
+    fn peer(&self) -> PyResult<u32> {
+        Ok(self.get()?.peer().pid)
+    }
+
+    /// The program of the peer.
+    #[getter]
+    fn program(&self) -> PyResult<String> {
+        Ok(self.get()?.program().to_owned())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            drop(self.channel.lock().unwrap_or_else(PoisonError::into_inner).take());
+            return Ok(());
+        }
+        self.close(py, Some(DEFAULT))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Channel", "connect in the other process"))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.get() {
+            Ok(channel) => {
+                format!("<device_ipc.Channel to process {} ({})>", channel.peer().pid, channel.program())
+            }
+            Err(_) => "<device_ipc.Channel, closed>".into(),
+        }
+    }
+}
+
+/// A message: its bytes, and its memory.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Received {
+    data: Vec<u8>,
+    exports: Vec<Arc<device_ipc::ReceivedExport>>,
+    ipc: Ipc,
+}
+
+impl Received {
+    fn new(received: device_ipc::Received, ipc: &Ipc) -> Self {
+        let data = received.bytes().to_vec();
+        let exports = received.into_exports().into_iter().map(Arc::new).collect();
+        Self { data, exports, ipc: ipc.clone() }
+    }
+}
+
+#[pymethods]
+impl Received {
+    /// The bytes.
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.data)
+    }
+
+    /// The memory, in the order in which it was sent.
+    #[getter]
+    fn exports(&self) -> Vec<ReceivedExport> {
+        let of = |export: &Arc<_>| ReceivedExport { export: Arc::clone(export), ipc: self.ipc.clone() };
+        self.exports.iter().map(of).collect()
+    }
+
+    /// Opens the only memory of the message; see `ReceivedExport.open`.
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        access: Option<&str>,
+        stream: Option<&Bound<'_, PyAny>>,
+        staged: Option<bool>,
+        timeout: Option<f64>,
+        allow_read_only: bool,
+    ) -> PyResult<Mapping> {
+        let [export] = self.exports.as_slice() else {
+            return Err(PyTypeError::new_err(format!(
+                "the message has {} exports; open one of them: received.exports[0].open()",
+                self.exports.len()
+            )));
+        };
+        let export = ReceivedExport { export: Arc::clone(export), ipc: self.ipc.clone() };
+        export.open(py, device, access, stream, staged, timeout, allow_read_only)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a received message", "send str(received.exports[0].descriptor)"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.Received of {} B and {} exports>", self.data.len(), self.exports.len())
+    }
+}
+
+/// Memory that came with a message. Dropping it unopened returns it to the sender.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct ReceivedExport {
+    export: Arc<device_ipc::ReceivedExport>,
+    ipc: Ipc,
+}
+
+#[pymethods]
+impl ReceivedExport {
+    /// The descriptor.
+    #[getter]
+    fn descriptor(&self) -> Descriptor {
+        Descriptor { descriptor: self.export.descriptor().clone() }
+    }
+
+    /// Opens the memory, also if the sender has dropped it since.
+    #[pyo3(signature = (*, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_read_only=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        access: Option<&str>,
+        stream: Option<&Bound<'_, PyAny>>,
+        staged: Option<bool>,
+        timeout: Option<f64>,
+        allow_read_only: bool,
+    ) -> PyResult<Mapping> {
+        let access = self::access(access)?;
+        let place = Place::parse(py, &self.ipc, device)?;
+        let stream = place.stream(py, stream, &self.ipc)?.map(Arc::new);
+        let (opened_on, export) = (stream.clone(), Arc::clone(&self.export));
+        let call = move |timeout: Duration| {
+            let mut builder = export.open().timeout(timeout);
+            if let Some(access) = access {
+                builder = builder.access(access);
+            }
+            builder = match staged {
+                None => builder.or_staged(),
+                Some(true) => builder.staged(),
+                Some(false) => builder,
+            };
+            match (&opened_on, &place) {
+                (_, Place::Mapped(_)) => {
+                    Err(Error::InvalidDeviceMap("a message uses the map of its channel".into()))
+                }
+                (Some(stream), _) => builder.on(&**stream),
+                (None, Place::Home) => builder.at_home(),
+                (None, Place::On(device)) => builder.on_device(*device),
+            }
+        };
+        let mapping = wait::once(py, wait::limit(timeout)?, call)?;
+        let backend = self.ipc.backend().info().name;
+        Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a received export", "send str(export.descriptor)"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.ReceivedExport of {} B>", self.export.descriptor().len())
+    }
+}
+
+/// Listens for channels under a name.
+#[pyfunction]
+#[pyo3(signature = (name, *, backend=None, allow_users=Vec::new()))]
+pub(crate) fn listen(
+    py: Python<'_>,
+    name: String,
+    backend: Option<&str>,
+    allow_users: Vec<u32>,
+) -> PyResult<Listener> {
+    let ipc = ipc_for_users(py, backend, &allow_users)?;
+    let listener = py.detach(|| ipc.listen(&name).start()).or_raise(py)?;
+    Ok(Listener { listener: Mutex::new(Some(Arc::new(listener))), name, ipc })
+}
+
+/// Connects to the process that listens under a name.
+#[pyfunction]
+#[pyo3(signature = (name, *, backend=None, timeout=Some(DEFAULT), allow_users=Vec::new()))]
+pub(crate) fn connect(
+    py: Python<'_>,
+    name: String,
+    backend: Option<&str>,
+    timeout: Option<f64>,
+    allow_users: Vec<u32>,
+) -> PyResult<Channel> {
+    let ipc = ipc_for_users(py, backend, &allow_users)?;
+    let session = ipc.clone();
+    let call = move |timeout| session.connect(&name).timeout(timeout).start();
+    let channel = wait::once(py, wait::limit(timeout)?, call)?;
+    Ok(Channel::new(channel, &ipc))
+}

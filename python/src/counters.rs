@@ -1,0 +1,61 @@
+//! Functions that concern the whole process, or all processes of the host.
+
+use std::time::Duration;
+
+use device_ipc::AllowList;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::exception;
+use crate::wait::{self, DEFAULT};
+
+/// Returns the counters of the library's activity in this process, by name.
+#[pyfunction]
+pub(crate) fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let counters = PyDict::new(py);
+    // The text is the only form that lists every counter with its name.
+    for line in device_ipc::counters().to_prometheus().lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, value)) = line.split_once(' ') else { continue };
+        let name = name.strip_prefix("device_ipc_").unwrap_or(name);
+        counters.set_item(name, value.parse::<u64>().unwrap_or(0))?;
+    }
+    Ok(counters)
+}
+
+/// Releases all idle leases of this process, and waits until their memory is closed.
+#[pyfunction]
+#[pyo3(signature = (timeout=Some(DEFAULT)))]
+pub(crate) fn close_unused(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    wait::wait(py, wait::limit(timeout)?, device_ipc::close_unused)
+}
+
+/// Ends all exports of this process, releases its idle leases, and waits until no other process holds a lease.
+#[pyfunction]
+#[pyo3(signature = (timeout=Some(DEFAULT)))]
+pub(crate) fn shutdown(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    wait::wait(py, wait::limit(timeout)?, device_ipc::shutdown)
+}
+
+/// Returns the processes of this host that share memory, with their exports; an exception in place of a process that did not
+/// reply.
+#[pyfunction]
+#[pyo3(signature = (timeout=5.0))]
+pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAny>>> {
+    let limit: Duration = wait::limit(Some(timeout))?;
+    let listed = wait::aside(py, move || device_ipc::list_exports(None, &AllowList::own_user(), limit))?;
+    let mut processes = Vec::new();
+    for process in listed {
+        match process {
+            Ok(process) => {
+                let row = PyDict::new(py);
+                row.set_item("pid", process.pid)?;
+                row.set_item("program", &process.program)?;
+                let exports = process.exports.iter().map(|export| format!("{export:?}")).collect::<Vec<_>>();
+                row.set_item("exports", exports)?;
+                processes.push(row.into_any().unbind());
+            }
+            Err(error) => processes.push(exception(py, &error).into_value(py).into_any()),
+        }
+    }
+    Ok(processes)
+}

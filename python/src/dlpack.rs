@@ -1,0 +1,264 @@
+//! DLPack capsules in both directions.
+//!
+//! A deleter drops a reference to a guard of the library and nothing else: it calls no Python.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use device_ipc::Dtype;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use pyo3::{ffi, intern};
+
+use crate::dtype::{DlDtype, from_dlpack, to_dlpack};
+use crate::tensor::{Keeper, TensorData};
+
+/// `DLDeviceType` of host memory, which the mock's memory is for frameworks.
+const CPU: i32 = 1;
+/// `DLDeviceType` of CUDA memory.
+const CUDA: i32 = 2;
+/// `DLDeviceType` that torch_npu uses for Ascend memory: `kDLExtDev`.
+const EXTENSION: i32 = 12;
+
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
+
+const NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+
+/// `DLTensor`.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    dtype: DlDtype,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct DlManaged {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlManaged)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct DlVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlVersioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// The fields of a managed tensor that both layouts have.
+trait Managed: Sized {
+    const NAME: &'static CStr;
+    fn delete(&mut self) -> Option<unsafe extern "C" fn(*mut Self)>;
+}
+
+impl Managed for DlManaged {
+    const NAME: &'static CStr = NAME;
+    fn delete(&mut self) -> Option<unsafe extern "C" fn(*mut Self)> {
+        self.deleter
+    }
+}
+
+impl Managed for DlVersioned {
+    const NAME: &'static CStr = VERSIONED_NAME;
+    fn delete(&mut self) -> Option<unsafe extern "C" fn(*mut Self)> {
+        self.deleter
+    }
+}
+
+/// A managed tensor with the memory that its pointers refer to. The managed tensor is the first field, so that the address of
+/// one is the address of the other.
+#[repr(C)]
+struct Exported<M> {
+    managed: M,
+    _shape: Box<[i64]>,
+    _strides: Box<[i64]>,
+    _keeper: Keeper,
+}
+
+/// Returns the DLPack device of memory of this backend.
+pub(crate) fn device_of(backend: &str, ordinal: u32) -> (i32, i32) {
+    match backend {
+        "cuda" => (CUDA, ordinal as i32),
+        "ascend" => (EXTENSION, ordinal as i32),
+        _ => (CPU, 0),
+    }
+}
+
+/// Returns a capsule of the tensor, which keeps the tensor's memory mapped.
+pub(crate) fn capsule(py: Python<'_>, tensor: &TensorData, versioned: bool) -> PyResult<Py<PyAny>> {
+    let dtype = to_dlpack(tensor.dtype).ok_or_else(|| {
+        PyBufferError::new_err(format!(
+            "DLPack has no element type {}; take the bytes (Tensor.bytes) and view them, as device_ipc.torch.open does",
+            tensor.dtype
+        ))
+    })?;
+    let mut shape = signed(&tensor.shape)?;
+    let mut strides = signed(&tensor.strides)?;
+    let (device_type, device_id) = device_of(tensor.backend, tensor.range.device.get());
+    let dl = DlTensor {
+        data: tensor.range.ptr.get() as *mut c_void,
+        device_type,
+        device_id,
+        ndim: shape.len() as i32,
+        dtype,
+        shape: shape.as_mut_ptr(),
+        strides: strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let (_shape, _strides, _keeper) = (shape, strides, tensor.keeper.clone());
+    if versioned {
+        let flags = if tensor.is_writable { 0 } else { READ_ONLY };
+        let managed = DlVersioned {
+            major: 1,
+            minor: 0,
+            context: ptr::null_mut(),
+            deleter: Some(delete::<DlVersioned>),
+            flags,
+            tensor: dl,
+        };
+        new_capsule(py, Exported { managed, _shape, _strides, _keeper })
+    } else {
+        let managed = DlManaged { tensor: dl, context: ptr::null_mut(), deleter: Some(delete::<DlManaged>) };
+        new_capsule(py, Exported { managed, _shape, _strides, _keeper })
+    }
+}
+
+fn signed(values: &[u64]) -> PyResult<Box<[i64]>> {
+    let converted: Result<_, _> = values.iter().map(|value| i64::try_from(*value)).collect();
+    converted.map_err(|_| PyBufferError::new_err("a dimension or a stride exceeds 2^63 - 1"))
+}
+
+fn new_capsule<M: Managed>(py: Python<'_>, exported: Exported<M>) -> PyResult<Py<PyAny>> {
+    let exported = Box::into_raw(Box::new(exported));
+    // SAFETY: the pointer is not null, and the name is static.
+    let made = unsafe { ffi::PyCapsule_New(exported.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
+    // SAFETY: a new reference, or null with an exception set.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, made) };
+    capsule.map(Bound::unbind).inspect_err(|_| {
+        // SAFETY: no capsule has taken the pointer.
+        drop(unsafe { Box::from_raw(exported) });
+    })
+}
+
+/// The deleter of a managed tensor, called by its consumer.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
+    // SAFETY: the consumer passes the pointer that it was given, once; it points to the first field of `Exported<M>`.
+    drop(unsafe { Box::from_raw(managed.cast::<Exported<M>>()) });
+}
+
+/// The destructor of a capsule: deletes the managed tensor of a capsule that no consumer took.
+unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter with the capsule. A consumer renames a capsule that it takes.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 0 {
+            return;
+        }
+        let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>();
+        if let Some(deleter) = managed.as_mut().and_then(Managed::delete) {
+            deleter(managed);
+        }
+    }
+}
+
+/// A tensor of another framework.
+pub(crate) struct Foreign {
+    pub(crate) backend: &'static str,
+    pub(crate) ordinal: u32,
+    pub(crate) ptr: u64,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) strides: Vec<i64>,
+    /// The object that keeps the memory allocated.
+    pub(crate) owner: Py<PyAny>,
+}
+
+/// Reads a tensor through its `__dlpack__`. The capsule, which is not consumed, keeps the memory.
+pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    let py = object.py();
+    let device = object.call_method0(intern!(py, "__dlpack_device__"))?;
+    let device_type = device.get_item(0)?.call_method0("__index__")?.extract::<i32>()?;
+    let method = object.getattr(intern!(py, "__dlpack__"))?;
+    let arguments = PyDict::new(py);
+    if device_type != CPU {
+        // The caller states the stream that writes the memory; the producer need not wait.
+        arguments.set_item("stream", -1)?;
+    }
+    let plain = arguments.copy()?;
+    arguments.set_item("max_version", (1, 0))?;
+    let capsule = match method.call((), Some(&arguments)) {
+        // A producer of before DLPack 1.0.
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => method.call((), Some(&plain))?,
+        other => other?,
+    };
+    // SAFETY: the names select the layout; the capsule is alive, and so is the tensor in it.
+    let tensor = unsafe {
+        if ffi::PyCapsule_IsValid(capsule.as_ptr(), VERSIONED_NAME.as_ptr()) != 0 {
+            let managed = ffi::PyCapsule_GetPointer(capsule.as_ptr(), VERSIONED_NAME.as_ptr());
+            let managed = &*managed.cast::<DlVersioned>();
+            if managed.major != 1 {
+                return Err(PyBufferError::new_err(format!(
+                    "the tensor uses DLPack {}.{}; version 1 is supported",
+                    managed.major, managed.minor
+                )));
+            }
+            &managed.tensor
+        } else if ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) != 0 {
+            &(*ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()).cast::<DlManaged>()).tensor
+        } else {
+            return Err(PyTypeError::new_err("__dlpack__ returned something that is not a DLPack capsule"));
+        }
+    };
+    let backend = match tensor.device_type {
+        CPU => "mock",
+        CUDA => "cuda",
+        EXTENSION => "ascend",
+        other => {
+            return Err(PyBufferError::new_err(format!(
+                "the tensor is on a device of DLPack type {other}; CUDA (2), Ascend (12) and the mock (1) can be shared"
+            )));
+        }
+    };
+    let dtype = from_dlpack(tensor.dtype).ok_or_else(|| {
+        PyBufferError::new_err(format!("the DLPack element type {:?} is not supported", tensor.dtype))
+    })?;
+    let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
+    let list = |at: *mut i64| {
+        // SAFETY: a tensor has `ndim` sizes and as many strides, or none where the pointer is null.
+        (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, dimensions) }.to_vec())
+    };
+    let shape = if dimensions == 0 { Vec::new() } else { list(tensor.shape).unwrap_or_default() };
+    let strides = if dimensions == 0 { None } else { list(tensor.strides) };
+    let strides = strides.unwrap_or_else(|| row_major(&shape));
+    Ok(Foreign {
+        backend,
+        ordinal: tensor.device_id.max(0) as u32,
+        ptr: (tensor.data as u64).wrapping_add(tensor.byte_offset),
+        dtype,
+        shape,
+        strides,
+        owner: capsule.unbind(),
+    })
+}
+
+/// Returns the strides of a row-major tensor, in elements.
+pub(crate) fn row_major(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1_i64; shape.len()];
+    for dimension in (1..shape.len()).rev() {
+        strides[dimension - 1] = strides[dimension].saturating_mul(shape[dimension].max(1));
+    }
+    strides
+}

@@ -1,0 +1,265 @@
+//! Exports and descriptors.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use device_ipc::{Access, HolderPolicy};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::error::OrRaise as _;
+use crate::owner::PyOwner;
+use crate::session::not_picklable;
+use crate::wait;
+
+/// A process that holds a lease on an export.
+#[pyclass(frozen, module = "device_ipc", get_all)]
+pub(crate) struct Holder {
+    /// The process id.
+    pid: u32,
+    /// The program.
+    program: String,
+    /// The bytes of the lease.
+    nbytes: u64,
+    /// The age of the lease in seconds.
+    held_for: f64,
+}
+
+impl From<&device_ipc::Holder> for Holder {
+    fn from(holder: &device_ipc::Holder) -> Self {
+        let device_ipc::Holder { pid, ref program, bytes, .. } = *holder;
+        Self { pid, program: program.clone(), nbytes: bytes, held_for: holder.held_for().as_secs_f64() }
+    }
+}
+
+#[pymethods]
+impl Holder {
+    fn __repr__(&self) -> String {
+        let Self { pid, program, nbytes, held_for } = self;
+        format!("<device_ipc.Holder process {pid} ({program}), {nbytes} B, for {held_for:.1} s>")
+    }
+}
+
+/// The name of an export or a ring: one line of text that another process opens. It contains the token that permits it.
+#[pyclass(frozen, eq, module = "device_ipc")]
+#[derive(PartialEq)]
+pub(crate) struct Descriptor {
+    pub(crate) descriptor: device_ipc::Descriptor,
+}
+
+#[pymethods]
+impl Descriptor {
+    /// Parses a text or bytes.
+    #[new]
+    fn new(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self { descriptor: parse(py, descriptor)? })
+    }
+
+    /// The name of the backend.
+    #[getter]
+    fn backend(&self) -> &str {
+        self.descriptor.backend()
+    }
+
+    /// The process id of the exporter, in its own pid namespace.
+    #[getter]
+    fn pid(&self) -> u32 {
+        self.descriptor.exporter().pid
+    }
+
+    /// The length of the memory in bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.descriptor.len()
+    }
+
+    /// Whether importers may write.
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.descriptor.access() == Access::ReadOnly
+    }
+
+    /// The names of the tensors; empty for a single tensor without a name.
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        let names = self.descriptor.tensors().map(|(name, _)| name.to_owned());
+        if self.descriptor.is_named() { names.collect() } else { Vec::new() }
+    }
+
+    /// The identities of the home devices.
+    #[getter]
+    fn homes(&self) -> Vec<String> {
+        self.descriptor.homes().map(|home| home.to_string()).collect()
+    }
+
+    /// Whether it names a ring.
+    #[getter]
+    fn is_ring(&self) -> bool {
+        self.descriptor.ring().is_some()
+    }
+
+    fn __str__(&self) -> String {
+        self.descriptor.to_string()
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.descriptor.to_bytes())
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+        let mut hasher = DefaultHasher::new();
+        self.descriptor.to_bytes().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((slf.get_type().into_any(), (slf.get().__str__(),)))
+    }
+
+    fn __repr__(&self) -> String {
+        let (backend, pid, bytes) = (self.backend(), self.pid(), self.nbytes());
+        format!(
+            "<device_ipc.Descriptor of {bytes} B of process {pid}, {backend}, {}>",
+            self.descriptor.access()
+        )
+    }
+}
+
+/// Parses a descriptor: an object of this package, its text or its bytes.
+pub(crate) fn parse(py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<device_ipc::Descriptor> {
+    if let Ok(parsed) = descriptor.cast::<Descriptor>() {
+        return Ok(parsed.get().descriptor.clone());
+    }
+    let parsed = if let Ok(text) = descriptor.cast::<PyString>() {
+        text.to_cow()?.trim().parse::<device_ipc::Descriptor>()
+    } else {
+        device_ipc::Descriptor::from_bytes(&descriptor.extract::<Vec<u8>>()?).map_err(device_ipc::Error::from)
+    };
+    parsed.or_raise(py)
+}
+
+/// Shared memory of this process. While it lives, other processes may open it by its text, `str(export)`.
+///
+/// Dropping it does not wait: processes that have opened the memory keep it. As a context manager, it waits at the end of the
+/// block until no process holds it.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Export {
+    export: Mutex<Option<Arc<device_ipc::Export>>>,
+    descriptor: device_ipc::Descriptor,
+    tensors: usize,
+}
+
+impl Export {
+    pub(crate) fn new(export: device_ipc::Export) -> Self {
+        let descriptor = export.descriptor().clone();
+        let tensors = descriptor.tensors().len();
+        Self { export: Mutex::new(Some(Arc::new(export))), descriptor, tensors }
+    }
+
+    pub(crate) fn get(&self) -> PyResult<Arc<device_ipc::Export>> {
+        let export = self.export.lock().unwrap_or_else(PoisonError::into_inner);
+        export.clone().ok_or_else(|| PyValueError::new_err("the export is closed"))
+    }
+}
+
+#[pymethods]
+impl Export {
+    /// The descriptor, which other processes open.
+    #[getter]
+    fn descriptor(&self) -> Descriptor {
+        Descriptor { descriptor: self.descriptor.clone() }
+    }
+
+    /// The length of the memory in bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.descriptor.len()
+    }
+
+    /// The names of the tensors; empty for a single tensor without a name.
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        self.descriptor().names()
+    }
+
+    /// Returns the processes that hold a lease now.
+    fn holders(&self) -> PyResult<Vec<Holder>> {
+        Ok(self.get()?.holders().iter().map(Holder::from).collect())
+    }
+
+    /// The number of times that the export was opened.
+    #[getter]
+    fn opened(&self) -> PyResult<u64> {
+        Ok(self.get()?.holders().opened())
+    }
+
+    /// Waits until a process has opened the export and no process holds it any longer. The export stays open.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let export = self.get()?;
+        wait::wait(py, wait::limit(timeout)?, |slice| export.wait_released(slice))
+    }
+
+    /// Waits until the export has been opened this many times.
+    #[pyo3(signature = (count=1, timeout=None))]
+    fn wait_opened(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
+        let export = self.get()?;
+        wait::wait(py, wait::limit(timeout)?, |slice| export.wait_opened(count, slice))
+    }
+
+    /// Has a callable called, without arguments, after changes of `holders`. It runs on a thread of the library, must not wait,
+    /// and replaces an earlier one.
+    fn on_change(&self, callback: Py<PyAny>) -> PyResult<()> {
+        let callback = PyOwner::new(callback);
+        self.get()?.on_change(move || callback.call());
+        Ok(())
+    }
+
+    /// Ends the export, and waits until no process holds the memory and its owner has been dropped.
+    #[pyo3(signature = (timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = wait::limit(timeout)?;
+        let export = self.export.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(export) = export else { return Ok(()) };
+        let export = Arc::into_inner(export).ok_or_else(|| {
+            PyValueError::new_err("another thread waits for the export; it ends when that call returns")
+        })?;
+        wait::aside(py, move || export.close_with(limit, HolderPolicy::Keep))
+    }
+
+    /// Whether the export was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.get().is_err()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            // The block failed: end the export, but do not wait.
+            drop(self.export.lock().unwrap_or_else(PoisonError::into_inner).take());
+            return Ok(());
+        }
+        self.close(py, None)
+    }
+
+    fn __str__(&self) -> String {
+        self.descriptor.to_string()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("an Export", "send its text, str(export), or export.descriptor"))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { ", closed" } else { "" };
+        let Self { descriptor, tensors, .. } = self;
+        let (bytes, backend, access) = (descriptor.len(), descriptor.backend(), descriptor.access());
+        format!("<device_ipc.Export of {tensors} tensors, {bytes} B, {backend}, {access}{state}>")
+    }
+}

@@ -1,0 +1,59 @@
+//! The Python extension module `device_ipc._native`; the package around it is `python/device_ipc`.
+//!
+//! Every call that may reach a driver or wait releases the interpreter lock. Waits run in short slices, between which pending
+//! signals are handled, so that Ctrl-C ends each of them.
+
+mod channel;
+mod counters;
+mod cuda_array_interface;
+mod devices;
+mod dlpack;
+mod dtype;
+mod error;
+mod export;
+mod mapping;
+mod memory;
+mod open;
+mod owner;
+mod ring;
+mod session;
+mod share;
+mod stream;
+mod tensor;
+mod wait;
+
+use pyo3::prelude::*;
+
+/// Registers classes and functions. Loads no driver and starts no thread.
+#[pymodule(gil_used = false)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<channel::Channel>()?;
+    module.add_class::<channel::Listener>()?;
+    module.add_class::<channel::Received>()?;
+    module.add_class::<channel::ReceivedExport>()?;
+    module.add_class::<devices::Device>()?;
+    module.add_class::<export::Descriptor>()?;
+    module.add_class::<export::Export>()?;
+    module.add_class::<export::Holder>()?;
+    module.add_class::<mapping::Mapping>()?;
+    module.add_class::<ring::Ring>()?;
+    module.add_class::<ring::RingReadSlot>()?;
+    module.add_class::<ring::RingReader>()?;
+    module.add_class::<ring::RingWriteSlot>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<tensor::Tensor>()?;
+    module.add_function(wrap_pyfunction!(channel::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(channel::listen, module)?)?;
+    module.add_function(wrap_pyfunction!(counters::close_unused, module)?)?;
+    module.add_function(wrap_pyfunction!(counters::counters, module)?)?;
+    module.add_function(wrap_pyfunction!(counters::list_exports, module)?)?;
+    module.add_function(wrap_pyfunction!(counters::shutdown, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::available, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::empty, module)?)?;
+    module.add_function(wrap_pyfunction!(open::open, module)?)?;
+    module.add_function(wrap_pyfunction!(ring::join, module)?)?;
+    module.add_function(wrap_pyfunction!(share::share, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Mappings: named tensors of another process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use device_ipc::Access;
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::exception;
+use crate::export::Descriptor;
+use crate::session::not_picklable;
+use crate::stream::StreamArg;
+use crate::tensor::{Keeper, Tensor, TensorData, device_name, to_dlpack};
+use crate::{cuda_array_interface, dlpack};
+
+/// A mapping with what its tensors need; each tensor and each DLPack capsule has a reference.
+pub(crate) struct MappingInner {
+    pub(crate) mapping: device_ipc::Mapping,
+    pub(crate) backend: &'static str,
+    /// The stream that waits for the bytes; the host has waited where there is none.
+    pub(crate) stream: Option<Arc<StreamArg>>,
+    pub(crate) allow_read_only: bool,
+}
+
+impl MappingInner {
+    fn is_writable(&self) -> bool {
+        self.mapping.access() == Access::ReadWrite
+    }
+}
+
+/// Memory of another process: a mapping of names to tensors. A single tensor without a name has the name `""`, and the mapping
+/// itself can be passed to frameworks.
+///
+/// As a context manager, it is released at the end of the block, in the order of its stream. A tensor that is still in use
+/// after the block keeps the memory mapped.
+#[pyclass(frozen, mapping, module = "device_ipc")]
+pub(crate) struct Mapping {
+    inner: Mutex<Option<Arc<MappingInner>>>,
+}
+
+impl Mapping {
+    pub(crate) fn new(inner: MappingInner) -> Self {
+        Self { inner: Mutex::new(Some(Arc::new(inner))) }
+    }
+
+    fn inner(&self) -> PyResult<Arc<MappingInner>> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.clone().ok_or_else(|| PyValueError::new_err("the mapping is closed"))
+    }
+
+    fn only(&self, py: Python<'_>) -> PyResult<TensorData> {
+        let inner = self.inner()?;
+        let tensor = inner.mapping.tensor().map_err(|error| match error {
+            device_ipc::Error::Layout(device_ipc::LayoutError::Named(count)) => PyTypeError::new_err(
+                format!("the mapping has {count} named tensors; take one of them: mapping[name]"),
+            ),
+            other => exception(py, &other),
+        })?;
+        Ok(data(&inner, &tensor))
+    }
+}
+
+fn data(inner: &Arc<MappingInner>, tensor: &device_ipc::Tensor<'_>) -> TensorData {
+    let keeper = Keeper::Mapping(Arc::clone(inner));
+    TensorData::new(inner.backend, tensor.range(), tensor.layout(), inner.is_writable(), keeper)
+}
+
+#[pymethods]
+impl Mapping {
+    /// The tensor without a name.
+    #[getter]
+    fn tensor(&self, py: Python<'_>) -> PyResult<Tensor> {
+        Ok(Tensor { data: self.only(py)? })
+    }
+
+    /// The regions of the memory as tensors of bytes: all named tensors lie in them. One import of each into a framework is
+    /// enough for views of all tensors.
+    #[getter]
+    fn regions(&self) -> PyResult<Vec<Tensor>> {
+        let inner = self.inner()?;
+        let keeper = || Keeper::Mapping(Arc::clone(&inner));
+        let made =
+            |range| Tensor { data: TensorData::bytes(inner.backend, range, inner.is_writable(), keeper()) };
+        if inner.mapping.descriptor().is_named() {
+            return Ok(spans(&inner.mapping).into_iter().map(made).collect());
+        }
+        Ok(vec![made(inner.mapping.range())])
+    }
+
+    /// The devices in whose address space the tensors are.
+    #[getter]
+    fn devices(&self) -> PyResult<Vec<String>> {
+        let inner = self.inner()?;
+        Ok(inner.mapping.devices().iter().map(|device| device_name(inner.backend, device.get())).collect())
+    }
+
+    /// The length in bytes of all regions.
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.inner()?.mapping.len())
+    }
+
+    /// Whether the memory is mapped without write access.
+    #[getter]
+    fn read_only(&self) -> PyResult<bool> {
+        Ok(!self.inner()?.is_writable())
+    }
+
+    /// Whether the memory is a copy that was made when it was opened.
+    #[getter]
+    fn is_copy(&self) -> PyResult<bool> {
+        Ok(self.inner()?.mapping.is_copy())
+    }
+
+    /// The descriptor that the memory was opened by; send its text to let another process open the memory.
+    #[getter]
+    fn descriptor(&self) -> PyResult<Descriptor> {
+        Ok(Descriptor { descriptor: self.inner()?.mapping.descriptor().clone() })
+    }
+
+    /// Whether the mapping was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner().is_err()
+    }
+
+    /// Releases the memory in the order of a stream: by default the stream that it was opened on. Tensors that are still in use
+    /// keep it mapped. Does not wait.
+    #[pyo3(signature = (stream=None))]
+    fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Ok(inner) = self.inner() else { return Ok(()) };
+        let ipc = crate::session::ipc(py, Some(inner.backend))?;
+        let stream =
+            stream.map(|stream| StreamArg::parse(stream, &ipc, inner.mapping.device())).transpose()?;
+        drop(inner);
+        let taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Tensors that are in use have a reference, and the last of them ends the lease.
+        let Some(MappingInner { mapping, stream: opened_on, .. }) = taken.and_then(Arc::into_inner) else {
+            return Ok(());
+        };
+        // Where the stream cannot take the release, the mapping is dropped, which is ordered behind all work of the device.
+        if let Some(stream) = stream.map(Arc::new).or(opened_on) {
+            py.detach(|| drop(mapping.release(&*stream)));
+        }
+        Ok(())
+    }
+
+    /// Returns the tensor of this name, or `default`.
+    #[pyo3(signature = (name, default=None))]
+    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.__getitem__(py, name) {
+            Ok(tensor) => Ok(Some(Py::new(py, tensor)?.into_any())),
+            Err(error) if error.is_instance_of::<PyKeyError>(py) => Ok(default),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the names, in the exporter's order.
+    fn keys(&self) -> PyResult<Vec<String>> {
+        Ok(self.inner()?.mapping.tensors().map(|(name, _)| name.to_owned()).collect())
+    }
+
+    /// Returns the tensors, in the exporter's order.
+    fn values(&self) -> PyResult<Vec<Tensor>> {
+        let inner = self.inner()?;
+        Ok(inner.mapping.tensors().map(|(_, tensor)| Tensor { data: data(&inner, &tensor) }).collect())
+    }
+
+    /// Returns names and tensors, in the exporter's order.
+    fn items(&self) -> PyResult<Vec<(String, Tensor)>> {
+        let inner = self.inner()?;
+        let item = |(name, tensor): (&str, device_ipc::Tensor<'_>)| {
+            (name.to_owned(), Tensor { data: data(&inner, &tensor) })
+        };
+        Ok(inner.mapping.tensors().map(item).collect())
+    }
+
+    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let inner = self.inner()?;
+        let tensor = inner.mapping.get(name).map_err(|error| exception(py, &error))?;
+        Ok(Tensor { data: data(&inner, &tensor) })
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Ok(name) = name.extract::<String>() else { return Ok(false) };
+        Ok(self.inner()?.mapping.get(&name).is_ok())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.keys()?.into_pyobject(py)?.into_any().call_method0("__iter__")
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.inner()?.mapping.tensors().len())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py, None)
+    }
+
+    /// Returns a DLPack capsule of the only tensor.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        to_dlpack(py, &self.only(py)?, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device of the only tensor.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let tensor = self.only(py)?;
+        Ok(dlpack::device_of(tensor.backend, tensor.range.device.get()))
+    }
+
+    /// The CUDA array interface of the only tensor.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let absent = |error: PyErr| pyo3::exceptions::PyAttributeError::new_err(error.to_string());
+        cuda_array_interface::interface(py, &self.only(py).map_err(absent)?)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Mapping", "send str(mapping.descriptor), and open it there"))
+    }
+
+    fn __repr__(&self) -> String {
+        let Ok(inner) = self.inner() else { return "<device_ipc.Mapping, closed>".into() };
+        let device = device_name(inner.backend, inner.mapping.device().get());
+        let (tensors, bytes) = (inner.mapping.tensors().len(), inner.mapping.len());
+        format!(
+            "<device_ipc.Mapping of {tensors} tensors, {bytes} B, on {device}, {}>",
+            inner.mapping.access()
+        )
+    }
+}
+
+/// Returns the ranges that the named tensors lie in, without gaps inside a range.
+fn spans(mapping: &device_ipc::Mapping) -> Vec<device_ipc::DeviceRange> {
+    let mut ranges: Vec<_> =
+        mapping.tensors().map(|(_, tensor)| tensor.range()).filter(|range| range.len > 0).collect();
+    ranges.sort_unstable_by_key(|range| (range.device, range.ptr));
+    let mut merged: Vec<device_ipc::DeviceRange> = Vec::new();
+    for range in ranges {
+        if let Some(last) = merged.last_mut()
+            && last.device == range.device
+            && let Some(offset) = range.ptr.offset_from(last.ptr)
+            && offset <= last.len
+        {
+            last.len = last.len.max(offset + range.len);
+            continue;
+        }
+        merged.push(range);
+    }
+    merged
+}

@@ -1,0 +1,55 @@
+//! Memory of the library's own, for programs without an allocator.
+
+use std::sync::Arc;
+
+use device_ipc::{Dtype, TensorLayout};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::OrRaise as _;
+use crate::session::{DeviceArg, ipc};
+use crate::tensor::{Keeper, Tensor, TensorData};
+
+/// Parses an element type: a name, or an object such as `torch.float32` or `numpy.dtype("float32")`.
+pub(crate) fn dtype(found: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    let text: String = found.str()?.extract()?;
+    let known = Dtype::from_name(&text);
+    let known = known.or_else(|| {
+        // numpy.float32 is a class.
+        let name = found.getattr("__name__").ok()?.extract::<String>().ok()?;
+        Dtype::from_name(&name)
+    });
+    known.ok_or_else(|| PyValueError::new_err(format!("unknown element type {text:?}")))
+}
+
+/// Allocates uninitialised memory that can be shared, as a tensor.
+#[pyfunction]
+#[pyo3(signature = (shape, dtype, device=None, *, read_only=false))]
+pub(crate) fn empty(
+    py: Python<'_>,
+    shape: Vec<u64>,
+    dtype: &Bound<'_, PyAny>,
+    device: Option<&Bound<'_, PyAny>>,
+    read_only: bool,
+) -> PyResult<Tensor> {
+    let dtype = self::dtype(dtype)?;
+    let layout = TensorLayout::contiguous(dtype, shape).map_err(device_ipc::Error::from).or_raise(py)?;
+    let device = device.map(DeviceArg::parse).transpose()?;
+    let ipc = ipc(py, device.and_then(|device| device.backend))?;
+    let ordinal = device.map_or(0.into(), |device| device.ordinal);
+    let bytes = layout.span_bytes().map_err(device_ipc::Error::from).or_raise(py)?.max(1);
+    let allocated = py.detach(|| {
+        if !read_only {
+            return ipc.allocate(ordinal, bytes);
+        }
+        let kinds = ipc.backend().handle_kinds();
+        match kinds.iter().find(|kind| kind.read_only) {
+            Some(kind) => ipc.allocate_as(ordinal, bytes, kind.kind),
+            None => ipc.allocate(ordinal, bytes),
+        }
+    });
+    let buffer = Arc::new(allocated.or_raise(py)?);
+    let range = buffer.range();
+    let backend = ipc.backend().info().name;
+    Ok(Tensor { data: TensorData::new(backend, range, &layout, true, Keeper::Owned(buffer)) })
+}

@@ -1,0 +1,131 @@
+//! Opening memory of another process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device_ipc::{Access, Descriptor, DeviceMap, Ipc, OpenBuilder};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::OrRaise as _;
+use crate::export::parse;
+use crate::mapping::{Mapping, MappingInner};
+use crate::session::{DeviceArg, access, ipc_for_users};
+use crate::stream::StreamArg;
+use crate::wait::{self, DEFAULT};
+
+/// Where memory is opened.
+#[derive(Clone)]
+pub(crate) enum Place {
+    Home,
+    On(device_ipc::DeviceOrdinal),
+    Mapped(DeviceMap),
+}
+
+impl Place {
+    /// Parses the argument `device`: `None` for the home device, a device, or a dict from identities of the exporter's devices
+    /// to devices here.
+    pub(crate) fn parse(py: Python<'_>, ipc: &Ipc, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(device) = device else { return Ok(Self::Home) };
+        if let Ok(pairs) = device.cast::<PyDict>() {
+            return map(py, ipc, pairs).map(Self::Mapped);
+        }
+        let parsed = DeviceArg::parse(device)?;
+        let backend = ipc.backend().info().name;
+        if parsed.backend.is_some_and(|named| named != backend) {
+            return Err(PyValueError::new_err(format!(
+                "the memory is of the backend {backend}, not on the device {device}"
+            )));
+        }
+        Ok(Self::On(parsed.ordinal))
+    }
+
+    /// Returns the stream that the memory is opened on: the caller's, or that of the framework in use.
+    pub(crate) fn stream(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        ipc: &Ipc,
+    ) -> PyResult<Option<StreamArg>> {
+        match self {
+            Self::On(device) => StreamArg::given_or_current(py, stream, ipc, *device),
+            _ => stream.map(|stream| StreamArg::parse(stream, ipc, 0.into())).transpose(),
+        }
+    }
+}
+
+fn map(py: Python<'_>, ipc: &Ipc, pairs: &Bound<'_, PyDict>) -> PyResult<DeviceMap> {
+    let devices = py.detach(|| ipc.devices()).or_raise(py)?;
+    let mut map = DeviceMap::new();
+    for (from, to) in pairs {
+        let from: String = from.str()?.extract()?;
+        let to = DeviceArg::parse(&to)?;
+        let known = devices.iter().find(|device| device.identity.to_string() == from);
+        let known = known.ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "the device map names {from:?}, which is not the identity of a device of this process (Device.uuid)"
+            ))
+        })?;
+        map = map.insert(known.identity, to.ordinal).or_raise(py)?;
+    }
+    Ok(map)
+}
+
+/// Opens memory of another process: a mapping of names to tensors.
+#[pyfunction]
+#[pyo3(signature = (
+    descriptor, *, device=None, access=None, stream=None, staged=false, timeout=Some(DEFAULT), allow_users=Vec::new(),
+    allow_read_only=false
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+pub(crate) fn open(
+    py: Python<'_>,
+    descriptor: &Bound<'_, PyAny>,
+    device: Option<&Bound<'_, PyAny>>,
+    access: Option<&str>,
+    stream: Option<&Bound<'_, PyAny>>,
+    staged: Option<bool>,
+    timeout: Option<f64>,
+    allow_users: Vec<u32>,
+    allow_read_only: bool,
+) -> PyResult<Mapping> {
+    let access = self::access(access)?;
+    let descriptor = parse(py, descriptor)?;
+    let ipc = ipc_for_users(py, Some(descriptor.backend()), &allow_users)?;
+    let place = Place::parse(py, &ipc, device)?;
+    let stream = place.stream(py, stream, &ipc)?;
+    let backend = ipc.backend().info().name;
+    let stream = stream.map(Arc::new);
+    let opened_on = stream.clone();
+    let call = move |timeout| {
+        let builder = builder(&ipc, &descriptor, access, staged, timeout);
+        match (&opened_on, &place) {
+            (_, Place::Mapped(map)) => builder.mapped_by(map),
+            (Some(stream), _) => builder.on(&**stream),
+            (None, Place::Home) => builder.at_home(),
+            (None, Place::On(device)) => builder.on_device(*device),
+        }
+    };
+    let mapping = wait::once(py, wait::limit(timeout)?, call)?;
+    Ok(Mapping::new(MappingInner { mapping, backend, stream, allow_read_only }))
+}
+
+fn builder<'a>(
+    ipc: &'a Ipc,
+    descriptor: &'a Descriptor,
+    access: Option<Access>,
+    staged: Option<bool>,
+    timeout: Duration,
+) -> OpenBuilder<'a> {
+    let mut builder = ipc.open(descriptor).timeout(timeout);
+    if let Some(access) = access {
+        builder = builder.access(access);
+    }
+    match staged {
+        // Where the memory cannot be opened.
+        None => builder.or_staged(),
+        Some(true) => builder.staged(),
+        Some(false) => builder,
+    }
+}

@@ -1,0 +1,523 @@
+//! Rings: memory that is shared once and written repeatedly.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use device_ipc::{Access, DeviceRange, Error, Ipc};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::dlpack;
+use crate::error::{OrRaise as _, exception};
+use crate::export::{Descriptor, Holder, parse};
+use crate::open::Place;
+use crate::session::{access, ipc, ipc_for_users, not_picklable};
+use crate::share::Source;
+use crate::stream::StreamArg;
+use crate::tensor::{Keeper, Tensor, TensorData, to_dlpack};
+use crate::wait::{self, DEFAULT};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn closed(what: &str) -> PyErr {
+    PyValueError::new_err(format!("the {what} is closed"))
+}
+
+/// A ring with what its slots need.
+struct RingInner {
+    ring: Mutex<device_ipc::Ring>,
+    ipc: Ipc,
+    backend: &'static str,
+    /// For calls of a host that has no stream.
+    stream: device_ipc::Stream,
+    keeper: Keeper,
+}
+
+/// The writer of a ring. Readers open its text, `str(ring)`, with `join`.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Ring {
+    inner: Mutex<Option<Arc<RingInner>>>,
+    descriptor: device_ipc::Descriptor,
+}
+
+impl Ring {
+    fn inner(&self) -> PyResult<Arc<RingInner>> {
+        lock(&self.inner).clone().ok_or_else(|| closed("ring"))
+    }
+}
+
+#[pymethods]
+impl Ring {
+    /// Shares a tensor's memory as slots of equal size.
+    #[new]
+    #[pyo3(signature = (memory, *, slots=2, access="rw", allow_users=Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        slots: u32,
+        access: &str,
+        allow_users: Vec<u32>,
+    ) -> PyResult<Self> {
+        let access = self::access(Some(access))?.unwrap_or(Access::ReadWrite);
+        let source = Source::read(py, memory)?
+            .ok_or_else(|| PyTypeError::new_err("the memory of a ring is a tensor of device memory"))?;
+        let ipc = ipc_for_users(py, Some(source.backend), &allow_users)?;
+        let device = source.device;
+        let (owner, keeper) = source.kept();
+        let made = py.detach(|| -> device_ipc::Result<_> {
+            let stream = ipc.create_stream(device)?;
+            Ok((ipc.ring(owner).slots(slots).access(access).start()?, stream))
+        });
+        let (ring, stream) = made.or_raise(py)?;
+        let descriptor = ring.descriptor().clone();
+        let backend = ipc.backend().info().name;
+        let inner = RingInner { ring: Mutex::new(ring), ipc, backend, stream, keeper };
+        Ok(Self { inner: Mutex::new(Some(Arc::new(inner))), descriptor })
+    }
+
+    /// The descriptor, which readers open.
+    #[getter]
+    fn descriptor(&self) -> Descriptor {
+        Descriptor { descriptor: self.descriptor.clone() }
+    }
+
+    /// The number of publications so far.
+    #[getter]
+    fn sequence(&self, py: Python<'_>) -> PyResult<u64> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).sequence()))
+    }
+
+    /// The number of readers.
+    #[getter]
+    fn readers(&self, py: Python<'_>) -> PyResult<usize> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).readers()))
+    }
+
+    /// Returns the processes that hold a lease on the memory.
+    fn holders(&self, py: Python<'_>) -> PyResult<Vec<Holder>> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.ring).holders()).iter().map(Holder::from).collect())
+    }
+
+    /// Waits until there are this many readers.
+    #[pyo3(signature = (count=1, timeout=None))]
+    fn wait_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<()> {
+        let inner = self.inner()?;
+        let watch = py.detach(|| lock(&inner.ring).watch());
+        wait::wait(py, wait::limit(timeout)?, |slice| watch.wait_readers(count, slice))
+    }
+
+    /// Returns the next slot for writing. With a stream, that stream waits until the readers have released the slot; without
+    /// one, this call waits.
+    #[pyo3(signature = (stream=None, *, timeout=None))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<RingWriteSlot> {
+        let inner = self.inner()?;
+        let stream = StreamArg::given_or_current(py, stream, &inner.ipc, inner.stream.device())?;
+        if stream.is_none() {
+            wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.ring).wait_writable(slice))?;
+        }
+        let taken = py.detach(|| -> device_ipc::Result<_> {
+            let mut ring = lock(&inner.ring);
+            let slot = match &stream {
+                Some(stream) => ring.write(stream)?,
+                None => ring.write(&inner.stream)?,
+            };
+            Ok((slot.sequence(), slot.range()))
+        });
+        let (sequence, range) = taken.or_raise(py)?;
+        if stream.is_none() {
+            py.detach(|| inner.stream.synchronize()).or_raise(py)?;
+        }
+        Ok(RingWriteSlot { inner, sequence, range, stream })
+    }
+
+    /// Ends the ring: readers receive the publications so far. Waits until no process holds the memory.
+    #[pyo3(signature = (timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = wait::limit(timeout)?;
+        let Some(inner) = lock(&self.inner).take() else { return Ok(()) };
+        let inner = Arc::into_inner(inner).ok_or_else(|| {
+            PyValueError::new_err("a slot of the ring is in use; publish or drop it before close()")
+        })?;
+        let ring = inner.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
+        wait::aside(py, move || ring.close(limit))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            drop(lock(&self.inner).take());
+            return Ok(());
+        }
+        self.close(py, None)
+    }
+
+    fn __str__(&self) -> String {
+        self.descriptor.to_string()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Ring", "send its text, str(ring)"))
+    }
+
+    fn __repr__(&self) -> String {
+        let slots = self.descriptor.ring().map_or(0, |ring| ring.slots());
+        format!(
+            "<device_ipc.Ring of {slots} slots, {} B, {}>",
+            self.descriptor.len(),
+            self.descriptor.backend()
+        )
+    }
+}
+
+/// A slot of a ring for writing. Publishing it passes it to the readers; as a context manager, the end of the block publishes
+/// it, unless the block failed.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct RingWriteSlot {
+    inner: Arc<RingInner>,
+    sequence: u64,
+    range: DeviceRange,
+    stream: Option<StreamArg>,
+}
+
+impl RingWriteSlot {
+    fn data(&self) -> TensorData {
+        TensorData::bytes(self.inner.backend, self.range, true, self.inner.keeper.clone())
+    }
+}
+
+#[pymethods]
+impl RingWriteSlot {
+    /// The sequence that the slot will have.
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The bytes of the slot.
+    #[getter]
+    fn tensor(&self) -> Tensor {
+        Tensor { data: self.data() }
+    }
+
+    /// Publishes the slot: when the stream of `write` reaches this point, or at once where there is none.
+    fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        let published = py.detach(|| {
+            let mut ring = lock(&self.inner.ring);
+            if ring.sequence() != self.sequence {
+                return Ok(false);
+            }
+            // The same slot as before: it was not published.
+            match &self.stream {
+                Some(stream) => ring.write(stream)?.publish(stream),
+                None => ring.write(&self.inner.stream)?.publish_now(),
+            }
+            .map(|()| true)
+        });
+        if published.or_raise(py)? {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!("sequence {} of the ring was published already", self.sequence)))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if exception.get_item(0).is_ok_and(|class| !class.is_none()) {
+            return Ok(());
+        }
+        self.publish(py)
+    }
+
+    /// Returns a DLPack capsule of the bytes.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        to_dlpack(py, &self.data(), stream, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::device_of(self.inner.backend, self.range.device.get())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a slot of a ring", "send the ring's text, str(ring)"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.RingWriteSlot {}, {} B>", self.sequence, self.range.len)
+    }
+}
+
+/// A reader with what its slots need.
+struct ReaderInner {
+    reader: Mutex<device_ipc::RingReader>,
+    ipc: Ipc,
+    backend: &'static str,
+    is_writable: bool,
+}
+
+/// A reader of a ring; an iterator over its publications until the writer closes the ring.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct RingReader {
+    inner: Mutex<Option<Arc<ReaderInner>>>,
+}
+
+impl RingReader {
+    fn inner(&self) -> PyResult<Arc<ReaderInner>> {
+        lock(&self.inner).clone().ok_or_else(|| closed("reader"))
+    }
+}
+
+#[pymethods]
+impl RingReader {
+    /// The sequence of the next slot.
+    #[getter]
+    fn sequence(&self, py: Python<'_>) -> PyResult<u64> {
+        let inner = self.inner()?;
+        Ok(py.detach(|| lock(&inner.reader).sequence()))
+    }
+
+    /// Returns the next slot. With a stream, that stream waits for the publication; without one, this call waits.
+    #[pyo3(signature = (stream=None, *, timeout=None))]
+    fn next(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<RingReadSlot> {
+        let inner = self.inner()?;
+        let device = py.detach(|| lock(&inner.reader).device());
+        let stream = stream.map(|stream| StreamArg::parse(stream, &inner.ipc, device)).transpose()?;
+        let slot = match &stream {
+            Some(stream) => py.detach(|| lock(&inner.reader).next(stream)).or_raise(py)?,
+            None => wait::wait(py, wait::limit(timeout)?, |slice| lock(&inner.reader).wait_next(slice))?,
+        };
+        Ok(RingReadSlot::new(inner, slot, stream))
+    }
+
+    /// Returns the next slot if it was published, otherwise `None`.
+    fn try_next(&self, py: Python<'_>) -> PyResult<Option<RingReadSlot>> {
+        let inner = self.inner()?;
+        let slot = py.detach(|| lock(&inner.reader).try_next()).or_raise(py)?;
+        Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
+    }
+
+    /// Releases the memory. Slots and tensors that are in use keep it mapped.
+    fn close(&self) {
+        drop(lock(&self.inner).take());
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<RingReadSlot>> {
+        let inner = self.inner()?;
+        let mut has_ended = false;
+        let slot = wait::wait(py, wait::limit(None)?, |slice| match lock(&inner.reader).wait_next(slice) {
+            Err(Error::RingClosed { .. }) => {
+                has_ended = true;
+                Ok(None)
+            }
+            other => other.map(Some),
+        })?;
+        debug_assert!(slot.is_some() || has_ended);
+        Ok(slot.map(|slot| RingReadSlot::new(inner, slot, None)))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.close();
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a RingReader", "send the ring's text, and join it there"))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.inner().is_ok() { "" } else { ", closed" };
+        format!("<device_ipc.RingReader{state}>")
+    }
+}
+
+/// A slot with what its tensors need; the reader outlives them, and keeps the memory mapped.
+pub(crate) struct ReadSlotInner {
+    slot: Mutex<Option<device_ipc::RingReadSlot>>,
+    range: DeviceRange,
+    stream: Option<StreamArg>,
+    reader: Arc<ReaderInner>,
+}
+
+impl ReadSlotInner {
+    /// For memory that the host reads, waits until the stream has reached the publication.
+    pub(crate) fn wait_ready(&self, py: Python<'_>, tensor: &TensorData) -> PyResult<()> {
+        if tensor.backend == "mock"
+            && let Some(stream) = &self.stream
+        {
+            stream.synchronize(py)?;
+        }
+        py.detach(|| lock(&self.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check)).or_raise(py)
+    }
+}
+
+/// A slot of a ring for reading. Releasing it lets the writer reuse it; as a context manager, the end of the block releases it.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct RingReadSlot {
+    inner: Arc<ReadSlotInner>,
+    sequence: u64,
+}
+
+impl RingReadSlot {
+    fn new(reader: Arc<ReaderInner>, slot: device_ipc::RingReadSlot, stream: Option<StreamArg>) -> Self {
+        let (sequence, range) = (slot.sequence(), slot.range());
+        Self {
+            inner: Arc::new(ReadSlotInner { slot: Mutex::new(Some(slot)), range, stream, reader }),
+            sequence,
+        }
+    }
+
+    fn data(&self) -> TensorData {
+        let reader = &self.inner.reader;
+        let keeper = Keeper::ReadSlot(Arc::clone(&self.inner));
+        TensorData::bytes(reader.backend, self.inner.range, reader.is_writable, keeper)
+    }
+}
+
+#[pymethods]
+impl RingReadSlot {
+    /// The sequence of the publication.
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The bytes of the slot.
+    #[getter]
+    fn tensor(&self) -> Tensor {
+        Tensor { data: self.data() }
+    }
+
+    /// Raises an exception if the slot was never published or may have been overwritten. Call it when the work that reads the
+    /// slot has finished.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| lock(&self.inner.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check))
+            .or_raise(py)
+    }
+
+    /// Lets the writer reuse the slot: when the stream reaches this point (by default the stream of `next`), or at once where
+    /// there is none.
+    #[pyo3(signature = (stream=None))]
+    fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let device = self.inner.range.device;
+        let stream =
+            stream.map(|stream| StreamArg::parse(stream, &self.inner.reader.ipc, device)).transpose()?;
+        let released = py.detach(|| {
+            let Some(slot) = lock(&self.inner.slot).take() else { return Ok(()) };
+            match stream.as_ref().or(self.inner.stream.as_ref()) {
+                Some(stream) => slot.release(stream),
+                None => slot.release_now(),
+            }
+        });
+        released.map_err(|failed| {
+            let error = exception(py, failed.error());
+            *lock(&self.inner.slot) = Some(failed.into_inner());
+            error
+        })
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.release(py, None)
+    }
+
+    /// Returns a DLPack capsule of the bytes.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        to_dlpack(py, &self.data(), stream, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::device_of(self.inner.reader.backend, self.inner.range.device.get())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a slot of a ring", "send the ring's text, str(ring)"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<device_ipc.RingReadSlot {}, {} B>", self.sequence, self.inner.range.len)
+    }
+}
+
+/// Opens a ring of another process as a reader.
+#[pyfunction]
+#[pyo3(signature = (descriptor, *, device=None, access=None, timeout=Some(DEFAULT)))]
+pub(crate) fn join(
+    py: Python<'_>,
+    descriptor: &Bound<'_, PyAny>,
+    device: Option<&Bound<'_, PyAny>>,
+    access: Option<&str>,
+    timeout: Option<f64>,
+) -> PyResult<RingReader> {
+    let access = self::access(access)?;
+    let descriptor = parse(py, descriptor)?;
+    let ipc = ipc(py, Some(descriptor.backend()))?;
+    let place = Place::parse(py, &ipc, device)?;
+    let backend = ipc.backend().info().name;
+    let session = ipc.clone();
+    let call = move |timeout| {
+        let mut builder = session.open_ring(&descriptor).timeout(timeout);
+        if let Some(access) = access {
+            builder = builder.access(access);
+        }
+        match &place {
+            Place::Home => builder.at_home(),
+            Place::On(device) => builder.on_device(*device),
+            Place::Mapped(map) => builder.mapped_by(map),
+        }
+    };
+    let reader = wait::once(py, wait::limit(timeout)?, call)?;
+    let is_writable = reader.access() == Access::ReadWrite;
+    let inner = ReaderInner { reader: Mutex::new(reader), ipc, backend, is_writable };
+    Ok(RingReader { inner: Mutex::new(Some(Arc::new(inner))) })
+}

@@ -1,0 +1,267 @@
+//! Sharing tensors of any framework.
+
+use std::sync::Arc;
+
+use device_ipc::{
+    DeviceOrdinal, DevicePtr, DeviceRange, Error, ExposurePolicy, Ipc, OwnedRegion, Region, ShareBuilder,
+    TensorLayout,
+};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::dlpack::Foreign;
+use crate::error::{OrRaise as _, exception};
+use crate::export::Export;
+use crate::mapping::Mapping;
+use crate::memory::dtype;
+use crate::owner::PyOwner;
+use crate::session::{access, backend_of, ipc_for_users};
+use crate::stream::StreamArg;
+use crate::tensor::{Keeper, Tensor};
+use crate::{cuda_array_interface, dlpack};
+
+/// The value that keeps shared memory allocated.
+#[expect(dead_code, reason = "the values are only dropped")]
+pub(crate) enum Owner {
+    Python(PyOwner),
+    Native(Keeper),
+}
+
+/// A tensor that is to be shared.
+pub(crate) struct Source {
+    pub(crate) backend: &'static str,
+    pub(crate) device: DeviceOrdinal,
+    region: DeviceRange,
+    layout: TensorLayout,
+    owner: Owner,
+}
+
+impl Source {
+    /// Reads a tensor: one of this package, of PyTorch, or with `__cuda_array_interface__` or `__dlpack__`; `None` for anything
+    /// else.
+    pub(crate) fn read(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        if let Ok(tensor) = object.cast::<Tensor>() {
+            return Self::native(py, tensor.get()).map(Some);
+        }
+        if object.cast::<Mapping>().is_ok() {
+            return Err(exception(py, &Error::SharedOn { ptr: DevicePtr::NULL }));
+        }
+        if object.hasattr("untyped_storage")? {
+            return Self::foreign(py, torch(object)?).map(Some);
+        }
+        if let Ok(interface) = object.getattr("__cuda_array_interface__") {
+            return Self::foreign(py, cuda_array_interface::import(object, &interface)?).map(Some);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::foreign(py, dlpack::import(object)?).map(Some);
+        }
+        Ok(None)
+    }
+
+    fn native(py: Python<'_>, tensor: &Tensor) -> PyResult<Self> {
+        let data = &tensor.data;
+        let layout = TensorLayout::strided(data.dtype, data.shape.as_slice(), data.strides.as_slice());
+        let layout = layout.map_err(Error::from).or_raise(py)?;
+        let owner = Owner::Native(data.keeper.clone());
+        Ok(Self { backend: data.backend, device: data.range.device, region: data.range, layout, owner })
+    }
+
+    fn foreign(py: Python<'_>, tensor: Foreign) -> PyResult<Self> {
+        let unsigned = |values: &[i64], what: &str| -> PyResult<Vec<u64>> {
+            let converted: Result<_, _> = values.iter().map(|value| u64::try_from(*value)).collect();
+            converted.map_err(|_| {
+                PyValueError::new_err(format!("the tensor has a negative {what}; copy it first"))
+            })
+        };
+        let shape = unsigned(&tensor.shape, "size")?;
+        let strides = unsigned(&tensor.strides, "stride")?;
+        let layout = TensorLayout::strided(tensor.dtype, shape.as_slice(), strides.as_slice());
+        let layout = layout.map_err(Error::from).or_raise(py)?;
+        let bytes =
+            if layout.is_empty() { 0 } else { layout.span_bytes().map_err(Error::from).or_raise(py)? };
+        let device = device_here(tensor.backend, tensor.ordinal);
+        let region = DeviceRange::new(device, DevicePtr::new(tensor.ptr), bytes);
+        let owner = Owner::Python(PyOwner::new(tensor.owner));
+        Ok(Self { backend: tensor.backend, device, region, layout, owner })
+    }
+
+    /// Returns the memory for a ring, and what keeps it allocated for tensors in its slots.
+    pub(crate) fn kept(self) -> (OwnedRegion<Arc<Owner>>, Keeper) {
+        let owner = Arc::new(self.owner);
+        let keeper = Keeper::Owned(Arc::clone(&owner) as _);
+        // SAFETY: as in `owned`.
+        (unsafe { OwnedRegion::new(owner, Region::new(self.backend, self.region)) }, keeper)
+    }
+
+    fn owned(self) -> (OwnedRegion<Owner>, TensorLayout) {
+        let region = Region::new(self.backend, self.region).with_dtype(self.layout.dtype());
+        // SAFETY: the owner keeps the memory allocated: a guard of this library, or a Python object by the rules of its
+        // protocol.
+        (unsafe { OwnedRegion::new(self.owner, region) }, self.layout)
+    }
+}
+
+/// Returns the device of memory that a framework sees as memory of the host: there is one address space of the mock, whose
+/// device the address selects.
+fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
+    if backend == "mock" { 0.into() } else { ordinal.into() }
+}
+
+/// Reads a tensor of PyTorch without DLPack, which has fewer element types. The storage keeps the memory.
+fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    let refused = |why: &str| Err(PyTypeError::new_err(format!("cannot share the tensor: {why}")));
+    let is = |name: &str| -> PyResult<bool> { tensor.call_method0(name)?.is_truthy() };
+    if tensor.getattr("layout")?.str()?.to_string() != "torch.strided" {
+        return refused("it is sparse; share its parts (indices, values)");
+    }
+    if tensor.getattr("is_quantized")?.is_truthy()? {
+        return refused(
+            "it is quantized, and its scale does not lie in the memory; share int_repr() and the scale",
+        );
+    }
+    if tensor.getattr("is_nested")?.is_truthy()? {
+        return refused("it is nested; share values() and offsets()");
+    }
+    if is("is_conj")? || is("is_neg")? {
+        return refused("it is a lazy conjugate or negative; call resolve_conj() and resolve_neg() first");
+    }
+    let device = tensor.getattr("device")?;
+    let kind: String = device.getattr("type")?.extract()?;
+    let Some(backend) = backend_of(&kind) else {
+        return refused(&format!("it is on {kind}; CUDA, Ascend (npu) and the mock (cpu) can be shared"));
+    };
+    Ok(Foreign {
+        backend,
+        ordinal: device.getattr("index")?.extract::<Option<u32>>()?.unwrap_or(0),
+        ptr: tensor.call_method0("data_ptr")?.extract()?,
+        dtype: dtype(&tensor.getattr("dtype")?)?,
+        shape: tensor.getattr("shape")?.extract()?,
+        strides: tensor.call_method0("stride")?.extract()?,
+        owner: tensor.call_method0("untyped_storage")?.unbind(),
+    })
+}
+
+/// Shares one tensor, or a mapping of names to tensors.
+#[pyfunction]
+#[pyo3(signature = (tensors, *, name=None, access="rw", ready=None, exposure="allow", allow_users=Vec::new()))]
+pub(crate) fn share(
+    py: Python<'_>,
+    tensors: &Bound<'_, PyAny>,
+    name: Option<String>,
+    access: &str,
+    ready: Option<&Bound<'_, PyAny>>,
+    exposure: &str,
+    allow_users: Vec<u32>,
+) -> PyResult<Export> {
+    let access = self::access(Some(access))?.unwrap_or(device_ipc::Access::ReadWrite);
+    let exposure = match exposure {
+        "allow" => ExposurePolicy::Allow,
+        "refuse" => ExposurePolicy::Refuse,
+        "copy" => ExposurePolicy::Copy,
+        other => {
+            let text = format!("exposure is {other:?}; expected \"allow\", \"refuse\" or \"copy\"");
+            return Err(PyValueError::new_err(text));
+        }
+    };
+    let sources = sources(py, tensors, name)?;
+    let Some((_, first)) = sources.first() else {
+        return Err(PyValueError::new_err("there is no tensor to share"));
+    };
+    let ipc = ipc_for_users(py, Some(first.backend), &allow_users)?;
+    let streams = streams(py, ready, &ipc, &sources)?;
+    let options = Options { access, exposure, streams: &streams };
+    if let [(None, _)] = sources.as_slice() {
+        let (owner, layout) =
+            sources.into_iter().next().map(|(_, source)| source.owned()).expect("there is one");
+        return py.detach(|| options.start_one(&ipc, owner, &layout)).or_raise(py).map(Export::new);
+    }
+    let shared = py.detach(|| -> device_ipc::Result<_> {
+        let mut set = ipc.tensors();
+        for (name, source) in sources {
+            let (owner, layout) = source.owned();
+            set.owned(name.unwrap_or_default(), owner, Some(layout))?;
+        }
+        Ok(options.apply(ipc.share_all(set)).start()?)
+    });
+    shared.or_raise(py).map(Export::new)
+}
+
+struct Options<'a> {
+    access: device_ipc::Access,
+    exposure: ExposurePolicy,
+    streams: &'a [StreamArg],
+}
+
+impl<'a> Options<'a> {
+    fn apply<O: Send + 'static>(&self, builder: ShareBuilder<'a, O>) -> ShareBuilder<'a, O> {
+        let builder = builder.access(self.access).exposure(self.exposure);
+        self.streams.iter().fold(builder, |builder, stream| builder.ready_on(stream))
+    }
+
+    fn start_one(
+        &self,
+        ipc: &'a Ipc,
+        owner: OwnedRegion<Owner>,
+        layout: &TensorLayout,
+    ) -> device_ipc::Result<device_ipc::Export> {
+        let builder = ipc.share(owner).dtype(layout.dtype()).shape(layout.shape()).strides(layout.strides());
+        Ok(self.apply(builder).start()?)
+    }
+}
+
+/// Reads the tensors with their names; a single tensor without one has none.
+fn sources(
+    py: Python<'_>,
+    tensors: &Bound<'_, PyAny>,
+    name: Option<String>,
+) -> PyResult<Vec<(Option<String>, Source)>> {
+    if let Some(source) = Source::read(py, tensors)? {
+        return Ok(vec![(name, source)]);
+    }
+    if name.is_some() {
+        return Err(PyTypeError::new_err(
+            "name is for one tensor; the names of several are the keys of a mapping",
+        ));
+    }
+    if !tensors.hasattr("items")? {
+        let found = tensors.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "cannot share {found}: expected a tensor with __dlpack__ or __cuda_array_interface__, or a mapping of names to \
+             tensors"
+        )));
+    }
+    let mut sources = Vec::new();
+    for item in tensors.call_method0("items")?.try_iter()? {
+        let (name, tensor): (String, Bound<'_, PyAny>) = item?.extract()?;
+        let source = Source::read(py, &tensor)?.ok_or_else(|| {
+            PyTypeError::new_err(format!("the value of {name:?} is not a tensor of device memory"))
+        })?;
+        sources.push((Some(name), source));
+    }
+    Ok(sources)
+}
+
+/// Returns the streams that write the tensors: those that the caller named, or those that the framework submits to.
+fn streams(
+    py: Python<'_>,
+    ready: Option<&Bound<'_, PyAny>>,
+    ipc: &Ipc,
+    sources: &[(Option<String>, Source)],
+) -> PyResult<Vec<StreamArg>> {
+    let mut devices: Vec<DeviceOrdinal> = sources.iter().map(|(_, source)| source.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let several =
+        |list: &Bound<'_, PyAny>| list.is_instance_of::<PyList>() || list.is_instance_of::<PyTuple>();
+    match ready {
+        None => {
+            let current = devices.iter().map(|device| StreamArg::current(py, ipc, *device));
+            Ok(current.collect::<PyResult<Vec<_>>>()?.into_iter().flatten().collect())
+        }
+        Some(list) if several(list) => {
+            list.try_iter()?.map(|stream| StreamArg::parse(&stream?, ipc, devices[0])).collect()
+        }
+        Some(stream) => Ok(vec![StreamArg::parse(stream, ipc, devices[0])?]),
+    }
+}

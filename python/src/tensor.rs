@@ -1,0 +1,253 @@
+//! Tensors in mapped, received or allocated memory.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use device_ipc::{AsStream as _, DeviceRange, Dtype, TensorLayout};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::error::OrRaise as _;
+use crate::mapping::MappingInner;
+use crate::ring::ReadSlotInner;
+use crate::session::not_picklable;
+use crate::stream::DlpackStream;
+use crate::{cuda_array_interface, dlpack};
+
+/// A guard that keeps the memory of a tensor mapped.
+#[derive(Clone)]
+pub(crate) enum Keeper {
+    Mapping(Arc<MappingInner>),
+    /// Memory of this process.
+    Owned(#[expect(dead_code, reason = "the owner is only dropped")] Arc<dyn Any + Send + Sync>),
+    ReadSlot(Arc<ReadSlotInner>),
+}
+
+impl Keeper {
+    /// Makes the consumer's stream wait until the bytes are ready; for memory that the host reads, waits.
+    fn wait_ready(&self, py: Python<'_>, tensor: &TensorData, stream: DlpackStream) -> PyResult<()> {
+        match self {
+            Self::Mapping(mapping) => mapping.wait_ready(py, tensor, stream),
+            Self::ReadSlot(slot) => slot.wait_ready(py, tensor),
+            Self::Owned(_) => Ok(()),
+        }
+    }
+
+    /// Returns whether the caller has asked for capsules of read-only memory of a device.
+    fn allows_read_only(&self) -> bool {
+        match self {
+            Self::Mapping(mapping) => mapping.allow_read_only,
+            Self::Owned(_) | Self::ReadSlot(_) => false,
+        }
+    }
+
+    /// Returns the stream in whose order the bytes are ready, as `__cuda_array_interface__` states it.
+    pub(crate) fn stream_number(&self) -> Option<u64> {
+        let Self::Mapping(mapping) = self else { return None };
+        let raw = mapping.stream.as_ref()?.as_stream().raw();
+        // The interface forbids 0; 1 names the same stream.
+        Some(raw.max(1))
+    }
+}
+
+/// A tensor, as far as it concerns other frameworks.
+#[derive(Clone)]
+pub(crate) struct TensorData {
+    pub(crate) backend: &'static str,
+    /// From the first element to the end of the last.
+    pub(crate) range: DeviceRange,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    /// In elements.
+    pub(crate) strides: Vec<u64>,
+    pub(crate) is_writable: bool,
+    pub(crate) keeper: Keeper,
+}
+
+impl TensorData {
+    /// A tensor of this layout, whose first element is at the start of the range.
+    pub(crate) fn new(
+        backend: &'static str,
+        range: DeviceRange,
+        layout: &TensorLayout,
+        is_writable: bool,
+        keeper: Keeper,
+    ) -> Self {
+        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+        Self { backend, range, dtype: layout.dtype(), shape, strides, is_writable, keeper }
+    }
+
+    /// The bytes of a range.
+    pub(crate) fn bytes(
+        backend: &'static str,
+        range: DeviceRange,
+        is_writable: bool,
+        keeper: Keeper,
+    ) -> Self {
+        let (dtype, shape, strides) = (Dtype::U8, vec![range.len], vec![1]);
+        Self { backend, range, dtype, shape, strides, is_writable, keeper }
+    }
+
+    /// Returns the name of the device as PyTorch writes it.
+    pub(crate) fn device(&self) -> String {
+        device_name(self.backend, self.range.device.get())
+    }
+}
+
+/// Returns the name of a device as the frameworks write it.
+pub(crate) fn device_name(backend: &str, ordinal: u32) -> String {
+    let kind = if backend == "ascend" { "npu" } else { backend };
+    format!("{kind}:{ordinal}")
+}
+
+/// A tensor in memory that this process may access: of a `Mapping`, of a ring's slot, or made by `empty`.
+///
+/// Any framework takes it without a copy through `__dlpack__`. What a framework makes of it keeps the memory mapped.
+#[pyclass(frozen, module = "device_ipc")]
+pub(crate) struct Tensor {
+    pub(crate) data: TensorData,
+}
+
+#[pymethods]
+impl Tensor {
+    /// The size of each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.data.shape)
+    }
+
+    /// The distance between neighbours in each dimension, in elements.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.data.strides)
+    }
+
+    /// The element type, as PyTorch names it: `"float32"`.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.data.dtype.to_string()
+    }
+
+    /// The device: `"cuda:0"`, `"npu:0"` or `"mock:0"`.
+    #[getter]
+    fn device(&self) -> String {
+        self.data.device()
+    }
+
+    /// The address of the first element, in this process.
+    #[getter]
+    fn ptr(&self) -> u64 {
+        self.data.range.ptr.get()
+    }
+
+    /// The bytes from the first element to the end of the last.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.data.range.len
+    }
+
+    /// Whether the memory is mapped without write access.
+    #[getter]
+    fn read_only(&self) -> bool {
+        !self.data.is_writable
+    }
+
+    /// The bytes from the first element to the end of the last, as a tensor of `uint8` with one dimension.
+    #[getter]
+    fn bytes(&self) -> Self {
+        let TensorData { backend, range, is_writable, ref keeper, .. } = self.data;
+        Self { data: TensorData::bytes(backend, range, is_writable, keeper.clone()) }
+    }
+
+    /// Returns a DLPack capsule. The stream waits on the device until the bytes are ready.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        to_dlpack(py, &self.data, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns the DLPack device: its type and ordinal.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::device_of(self.data.backend, self.data.range.device.get())
+    }
+
+    /// The CUDA array interface; absent for memory or element types that it cannot describe.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        cuda_array_interface::interface(py, &self.data)
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        let first = self.data.shape.first();
+        first
+            .map(|size| *size as usize)
+            .ok_or_else(|| PyTypeError::new_err("a tensor without dimensions has no len()"))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_picklable("a Tensor", "send the text of its export (str(export)) and open it there"))
+    }
+
+    fn __repr__(&self) -> String {
+        let access = if self.data.is_writable { "" } else { ", read-only" };
+        let TensorData { dtype, ref shape, .. } = self.data;
+        format!("<device_ipc.Tensor {dtype} {shape:?} on {}{access}>", self.data.device())
+    }
+}
+
+/// Returns a capsule, by the rules of the Python array API.
+pub(crate) fn to_dlpack(
+    py: Python<'_>,
+    tensor: &TensorData,
+    stream: Option<i64>,
+    max_version: Option<(u32, u32)>,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<Py<PyAny>> {
+    if copy == Some(true) {
+        return Err(PyBufferError::new_err("device_ipc makes no copies; copy the imported tensor"));
+    }
+    let own = dlpack::device_of(tensor.backend, tensor.range.device.get());
+    if dl_device.is_some_and(|wanted| wanted != own) {
+        return Err(PyBufferError::new_err(format!(
+            "the tensor is on the DLPack device {own:?}; open it on the wanted device instead (device_ipc.open(…, device=…))"
+        )));
+    }
+    let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+    if !tensor.is_writable {
+        if !versioned {
+            return Err(PyBufferError::new_err(
+                "the memory is read-only, which a DLPack capsule before version 1.0 cannot state; use a newer framework, or \
+                 open the memory for writing",
+            ));
+        }
+        if tensor.backend != "mock" && !tensor.keeper.allows_read_only() {
+            return Err(PyBufferError::new_err(
+                "the memory is read-only, and PyTorch and CuPy ignore the DLPack flag that states it: a kernel that writes would \
+                 end this process's use of the device; if no work writes the tensor, open it with allow_read_only=True",
+            ));
+        }
+    }
+    tensor.keeper.wait_ready(py, tensor, DlpackStream::new(stream))?;
+    dlpack::capsule(py, tensor, versioned)
+}
+
+/// Makes a stream wait for the bytes of a mapping, or waits on the host.
+impl MappingInner {
+    fn wait_ready(&self, py: Python<'_>, tensor: &TensorData, stream: DlpackStream) -> PyResult<()> {
+        if tensor.backend == "mock" {
+            // The host reads the memory.
+            let Some(opened_on) = &self.stream else { return Ok(()) };
+            return opened_on.synchronize(py);
+        }
+        let Some(stream) = stream.borrowed(tensor.backend, tensor.range.device) else { return Ok(()) };
+        py.detach(|| self.mapping.wait_ready(&stream)).or_raise(py)
+    }
+}

@@ -1,0 +1,106 @@
+//! Waits that release the interpreter lock and that Ctrl-C ends.
+
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use device_ipc::{Error, Result};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::OrRaise as _;
+
+/// The longest time between two looks at pending signals.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// The time limit of a wait without one.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The time limit of requests to other processes, unless the caller sets one.
+pub(crate) const DEFAULT: f64 = 30.0;
+
+/// Returns a time limit in seconds as a duration; `None` is no limit.
+pub(crate) fn limit(seconds: Option<f64>) -> PyResult<Duration> {
+    let Some(seconds) = seconds else { return Ok(FOREVER) };
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(PyValueError::new_err(format!(
+            "the timeout is {seconds} s; it must be 0 or more, or None"
+        )));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).map_or(FOREVER, |limit| limit.min(FOREVER)))
+}
+
+/// Repeats a call that may be repeated after its time limit, with short time limits, until it returns something else.
+///
+/// The error of a wait that runs out of time states the whole time.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    limit: Duration,
+    mut call: impl FnMut(Duration) -> Result<T> + Send,
+) -> PyResult<T> {
+    let begun = Instant::now();
+    loop {
+        let left = limit.saturating_sub(begun.elapsed());
+        let result = py.detach(|| call(left.min(SLICE)));
+        py.check_signals()?;
+        match result {
+            Err(error) if is_timeout(&error) && begun.elapsed() < limit => {}
+            Err(error) => return Err(with_time(error, limit)).or_raise(py),
+            Ok(value) => return Ok(value),
+        }
+    }
+}
+
+/// Runs a call that must not be repeated. Normally it runs on this thread; a call that takes longer than a signal may wait
+/// continues on another thread, and its result is dropped there if this wait ends.
+pub(crate) fn once<T: Send + 'static>(
+    py: Python<'_>,
+    limit: Duration,
+    call: impl Fn(Duration) -> Result<T> + Send + Sync + 'static,
+) -> PyResult<T> {
+    let first = py.detach(|| call(limit.min(SLICE)));
+    match first {
+        Err(error) if is_timeout(&error) && limit > SLICE => {}
+        other => return other.or_raise(py),
+    }
+    py.check_signals()?;
+    let left = limit - SLICE;
+    aside(py, move || call(left).map_err(|error| with_time(error, limit)))
+}
+
+/// Runs a call that must not be repeated on another thread. The call continues there if Ctrl-C ends this wait.
+pub(crate) fn aside<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Mutex::new(receiver);
+    let thread = std::thread::Builder::new().name("device-ipc-wait".to_owned());
+    let started = thread.spawn(move || drop(sender.send(call())));
+    started.map_err(|error| Error::io("starting a thread", error)).or_raise(py)?;
+    loop {
+        match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SLICE)) {
+            Ok(result) => return result.or_raise(py),
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(Error::Protocol("the thread of the call ended".into())).or_raise(py);
+            }
+        }
+    }
+}
+
+fn is_timeout(error: &Error) -> bool {
+    matches!(error.innermost(), Error::Timeout { .. } | Error::StillHeld { .. } | Error::NobodyListens { .. })
+}
+
+/// Returns the error with the time limit of the whole wait.
+fn with_time(mut error: Error, limit: Duration) -> Error {
+    match &mut error {
+        Error::Timeout { after, .. }
+        | Error::StillHeld { after, .. }
+        | Error::NobodyListens { after, .. } => {
+            *after = limit;
+        }
+        _ => {}
+    }
+    error
+}
