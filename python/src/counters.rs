@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use device_ipc::AllowList;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::error::exception;
 use crate::wait::{self, DEFAULT};
@@ -50,7 +50,20 @@ pub(crate) fn list_exports(py: Python<'_>, timeout: f64) -> PyResult<Vec<Py<PyAn
                 let row = PyDict::new(py);
                 row.set_item("pid", process.pid)?;
                 row.set_item("program", &process.program)?;
-                let exports = process.exports.iter().map(|export| format!("{export:?}")).collect::<Vec<_>>();
+                let exports = PyList::empty(py);
+                for export in &process.exports {
+                    let item = PyDict::new(py);
+                    item.set_item("export", export.export.to_string())?;
+                    item.set_item("backend", &export.backend)?;
+                    item.set_item("nbytes", export.bytes)?;
+                    item.set_item("opened", export.opened)?;
+                    item.set_item("dropped", export.dropped)?;
+                    item.set_item(
+                        "holders",
+                        export.holders.iter().map(|holder| holder.pid).collect::<Vec<_>>(),
+                    )?;
+                    exports.append(item)?;
+                }
                 row.set_item("exports", exports)?;
                 processes.push(row.into_any().unbind());
             }

@@ -137,7 +137,7 @@ impl Ring {
         if stream.is_none() {
             py.detach(|| inner.stream.synchronize()).or_raise(py)?;
         }
-        Ok(RingWriteSlot { inner, sequence, range, stream })
+        Ok(RingWriteSlot { inner: Mutex::new(Some(inner)), sequence, range, stream })
     }
 
     /// Ends the ring: readers receive the publications so far. Waits until no process holds the memory.
@@ -187,15 +187,22 @@ impl Ring {
 /// it, unless the block failed.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct RingWriteSlot {
-    inner: Arc<RingInner>,
+    /// `None` after the publication, so that a variable that still names the slot does not keep the ring open.
+    inner: Mutex<Option<Arc<RingInner>>>,
     sequence: u64,
     range: DeviceRange,
     stream: Option<StreamArg>,
 }
 
 impl RingWriteSlot {
-    fn data(&self) -> TensorData {
-        TensorData::bytes(self.inner.backend, self.range, true, self.inner.keeper.clone())
+    fn inner(&self) -> PyResult<Arc<RingInner>> {
+        let published = || format!("sequence {} of the ring was published already", self.sequence);
+        lock(&self.inner).clone().ok_or_else(|| PyValueError::new_err(published()))
+    }
+
+    fn data(&self) -> PyResult<TensorData> {
+        let inner = self.inner()?;
+        Ok(TensorData::bytes(inner.backend, self.range, true, inner.keeper.clone()))
     }
 }
 
@@ -209,25 +216,28 @@ impl RingWriteSlot {
 
     /// The bytes of the slot.
     #[getter]
-    fn tensor(&self) -> Tensor {
-        Tensor { data: self.data() }
+    fn tensor(&self) -> PyResult<Tensor> {
+        Ok(Tensor { data: self.data()? })
     }
 
     /// Publishes the slot: when the stream of `write` reaches this point, or at once where there is none.
     fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner()?;
         let published = py.detach(|| {
-            let mut ring = lock(&self.inner.ring);
+            let mut ring = lock(&inner.ring);
             if ring.sequence() != self.sequence {
                 return Ok(false);
             }
             // The same slot as before: it was not published.
             match &self.stream {
                 Some(stream) => ring.write(stream)?.publish(stream),
-                None => ring.write(&self.inner.stream)?.publish_now(),
+                None => ring.write(&inner.stream)?.publish_now(),
             }
             .map(|()| true)
         });
-        if published.or_raise(py)? {
+        let published = published.or_raise(py)?;
+        drop(lock(&self.inner).take());
+        if published {
             return Ok(());
         }
         Err(PyValueError::new_err(format!("sequence {} of the ring was published already", self.sequence)))
@@ -255,12 +265,12 @@ impl RingWriteSlot {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        to_dlpack(py, &self.data(), stream, max_version, dl_device, copy)
+        to_dlpack(py, &self.data()?, stream, max_version, dl_device, copy)
     }
 
     /// Returns the DLPack device.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::device_of(self.inner.backend, self.range.device.get())
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(dlpack::device_of(self.inner()?.backend, self.range.device.get()))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -391,7 +401,8 @@ impl ReadSlotInner {
 /// A slot of a ring for reading. Releasing it lets the writer reuse it; as a context manager, the end of the block releases it.
 #[pyclass(frozen, module = "device_ipc")]
 pub(crate) struct RingReadSlot {
-    inner: Arc<ReadSlotInner>,
+    /// `None` after the release, so that a variable that still names the slot does not keep the memory mapped.
+    inner: Mutex<Option<Arc<ReadSlotInner>>>,
     sequence: u64,
 }
 
@@ -399,15 +410,26 @@ impl RingReadSlot {
     fn new(reader: Arc<ReaderInner>, slot: device_ipc::RingReadSlot, stream: Option<StreamArg>) -> Self {
         let (sequence, range) = (slot.sequence(), slot.range());
         Self {
-            inner: Arc::new(ReadSlotInner { slot: Mutex::new(Some(slot)), range, stream, reader }),
+            inner: Mutex::new(Some(Arc::new(ReadSlotInner {
+                slot: Mutex::new(Some(slot)),
+                range,
+                stream,
+                reader,
+            }))),
             sequence,
         }
     }
 
-    fn data(&self) -> TensorData {
-        let reader = &self.inner.reader;
-        let keeper = Keeper::ReadSlot(Arc::clone(&self.inner));
-        TensorData::bytes(reader.backend, self.inner.range, reader.is_writable, keeper)
+    fn inner(&self) -> PyResult<Arc<ReadSlotInner>> {
+        let released =
+            || PyValueError::new_err(format!("sequence {} of the ring was released", self.sequence));
+        lock(&self.inner).clone().ok_or_else(released)
+    }
+
+    fn data(&self) -> PyResult<TensorData> {
+        let inner = self.inner()?;
+        let (backend, is_writable) = (inner.reader.backend, inner.reader.is_writable);
+        Ok(TensorData::bytes(backend, inner.range, is_writable, Keeper::ReadSlot(inner)))
     }
 }
 
@@ -421,36 +443,38 @@ impl RingReadSlot {
 
     /// The bytes of the slot.
     #[getter]
-    fn tensor(&self) -> Tensor {
-        Tensor { data: self.data() }
+    fn tensor(&self) -> PyResult<Tensor> {
+        Ok(Tensor { data: self.data()? })
     }
 
     /// Raises an exception if the slot was never published or may have been overwritten. Call it when the work that reads the
     /// slot has finished.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| lock(&self.inner.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check))
-            .or_raise(py)
+        let inner = self.inner()?;
+        py.detach(|| lock(&inner.slot).as_ref().map_or(Ok(()), device_ipc::RingReadSlot::check)).or_raise(py)
     }
 
     /// Lets the writer reuse the slot: when the stream reaches this point (by default the stream of `next`), or at once where
     /// there is none.
     #[pyo3(signature = (stream=None))]
     fn release(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let device = self.inner.range.device;
-        let stream =
-            stream.map(|stream| StreamArg::parse(stream, &self.inner.reader.ipc, device)).transpose()?;
+        let Ok(inner) = self.inner() else { return Ok(()) };
+        let device = inner.range.device;
+        let stream = stream.map(|stream| StreamArg::parse(stream, &inner.reader.ipc, device)).transpose()?;
         let released = py.detach(|| {
-            let Some(slot) = lock(&self.inner.slot).take() else { return Ok(()) };
-            match stream.as_ref().or(self.inner.stream.as_ref()) {
+            let Some(slot) = lock(&inner.slot).take() else { return Ok(()) };
+            match stream.as_ref().or(inner.stream.as_ref()) {
                 Some(stream) => slot.release(stream),
                 None => slot.release_now(),
             }
         });
         released.map_err(|failed| {
             let error = exception(py, failed.error());
-            *lock(&self.inner.slot) = Some(failed.into_inner());
+            *lock(&inner.slot) = Some(failed.into_inner());
             error
-        })
+        })?;
+        drop(lock(&self.inner).take());
+        Ok(())
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -472,12 +496,13 @@ impl RingReadSlot {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        to_dlpack(py, &self.data(), stream, max_version, dl_device, copy)
+        to_dlpack(py, &self.data()?, stream, max_version, dl_device, copy)
     }
 
     /// Returns the DLPack device.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::device_of(self.inner.reader.backend, self.inner.range.device.get())
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        let inner = self.inner()?;
+        Ok(dlpack::device_of(inner.reader.backend, inner.range.device.get()))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -485,7 +510,8 @@ impl RingReadSlot {
     }
 
     fn __repr__(&self) -> String {
-        format!("<device_ipc.RingReadSlot {}, {} B>", self.sequence, self.inner.range.len)
+        let state = if self.inner().is_ok() { "" } else { ", released" };
+        format!("<device_ipc.RingReadSlot {}{state}>", self.sequence)
     }
 }
 

@@ -1,0 +1,269 @@
+"""Peers that die, stop, fork and exit."""
+
+import multiprocessing
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import device_ipc
+from conftest import Start
+from test_share import finish, line, ones, tell
+
+HOLD = """
+with d.open(sys.argv[1]) as mapping:
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_killed_importer_releases_its_lease(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(HOLD, str(export))
+    assert line(other) == "open"
+    assert [holder.pid for holder in export.holders()] == [other.pid]
+    with pytest.raises(device_ipc.StillHeldError) as raised:
+        export.wait_released(timeout=0.1)
+    assert raised.value.is_timeout and raised.value.holders[0].pid == other.pid
+    assert isinstance(raised.value, TimeoutError)
+    other.kill()
+    export.wait_released(timeout=30)
+
+
+def test_exit_of_the_block_of_an_export_waits_for_its_importers(start: Start) -> None:
+    tensor = ones(4)
+    with device_ipc.share(tensor) as export:
+        other = start(HOLD + "np.from_dlpack(d.open(sys.argv[1]))[:] = 7", str(export))
+        assert line(other) == "open"
+        tell(other, "go")
+        finish(other)
+    assert export.closed
+    assert (np.from_dlpack(tensor) == 7).all()
+
+
+def test_killed_exporter_is_gone(start: Start) -> None:
+    other = start(
+        """
+        tensor = d.empty((4,), "float32", "mock:0")
+        export = d.share(tensor)
+        print(export, flush=True)
+        sys.stdin.readline()
+        """
+    )
+    text = line(other)
+    mapping = device_ipc.open(text)
+    array = np.from_dlpack(mapping)
+    other.kill()
+    other.wait(timeout=30)
+    with pytest.raises(device_ipc.GoneError) as raised:
+        device_ipc.open(text, access="r")
+    assert raised.value.is_gone and not raised.value.is_stale
+    array[:] = 3  # the mock keeps the memory mapped, as the drivers do
+    mapping.close()
+
+
+def test_open_from_a_stopped_exporter_times_out_and_ends_at_ctrl_c(start: Start) -> None:
+    other = start(
+        """
+        export = d.share(d.empty((4,), "float32", "mock:0"))
+        print(export, flush=True)
+        sys.stdin.readline()
+        """
+    )
+    text = line(other)
+    other.send_signal(signal.SIGSTOP)
+    with pytest.raises(device_ipc.TimeoutError, match="1000 ms|1 s"):
+        device_ipc.open(text, timeout=1)
+    waiting = start(
+        """
+        print("waiting", flush=True)
+        try:
+            d.open(sys.argv[1])
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """,
+        text,
+    )
+    assert line(waiting) == "waiting"
+    interrupt_until_it_says_so(waiting)
+    other.send_signal(signal.SIGCONT)
+    device_ipc.open(text).close()
+
+
+def interrupt_until_it_says_so(process: "subprocess.Popen[str]") -> None:
+    """Sends SIGINT to a process that is about to wait: at first it may not have begun."""
+    result: list[str] = []
+    reader = threading.Thread(target=lambda: result.append(line(process)))
+    reader.start()
+    for _ in range(100):
+        reader.join(0.2)
+        if not reader.is_alive():
+            break
+        process.send_signal(signal.SIGINT)
+        reader.join(1)
+        if not reader.is_alive():
+            break
+    reader.join(10)
+    assert result == ["interrupted"]
+
+
+WAITS = {
+    "wait_released": "d.share(tensor).wait_released()",
+    "wait_opened": "d.share(tensor).wait_opened()",
+    "close": "e = d.share(tensor); m = d.open(e.descriptor); e.close()",
+    "wait_readers": "d.Ring(tensor).wait_readers()",
+    "write": "r = d.Ring(tensor); q = d.join(str(r)); r.write().publish(); r.write().publish(); r.write()",
+    "next": "r = d.Ring(tensor); d.join(str(r)).next()",
+    "iterate": "r = d.Ring(tensor); next(iter(d.join(str(r))))",
+    "accept": "d.listen('python-accept').accept()",
+    "connect": "d.connect('python-nobody', timeout=None)",
+    "receive": "l = d.listen('python-receive'); c = d.connect('python-receive'); l.accept().receive()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
+    process = start(
+        f"""
+        import os
+        tensor = d.empty((1024,), "float32", "mock:0")
+        print("waiting", flush=True)
+        try:
+            {WAITS[wait]}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            os._exit(0)
+        """
+    )
+    assert line(process) == "waiting"
+    interrupt_until_it_says_so(process)
+
+
+def test_forked_child_gets_an_error_and_leaves_the_parent_alone(start: Start) -> None:
+    process = start(
+        """
+        import os
+        tensor = d.empty((4,), "float32", "mock:0")
+        export = d.share(tensor)
+        mapping = d.open(export.descriptor)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                d.share(tensor)
+            except d.ForkedError:
+                del mapping, export, tensor
+                sys.exit(7)
+            sys.exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        np.from_dlpack(mapping)[:] = 1
+        mapping.close()
+        export.close(timeout=30)
+        """
+    )
+    finish(process)
+
+
+def write_five(descriptor: device_ipc.Descriptor) -> None:
+    with device_ipc.open(descriptor) as mapping:
+        np.from_dlpack(mapping)[:] = 5
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_descriptor_is_an_argument_of_multiprocessing(method: str) -> None:
+    tensor = ones(8)
+    export = device_ipc.share(tensor)
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=write_five, args=(export.descriptor,))  # type: ignore[attr-defined]
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (np.from_dlpack(tensor) == 5).all()
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "import threading; threading.Thread(target=wait, daemon=True).start()"])
+def test_interpreter_exits_with_open_guards(start: Start, end: str) -> None:
+    export = device_ipc.share(ones(4))
+    process = start(
+        f"""
+        def wait():
+            export.wait_released()
+        tensor = d.empty((4,), "float32", "mock:0")
+        export = d.share(tensor)
+        own = d.open(str(export))
+        other = d.open(sys.argv[1])
+        array = np.from_dlpack(other)
+        ring = d.Ring(d.empty((1024,), "uint8", "mock:0"))
+        reader = d.join(str(ring))
+        slot = reader.try_next()
+        listener = d.listen("python-exit")
+        {end}
+        """,
+        str(export),
+    )
+    finish(process)
+    export.wait_released(timeout=30)
+
+
+def test_guards_are_not_pickled_and_descriptors_are_text() -> None:
+    tensor = ones(4)
+    export = device_ipc.share(tensor)
+    descriptor = export.descriptor
+    copied = pickle.loads(pickle.dumps(descriptor))
+    assert copied == descriptor and str(copied) == str(export) and hash(copied) == hash(descriptor)
+    assert device_ipc.Descriptor(bytes(descriptor)) == descriptor
+    mapping = device_ipc.open(descriptor)
+    ring = device_ipc.Ring(device_ipc.empty((1024,), "uint8", "mock:0"))
+    for guard in [tensor, export, mapping, ring, ring.write(), device_ipc.join(str(ring)), device_ipc.Stream("mock:0")]:
+        with pytest.raises(TypeError, match="cannot pickle"):
+            pickle.dumps(guard)
+    with pytest.raises(device_ipc.DescriptorError):
+        device_ipc.open("not a descriptor")
+
+
+def test_no_repr_contains_the_token() -> None:
+    export = device_ipc.share(ones(4))
+    secret = set(str(export).split(":", 1)[1][i : i + 12] for i in range(0, len(str(export)) - 20))
+    mapping = device_ipc.open(export.descriptor)
+    for guard in [export, export.descriptor, mapping, mapping.tensor, mapping.descriptor, export.holders()]:
+        assert not any(piece in repr(guard) for piece in secret), guard
+
+
+def test_import_loads_no_library_and_starts_no_thread() -> None:
+    program = """
+import os, sys
+import device_ipc, device_ipc.torch
+assert not {"torch", "numpy", "cupy", "asyncio"} & set(sys.modules), set(sys.modules)
+assert len(os.listdir("/proc/self/task")) == 1
+maps = open("/proc/self/maps").read()
+assert "libcuda" not in maps and "libascendcl" not in maps
+assert device_ipc.counters()["exports"] == 0
+device_ipc.devices()
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_threads_share_and_open_at_the_same_time(start: Start) -> None:
+    tensors = [ones(16) for _ in range(8)]
+    exports = [device_ipc.share(tensor) for tensor in tensors]
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for step in range(200):
+                with device_ipc.open(exports[(number + step) % 8].descriptor) as mapping:
+                    assert np.from_dlpack(mapping).shape == (16,)
+                device_ipc.share(tensors[number])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed and not any(thread.is_alive() for thread in threads)

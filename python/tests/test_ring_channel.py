@@ -1,0 +1,104 @@
+"""Rings and channels between processes."""
+
+import numpy as np
+import pytest
+
+import device_ipc
+from conftest import Start
+from test_share import finish, line, ones
+
+
+def test_ring_hands_over_each_publication_once(start: Start) -> None:
+    memory = device_ipc.empty((2, 1024), "uint8", "mock:0")
+    with device_ipc.Ring(memory, slots=2) as ring:
+        other = start(
+            """
+            total = 0
+            with d.join(sys.argv[1]) as reader:
+                for slot in reader:
+                    with slot:
+                        array = np.from_dlpack(slot).view(np.int32)
+                        assert (array == slot.sequence).all(), slot
+                        total += int(array[0])
+            print(total)
+            """,
+            str(ring),
+        )
+        ring.wait_readers(1, timeout=30)
+        for number in range(1000):
+            with ring.write(timeout=30) as slot:
+                assert slot.sequence == number
+                np.from_dlpack(slot).view(np.int32)[:] = number
+    assert line(other) == str(sum(range(1000)))
+    finish(other)
+
+
+def test_ring_on_streams() -> None:
+    ring = device_ipc.Ring(device_ipc.empty((2048,), "uint8", "mock:0"))
+    writing, reading = device_ipc.Stream("mock:0"), device_ipc.Stream("mock:0")
+    reader = device_ipc.join(ring.descriptor)
+    for number in range(10):
+        slot = ring.write(writing)
+        writing.synchronize()
+        np.from_dlpack(slot)[:] = number
+        slot.publish()
+        with pytest.raises(ValueError, match="already"):
+            slot.publish()
+        received = reader.next(reading)
+        assert (np.from_dlpack(received) == number).all()
+        received.release()
+    reader.close()
+    ring.close(timeout=30)
+    with pytest.raises(ValueError, match="closed"):
+        ring.write()
+
+
+def test_killed_writer_ends_the_ring(start: Start) -> None:
+    other = start(
+        """
+        ring = d.Ring(d.empty((2048,), "uint8", "mock:0"))
+        print(ring, flush=True)
+        ring.wait_readers(1)
+        ring.write().publish()
+        print("published", flush=True)
+        sys.stdin.readline()
+        """
+    )
+    reader = device_ipc.join(line(other))
+    assert line(other) == "published"
+    assert reader.next(timeout=30).sequence == 0
+    other.kill()
+    with pytest.raises(device_ipc.GoneError):
+        reader.next(timeout=30)
+
+
+def test_channel_carries_bytes_tensors_and_mappings(start: Start) -> None:
+    with device_ipc.listen("python-channel") as listener:
+        other = start(
+            """
+            channel = d.connect("python-channel")
+            message = channel.receive(timeout=30)
+            assert message.data == b"state", message.data
+            first, second = message.exports
+            with first.open() as tensor, second.open() as state:
+                assert (np.from_dlpack(tensor) == 1).all()
+                assert sorted(state) == ["a", "b"]
+                np.from_dlpack(state["b"])[:] = 9
+            channel.send(b"done")
+            channel.close()
+            """
+        )
+        channel = listener.accept(timeout=30)
+    state = {"a": ones(2), "b": ones(3)}
+    channel.send(b"state", ones(4), state)
+    assert channel.receive(timeout=30).data == b"done"
+    with pytest.raises(device_ipc.GoneError) as raised:
+        channel.receive(timeout=30)
+    assert raised.value.is_gone
+    finish(other)
+    assert (np.from_dlpack(state["b"]) == 9).all()
+
+
+def test_connect_without_a_listener_times_out() -> None:
+    with pytest.raises(TimeoutError, match="python-no-listener"):
+        device_ipc.connect("python-no-listener", timeout=0.2)

@@ -1,0 +1,170 @@
+"""Lifetimes, access and layouts of tensors."""
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import device_ipc
+from conftest import Start
+from test_share import finish, line, ones, tell
+
+
+def test_escaped_tensor_keeps_the_lease(start: Start) -> None:
+    export = device_ipc.share({"a": ones(4), "b": ones(8)})
+    other = start(
+        """
+        with d.open(sys.argv[1]) as mapping:
+            array = np.from_dlpack(mapping["b"])
+        assert mapping.closed
+        view = array[2:]
+        del array
+        print("left", flush=True)
+        sys.stdin.readline()
+        assert (view == 1).all()
+        del view
+        print("dropped", flush=True)
+        sys.stdin.readline()
+        """,
+        str(export),
+    )
+    assert line(other) == "left"
+    with pytest.raises(device_ipc.StillHeldError):
+        export.wait_released(timeout=0.3)
+    tell(other, "drop")
+    assert line(other) == "dropped"
+    export.wait_released(timeout=30)
+    tell(other, "end")
+    finish(other)
+
+
+def test_closed_mapping_gives_no_tensors() -> None:
+    export = device_ipc.share(ones(4))
+    mapping = device_ipc.open(export.descriptor)
+    mapping.close()
+    mapping.close()
+    uses: list[Callable[[], object]] = [
+        lambda: mapping.tensor,
+        lambda: mapping[""],
+        lambda: np.from_dlpack(mapping),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_read_only_mapping_is_a_read_only_array(start: Start) -> None:
+    export = device_ipc.share(ones(4), access="r")
+    other = start(
+        """
+        with d.open(sys.argv[1]) as mapping:
+            assert mapping.read_only and mapping.tensor.read_only
+            array = np.from_dlpack(mapping)
+            assert not array.flags.writeable
+            try:
+                mapping.__dlpack__()
+            except BufferError as error:
+                assert "read-only" in str(error)
+                print("refused", flush=True)
+        try:
+            d.open(sys.argv[1], access="rw")
+        except PermissionError as error:
+            assert error.is_not_permitted
+            print("not permitted", flush=True)
+        """,
+        str(export),
+    )
+    assert line(other) == "refused"
+    assert line(other) == "not permitted"
+    finish(other)
+
+
+def test_object_is_dropped_after_the_last_lease() -> None:
+    array = np.from_dlpack(ones(4))
+    reference = weakref.ref(array)
+    export = device_ipc.share(array)
+    del array
+    gc.collect()
+    assert reference() is not None
+    export.close(timeout=30)
+    gc.collect()
+    assert reference() is None
+
+
+def test_capsule_that_no_consumer_takes_is_freed() -> None:
+    tensor = ones(4)
+    for _ in range(1000):
+        tensor.__dlpack__()
+        tensor.__dlpack__(max_version=(1, 0))
+    with pytest.raises(BufferError):
+        tensor.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        tensor.__dlpack__(dl_device=(2, 0))
+    assert tensor.__dlpack_device__() == (1, 0)
+
+
+def test_element_types_that_dlpack_lacks_travel_as_bytes() -> None:
+    tensor = device_ipc.empty((4,), "float4_e2m1fn_x2", "mock:0")
+    with pytest.raises(BufferError, match="float4"):
+        tensor.__dlpack__()
+    assert np.from_dlpack(tensor.bytes).shape == (4,)
+    export = device_ipc.share(tensor)
+    mapping = device_ipc.open(export.descriptor)
+    assert mapping.tensor.dtype == "float4_e2m1fn_x2"
+
+
+def test_negative_strides_are_refused() -> None:
+    array = np.from_dlpack(ones(4))
+    with pytest.raises(ValueError, match="negative stride"):
+        device_ipc.share(array[::-1])
+
+
+def test_cuda_array_interface_is_absent_on_the_mock() -> None:
+    assert not hasattr(ones(4), "__cuda_array_interface__")
+    export = device_ipc.share({"a": ones(1)})
+    assert not hasattr(device_ipc.open(export.descriptor), "__cuda_array_interface__")
+
+
+def test_interface_of_cuda_is_read() -> None:
+    class Array:
+        __cuda_array_interface__ = {
+            "shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3, "strides": None
+        }
+
+    with pytest.raises(device_ipc.BackendError, match="cuda"):
+        device_ipc.share(Array())
+
+
+def test_stream_of_the_exporter_delays_the_reader() -> None:
+    tensor = ones(4)
+    stream = device_ipc.Stream("mock:0")
+    stream.delay(0.2)
+    export = device_ipc.share(tensor, ready=stream)
+    reading = device_ipc.Stream("mock:0")
+    with device_ipc.open(export.descriptor, stream=reading) as mapping:
+        assert (np.from_dlpack(mapping) == 1).all()
+
+
+def test_device_is_chosen_by_name_and_by_map(start: Start) -> None:
+    export = device_ipc.share(ones(4))
+    other = start(
+        """
+        with d.open(sys.argv[1], device="mock:1") as mapping:
+            print(*mapping.devices)
+        home = mapping = d.Descriptor(sys.argv[1]).homes[0]
+        with d.open(sys.argv[1], device={home: "mock:1"}) as mapping:
+            print(*mapping.devices)
+        """,
+        str(export),
+    )
+    assert line(other) == line(other) == "mock:1"
+    finish(other)
+    with pytest.raises(ValueError, match="not a device"):
+        device_ipc.empty((1,), "uint8", "tpu:0")
+
+
+def test_devices_and_backends_are_listed() -> None:
+    assert [device.device for device in device_ipc.devices() if device.backend == "mock"] == ["mock:0", "mock:1"]
+    assert device_ipc.available()["cuda"]
