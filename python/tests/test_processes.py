@@ -121,7 +121,8 @@ WAITS = {
     "iterate": "r = d.Ring(tensor); next(iter(d.join(str(r))))",
     "accept": "d.listen('python-accept').accept()",
     "connect": "d.connect('python-nobody', timeout=None)",
-    "receive": "l = d.listen('python-receive'); c = d.connect('python-receive'); l.accept().receive()",
+    "receive": "l = d.listen('python-receive'); t = threading.Thread(target=lambda: keep.append(d.connect('python-receive')));"
+    " t.start(); c = l.accept(); t.join(); c.receive()",
 }
 
 
@@ -129,7 +130,8 @@ WAITS = {
 def test_ctrl_c_ends_every_wait(start: Start, wait: str) -> None:
     process = start(
         f"""
-        import os
+        import os, threading
+        keep = []
         tensor = d.empty((1024,), "float32", "mock:0")
         print("waiting", flush=True)
         try:
