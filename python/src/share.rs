@@ -112,7 +112,7 @@ fn device_here(backend: &str, ordinal: u32) -> DeviceOrdinal {
 fn torch(tensor: &Bound<'_, PyAny>) -> PyResult<Foreign> {
     let refused = |why: &str| Err(PyTypeError::new_err(format!("cannot share the tensor: {why}")));
     let is = |name: &str| -> PyResult<bool> { tensor.call_method0(name)?.is_truthy() };
-    if tensor.getattr("layout")?.str()?.to_string() != "torch.strided" {
+    if tensor.getattr("layout")?.str()?.to_cow()? != "torch.strided" {
         return refused("it is sparse; share its parts (indices, values)");
     }
     if tensor.getattr("is_quantized")?.is_truthy()? {

@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     maturin.env("CARGO_TARGET_DIR", target_directory()).env("PATH", path_with(&environment.join("bin"))?);
     run_command(&mut maturin)?;
     let mut pytest = python();
-    pytest.args(["-m", "pytest", "tests"]).args(&options.arguments);
+    pytest.args(["-m", "pytest", "-rs", "tests"]).args(&options.arguments);
     if let Some(torch) = &options.torch {
         pytest.env("PYTHONPATH", torch);
     }
