@@ -148,7 +148,7 @@ fn obey(ipc: &Ipc, streams: &[Stream], state: &mut State, fields: &[&str]) -> Re
             let descriptor: Descriptor = descriptor.parse()?;
             let mut reader = ipc.open_ring(&descriptor).at_home()?;
             println!("\nanswer ok");
-            let slot = reader.wait_next(Duration::from_secs(20))?;
+            let slot = reader.next(Duration::from_secs(20))?.expect("the writer has not closed the ring");
             let bytes = slot.to_host::<u8, _>(&streams[0])?;
             let answer = format!("ok: {:?}", first_and_last(&bytes));
             slot.release(&streams[0]).map_err(Error::from)?;
