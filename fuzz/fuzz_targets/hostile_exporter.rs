@@ -6,9 +6,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 
-use device_ipc_core::fuzzing::{ForeignHandle, HostileExporter};
-use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::DeviceOrdinal;
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::fuzzing::{ForeignHandle, HostileExporter};
 use device_ipc_mock::MockBackend;
 
 /// Set for the process whose memory the importer maps: a handle opens in another process than its own.

@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use device_ipc_core::fuzzing::{self, Exporter};
-use device_ipc_core::backend::DeviceIpc;
 use device_ipc_core::DeviceOrdinal;
+use device_ipc_core::backend::DeviceIpc;
+use device_ipc_core::fuzzing::{self, Exporter};
 use device_ipc_mock::MockBackend;
 
 /// Two allocations whose handles travel with file descriptors.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use crate::model::error::{Error, Result};
-use crate::os::{Readiness, at_exit};
 use crate::os::process::{Owner, ProcessIdentity};
+use crate::os::{Readiness, at_exit};
 use crate::sharing::broker::Broker;
 use crate::sharing::export::ExportTable;
 use crate::sharing::import::ImportTable;
