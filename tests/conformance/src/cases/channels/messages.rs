@@ -85,7 +85,7 @@ pub fn receiver_that_never_reads(context: &Context) -> Outcome {
         Err::<(), _>(late),
         "a send without room",
         "Timeout",
-        &["does not read", "Nothing of the message"],
+        &["has not received", "Nothing of the message"],
     )?;
     agent.must(&Command::Echo { by: "c".into(), times: sent, answers: false, timeout: PATIENCE })?;
     channel.send(Message::new().bytes(b"next"), PATIENCE)?;
